@@ -1,0 +1,1 @@
+"""Tables, sessions, migrations, named queries, import and export. No statistics."""

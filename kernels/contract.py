@@ -1,0 +1,221 @@
+"""The contract between a kernel and whoever measures or uses it.
+
+A LinearKernel computes Y[M,N] = X[M,K] · W[N,K]^T (+ bias). It owns its packed layouts and
+nothing else: it does not time itself, store anything or decide how often it runs. All launches go
+to torch's current stream and may be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from kernels.errors import ShapeError, UnsupportedError
+from kernels.formats import Operand, quantize_symmetric
+from workloads.case import Stage, kernel_label
+from workloads.gemm import GemmWorkload
+
+Backend = Literal["cuda", "cpu"]
+Capability = tuple[int, int]
+ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
+
+
+@dataclass(frozen=True, slots=True)
+class OperandFormat:
+    """How one operand is stored: `bits` a value; integer codes with a scale per `group` of k.
+
+    group None: one scale a row for integers of 8 bits or fewer; no scale at all for 16 bits.
+    """
+
+    bits: int
+    group: int | None = None
+
+    @property
+    def is_integer(self) -> bool:
+        return self.bits <= 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """What the registry, the plan and the records know of a kernel without running it.
+
+    version: part of the series' identity; raised when the same name starts to mean other work.
+    min_capability, max_capability: CUDA compute capabilities it runs on, both inclusive.
+    reads_weights: False for kernels that have no weights to read (the empty kernel).
+    """
+
+    name: str
+    backend: Backend
+    weight: OperandFormat
+    activation: OperandFormat
+    summary: str
+    variant: str = ""
+    version: int = 1
+    stages: tuple[Stage, ...] = ALL_STAGES
+    min_capability: Capability = (8, 0)
+    max_capability: Capability = (99, 0)
+    reads_weights: bool = True
+
+    @property
+    def label(self) -> str:
+        return kernel_label(self.name, self.variant)
+
+    def check_capability(self, capability: Capability | None) -> None:
+        """Raise UnsupportedError if a CUDA kernel can't run on this compute capability."""
+        if self.backend == "cpu":
+            return
+        if capability is None:
+            raise UnsupportedError(f"{self.label} needs an NVIDIA GPU: see `flexq-bench doctor`")
+        if not self.min_capability <= capability <= self.max_capability:
+            low, high = self.min_capability, self.max_capability
+            raise UnsupportedError(
+                f"{self.label} runs on compute capability {low[0]}.{low[1]} to "
+                f"{high[0]}.{high[1]}, this GPU has {capability[0]}.{capability[1]}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Base of a kernel's tunable choices (tile sizes, splits, an algorithm index)."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOperand:
+    """Device buffers of an operand in one kernel's layout. rows and k are the logical sizes."""
+
+    buffers: dict[str, torch.Tensor]
+    rows: int
+    k: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(b.numel() * b.element_size() for b in self.buffers.values())
+
+    def clone(self) -> PackedOperand:
+        """The same bytes at another address."""
+        copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return PackedOperand(copies, self.rows, self.k)
+
+
+class LinearKernel(ABC):
+    """One implementation of a linear layer on one backend."""
+
+    spec: KernelSpec
+
+    def quantize_weight(self, weight: torch.Tensor) -> Operand:
+        """Codes of a real-valued weight [N,K] in this kernel's format; the reference sees these."""
+        return _to_format(weight, self.spec.weight)
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        """Codes of real-valued activations [M,K]; `activate` must give the same ones."""
+        return _to_format(x, self.spec.activation)
+
+    @abstractmethod
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        """Weights [N,K] in this kernel's layout, on the device of `weight`."""
+
+    @abstractmethod
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        """Activations [M,K] of given codes in this kernel's layout (the `gemm` stage's input)."""
+
+    @abstractmethod
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        """Buffers that `activate` fills."""
+
+    @abstractmethod
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        """Quantize and pack real activations x [M,K] FP16 into `packed`: the online part."""
+
+    @abstractmethod
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """out[M,N] FP16 = x · w^T + bias[N]. config None: the kernel's own heuristic."""
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """FP16 in, FP16 out: `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
+        self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=config)
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        """Configurations worth timing for this shape; empty: there is nothing to choose."""
+        return ()
+
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
+        """What `config=None` means for this shape."""
+        return None
+
+    def binary_hash(self) -> str | None:
+        """Hash of the machine code that ran so far in this process; None: not our own code."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What a probe's check found."""
+
+    exact: bool
+    detail: str = field(default="")
+
+
+class Probe(ABC):
+    """Something measured beside the kernels: the read floor, the empty kernel."""
+
+    spec: KernelSpec
+
+    @abstractmethod
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        """One copy of the buffers a launch touches, filled with seeded random bytes."""
+
+    @abstractmethod
+    def launch(self, operand: PackedOperand) -> None:
+        """One launch on the current stream."""
+
+    @abstractmethod
+    def check(self, operand: PackedOperand) -> ProbeResult:
+        """Launch once and compare what it did with a computation that shares nothing with it."""
+
+    def binary_hash(self) -> str | None:
+        return None
+
+
+Kernel = LinearKernel | Probe
+
+
+def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWorkload:
+    """The one shape rule of all launchers. Raises ShapeError."""
+    if x.k != w.k:
+        raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
+    if tuple(out.shape) != (x.rows, w.rows):
+        raise ShapeError(f"out must be {x.rows}x{w.rows}, got {tuple(out.shape)}")
+    if out.dtype != torch.float16 or not out.is_contiguous():
+        raise ShapeError(f"out must be contiguous float16, got {out.dtype}")
+    return GemmWorkload(x.rows, w.rows, x.k)
+
+
+def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
+    if fmt.is_integer:
+        return quantize_symmetric(matrix, fmt.bits, fmt.group)
+    return Operand(matrix.to(torch.float16), None, fmt.bits, None)

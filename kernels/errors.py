@@ -1,0 +1,30 @@
+"""What this room raises.
+
+KernelError
+├── ShapeError          operands that don't fit each other or the kernel
+├── UnknownKernelError  no such name or variant in the registry
+├── UnsupportedError    the kernel exists but not for this device, stage or missing package
+└── CompileError        NVRTC refused a source
+"""
+
+from __future__ import annotations
+
+
+class KernelError(Exception):
+    """Base of everything that kernels/ raises on purpose."""
+
+
+class ShapeError(KernelError, ValueError):
+    """Operands that don't fit each other or the kernel."""
+
+
+class UnknownKernelError(KernelError, LookupError):
+    """No such kernel or variant; the message names the nearest ones."""
+
+
+class UnsupportedError(KernelError):
+    """The kernel is known, but not for this device or stage, or a package is missing."""
+
+
+class CompileError(KernelError):
+    """NVRTC refused a source; the message has its log."""

@@ -1,0 +1,1 @@
+"""What is measured: model shapes, suites and workloads. No torch, no CUDA."""

@@ -1,0 +1,57 @@
+"""A case: one kernel on one workload, in one stage and one cache state."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from workloads.errors import WorkloadError
+from workloads.gemm import GemmWorkload
+
+Stage = Literal["gemm", "linear"]
+CacheMode = Literal["cold", "hot"]
+_KERNEL_LABEL = re.compile(r"(?P<kernel>[a-z0-9*][a-z0-9*.-]*)(\[(?P<variant>[a-z0-9+.,-]+)\])?")
+
+
+def parse_kernel_label(label: str) -> tuple[str, str]:
+    """`flexq-w6a6[-evict-first]` as ("flexq-w6a6", "-evict-first"); no bracket: variant "".
+
+    Raises WorkloadError if the label has another form.
+    """
+    match = _KERNEL_LABEL.fullmatch(label)
+    if match is None:
+        raise WorkloadError(f"a kernel is written name or name[variant], got {label!r}")
+    return match["kernel"], match["variant"] or ""
+
+
+def kernel_label(kernel: str, variant: str) -> str:
+    """The name people write: `flexq-w6a6` or `flexq-w6a6[vanilla]`."""
+    return f"{kernel}[{variant}]" if variant else kernel
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Case:
+    """What a plan declares and a measurement answers.
+
+    model and layer label the shape for people (for example "llama-7b", "qkv_proj"); they are not
+    part of the identity: two models with the same layer shape share one case.
+    """
+
+    kernel: str
+    gemm: GemmWorkload
+    variant: str = ""
+    stage: Stage = "gemm"
+    cache: CacheMode = "cold"
+    model: str = field(default="", compare=False)
+    layer: str = field(default="", compare=False)
+
+    @property
+    def label(self) -> str:
+        return kernel_label(self.kernel, self.variant)
+
+    @property
+    def key(self) -> str:
+        """Identity within a run, for example `flexq-w6a6 gemm cold m1n4096k4096`."""
+        g = self.gemm
+        return f"{self.label} {self.stage} {self.cache} m{g.m}n{g.n}k{g.k}"

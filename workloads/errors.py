@@ -1,0 +1,7 @@
+"""What this room raises."""
+
+from __future__ import annotations
+
+
+class WorkloadError(ValueError):
+    """A workload, suite or model that can't be: the message says why and what to do."""
