@@ -19,6 +19,13 @@ STATUSES = (
     "failed",  # it raised; the detail says what
 )
 
+RUN_STATUSES = (
+    "running",  # started, and nobody has finished it
+    "complete",  # the whole plan was gone through
+    "interrupted",  # stopped by hand; it can be resumed
+    "failed",  # the machine or the store gave up
+)
+
 
 @dataclass(frozen=True, slots=True)
 class CommitInfo:
@@ -57,7 +64,7 @@ class RunInfo:
     uuid: str
     suite: str
     trigger: str  # "manual" | "sweep" | "nightly" | "gate" | "import"
-    status: str  # "running" | "complete" | "interrupted" | "failed"
+    status: str  # one of RUN_STATUSES
     created_at: str  # ISO 8601, UTC
     idempotency_key: str
     plan: tuple[str, ...] = ()
@@ -108,7 +115,7 @@ class Record:
     tops: float | None  # 2·M·N·K / median, in 10^12 a second
     max_rel_error: float | None
     exact: bool | None  # None: the kernel has no integer part
-    accepted: bool  # may be compared and enter a baseline: status ok or noisy, not invalid, not dirty
+    accepted: bool  # may be compared and be a baseline: status ok or noisy, not invalid or dirty
     config: dict[str, Any]
     binary_hash: str | None
     seed: int

@@ -16,6 +16,7 @@ import torch
 
 from kernels.errors import ShapeError, UnsupportedError
 from kernels.formats import Operand, quantize_symmetric
+from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
 
@@ -167,9 +168,13 @@ class LinearKernel(ABC):
         """What `config=None` means for this shape."""
         return None
 
-    def binary_hash(self) -> str | None:
-        """Hash of the machine code that ran so far in this process; None: not our own code."""
-        return None
+    def builds(self) -> Sequence[Build]:
+        """Every way this kernel may be compiled; a few values stand for a large range of tokens."""
+        return ()
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        """What runs for this shape and configuration; empty: a library's code, not ours."""
+        return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,15 +195,24 @@ class Probe(ABC):
         """One copy of the buffers a launch touches, filled with seeded random bytes."""
 
     @abstractmethod
-    def launch(self, operand: PackedOperand) -> None:
-        """One launch on the current stream."""
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        """One launch on the current stream. config None: the probe's own heuristic."""
 
     @abstractmethod
-    def check(self, operand: PackedOperand) -> ProbeResult:
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
         """Launch once and compare what it did with a computation that shares nothing with it."""
 
-    def binary_hash(self) -> str | None:
-        return None
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        """Configurations worth timing: a floor must be the fastest way to read."""
+        return ()
+
+    def builds(self) -> Sequence[Build]:
+        """Every way this probe may be compiled."""
+        return ()
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        """What runs for this shape and configuration."""
+        return ()
 
 
 Kernel = LinearKernel | Probe
@@ -213,6 +227,16 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
     if out.dtype != torch.float16 or not out.is_contiguous():
         raise ShapeError(f"out must be contiguous float16, got {out.dtype}")
     return GemmWorkload(x.rows, w.rows, x.k)
+
+
+def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
+    """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
+    if operand.scales is None or (operand.bits, operand.group) != (fmt.bits, fmt.group):
+        raise ShapeError(
+            f"need {fmt.bits}-bit codes with a scale per {fmt.group or 'row'}, "
+            f"got {operand.bits} bits with a scale per {operand.group or 'row'}"
+        )
+    return operand.scales
 
 
 def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
 
 Stage = Literal["gemm", "linear"]
 CacheMode = Literal["cold", "hot"]
+_KEY = re.compile(
+    r"(?P<label>\S+) (?P<stage>gemm|linear) (?P<cache>cold|hot) m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)"
+)
 _KERNEL_LABEL = re.compile(r"(?P<kernel>[a-z0-9*][a-z0-9*.-]*)(\[(?P<variant>[a-z0-9+.,-]+)\])?")
 
 
@@ -55,3 +58,21 @@ class Case:
         """Identity within a run, for example `flexq-w6a6 gemm cold m1n4096k4096`."""
         g = self.gemm
         return f"{self.label} {self.stage} {self.cache} m{g.m}n{g.n}k{g.k}"
+
+    @classmethod
+    def from_key(cls, key: str) -> Case:
+        """The case that has this key; model and layer are empty, a key doesn't tell them.
+
+        Raises WorkloadError if the key has another form.
+        """
+        match = _KEY.fullmatch(key)
+        if match is None:
+            raise WorkloadError(f"{key!r} is not the key of a case")
+        kernel, variant = parse_kernel_label(match["label"])
+        return cls(
+            kernel,
+            GemmWorkload(int(match["m"]), int(match["n"]), int(match["k"])),
+            variant=variant,
+            stage=cast(Stage, match["stage"]),
+            cache=cast(CacheMode, match["cache"]),
+        )

@@ -1,4 +1,4 @@
-"""Symmetric round-to-nearest quantization in groups along K (FlexQ, arXiv 2508.04405, section 3)."""
+"""Symmetric round-to-nearest quantization in groups along K (FlexQ, arXiv 2508.04405)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,80 @@
+# Everything happens in a virtual environment of this checkout's own, .venv. What is installed in it
+# is remembered by stamps: a second `make bench` or `make test` installs nothing.
+#
+#   PYTHON       the Python to build .venv with; default: python3.11, else python3.12, else python3
+#   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
+#   SUITE        what `make bench` measures
+#   ARGS         more arguments for what `make bench`, `make test` or `make dashboard` starts
+
+PYTHON ?=
+TORCH_INDEX ?=
+SUITE ?= smoke
+ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+PIP = $(PY) -m pip --disable-pip-version-check --quiet install
+STAMPS := $(VENV)/.stamps
+
+TORCH := $(shell grep '^torch==' constraints.txt)
+CUDA := $(shell scripts/cuda-extra)
+# A driver that comes or goes makes the stamp another one, so the right extra is installed.
+MACHINE := $(or $(CUDA),cpu)
+PACKAGE := $(STAMPS)/package-$(MACHINE)
+TESTING := $(STAMPS)/testing-$(MACHINE)
+comma := ,
+
+.DEFAULT_GOAL := help
+.PHONY: help bench dashboard test test-slow test-gpu lint clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table
+	@$(VENV)/bin/flexq-bench run $(SUITE) $(ARGS)
+
+dashboard: $(PACKAGE) ## open the stored results in the browser
+	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)
+
+test: lint ## set up .venv for tests, check style, types and imports, run the fast tests
+	$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(TESTING) ## the tests that take longer
+	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
+
+test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU
+	$(PY) -m pytest -m gpu $(ARGS)
+
+lint: $(TESTING) ## style, types and the direction of imports
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+clean: ## remove .venv and everything else that was built; stored results stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMPS)/python: scripts/find-python
+	@python=$$(scripts/find-python $(PYTHON)) && \
+	  echo "making $(VENV) with $$python" && \
+	  "$$python" -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# First and by exact version: a range would take the newest build, with gigabytes of CUDA libraries.
+$(STAMPS)/torch: constraints.txt $(STAMPS)/python
+	@echo "installing $(TORCH)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	@touch $@
+
+$(PACKAGE): pyproject.toml constraints.txt $(STAMPS)/torch
+	@echo "installing flexq-bench$(if $(CUDA),[$(CUDA)]) and what it needs"
+	@$(PIP) -c constraints.txt -e '.$(if $(CUDA),[$(CUDA)])'
+	@rm -f $(STAMPS)/package-* $(STAMPS)/testing-*
+	@touch $@
+
+$(TESTING): $(PACKAGE)
+	@echo "installing what the tests need"
+	@$(PIP) -c constraints.txt -e '.[test$(if $(CUDA),$(comma)$(CUDA))]'
+	@touch $@

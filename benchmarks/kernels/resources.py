@@ -1,0 +1,16 @@
+"""Write tests/kernels/resources.csv: registers, spills and shared memory of every build.
+
+Run it after a change of a kernel, look at the difference, and commit both:
+    python benchmarks/kernels/resources.py
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernels.resource_table import all_builds, measure_resources, write_table
+
+TABLE = Path(__file__).parents[2] / "tests" / "kernels" / "resources.csv"
+
+if __name__ == "__main__":
+    write_table(TABLE, measure_resources(all_builds()))

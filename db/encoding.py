@@ -1,0 +1,210 @@
+"""A Record as a flat mapping of JSON values, and back: the one shape that files have.
+
+`run` and `commit` are the run's uuid and the commit's sha; what else is known of them stands under
+`run_info` and `commit_info`. The same rules hold for what is stored and for what is read: a value
+of the wrong type, a NaN or an infinity is refused with the name of its field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from db.errors import RecordError
+from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
+
+T = TypeVar("T")
+
+# Record field -> the key that holds it whole, and the part of it that stands under its own name.
+NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
+DEVICE_KEY = "device_info"
+_TIMES = {"created_at", "committed_at"}
+_CHOICES = {
+    (Record, "status"): STATUSES,
+    (Record, "direction"): ("lower", "higher"),
+    (RunInfo, "status"): RUN_STATUSES,
+}
+_AT_LEAST_ONE = {"m", "n", "k"}
+_INT64 = range(-(2**63), 2**63)
+
+
+def canonical(info: T) -> T:
+    """The same record, commit or run as a file would give it back: plain types, UTC times.
+
+    An error relative to an output that is not finite becomes null, for such an output has none.
+    Raises RecordError if a field can't be stored.
+    """
+    values = {f.name: getattr(info, f.name) for f in fields(info)}  # type: ignore[arg-type]
+    error = values.get("max_rel_error")
+    if isinstance(error, Real) and not math.isfinite(error):
+        values["max_rel_error"] = None
+    checked = _checked(type(info), values)
+    return dataclasses.replace(info, **checked)  # type: ignore[type-var]
+
+
+def encode_record(record: Record) -> dict[str, Any]:
+    """The flat mapping of a record, in the order of its fields. Raises RecordError."""
+    record = canonical(record)
+    flat: dict[str, Any] = {"schema_version": record.schema_version}
+    infos: dict[str, Any] = {}
+    for item in fields(Record):
+        value = getattr(record, item.name)
+        if item.name in NESTED:
+            key, part = NESTED[item.name]
+            flat[item.name] = getattr(value, part)
+            infos[key] = _plain(value)
+        elif item.name == "device":
+            infos[DEVICE_KEY] = _plain(value)
+        else:
+            flat[item.name] = value
+    return flat | infos
+
+
+def decode_record(flat: Mapping[str, Any]) -> Record:
+    """The record of a flat mapping. Raises RecordError: another schema version, or not ours."""
+    version = flat.get("schema_version")
+    if version is None:
+        raise RecordError("no schema_version: this is not a FlexQ Bench result")
+    if version != SCHEMA_VERSION:
+        raise RecordError(
+            f"schema_version is {version!r}, this version reads {SCHEMA_VERSION}: "
+            "export it again with a matching flexq-bench"
+        )
+    values = dict(flat)
+    for name, (key, part) in NESTED.items():
+        info = values.pop(key, None)
+        if not isinstance(info, Mapping):
+            raise RecordError(f"{key} is missing")
+        if info.get(part) != values.get(name):
+            raise RecordError(f"{name} is not the {part} in {key}")
+        values[name] = info
+    values["device"] = values.pop(DEVICE_KEY, None)
+    return Record(**_checked(Record, values))
+
+
+def _plain(info: Any) -> dict[str, Any]:
+    return {f.name: getattr(info, f.name) for f in fields(info)}
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a dataclass's fields, each of its type; all of them and no others."""
+    hints = _hints(kind)
+    unknown = values.keys() - hints.keys()
+    if unknown:
+        raise RecordError(f"unknown field {min(map(str, unknown))!r}")
+    missing = hints.keys() - values.keys()
+    if missing:
+        raise RecordError(f"{min(missing)} is missing")
+    checked = {name: _conform(values[name], hint, name) for name, hint in hints.items()}
+    for (owner, name), choices in _CHOICES.items():
+        if owner is kind and checked[name] not in choices:
+            raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
+    return checked
+
+
+def _conform(value: Any, hint: Any, name: str) -> Any:
+    if NoneType in get_args(hint):
+        if value is None:
+            return None
+        hint = get_args(hint)[0]
+    if is_dataclass(hint):
+        return _info(value, hint, name)
+    if get_origin(hint) is tuple:
+        return _sequence(value, get_args(hint)[0], name)
+    if get_origin(hint) is dict:
+        return _mapping(value, get_args(hint)[1], name)
+    return _scalar(value, hint, name)
+
+
+def _info(value: Any, kind: Any, name: str) -> Any:
+    if isinstance(value, kind):
+        value = _plain(value)
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{name} must be an object, got {_shown(value)}")
+    try:
+        return kind(**_checked(kind, value))
+    except RecordError as error:
+        raise RecordError(f"{name}: {error}") from None
+
+
+def _sequence(value: Any, item: Any, name: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple, np.ndarray)):
+        raise RecordError(f"{name} must be a list, got {_shown(value)}")
+    # The raw samples: one look at the kinds is much faster than one call a number.
+    if item is float and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
+        return tuple(value)
+    return tuple(_conform(entry, item, name) for entry in value)
+
+
+def _mapping(value: Any, item: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise RecordError(f"{name} must be an object, got {_shown(value)}")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False, sort_keys=True))
+    except (TypeError, ValueError) as error:
+        raise RecordError(f"{name} holds what JSON can't: {error}") from None
+    for key, entry in plain.items():
+        _scalar(key, str, name)
+        if item is str:
+            _scalar(entry, str, f"{name}.{key}")
+    return plain
+
+
+def _scalar(value: Any, kind: Any, name: str) -> Any:
+    if kind is str and isinstance(value, str):
+        return _time(value, name) if name in _TIMES else _text(value, name)
+    if kind is bool and isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if kind is int and is_number and isinstance(value, Integral):
+        number = int(value)
+        if number not in _INT64 or (name in _AT_LEAST_ONE and number < 1):
+            raise RecordError(f"{name} is {number}, out of range")
+        return number
+    if kind is float and is_number:
+        real = float(value)
+        if not math.isfinite(real):
+            raise RecordError(f"{name} is {real}: only finite numbers are stored")
+        return real
+    word = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}[kind]
+    raise RecordError(f"{name} must be {word}, got {_shown(value)}")
+
+
+def _text(value: str, name: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise RecordError(f"{name} is not Unicode text: {_shown(value)}") from None
+    if "\x00" in value:
+        raise RecordError(f"{name} holds a NUL, which PostgreSQL can't store: {_shown(value)}")
+    return str(value)
+
+
+def _time(value: str, name: str) -> str:
+    try:
+        moment = datetime.fromisoformat(value)
+        if moment.tzinfo is not None:
+            return moment.astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        pass  # said below, as for a time without a zone
+    raise RecordError(f"{name} must be an ISO 8601 time with its zone, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

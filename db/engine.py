@@ -1,0 +1,229 @@
+"""Opening a database: SQLite by default, PostgreSQL by URL, and the session on it."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import QueuePool
+
+from db import schema
+from db.errors import (
+    MissingDatabaseError,
+    MissingDriverError,
+    NotADatabaseError,
+    ReadOnlyError,
+    SchemaError,
+)
+from db.locking import lock_for_writing
+from db.translate import translated
+from db.urls import SQLITE, display, resolve_url
+
+BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
+_CONNECT_TIMEOUT_S = 10
+
+
+class Database:
+    """An open database. Close it, or use it as a context manager."""
+
+    def __init__(self, url: URL, engine: Engine) -> None:
+        self._url = url
+        self.engine = engine
+
+    @property
+    def url(self) -> str:
+        """The path of a SQLite file, or the server's URL without its password."""
+        return display(self._url)
+
+    @property
+    def path(self) -> Path | None:
+        """The SQLite file; None on a server."""
+        if self._url.drivername == SQLITE and self._url.database:
+            return Path(self._url.database)
+        return None
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A session: committed at the end of the block, rolled back if it raises.
+
+        Keep it short when it writes: others wait from its first write to its end. Raises
+        LockedError, ReadOnlyError or another DatabaseError for what the driver reports.
+        """
+        with translated(self.url), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+            session.commit()
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def open_database(
+    url: str | None = None,
+    *,
+    create: bool = True,
+    read_only: bool = False,
+    check_schema: bool = True,
+    busy_timeout_s: float = BUSY_TIMEOUT_S,
+) -> Database:
+    """Open a database by URL or by the path of a SQLite file.
+
+    url None: $FLEXQ_BENCH_DB, else flexq-bench.sqlite in the user's data folder. A SQLite file
+    that is missing or empty gets its folder and its tables, unless `create` is off or `read_only`
+    on. check_schema False: take tables of any revision, for `upgrade`. busy_timeout_s: how long
+    to wait for another writer before LockedError. Raises DatabaseError.
+    """
+    target = resolve_url(url)
+    name = display(target)
+    is_file = target.drivername == SQLITE
+    if is_file:
+        _check_file(Path(name), create=create, read_only=read_only)
+        engine = _sqlite_engine(target, read_only=read_only, busy_timeout_s=busy_timeout_s)
+    else:
+        engine = _postgresql_engine(target, read_only=read_only, busy_timeout_s=busy_timeout_s)
+    database = Database(target, engine)
+    try:
+        revision = revision_of(database)
+        if revision is None and is_file and create and not read_only:
+            with translated(name):
+                _use_write_ahead_log(database)
+            revision = upgrade(database).after
+        if check_schema:
+            with _named(name):
+                schema.check_revision(revision)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def upgrade(database: Database) -> schema.Upgrade:
+    """Bring the tables up to this version, all or nothing; up to date already: changes nothing.
+
+    Raises NewerSchemaError, NotADatabaseError, LockedError, ReadOnlyError.
+    """
+    name = database.url
+    with translated(name), _named(name), database.engine.begin() as connection:
+        lock_for_writing(connection)
+        return schema.migrate(connection)
+
+
+def revision_of(database: Database) -> str | None:
+    """The revision of the tables; None: there are none. Raises NotADatabaseError."""
+    name = database.url
+    with translated(name), _named(name), database.engine.connect() as connection:
+        return schema.current_revision(connection)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """db.schema knows a connection, not what people call the database: say it here."""
+    try:
+        yield
+    except (SchemaError, NotADatabaseError) as error:
+        raise type(error)(f"{name} {error}") from None
+
+
+def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
+    """Find out before any work what SQLite would only say at the first write."""
+    try:
+        if path.is_dir():
+            raise NotADatabaseError(f"{path} is a folder: name a file in it")
+        if not path.exists():
+            if read_only or not create:
+                raise MissingDatabaseError(
+                    f"no database at {path}: measure something first (flexq-bench run smoke), or "
+                    "name another one with --db"
+                )
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif not os.access(path, os.R_OK, effective_ids=_EFFECTIVE):
+            raise ReadOnlyError(f"{path} can't be read: its permissions forbid it")
+    except OSError as error:
+        raise ReadOnlyError(f"{path} can't be made: {error.strerror or error}") from error
+    if read_only:
+        return
+    # SQLite writes its journal beside the file, so the folder counts as well.
+    for part, kind in ((path, "file"), (path.parent, "folder")):
+        if part.exists() and not os.access(part, os.W_OK, effective_ids=_EFFECTIVE):
+            raise ReadOnlyError(
+                f"{path} is read-only, its {kind} can't be written: change the permissions, or "
+                "name another database with --db"
+            )
+
+
+_EFFECTIVE = os.access in os.supports_effective_ids
+
+
+def _sqlite_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> Engine:
+    path = Path(url.database or "")
+
+    def connect() -> sqlite3.Connection:
+        if not read_only:
+            return sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
+        query = "mode=ro"
+        # In a folder that can't be written SQLite fails to make its shared index; with no journal
+        # there either, nobody writes, and the file may be taken as it lies.
+        journal = path.with_name(path.name + "-wal")
+        if not os.access(path.parent, os.W_OK, effective_ids=_EFFECTIVE) and not journal.exists():
+            query = "immutable=1"
+        return sqlite3.connect(
+            f"{path.as_uri()}?{query}", uri=True, timeout=busy_timeout_s, check_same_thread=False
+        )
+
+    engine = create_engine("sqlite://", creator=connect, poolclass=QueuePool)
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA foreign_keys=ON")
+        # With a write-ahead log a commit still survives the end of any process.
+        connection.execute("PRAGMA synchronous=NORMAL")
+
+    return engine
+
+
+def _use_write_ahead_log(database: Database) -> None:
+    """Let readers and a writer work at once; the file remembers it. For a new file only."""
+    with database.engine.connect() as connection:
+        try:
+            connection.exec_driver_sql("PRAGMA journal_mode=WAL")
+        except OperationalError as error:
+            # The switch needs a moment alone: another process is making the same new file.
+            if "locked" not in str(error.orig):
+                raise
+
+
+def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> Engine:
+    arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
+    try:
+        engine = create_engine(url, connect_args=arguments, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise MissingDriverError(
+            "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
+        ) from error
+
+    @event.listens_for(engine, "connect")
+    def _prepare(connection: Any, _record: Any) -> None:
+        connection.execute(f"SET lock_timeout = {round(busy_timeout_s * 1000)}")
+        if read_only:
+            connection.execute("SET default_transaction_read_only = on")
+        connection.commit()
+
+    return engine

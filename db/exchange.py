@@ -1,0 +1,126 @@
+"""Results as files: the records that `run --json`, `db export` and `db import` speak."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from sqlalchemy.orm import Session
+
+from db import jsonlines
+from db.errors import ResultsFileError
+from db.jsonlines import record_line
+from db.locking import lock_for_writing
+from db.queries.records import export_records
+from db.records import Record
+from db.writer import Writer
+
+__all__ = [
+    "ImportSummary",
+    "export_records",
+    "import_file",
+    "read_records",
+    "record_line",
+    "write_records",
+]
+
+_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
+_PARQUET_SUFFIX = ".parquet"
+_GZIP_SUFFIX = ".gz"
+
+
+@dataclass(frozen=True, slots=True)
+class ImportSummary:
+    """What an import did. read = added + those that were stored already."""
+
+    path: str
+    read: int
+    added: int
+    runs: tuple[str, ...]  # uuids, in the order of the file
+
+
+def read_records(path: str | Path) -> Iterator[Record]:
+    """The records of a .jsonl, .jsonl.gz or .parquet file, one after the other.
+
+    Raises RecordFormatError with file and line if it is cut off, of another schema version or not
+    ours; ResultsFileError if it can't be opened or its suffix is none of these.
+    """
+    source = Path(path)
+    kind, compressed = _format(source)
+    with _opening("read", source):
+        if kind == _PARQUET_SUFFIX:
+            from db import parquet  # pyarrow takes a tenth of a second that JSON need not wait
+
+            yield from parquet.read(source)
+        else:
+            yield from jsonlines.read(source, compressed=compressed)
+
+
+def write_records(path: str | Path, records: Iterable[Record]) -> int:
+    """Write records to a .jsonl, .jsonl.gz or .parquet file and say how many they were.
+
+    The file appears when it is whole; one that was there before stays until then. Raises
+    RecordError for a record that can't be stored, ResultsFileError if the file can't be written.
+    """
+    target = Path(path)
+    kind, compressed = _format(target)
+    with _opening("write", target), _replacing(target) as file:
+        if kind == _PARQUET_SUFFIX:
+            from db import parquet  # as in read_records
+
+            return parquet.write(file, records)
+        return jsonlines.write(file, records, compress=compressed)
+
+
+def import_file(session: Session, path: str | Path) -> ImportSummary:
+    """Store the records of a file, all or none; those stored already are left as they are.
+
+    Raises what `read_records` and `add_record` raise.
+    """
+    lock_for_writing(session.connection())
+    runs: dict[str, None] = {}
+    read = 0
+    with session.begin_nested():
+        writer = Writer(session)
+        for record in read_records(path):
+            writer.add(record)
+            runs[record.run.uuid] = None
+            read += 1
+        writer.flush()
+    return ImportSummary(str(path), read, writer.added, tuple(runs))
+
+
+def _format(path: Path) -> tuple[str, bool]:
+    """The suffix that names the format, and whether the file is compressed."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    compressed = suffixes[-1:] == [_GZIP_SUFFIX]
+    kind = suffixes[-2:-1] if compressed else suffixes[-1:]
+    if kind and (kind[0] in _JSON_SUFFIXES or (kind[0] == _PARQUET_SUFFIX and not compressed)):
+        return kind[0], compressed
+    raise ResultsFileError(f"{path} names no format of results: use .jsonl, .jsonl.gz or .parquet")
+
+
+@contextmanager
+def _opening(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ResultsFileError(f"can't {verb} {path}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file beside the target that takes its name if the block ends well."""
+    whole = target.resolve()  # a symbolic link stays one
+    partial = whole.with_name(f".{whole.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(whole)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

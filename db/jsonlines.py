@@ -1,0 +1,73 @@
+"""Records as JSON lines: one object a line, UTF-8, plain or gzip."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NoReturn, cast
+
+from db.encoding import decode_record, encode_record
+from db.errors import RecordError, RecordFormatError
+from db.records import Record
+
+
+def record_line(record: Record) -> str:
+    """The record as one line, without its end. Floats as the shortest text that gives them back.
+
+    Raises RecordError if a field can't be stored.
+    """
+    return json.dumps(
+        encode_record(record), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+    )
+
+
+def write(file: BinaryIO, records: Iterable[Record], *, compress: bool) -> int:
+    """Write the records and say how many they were."""
+    if compress:
+        # No name and no time in the header: equal records, equal bytes.
+        with gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0) as packed:
+            return write(cast(BinaryIO, packed), records, compress=False)
+    count = 0
+    for record in records:
+        file.write(record_line(record).encode() + b"\n")
+        count += 1
+    return count
+
+
+def read(path: Path, *, compressed: bool) -> Iterator[Record]:
+    """The records of a file. Raises RecordFormatError with file and line, OSError."""
+    number = 0
+    try:
+        with gzip.open(path) if compressed else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                yield _record(line, path, number)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise RecordFormatError(
+            f"{path}:{number + 1}: the gzip file is cut off or damaged ({error}): copy it again"
+        ) from error
+    if number == 0:
+        raise RecordFormatError(f"{path}:1: the file is empty: copy it again")
+
+
+def _record(line: bytes, path: Path, number: int) -> Record:
+    try:
+        flat = json.loads(line, parse_constant=_refuse_constant)
+        if not isinstance(flat, dict):
+            raise RecordError("no JSON object: this is not a FlexQ Bench result")
+        return decode_record(flat)
+    except RecordError as error:
+        raise RecordFormatError(f"{path}:{number}: {error}") from None
+    except (ValueError, RecursionError):
+        what = (
+            "not JSON: this is not a file of FlexQ Bench results"
+            if line.endswith(b"\n")
+            else "the line is cut off: copy the file again"
+        )
+        raise RecordFormatError(f"{path}:{number}: {what}") from None
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RecordError(f"{name} is no JSON number: only finite numbers are stored")

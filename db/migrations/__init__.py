@@ -1,0 +1,1 @@
+"""The Alembic environment: `versions/` is the history of the tables, oldest first."""

@@ -1,0 +1,117 @@
+"""Records as a Parquet file: the flat names as columns, what is nested as JSON text.
+
+Samples stay lists of lists of doubles, one list a placement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from types import NoneType
+from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from db.encoding import DEVICE_KEY, NESTED, decode_record, encode_record
+from db.errors import RecordError, RecordFormatError
+from db.hashing import canonical_json
+from db.records import SCHEMA_VERSION, Record
+
+_VERSION_KEY = b"flexq_bench.schema_version"
+_BATCH = 1000  # rows in memory at once
+_ARROW = {
+    str: pa.string(),
+    int: pa.int64(),
+    float: pa.float64(),
+    bool: pa.bool_(),
+}
+
+
+def _schema() -> pa.Schema:
+    columns = {"schema_version": pa.int64()}
+    for name, hint in get_type_hints(Record).items():
+        if name in NESTED:
+            columns[name] = pa.string()
+        elif name != "device":
+            columns[name] = _arrow_type(hint)
+    for name in (*(key for key, _ in NESTED.values()), DEVICE_KEY):
+        columns[name] = pa.string()
+    return pa.schema(columns.items(), metadata={_VERSION_KEY: str(SCHEMA_VERSION)})
+
+
+def _arrow_type(hint: Any) -> Any:
+    if NoneType in get_args(hint):
+        hint = get_args(hint)[0]
+    if get_origin(hint) is tuple:
+        return pa.list_(_arrow_type(get_args(hint)[0]))
+    return _ARROW.get(hint, pa.string())
+
+
+SCHEMA = _schema()
+_JSON_COLUMNS = frozenset(
+    {"config", "extra", "environment", DEVICE_KEY, *(key for key, _ in NESTED.values())}
+)
+
+
+def write(file: BinaryIO, records: Iterable[Record]) -> int:
+    """Write the records and say how many they were. Raises RecordError."""
+    count = 0
+    rows = (_row(record) for record in records)
+    with pq.ParquetWriter(file, SCHEMA, compression="zstd") as writer:
+        while batch := list(islice(rows, _BATCH)):
+            writer.write_batch(pa.RecordBatch.from_pylist(batch, schema=SCHEMA))
+            count += len(batch)
+    return count
+
+
+def read(path: Path) -> Iterator[Record]:
+    """The records of a file. Raises RecordFormatError with file and row, OSError."""
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_schema(file.schema_arrow, path)
+            number = 0
+            for batch in file.iter_batches(_BATCH):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _record(row, path, number)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the file system's, not the content's
+        reason = str(error).splitlines()[0]
+        raise RecordFormatError(
+            f"{path}: the Parquet file is cut off or damaged: copy it again ({reason})"
+        ) from error
+
+
+def _check_schema(schema: pa.Schema, path: Path) -> None:
+    version = (schema.metadata or {}).get(_VERSION_KEY)
+    if version is None:
+        raise RecordFormatError(f"{path}: not a Parquet file of FlexQ Bench results")
+    if version != str(SCHEMA_VERSION).encode():
+        raise RecordFormatError(
+            f"{path}: schema_version is {version.decode(errors='replace')}, this version reads "
+            f"{SCHEMA_VERSION}: export it again with a matching flexq-bench"
+        )
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return {
+        name: canonical_json(value) if name in _JSON_COLUMNS else value
+        for name, value in encode_record(record).items()
+    }
+
+
+def _record(row: Mapping[str, Any], path: Path, number: int) -> Record:
+    try:
+        flat = {
+            name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value
+            for name, value in row.items()
+        }
+        return decode_record(flat)
+    except RecordError as error:
+        raise RecordFormatError(f"{path}:{number}: {error}") from None
+    except ValueError as error:
+        raise RecordFormatError(f"{path}:{number}: a cell that is not JSON: {error}") from None

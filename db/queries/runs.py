@@ -1,0 +1,225 @@
+"""Questions about runs: which there are, what they planned, what arrived."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, and_, exists, func, or_, select
+from sqlalchemy.orm import Session
+
+from db.errors import AmbiguousError, NotFoundError
+from db.queries.filters import is_latest_attempt
+from db.records import RunInfo
+from db.tables import Commit, Measurement, PlannedCase, Run, Series
+
+_NAMED_IF_AMBIGUOUS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run and how far it came.
+
+    received: cases with a result, of whatever status. missing: planned cases without one.
+    statuses: cases by the status of their last measurement.
+    """
+
+    uuid: str
+    suite: str
+    trigger: str
+    status: str
+    created_at: datetime
+    finished_at: datetime | None  # None: not finished, or imported
+    commit: str
+    dirty: bool
+    planned: int
+    missing: int
+    statuses: dict[str, int]
+    gpus: tuple[str, ...]
+
+    @property
+    def received(self) -> int:
+        return sum(self.statuses.values())
+
+
+def runs(
+    session: Session,
+    *,
+    suite: str | None = None,
+    status: str | None = None,
+    gpu: str | None = None,
+    limit: int | None = None,
+) -> list[RunSummary]:
+    """Runs, newest first."""
+    query = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
+    if suite is not None:
+        query = query.where(Run.suite == suite)
+    if status is not None:
+        query = query.where(Run.status == status)
+    if gpu is not None:
+        query = query.where(_measured_on(gpu))
+    return _summaries(session, session.scalars(query).all())
+
+
+def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
+    """The run whose uuid begins with the prefix; the whole uuid always does.
+
+    Raises NotFoundError if there is none, AmbiguousError if there are several.
+    """
+    found = session.execute(
+        select(Run.uuid, Run.id)
+        .where(Run.uuid.startswith(prefix, autoescape=True))
+        .order_by(Run.created_at.desc(), Run.id.desc())
+        .limit(_NAMED_IF_AMBIGUOUS + 1)
+    ).all()
+    if not found:
+        raise NotFoundError(
+            f"no run begins with {prefix!r}: check the uuid, or name another database with --db"
+        )
+    exact = [row for row in found if row.uuid == prefix]
+    if len(found) > 1 and not exact:
+        names = ", ".join(row.uuid for row in found[:_NAMED_IF_AMBIGUOUS])
+        more = " and more" if len(found) > _NAMED_IF_AMBIGUOUS else ""
+        raise AmbiguousError(f"several runs begin with {prefix!r}: {names}{more}; write more of it")
+    return _summaries(session, [(exact or found)[0].id])[0]
+
+
+def latest_complete_runs(session: Session, *, suite: str | None = None) -> dict[str, RunSummary]:
+    """By GPU SKU the newest complete run with a result on it.
+
+    Complete: it says so, or (imported from a file that was written during the run) no planned case
+    is missing.
+    """
+    complete = or_(Run.status == "complete", and_(_has_plan(), ~_has_missing()))
+    newest = select(Run.id).where(complete).order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
+    if suite is not None:
+        newest = newest.where(Run.suite == suite)
+    found: dict[str, int] = {}
+    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
+        run_id = session.scalar(newest.where(_measured_on(gpu)))
+        if run_id is not None:
+            found[gpu] = run_id
+    ids = list(dict.fromkeys(found.values()))
+    by_id = dict(zip(ids, _summaries(session, ids), strict=True))
+    return {gpu: by_id[run_id] for gpu, run_id in found.items()}
+
+
+def run_info(session: Session, run_uuid: str) -> RunInfo:
+    """A run as its records carry it, with its plan. Raises NotFoundError."""
+    run = session.execute(select(*Run.__table__.columns).where(Run.uuid == run_uuid)).one_or_none()
+    if run is None:
+        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
+    plan = session.scalars(
+        select(PlannedCase.case_key)
+        .where(PlannedCase.run_id == run.id)
+        .order_by(PlannedCase.position)
+    )
+    return RunInfo(
+        uuid=run.uuid,
+        suite=run.suite,
+        trigger=run.trigger,
+        status=run.status,
+        created_at=run.created_at.isoformat(),
+        idempotency_key=run.idempotency_key,
+        plan=tuple(plan),
+    )
+
+
+def run_by_idempotency_key(session: Session, key: str) -> RunInfo | None:
+    """The run that holds the key; None: none does."""
+    uuid = session.scalar(select(Run.uuid).where(Run.idempotency_key == key))
+    return None if uuid is None else run_info(session, uuid)
+
+
+def run_cases_received(session: Session, run_uuid: str) -> frozenset[str]:
+    """Keys of the cases that have a result in the run, of whatever status."""
+    query = select(Measurement.case_key).join(Run).where(Run.uuid == run_uuid).distinct()
+    return frozenset(session.scalars(query))
+
+
+def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
+    """Keys of the planned cases that have no result, in the plan's order."""
+    query = (
+        select(PlannedCase.case_key)
+        .join(Run)
+        .where(Run.uuid == run_uuid, ~_received())
+        .order_by(PlannedCase.position)
+    )
+    return tuple(session.scalars(query))
+
+
+def _measured_on(gpu: str) -> ColumnElement[bool]:
+    return exists().where(
+        Measurement.run_id == Run.id, Measurement.series_id == Series.id, Series.gpu == gpu
+    )
+
+
+def _received() -> ColumnElement[bool]:
+    return exists().where(
+        Measurement.run_id == PlannedCase.run_id, Measurement.case_key == PlannedCase.case_key
+    )
+
+
+def _has_plan() -> ColumnElement[bool]:
+    return exists().where(PlannedCase.run_id == Run.id)
+
+
+def _has_missing() -> ColumnElement[bool]:
+    return exists().where(PlannedCase.run_id == Run.id, ~_received())
+
+
+def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
+    """The summaries of runs in the order of their ids given."""
+    rows = session.execute(
+        select(
+            Run.id,
+            Run.uuid,
+            Run.suite,
+            Run.trigger,
+            Run.status,
+            Run.created_at,
+            Run.finished_at,
+            Commit.sha.label("commit"),
+            Commit.dirty,
+        )
+        .join(Commit, Run.commit_id == Commit.id)
+        .where(Run.id.in_(run_ids))
+    ).mappings()
+    by_id = {row["id"]: {name: row[name] for name in row if name != "id"} for row in rows}
+    of_run = PlannedCase.run_id.in_(run_ids)
+    planned = _counts(session, of_run)
+    missing = _counts(session, of_run, ~_received())
+    statuses: dict[int, dict[str, int]] = defaultdict(dict)
+    for run_id, status, count in session.execute(
+        select(Measurement.run_id, Measurement.status, func.count())
+        .where(Measurement.run_id.in_(run_ids), is_latest_attempt())
+        .group_by(Measurement.run_id, Measurement.status)
+        .order_by(Measurement.status)
+    ):
+        statuses[run_id][status] = count
+    gpus: dict[int, list[str]] = defaultdict(list)
+    for run_id, gpu in session.execute(
+        select(Measurement.run_id, Series.gpu)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(Measurement.run_id.in_(run_ids))
+        .distinct()
+        .order_by(Series.gpu)
+    ):
+        gpus[run_id].append(gpu)
+    return [
+        RunSummary(
+            **by_id[run_id],
+            planned=planned.get(run_id, 0),
+            missing=missing.get(run_id, 0),
+            statuses=statuses[run_id],
+            gpus=tuple(gpus[run_id]),
+        )
+        for run_id in run_ids
+    ]
+
+
+def _counts(session: Session, *conditions: ColumnElement[bool]) -> dict[int, int]:
+    query = select(PlannedCase.run_id, func.count()).where(*conditions).group_by(PlannedCase.run_id)
+    return {row[0]: row[1] for row in session.execute(query)}

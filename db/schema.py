@@ -1,0 +1,90 @@
+"""Which tables a database has, and bringing them up to this version.
+
+A new revision: `alembic.command.revision(alembic_config(), "message", rev_id="0003")` from a
+Python prompt writes db/migrations/versions/0003_message.py; there is no alembic.ini.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, inspect
+
+from db.errors import NewerSchemaError, NotADatabaseError, OlderSchemaError
+from db.tables import Measurement
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What an upgrade did. before None: there were no tables."""
+
+    before: str | None
+    after: str
+
+    @property
+    def changed(self) -> bool:
+        return self.before != self.after
+
+
+def alembic_config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration, built here so that an installed package needs no file for it."""
+    config = Config()
+    # Alembic reads % as the start of a substitution.
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config
+
+
+@cache
+def revisions() -> tuple[str, ...]:
+    """The revisions that this version knows, oldest first."""
+    scripts = ScriptDirectory(str(MIGRATIONS)).walk_revisions()
+    return tuple(script.revision for script in scripts)[::-1]
+
+
+def current_revision(connection: Connection) -> str | None:
+    """The revision of a database's tables; None: it holds no tables at all.
+
+    Raises NotADatabaseError if there are tables, but not ours.
+    """
+    tables = inspect(connection).get_table_names()
+    if tables and Measurement.__tablename__ not in tables:
+        raise NotADatabaseError("holds tables of something else: name another database with --db")
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def check_revision(revision: str | None) -> None:
+    """Raise OlderSchemaError or NewerSchemaError unless the tables are those of this version."""
+    if revision is None:
+        raise OlderSchemaError("holds no tables yet: run `flexq-bench db upgrade`")
+    known = revisions()
+    if revision not in known:
+        raise NewerSchemaError(
+            f"has tables of revision {revision}, this version knows up to {known[-1]}: "
+            "upgrade flexq-bench, or name another database with --db"
+        )
+    if revision != known[-1]:
+        raise OlderSchemaError(
+            f"has tables of revision {revision}, this version needs {known[-1]}: "
+            "run `flexq-bench db upgrade`"
+        )
+
+
+def migrate(connection: Connection) -> Upgrade:
+    """Run the missing revisions inside the transaction that `connection` is in.
+
+    Raises NewerSchemaError if a later version wrote the tables.
+    """
+    before = current_revision(connection)
+    if before is not None and before not in revisions():
+        check_revision(before)
+    command.upgrade(alembic_config(connection), "head")
+    return Upgrade(before, revisions()[-1])

@@ -1,0 +1,55 @@
+"""A run, what it planned, and who is working on it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.tables.base import Base
+
+
+class Run(Base):
+    """One execution of a plan. Its records may arrive in any order, from several machines."""
+
+    __tablename__ = "run"
+    __table_args__ = (Index(None, "status", "created_at"), Index(None, "created_at"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    uuid: Mapped[str] = mapped_column(unique=True)
+    idempotency_key: Mapped[str] = mapped_column(unique=True)
+    suite: Mapped[str]
+    trigger: Mapped[str]
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))
+    status: Mapped[str]
+    created_at: Mapped[datetime]
+    finished_at: Mapped[datetime | None]  # null: not finished, or imported
+
+
+class PlannedCase(Base):
+    """A case that the run declared: if its measurement never comes, a gate says missing."""
+
+    __tablename__ = "planned_case"
+    __table_args__ = (UniqueConstraint("run_id", "case_key"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    position: Mapped[int] = mapped_column(BigInteger)  # in the plan, from 0
+    case_key: Mapped[str]
+
+
+class Job(Base):
+    """The work on one planned case: who holds it, until when, how often it was tried."""
+
+    __tablename__ = "job"
+    __table_args__ = (UniqueConstraint("run_id", "case_key"), Index(None, "state", "lease_until"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    case_key: Mapped[str]
+    state: Mapped[str]
+    attempts: Mapped[int]
+    lease_until: Mapped[datetime | None]  # null: nobody holds it
+    heartbeat_at: Mapped[datetime | None]  # null: nobody ever held it
+    worker: Mapped[str | None]  # null: nobody ever held it

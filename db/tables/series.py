@@ -1,0 +1,51 @@
+"""A series is everything that must be equal for two numbers to be comparable."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.tables.base import Base
+
+
+class Series(Base):
+    """One comparable line of numbers; the columns repeat what the hash is made of."""
+
+    __tablename__ = "series"
+    __table_args__ = (Index(None, "kernel", "gpu"), Index(None, "gpu"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    identity_hash: Mapped[str] = mapped_column(unique=True)
+    kernel: Mapped[str]
+    kernel_version: Mapped[int] = mapped_column(BigInteger)
+    variant: Mapped[str]  # empty: the plain kernel
+    backend: Mapped[str]
+    stage: Mapped[str]
+    cache: Mapped[str]
+    metric: Mapped[str]
+    unit: Mapped[str]
+    direction: Mapped[str]  # which way is better: lower, higher
+    m: Mapped[int] = mapped_column(BigInteger)
+    n: Mapped[int] = mapped_column(BigInteger)
+    k: Mapped[int] = mapped_column(BigInteger)
+    weight_bits: Mapped[int] = mapped_column(BigInteger)
+    act_bits: Mapped[int] = mapped_column(BigInteger)
+    group: Mapped[int | None] = mapped_column(BigInteger)  # null: one scale a row, or none
+    input_distribution: Mapped[str]
+    protocol_version: Mapped[int] = mapped_column(BigInteger)
+    gpu: Mapped[str]  # SKU
+
+
+class Epoch(Base):
+    """The stretch of a series under one environment: levels are compared within an epoch."""
+
+    __tablename__ = "epoch"
+    __table_args__ = (UniqueConstraint("series_id", "environment_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    first_run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    opened_at: Mapped[datetime]  # the earliest measurement in it

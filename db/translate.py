@@ -1,0 +1,74 @@
+"""Driver errors as one line of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from db.errors import (
+    DatabaseError,
+    LockedError,
+    NotADatabaseError,
+    ReadOnlyError,
+    UnreachableError,
+)
+
+# What a message of the driver holds, and what we make of it. SQLite gives no codes through
+# Python's older drivers; PostgreSQL's messages are matched by SQLSTATE first.
+_SQLITE: tuple[tuple[str, type[DatabaseError], str], ...] = (
+    ("is locked", LockedError, "is locked: another process has been writing for longer than the "
+     "timeout, so try again when it is done"),
+    ("readonly database", ReadOnlyError, "is read-only: make file and folder writable, or name "
+     "another database with --db"),
+    ("not a database", NotADatabaseError, "is not a SQLite database: name another file with --db"),
+    ("malformed", NotADatabaseError, "is damaged: restore a copy, or import an export of it into "
+     "a new file"),
+    ("unable to open", ReadOnlyError, "can't be opened: check that the path exists and may be "
+     "written"),
+    ("is full", DatabaseError, "can't grow, the disk is full: free space, or run "
+     "`flexq-bench db prune`"),
+)  # fmt: skip
+_POSTGRESQL: dict[str, tuple[type[DatabaseError], str]] = {
+    "55P03": (LockedError, "is locked: another process has been writing for longer than the "
+              "timeout, so try again when it is done"),
+    "25006": (ReadOnlyError, "is read-only: connect to the primary server"),
+    "42501": (ReadOnlyError, "does not let this user write: grant it the rights on the tables"),
+    "53100": (DatabaseError, "can't grow, the server's disk is full: free space, or run "
+              "`flexq-bench db prune`"),
+}  # fmt: skip
+
+
+@contextmanager
+def translated(name: str) -> Iterator[None]:
+    """Raise a driver's error from inside the block as DatabaseError; `name` is the database's."""
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise translate(error, name) from error
+
+
+def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
+    """The DatabaseError that stands for a driver's error on the database called `name`."""
+    original = error.orig if isinstance(error, DBAPIError) else None
+    reason = _first_line(original or error)
+    code = getattr(original, "sqlstate", None)
+    if code in _POSTGRESQL:
+        kind, message = _POSTGRESQL[code]
+        return kind(f"{name} {message}")
+    if original is not None and type(original).__module__.startswith("sqlite3"):
+        for fragment, kind, message in _SQLITE:
+            if fragment in reason:
+                return kind(f"{name} {message}")
+    elif isinstance(error, DBAPIError) and (error.connection_invalidated or code is None):
+        return UnreachableError(
+            f"{name} can't be reached: {reason}; check that the server runs, its address, the "
+            "user and the password"
+        )
+    return DatabaseError(f"{name}: {reason}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

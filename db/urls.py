@@ -1,0 +1,69 @@
+"""Which database is meant: a URL, a path, $FLEXQ_BENCH_DB, or the default place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+
+import platformdirs
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from db.errors import NotADatabaseError, UnknownSchemeError
+
+ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_DB"
+SQLITE = "sqlite"
+POSTGRESQL = "postgresql+psycopg"
+_DRIVERS = {
+    "sqlite": SQLITE,
+    "sqlite+pysqlite": SQLITE,
+    "postgresql": POSTGRESQL,
+    "postgres": POSTGRESQL,
+    "postgresql+psycopg": POSTGRESQL,
+}
+_FORMS = "a path, sqlite:///PATH or postgresql://USER:PASSWORD@HOST/DATABASE"
+
+
+def default_path() -> Path:
+    """The SQLite file used when nothing else is said, in the user's data folder."""
+    folder = platformdirs.user_data_path("flexq-bench", appauthor=False)
+    return folder / "flexq-bench.sqlite"
+
+
+def resolve_url(database: str | None) -> URL:
+    """The URL of `database`; None: $FLEXQ_BENCH_DB, and where that is unset the default path.
+
+    A text without `://` is the path of a SQLite file. Raises UnknownSchemeError for a database
+    that is neither SQLite nor PostgreSQL, NotADatabaseError if a SQLite URL names no file.
+    """
+    text = database or os.environ.get(ENVIRONMENT_VARIABLE) or str(default_path())
+    if "://" not in text:
+        return URL.create(SQLITE, database=str(Path(text).expanduser().absolute()))
+    scheme = text.partition("://")[0]
+    driver = _DRIVERS.get(scheme.lower())
+    if driver is None:
+        raise UnknownSchemeError(f"unknown database scheme {scheme!r}: {_suggestion(scheme)}")
+    try:
+        url = make_url(text).set(drivername=driver)
+    except (ArgumentError, ValueError):
+        # The text stays out of the message: it may hold a password.
+        raise UnknownSchemeError(f"a {scheme} URL that can't be read: write {_FORMS}") from None
+    if driver == POSTGRESQL:
+        return url
+    if not url.database or url.database == ":memory:":
+        raise NotADatabaseError(f"{scheme} URL without a file: write sqlite:///PATH")
+    return url.set(database=str(Path(url.database).expanduser().absolute()))
+
+
+def display(url: URL) -> str:
+    """How messages name a database: the path of a file, a server's URL without its password."""
+    if url.drivername == SQLITE and url.database:
+        return url.database
+    shown = url.set(drivername="postgresql", query={})
+    return shown.render_as_string(hide_password=True)
+
+
+def _suggestion(scheme: str) -> str:
+    near = difflib.get_close_matches(scheme, _DRIVERS, n=1)
+    return f"did you mean {near[0]}? Write {_FORMS}" if near else f"write {_FORMS}"

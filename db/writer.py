@@ -1,0 +1,254 @@
+"""Storing records: the rows they refer to, each made once, and their measurements.
+
+A Writer lives within one transaction that holds the writer's lock, so that what it looked up
+stays true until it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import ConflictError
+from db.hashing import fingerprint
+from db.locking import lock_for_writing
+from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from db.samples import pack
+from db.tables import (
+    Base,
+    Commit,
+    Device,
+    Environment,
+    Epoch,
+    Measurement,
+    PlannedCase,
+    Run,
+    Sample,
+    Series,
+)
+
+_BATCH = 500  # measurements that wait to be inserted together
+_IDENTITY = tuple(
+    column.name for column in Series.__table__.columns if column.name not in {"id", "identity_hash"}
+)
+_COPIED = tuple(
+    name
+    for name in (item.name for item in fields(Record))
+    if name in Measurement.__table__.columns and name != "created_at"
+)
+
+
+def series_identity(record: Record) -> dict[str, Any]:
+    """What must be equal for two records to be comparable; its fingerprint is the series' key."""
+    return {name: getattr(record, name) for name in _IDENTITY}
+
+
+class Writer:
+    """Adds records to the transaction of a session; `flush` when all are added."""
+
+    def __init__(self, session: Session) -> None:
+        lock_for_writing(session.connection())
+        self._session = session
+        self._ids: dict[tuple[object, ...], int] = {}
+        self._opened: dict[int, datetime] = {}
+        self._pending: dict[str, Record] = {}
+        self.added = 0
+
+    def add(self, record: Record) -> None:
+        """Take a canonical record; with enough of them at hand, or at `flush`, they are stored."""
+        self._pending[record.uuid] = record
+        if len(self._pending) >= _BATCH:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what `add` took, but for records whose uuid is stored: those change nothing.
+
+        Raises ConflictError as `run`.
+        """
+        uuids = list(self._pending)
+        stored = set(
+            self._session.scalars(select(Measurement.uuid).where(Measurement.uuid.in_(uuids)))
+        )
+        records = [record for uuid, record in self._pending.items() if uuid not in stored]
+        self._pending.clear()
+        if not records:
+            return
+        returned = self._session.execute(
+            insert(Measurement).returning(Measurement.uuid, Measurement.id),
+            [self._measurement_row(record) for record in records],
+        )
+        ids = {row.uuid: row.id for row in returned}
+        samples = [_sample_row(ids[r.uuid], r) for r in records if r.samples_us]
+        if samples:
+            self._session.execute(insert(Sample), samples)
+        self.added += len(records)
+
+    def commit(self, info: CommitInfo) -> int:
+        """The id of a commit. What was unknown of it so far is filled in."""
+        key = ("commit", info)
+        if key not in self._ids:
+            row = {
+                "sha": info.sha,
+                "parent_sha": info.parent,
+                "topo_order": info.topo_order,
+                "dirty": info.dirty,
+                "subject": info.subject,
+                "author": info.author,
+                "committed_at": _moment(info.committed_at) if info.committed_at else None,
+            }
+            self._ids[key] = self._one(Commit, row, by=("sha", "dirty"))
+            self._complete_commit(self._ids[key], row)
+        return self._ids[key]
+
+    def run(self, info: RunInfo, commit_id: int) -> int:
+        """The id of a run, with its plan. A run that is stored keeps its own status.
+
+        Raises ConflictError if another run holds its idempotency key.
+        """
+        key = ("run", info)
+        if key not in self._ids:
+            found = self._session.execute(
+                select(Run.id, Run.uuid).where(
+                    (Run.uuid == info.uuid) | (Run.idempotency_key == info.idempotency_key)
+                )
+            ).all()
+            for _, uuid in found:
+                if uuid != info.uuid:
+                    raise ConflictError(
+                        f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
+                        f"{uuid}, which is stored: keep one of them, or name another database"
+                    )
+            self._ids[key] = found[0].id if found else self._insert_run(info, commit_id)
+            self.plan(self._ids[key], info.plan)
+        return self._ids[key]
+
+    def plan(self, run_id: int, case_keys: Iterable[str]) -> None:
+        """Append to a run's plan the cases that are not in it."""
+        cases = dict.fromkeys(case_keys)
+        if not cases:
+            return
+        planned = select(PlannedCase.case_key).where(PlannedCase.run_id == run_id)
+        known = set(self._session.scalars(planned))
+        rows = [
+            {"run_id": run_id, "position": position, "case_key": case_key}
+            for position, case_key in enumerate((c for c in cases if c not in known), len(known))
+        ]
+        if rows:
+            self._session.execute(insert(PlannedCase), rows)
+
+    def _measurement_row(self, record: Record) -> dict[str, Any]:
+        commit_id = self.commit(record.commit)
+        run_id = self.run(record.run, commit_id)
+        series_id = self._series(record)
+        created_at = _moment(record.created_at)
+        return {name: getattr(record, name) for name in _COPIED} | {
+            "run_id": run_id,
+            "case_key": record.case,
+            "series_id": series_id,
+            "epoch_id": self._epoch(
+                series_id, self._environment(record.environment), run_id, created_at
+            ),
+            "commit_id": commit_id,
+            "device_id": self._device(record.device),
+            "created_at": created_at,
+        }
+
+    def _insert_run(self, info: RunInfo, commit_id: int) -> int:
+        row = {
+            "uuid": info.uuid,
+            "idempotency_key": info.idempotency_key,
+            "suite": info.suite,
+            "trigger": info.trigger,
+            "commit_id": commit_id,
+            "status": info.status,
+            "created_at": _moment(info.created_at),
+        }
+        return self._insert(Run, row)
+
+    def _device(self, info: DeviceInfo) -> int:
+        key = ("device", info)
+        if key not in self._ids:
+            row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
+            row["fingerprint"] = fingerprint(row)
+            self._ids[key] = self._one(Device, row, by=("fingerprint",))
+        return self._ids[key]
+
+    def _environment(self, content: Mapping[str, str]) -> int:
+        key = ("environment", *sorted(content.items()))
+        if key not in self._ids:
+            row = {"content": dict(content), "fingerprint": fingerprint(content)}
+            self._ids[key] = self._one(Environment, row, by=("fingerprint",))
+        return self._ids[key]
+
+    def _series(self, record: Record) -> int:
+        identity = series_identity(record)
+        key = ("series", *identity.values())
+        if key not in self._ids:
+            row = identity | {"identity_hash": fingerprint(identity)}
+            self._ids[key] = self._one(Series, row, by=("identity_hash",))
+        return self._ids[key]
+
+    def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
+        key = ("epoch", series_id, environment_id)
+        row = {
+            "series_id": series_id,
+            "environment_id": environment_id,
+            "first_run_id": run_id,
+            "opened_at": created_at,
+        }
+        if key not in self._ids:
+            self._ids[key] = self._one(Epoch, row, by=("series_id", "environment_id"))
+            opened = select(Epoch.opened_at).where(Epoch.id == self._ids[key])
+            self._opened[self._ids[key]] = self._session.scalars(opened).one()
+        epoch_id = self._ids[key]
+        # Results may be imported in any order; the epoch still begins with the earliest.
+        if created_at < self._opened[epoch_id]:
+            self._opened[epoch_id] = created_at
+            self._session.execute(
+                update(Epoch)
+                .where(Epoch.id == epoch_id)
+                .values(first_run_id=run_id, opened_at=created_at)
+            )
+        return epoch_id
+
+    def _complete_commit(self, commit_id: int, row: Mapping[str, Any]) -> None:
+        query = select(*Commit.__table__.columns).where(Commit.id == commit_id)
+        stored = self._session.execute(query).mappings().one()
+        unknown = (None, "")
+        gained = {
+            name: value
+            for name, value in row.items()
+            if stored[name] in unknown and value not in unknown
+        }
+        if gained:
+            self._session.execute(update(Commit).where(Commit.id == commit_id).values(gained))
+
+    def _one(self, table: type[Base], row: Mapping[str, Any], *, by: tuple[str, ...]) -> int:
+        """The id of the row with these values in the columns `by`, inserted if there is none."""
+        columns = table.__table__.columns
+        query = select(columns["id"]).where(*(columns[name] == row[name] for name in by))
+        found = self._session.scalar(query)
+        return self._insert(table, row) if found is None else int(found)
+
+    def _insert(self, table: type[Base], row: Mapping[str, Any]) -> int:
+        columns = table.__table__.columns
+        return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
+
+
+def _sample_row(measurement_id: int, record: Record) -> dict[str, Any]:
+    packed = pack(record.samples_us)
+    return {
+        "measurement_id": measurement_id,
+        "count": packed.count,
+        "placement_counts": packed.placement_counts,
+        "data": packed.data,
+    }
+
+
+def _moment(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -1,0 +1,96 @@
+"""The composition root: the command line that ties the rooms together."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from flexq_bench.commands import dashboard, database, doctor, listing, run, sweep
+from flexq_bench.commands.failures import exit_code_of, one_line
+from flexq_bench.commands.invocation import NAME
+from flexq_bench.exit_codes import ExitCode
+
+DEBUG = "--debug"
+ROOMS = ("workloads", "kernels", "flexq_bench", "db", "dashboard", "ci")
+
+app = typer.Typer(
+    name=NAME,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Measure quantized LLM kernels, keep every result, find what made them worse.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
+app.command("list")(listing.list_)
+app.add_typer(database.app, name="db")
+app.command("doctor")(doctor.doctor)
+app.command("dashboard")(dashboard.dashboard)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from flexq_bench.provenance import package_version
+
+        typer.echo(f"{NAME} {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    debug: Annotated[bool, typer.Option(DEBUG, help="Tracebacks, and every log line.")] = False,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Say what is done; -vv: all of it.")
+    ] = 0,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter(f"{NAME}: %(message)s"))
+    for room in ROOMS:  # ours only: what libraries log is not for the person at the terminal
+        logger = logging.getLogger(room)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (None: this process's) and return its exit code.
+
+    An expected error is one line on stderr; with --debug its traceback.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(given, prog_name=NAME, standalone_mode=False)
+    except Exception as error:
+        if DEBUG in given:
+            raise
+        message, code = _explain(error)
+        typer.echo(f"{NAME}: {message}", err=True)
+    return int(code or ExitCode.PASS)
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    expected = exit_code_of(error)
+    if expected is not None:
+        return one_line(error), expected
+    # What the parser of options raises has its own message; its class is not public.
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        return " ".join(str(message()).split()), ExitCode.USAGE
+    return (
+        f"unexpected {type(error).__name__}: {one_line(error)} (a defect: run it again with "
+        f"`{NAME} {DEBUG} …` and report what it prints)",
+        ExitCode.INFRASTRUCTURE,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,92 @@
+"""`flexq-bench dashboard`: start the Streamlit app on a database."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexq_bench.commands.options import DbOption, JsonFlag
+from flexq_bench.commands.output import console, print_json, say
+from flexq_bench.errors import InfrastructureError, UsageError
+
+READ_ONLY_VARIABLE = "FLEXQ_BENCH_READ_ONLY"
+
+
+def dashboard(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8501,
+    address: Annotated[
+        str, typer.Option("--address", help="To listen on; 0.0.0.0 shows it to the network.")
+    ] = "127.0.0.1",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Never write to the database.")
+    ] = False,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show stored results in the browser until Ctrl-C.
+
+    --json prints the address as JSON before it starts.
+    """
+    from db.engine import open_database
+    from db.urls import ENVIRONMENT_VARIABLE
+
+    with open_database(db, create=False, read_only=read_only) as database:
+        shown = database.url
+    _check_port(address, port)
+    app = _app_file()
+    url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
+    if as_json:
+        print_json({"url": url, "database": shown, "read_only": read_only})
+    else:
+        say(console(), f"{shown} at {url} (Ctrl-C ends it)")
+    environment = os.environ | ({ENVIRONMENT_VARIABLE: db} if db is not None else {})
+    if read_only:
+        environment[READ_ONLY_VARIABLE] = "1"
+    try:
+        done = subprocess.run(_streamlit(app, address, port, open_browser), env=environment)
+    except KeyboardInterrupt:
+        return
+    if done.returncode not in (0, -2, 130):
+        raise InfrastructureError(
+            f"the dashboard ended with status {done.returncode}: its messages above say why"
+        )
+
+
+def _app_file() -> Path:
+    spec = importlib.util.find_spec("dashboard")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    app = Path(folders[0]) / "app.py" if folders else None
+    if app is None or not app.is_file():
+        raise InfrastructureError("the dashboard is not installed: pip install flexq-bench again")
+    return app
+
+
+def _check_port(address: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise UsageError(
+                f"can't listen on {address}:{port} ({error.strerror or error}): give another "
+                "--port or --address"
+            ) from None
+
+
+def _streamlit(app: Path, address: str, port: int, open_browser: bool) -> list[str]:
+    return [
+        sys.executable,
+        *("-m", "streamlit", "run", str(app)),
+        *("--server.address", address),
+        *("--server.port", str(port)),
+        *("--server.headless", "false" if open_browser else "true"),
+        *("--browser.gatherUsageStats", "false"),
+    ]

@@ -1,0 +1,47 @@
+"""Which exit code an error means, and its message as one line."""
+
+from __future__ import annotations
+
+import errno
+
+from db.errors import (
+    DatabaseError,
+    MissingDatabaseError,
+    NotFoundError,
+    RecordError,
+    ResultsFileError,
+    UnknownSchemeError,
+)
+from flexq_bench.errors import FlexqError
+from flexq_bench.exit_codes import ExitCode
+from kernels.errors import CompileError, KernelError
+from workloads.errors import WorkloadError
+
+# What a person named is wrong; any other DatabaseError is the store's.
+_USAGE_OF_DATABASE = (
+    MissingDatabaseError,
+    NotFoundError,
+    RecordError,
+    ResultsFileError,
+    UnknownSchemeError,
+)
+
+
+def exit_code_of(error: Exception) -> ExitCode | None:
+    """The exit code of an error that we expect; None: a defect of this program."""
+    if isinstance(error, FlexqError):
+        return error.exit_code
+    if isinstance(error, (WorkloadError, *_USAGE_OF_DATABASE)):
+        return ExitCode.USAGE
+    if isinstance(error, DatabaseError | CompileError):
+        return ExitCode.INFRASTRUCTURE
+    if isinstance(error, KernelError):
+        return ExitCode.USAGE
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return ExitCode.INFRASTRUCTURE
+    return None
+
+
+def one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text or type(error).__name__

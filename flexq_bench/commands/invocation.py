@@ -1,0 +1,40 @@
+"""How a person would type a command of ours: what we print must work when it is pasted."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from db.engine import Database
+from db.urls import ENVIRONMENT_VARIABLE, default_path
+
+NAME = "flexq-bench"
+
+
+def command(*arguments: str) -> str:
+    """A command line that starts this program with these arguments."""
+    return shlex.join((*_program(), *arguments))
+
+
+def database_arguments(database: Database) -> tuple[str, ...]:
+    """The --db that names this database; none for the default one."""
+    from_environment = os.environ.get(ENVIRONMENT_VARIABLE)
+    if database.path == default_path() and not from_environment:
+        return ()
+    if database.path is None and from_environment:
+        return ()  # its URL may hold a password, which is not printed
+    return ("--db", database.url)
+
+
+def _program() -> tuple[str, ...]:
+    script = Path(sys.argv[0])
+    if script.name != NAME:
+        return (NAME,) if shutil.which(NAME) else (sys.executable, "-m", "flexq_bench.cli")
+    found = shutil.which(NAME)
+    if found is not None and Path(found).resolve() == script.resolve():
+        return (NAME,)
+    path = os.path.relpath(script)
+    return (path if not path.startswith("..") else str(script.absolute()),)

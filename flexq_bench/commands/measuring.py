@@ -1,0 +1,257 @@
+"""What `run` and `sweep` have in common: from a suite or a stored run to a table."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from db import queries
+from db.engine import Database, open_database
+from db.records import CommitInfo, Record, RunInfo
+from db.store import finish_run
+from flexq_bench.commands import invocation
+from flexq_bench.commands.options import BackendChoice
+from flexq_bench.commands.output import console, say
+from flexq_bench.commands.result_files import ResultFiles
+from flexq_bench.errors import UsageError
+from flexq_bench.execution import Executor, LocalExecutor
+from flexq_bench.plan import build_plan, cases_of_keys
+from flexq_bench.provenance import current_commit
+from flexq_bench.report import compare_with_baseline, problem_lines, results_table
+from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run
+from kernels.contract import Backend
+from workloads.case import Case
+from workloads.errors import WorkloadError
+from workloads.suite import Suite
+from workloads.suites import load_suite
+
+INTERRUPTED = 130  # what shells report for a program that SIGINT ended
+NO_CLUSTER = "none"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Where to measure, where to store, and what to write beside. seed None: of the run, or 0."""
+
+    db: str | None
+    cluster: str = NO_CLUSTER
+    backend: BackendChoice = BackendChoice.AUTO
+    device: str | None = None
+    seed: int | None = None
+    files: ResultFiles = field(default_factory=ResultFiles)
+
+    @property
+    def people(self) -> Console:
+        """Where the table goes."""
+        return console(stderr=self.files.uses_stdout)
+
+
+def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
+    """Measure a suite as a new run; the exit code."""
+    with open_database(setup.db) as database, _open_executor(setup) as executor:
+        plan = build_plan(
+            suite, executor.backend, executor.capability, asked_kernels=asked_kernels
+        )
+        if plan.skipped:
+            log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
+        executor.check(plan.cases)
+        run = new_run(plan.suite, trigger, plan.keys)
+        return _carry_out(database, executor, plan.cases, run, current_commit(), setup)
+
+
+def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
+    """Go on with an interrupted run; the exit code.
+
+    Raises UsageError if it is another suite's, or was begun at another commit or on another
+    backend: its numbers would not belong together.
+    """
+    commit = current_commit()
+    with open_database(setup.db, create=False) as database:
+        with database.session() as session:
+            summary = queries.run_by_uuid_prefix(session, prefix)
+            run = queries.run_info(session, summary.uuid)
+            missing = queries.missing_cases(session, summary.uuid)
+            first = next(queries.run_records(session, summary.uuid), None)
+            results = queries.run_results(session, summary.uuid)
+        _check_same_work(summary, suite_name, commit)
+        labelled = [*_suite_cases(run.suite), *map(_case_of_result, results)]
+        cases = cases_of_keys(missing, labelled)
+        if not cases:
+            with database.session() as session:
+                finish_run(session, run.uuid, "complete")
+            return _report(database, run, setup)
+        setup = _as_before(setup, first)
+        with _open_executor(setup) as executor:
+            if first is not None and executor.backend != first.backend:
+                raise UsageError(
+                    f"run {run.uuid[:8]} was begun on the {first.backend} backend: add "
+                    f"--backend {first.backend}, or start a new run"
+                )
+            executor.check(cases)
+            return _carry_out(database, executor, cases, run, commit, setup)
+
+
+def _check_same_work(
+    summary: queries.RunSummary, suite_name: str | None, commit: CommitInfo
+) -> None:
+    short = summary.uuid[:8]
+    if suite_name is not None and suite_name != summary.suite:
+        raise UsageError(f"run {short} is of suite {summary.suite}, not {suite_name}")
+    if (summary.commit, summary.dirty) != (commit.sha, commit.dirty):
+        raise UsageError(
+            f"run {short} was begun at {_name(summary.commit, summary.dirty)} and this is "
+            f"{_name(commit.sha, commit.dirty)}: go back to that commit, or start a new run"
+        )
+
+
+def _name(sha: str, dirty: bool) -> str:
+    return (sha if sha.startswith("pkg-") else sha[:10]) + (" with changes" if dirty else "")
+
+
+def _as_before(setup: Setup, first: Record | None) -> Setup:
+    """The setup with what the run's records tell: its seed, and its backend where none is asked."""
+    if first is None:
+        return setup
+    backend = setup.backend
+    if backend is BackendChoice.AUTO and setup.device is None:
+        backend = BackendChoice(first.backend)
+    seed = first.seed if setup.seed is None else setup.seed
+    return Setup(setup.db, setup.cluster, backend, setup.device, seed, setup.files)
+
+
+def _suite_cases(name: str) -> tuple[Case, ...]:
+    """Cases that carry the suite's names for its shapes; a sweep has none."""
+    try:
+        suite = load_suite(name)
+    except WorkloadError:
+        return ()
+    return suite.cases(suite.kernels)
+
+
+def _case_of_result(result: queries.ResultRow) -> Case:
+    case = Case.from_key(result.case)
+    return Case(
+        case.kernel, case.gemm, case.variant, case.stage, case.cache, result.model, result.layer
+    )
+
+
+def _open_executor(setup: Setup) -> Executor:
+    seed = setup.seed or 0
+    asked: Backend | None = None
+    if setup.backend is not BackendChoice.AUTO:
+        asked = "cuda" if setup.backend is BackendChoice.CUDA else "cpu"
+    if setup.cluster == NO_CLUSTER:
+        return LocalExecutor(_device_name(asked, setup.device), seed=seed)
+    if setup.device is not None:
+        raise UsageError(
+            "--device picks a device of this process: leave it out with --cluster, which uses all"
+        )
+    from flexq_bench.cluster import RayExecutor
+
+    return RayExecutor(setup.cluster, backend=asked, seed=seed)
+
+
+def _device_name(asked: Backend | None, device: str | None) -> str:
+    if device is not None:
+        if asked is not None and not device.startswith(asked):
+            raise UsageError(f"--device {device} is not of --backend {asked}: drop one of them")
+        return device
+    if asked is not None:
+        return asked
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _carry_out(
+    database: Database,
+    executor: Executor,
+    cases: Sequence[Case],
+    run: RunInfo,
+    commit: CommitInfo,
+    setup: Setup,
+) -> int:
+    """Execute, report, and say how to go on where it did not come to its end."""
+    resume = invocation.command(
+        "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
+    )
+    try:
+        with _ended_by_terminate(), _progress(len(cases)) as advance:
+            execute_plan(database, executor, cases, run, commit, on_record=advance)
+    except KeyboardInterrupt:
+        _report(database, run, setup)
+        say(
+            console(stderr=True),
+            f"interrupted: what was measured is stored, go on with {resume}",
+        )
+        return INTERRUPTED
+    except Exception:
+        log.warning("what was measured before is stored, go on with %s", resume)
+        raise
+    return _report(database, run, setup)
+
+
+def _report(database: Database, run: RunInfo, setup: Setup) -> int:
+    """Print the table, write the files, and say where everything is; the exit code."""
+    with database.session() as session:
+        results = queries.run_results(session, run.uuid)
+        missing = queries.missing_cases(session, run.uuid)
+        records = list(queries.run_records(session, run.uuid))
+    position = {key: i for i, key in enumerate(run.plan)}
+    results.sort(key=lambda result: position.get(result.case, len(position)))
+    out = setup.people
+    out.print(results_table(compare_with_baseline(results)))
+    for line in problem_lines(results):
+        say(out, line)
+    if missing:
+        say(out, f"{len(missing)} of {len(run.plan)} planned cases have no result")
+    setup.files.write(records)
+    for path in setup.files.paths:
+        say(out, f"records: {path}")
+    say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
+    show = invocation.command("dashboard", *invocation.database_arguments(database))
+    say(out, f"look at them: {show}")
+    return int(verdict_of_run(records, missing))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[OnRecord]:
+    """A bar on stderr where a person looks at it, else a log line a result."""
+    err = console(stderr=True)
+    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    name = TextColumn("{task.description}")
+    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("measuring", total=total)
+
+        def advance(record: Record) -> None:
+            log.info("%s: %s %s us", record.case, record.status, record.median_us)
+            bar.update(task, advance=1, description=record.case)
+
+        yield advance
+
+
+@contextmanager
+def _ended_by_terminate() -> Iterator[None]:
+    """SIGTERM (a job scheduler's time limit) ends a run as Ctrl-C does: marked, resumable."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

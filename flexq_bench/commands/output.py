@@ -1,0 +1,50 @@
+"""Where words for people and JSON for machines go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+PLAIN_WIDTH = 120  # of a table that goes to a file or a pipe
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout or stderr; markup is off: names have brackets."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() else PLAIN_WIDTH
+    return Console(file=stream, width=width, markup=False, highlight=False, soft_wrap=False)
+
+
+def say(out: Console, text: str) -> None:
+    """One line, never broken: it may be a command to paste."""
+    out.print(text, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, times and enums as what JSON knows."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return [plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    return value

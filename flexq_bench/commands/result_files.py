@@ -1,0 +1,59 @@
+"""The files of records that `run` and `sweep` write beside the database."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from db.exchange import record_line, write_records
+from db.records import Record
+from flexq_bench.errors import UsageError
+
+STDOUT = "-"
+_JSON_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz")
+_OUT_SUFFIXES = (*_JSON_SUFFIXES, ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class ResultFiles:
+    """Where the records go; None: nowhere. json "-": stdout.
+
+    Raises UsageError, before anything is measured, for a file that could not be written after.
+    """
+
+    json: str | None = None
+    out: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.json is not None and self.json != STDOUT:
+            _check(self.json, "--json", _JSON_SUFFIXES)
+        if self.out is not None:
+            _check(self.out, "--out", _OUT_SUFFIXES)
+
+    @property
+    def uses_stdout(self) -> bool:
+        return self.json == STDOUT
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return tuple(path for path in (self.json, self.out) if path and path != STDOUT)
+
+    def write(self, records: Iterable[Record]) -> None:
+        """Write all of them. Raises DatabaseError if a file can't be written."""
+        kept = list(records)
+        if self.uses_stdout:
+            for record in kept:
+                sys.stdout.write(record_line(record) + "\n")
+            sys.stdout.flush()
+        for path in self.paths:
+            write_records(path, kept)
+
+
+def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
+    if not path.endswith(suffixes):
+        raise UsageError(f"{option} {path}: the name must end in {', '.join(suffixes)}")
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {folder}: make it first")

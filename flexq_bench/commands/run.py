@@ -1,0 +1,95 @@
+"""`flexq-bench run`: measure a suite now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flexq_bench.commands.options import (
+    BackendChoice,
+    BackendOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    JsonFileOption,
+    KernelsOption,
+    OutOption,
+    split_names,
+    split_sizes,
+)
+from flexq_bench.errors import UsageError
+
+
+def run(
+    suite: Annotated[
+        str | None, typer.Argument(help="A suite's name (list suites) or .toml file.")
+    ] = None,
+    models: Annotated[
+        str | None, typer.Option("--models", metavar="NAMES", help="Only these models' layers.")
+    ] = None,
+    m: Annotated[
+        str | None,
+        typer.Option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
+    ] = None,
+    kernels: KernelsOption = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", metavar="NAMES", help="Only these layers.")
+    ] = None,
+    stage: Annotated[
+        str | None, typer.Option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
+    ] = None,
+    cache: Annotated[
+        str | None, typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.")
+    ] = None,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with this run (its uuid's beginning)."),
+    ] = None,
+    trigger: Annotated[
+        str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")
+    ] = "manual",
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Of the random inputs. Default: 0.")
+    ] = None,
+    db: DbOption = None,
+    as_json: JsonFileOption = None,
+    out: OutOption = None,
+) -> None:
+    """Measure a suite, store each result as it comes, print a table.
+
+    Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
+    or this machine or the database did; 130: interrupted (go on with --resume).
+    """
+    from flexq_bench.commands import measuring
+    from flexq_bench.commands.result_files import ResultFiles
+    from workloads.suites import list_suites, load_suite
+
+    restrictions = {
+        "models": split_names(models),
+        "layers": split_names(layers),
+        "kernels": split_names(kernels),
+        "stages": split_names(stage),
+        "caches": split_names(cache),
+    }
+    sizes = split_sizes(m)
+    setup = measuring.Setup(db, cluster, backend, device, seed, ResultFiles(as_json, out))
+    if resume is not None:
+        if sizes is not None or any(asked is not None for asked in restrictions.values()):
+            raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
+        raise typer.Exit(measuring.resume_run(resume, suite, setup))
+    if suite is None:
+        raise UsageError(f"which suite? There are {', '.join(list_suites())}")
+    chosen = load_suite(suite).restrict(m=sizes, **restrictions)
+    asked = restrictions["kernels"] or ()
+    raise typer.Exit(measuring.measure_suite(chosen, asked, _known_trigger(trigger), setup))
+
+
+def _known_trigger(trigger: str) -> str:
+    known = ("manual", "sweep", "nightly", "gate")
+    if trigger not in known:
+        raise UsageError(f"no trigger {trigger!r}: there are {', '.join(known)}")
+    return trigger

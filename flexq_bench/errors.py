@@ -1,0 +1,47 @@
+"""What the service raises; the command line prints the message and exits with exit_code.
+
+FlexqError
+├── UsageError             what was asked for can't be                      exit 2
+│   ├── DeviceError        no such device on this machine
+│   └── MeasureError       a case that can't be measured here as asked
+├── MissingResultsError    planned results did not arrive                   exit 4
+└── InfrastructureError    a machine, a device or a store failed            exit 5
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from flexq_bench.exit_codes import ExitCode
+
+
+class FlexqError(Exception):
+    """Base of everything that flexq_bench/ raises on purpose. The message is one line."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.INFRASTRUCTURE
+
+
+class UsageError(FlexqError):
+    """What was asked for can't be: the message says why and what to do."""
+
+    exit_code = ExitCode.USAGE
+
+
+class DeviceError(UsageError):
+    """No such device on this machine; the message names those there are, nearest first."""
+
+
+class MeasureError(UsageError):
+    """A case that can't be measured here as asked, for example for lack of memory."""
+
+
+class MissingResultsError(FlexqError):
+    """Planned results did not arrive."""
+
+    exit_code = ExitCode.MISSING
+
+
+class InfrastructureError(FlexqError):
+    """A machine, a device or a store failed; the work may be right and can be tried again."""
+
+    exit_code = ExitCode.INFRASTRUCTURE

@@ -1,0 +1,16 @@
+"""What the exit status of every command means."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit status of `flexq-bench`, the same for every verb."""
+
+    PASS = 0
+    REGRESSION = 1  # performance or accuracy
+    USAGE = 2  # what was asked for can't be
+    AMBIGUOUS = 3  # the data doesn't decide
+    MISSING = 4  # planned results did not arrive
+    INFRASTRUCTURE = 5  # a machine, a device or a store failed

@@ -1,0 +1,7 @@
+"""Measuring: protocol 1, on a GPU and on a CPU."""
+
+from flexq_bench.measure.measured import Measured
+from flexq_bench.measure.meter import Meter
+from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
+
+__all__ = ["PROTOCOL_CPU", "PROTOCOL_CUDA", "Measured", "Meter", "Protocol"]

@@ -1,0 +1,172 @@
+"""Whether a kernel's output is right: relative error in float64, and equality where it is due."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.measure.inputs import (
+    LinearInputs,
+    derive_seed,
+    full_range_inputs,
+    realistic_inputs,
+    small_sum_inputs,
+)
+from kernels.contract import LinearKernel
+from kernels.reference import Reference, reference_gemm
+from workloads.case import Stage
+from workloads.gemm import GemmWorkload
+
+FP16_MAX = 65504.0
+FP16_OVERFLOW = 65536.0  # past this no rounding or accumulation order gives a finite value
+FP16_SMALLEST_NORMAL = 2.0**-14
+# An element that cancels to far below its terms is judged against its terms.
+CANCELLATION = 2.0**-10
+FP32_INTEGERS = 2.0**24  # every integer up to here is an FP32 number
+_DENSITIES = (1.0, 0.25, 0.05, 0.01)
+
+Run = Callable[[LinearInputs, torch.Tensor], None]  # runs the kernel into out [M,N] FP16
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """What a check found. detail: what is wrong; empty: nothing.
+
+    exact: whether integer results equalled the reference bit for bit; None: no integer part.
+    """
+
+    max_rel_error: float | None
+    exact: bool | None
+    detail: str = ""
+
+    @property
+    def is_correct(self) -> bool:
+        return not self.detail
+
+    def merged(self, other: CheckResult) -> CheckResult:
+        """The worse of two checks of one kernel."""
+        errors = [e for e in (self.max_rel_error, other.max_rel_error) if e is not None]
+        exacts = [e for e in (self.exact, other.exact) if e is not None]
+        # max() would lose a NaN that comes second.
+        worst = max(errors, key=lambda e: math.inf if math.isnan(e) else e) if errors else None
+        return CheckResult(worst, all(exacts) if exacts else None, self.detail or other.detail)
+
+
+def check_linear(
+    kernel: LinearKernel,
+    gemm: GemmWorkload,
+    stage: Stage,
+    device: torch.device,
+    run: Run,
+    *,
+    seed: int,
+    tolerance: float,
+) -> CheckResult:
+    """Check one configuration of a kernel on inputs drawn from `seed`.
+
+    Realistic inputs must be within `tolerance` of float64 (see relative_error). A kernel with
+    integer weights and activations must also give float16(reference) bit for bit on codes over
+    their full range and on small ones, with scales that keep every FP32 sum exact.
+    """
+    inputs = realistic_inputs(kernel, gemm, device, derive_seed(seed, "realistic"))
+    reference = reference_gemm(inputs.x, inputs.w)
+    y = _run_poisoned(run, inputs, gemm, device)
+    result = judge_error(y, reference, tolerance)
+    if not (kernel.spec.weight.is_integer and kernel.spec.activation.is_integer):
+        return result
+    del inputs, reference, y
+    for draw in (_exact_full_range, _exact_small):
+        inputs, reference = draw(kernel, gemm, stage, device, seed)
+        y = _run_poisoned(run, inputs, gemm, device)
+        result = result.merged(_judge_exact(y, reference))
+    return result
+
+
+def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """|y - ref| / max(|ref|, 2^-14, 2^-10 · magnitude), float64 [M,N].
+
+    2^-14 is the smallest normal FP16 number; magnitude is the sum of |contribution|, so that an
+    element which cancels is judged against what it was computed from. Where ref is past the FP16
+    range an infinity of the same sign is right (error 0). NaN in y gives NaN or infinity.
+    """
+    y = y.double()
+    scale = torch.maximum(
+        reference.y.abs().clamp(min=FP16_SMALLEST_NORMAL), CANCELLATION * reference.magnitude
+    )
+    error = (y - reference.y).abs() / scale
+    overflows = reference.y.abs() > FP16_MAX
+    infinite = torch.isinf(y) & (torch.sign(y) == torch.sign(reference.y))
+    must_overflow = reference.y.abs() >= FP16_OVERFLOW
+    error = torch.where(overflows & infinite, 0.0, error)
+    return torch.where(must_overflow & ~infinite, torch.inf, error)
+
+
+def judge_error(y: torch.Tensor, reference: Reference, tolerance: float) -> CheckResult:
+    """Whether every element is within the tolerance; NaN never is."""
+    error = relative_error(y, reference)
+    right = error <= tolerance  # false for NaN
+    # NaN counts as the largest error.
+    worst = float(torch.nan_to_num(error, nan=torch.inf).max())
+    if bool(right.all()):
+        return CheckResult(worst, None)
+    return CheckResult(
+        worst, None, _describe_wrong(~right, y, reference.y, f"relative error {worst:.2g}")
+    )
+
+
+def _judge_exact(y: torch.Tensor, reference: Reference) -> CheckResult:
+    equal = y == reference.y.half()
+    if bool(equal.all()):
+        return CheckResult(None, True)
+    return CheckResult(None, False, _describe_wrong(~equal, y, reference.y.half(), "not bit-exact"))
+
+
+def _describe_wrong(
+    wrong: torch.Tensor, y: torch.Tensor, expected: torch.Tensor, problem: str
+) -> str:
+    row, column = (int(i) for i in torch.nonzero(wrong)[0])
+    count = int(wrong.sum())
+    return (
+        f"{problem}: {count:,} of {wrong.numel():,} elements wrong, first y[{row},{column}] = "
+        f"{float(y[row, column]):.6g}, expected {float(expected[row, column]):.6g}"
+    )
+
+
+def _run_poisoned(
+    run: Run, inputs: LinearInputs, gemm: GemmWorkload, device: torch.device
+) -> torch.Tensor:
+    out = torch.full((gemm.m, gemm.n), torch.nan, dtype=torch.float16, device=device)
+    run(inputs, out)
+    return out
+
+
+def _exact_full_range(
+    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
+) -> tuple[LinearInputs, Reference]:
+    """Full-range codes as dense as FP32 sums stay exact in any order of accumulation."""
+    for density in _DENSITIES:
+        inputs = full_range_inputs(
+            kernel, gemm, stage, device, derive_seed(seed, "full"), density=density
+        )
+        reference = reference_gemm(inputs.x, inputs.w)
+        if float(reference.magnitude.max()) < FP32_INTEGERS * _quantum(inputs):
+            break
+    return inputs, reference
+
+
+def _exact_small(
+    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
+) -> tuple[LinearInputs, Reference]:
+    inputs = small_sum_inputs(kernel, gemm, stage, device, derive_seed(seed, "small"))
+    return inputs, reference_gemm(inputs.x, inputs.w)
+
+
+def _quantum(inputs: LinearInputs) -> float:
+    """What every product of a code pair and its scales is a multiple of."""
+    x_scales, w_scales = inputs.x.scales, inputs.w.scales
+    assert x_scales is not None  # both operands are integers here
+    assert w_scales is not None
+    return float(x_scales.double().min() * w_scales.double().min())

@@ -1,0 +1,194 @@
+"""Timing a rotation of launches: CUDA graphs and events on a GPU, a monotonic clock on a CPU."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from flexq_bench.measure.protocol import Protocol
+
+Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
+_CALIBRATIONS = 3
+
+
+class Rotation(ABC):
+    """Launches over copies 0, 1, …, copies - 1, 0, … that are timed together.
+
+    launches: in one sample. At least a whole turn on a GPU; a CPU goes on where the last sample
+    ended, so each launch still meets the copy used longest ago.
+    """
+
+    launches: int
+
+    @abstractmethod
+    def sample(self, count: int) -> list[float]:
+        """Times of `count` samples in microseconds a launch; everything is done on return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of the launches, and so of the buffers that they use."""
+
+
+class Clock(ABC):
+    """Builds rotations on one device and owns how its time is read."""
+
+    @abstractmethod
+    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
+        """A rotation whose samples have the protocol's length. Runs the launches a few times."""
+
+    @abstractmethod
+    def device_guard(self) -> AbstractContextManager[object]:
+        """Makes the clock's device the current one."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait for the device. Raises RuntimeError if the device is broken."""
+
+    @abstractmethod
+    def release_memory(self) -> None:
+        """Give freed buffers back to the driver, so that the next ones are placed anew."""
+
+
+class CpuClock(Clock):
+    """Host time around launches that are done when they return, on one thread.
+
+    With more threads than idle cores each launch waits for a time slice of milliseconds, and how
+    many are idle is not ours to say.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._now_ns = now_ns
+
+    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
+        return _CpuRotation(launch, copies, protocol, self._now_ns)
+
+    @contextmanager
+    def device_guard(self) -> Iterator[None]:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def synchronize(self) -> None:
+        """A CPU's work is done when the call returns."""
+
+    def release_memory(self) -> None:
+        """A CPU's memory went back when it was freed."""
+
+
+class _CpuRotation(Rotation):
+    def __init__(
+        self, launch: Launch, copies: int, protocol: Protocol, now_ns: Callable[[], int]
+    ) -> None:
+        self._launch, self._copies, self._now_ns = launch, copies, now_ns
+        self._next = 0
+        self.launches = 1
+        launch_us = statistics.median(self.sample(_CALIBRATIONS))
+        self.launches = _launches_for(launch_us, 1, protocol)
+
+    def sample(self, count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            start = self._now_ns()
+            for i in range(self._next, self._next + self.launches):
+                self._launch(i % self._copies)
+            elapsed_ns = self._now_ns() - start
+            self._next = (self._next + self.launches) % self._copies
+            times.append(elapsed_ns / 1000 / self.launches)
+        return times
+
+    def close(self) -> None:
+        del self._launch
+
+
+class CudaClock(Clock):
+    """Device time between two events around one replay of a CUDA graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
+        return _CudaRotation(launch, copies, protocol, self._stream)
+
+    def device_guard(self) -> AbstractContextManager[object]:
+        return torch.cuda.device(self._device)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)
+
+    def release_memory(self) -> None:
+        torch.cuda.empty_cache()
+
+
+class _CudaRotation(Rotation):
+    def __init__(
+        self, launch: Launch, copies: int, protocol: Protocol, stream: torch.cuda.Stream
+    ) -> None:
+        self._launch, self._copies, self._stream = launch, copies, stream
+        torch.cuda.synchronize()  # the buffers were filled on another stream
+        with torch.cuda.stream(stream):
+            launch(0)  # loading a module or creating a handle can't be captured
+        stream.synchronize()
+        self.launches = copies
+        self._graph = self._capture()
+        launch_us = statistics.median(self.sample(_CALIBRATIONS))
+        launches = _launches_for(launch_us, copies, protocol)
+        if launches > copies:
+            self._graph.reset()
+            self.launches = launches
+            self._graph = self._capture()
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: what other threads of this process do is not part of the capture. The outer
+        # stream context restores the current stream also where ending a spoilt capture raises.
+        with (
+            torch.cuda.stream(self._stream),
+            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            for i in range(self.launches):
+                self._launch(i % self._copies)
+        return graph
+
+    def sample(self, count: int) -> list[float]:
+        starts, stops = _timing_events(count), _timing_events(count)
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()  # untimed: behind it the host queues the rest without a gap
+            for start, stop in zip(starts, stops, strict=True):
+                start.record(self._stream)
+                self._graph.replay()
+                stop.record(self._stream)
+        self._stream.synchronize()
+        return [
+            start.elapsed_time(stop) * 1000 / self.launches
+            for start, stop in zip(starts, stops, strict=True)
+        ]
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        self._graph.reset()
+        del self._launch
+
+
+def _timing_events(count: int) -> list[torch.cuda.Event]:
+    return [
+        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        for _ in range(count)
+    ]
+
+
+def _launches_for(launch_us: float, copies: int, protocol: Protocol) -> int:
+    """Launches in a sample: whole turns over the copies that last the target time."""
+    wanted = max(protocol.target_sample_us, protocol.min_sample_us)
+    turns = math.ceil(wanted / max(launch_us * copies, 1e-3))
+    return copies * max(1, min(turns, protocol.max_launches // copies))

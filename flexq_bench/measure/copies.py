@@ -1,0 +1,32 @@
+"""How many copies of the weights a rotation needs to find them in the wanted cache state."""
+
+from __future__ import annotations
+
+from flexq_bench.measure.protocol import Protocol
+from kernels.errors import UnsupportedError
+from workloads.case import CacheMode
+
+
+def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol: Protocol) -> int:
+    """Copies of `copy_bytes` bytes each to rotate over.
+
+    cold: together they exceed cache_factor times the L2, so that each is evicted before its next
+    turn. hot: one, which must fit the L2. A kernel that reads no weights (0 bytes) has one.
+    Raises UnsupportedError where that can't be had: weights too small for cold, too large for hot.
+    """
+    if copy_bytes == 0:
+        return 1
+    if cache == "hot":
+        if l2_bytes is not None and copy_bytes > l2_bytes:
+            raise UnsupportedError(
+                f"{copy_bytes:,} bytes of weights do not fit the L2 of {l2_bytes:,} bytes, "
+                "so they are never hot: measure this shape cold"
+            )
+        return 1
+    copies = protocol.cold_bytes(l2_bytes) // copy_bytes + 1
+    if copies > protocol.max_launches:
+        raise UnsupportedError(
+            f"{copy_bytes:,} bytes of weights would need {copies:,} copies to be cold and "
+            f"{protocol.max_launches:,} is the most: measure this shape hot, or a larger one"
+        )
+    return copies

@@ -1,0 +1,165 @@
+"""Which device this is, what else a result depends on, and who else is using it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import platform
+import re
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from db.records import DeviceInfo
+from flexq_bench.errors import DeviceError
+from flexq_bench.measure.nvml import Nvml
+from kernels.contract import Capability
+from kernels.runtime.nvrtc import COMMON_OPTIONS
+
+_CPU_CACHE = Path("/sys/devices/system/cpu/cpu0/cache")
+_MEMINFO = Path("/proc/meminfo")
+_CPUINFO = Path("/proc/cpuinfo")
+# Packages that decide which machine code runs; either CUDA version of one is the same thing.
+_CUDA_PACKAGES = {
+    "cupy": ("cupy-cuda13x", "cupy-cuda12x"),
+    "nvrtc": ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
+    "cublas": ("nvidia-cublas", "nvidia-cublas-cu12"),
+    "nvmath": ("nvmath-python",),
+}
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of a name: "cpu", "cuda" (the first) or "cuda:1".
+
+    Raises DeviceError if this machine has no such device; the message has the nearest names first.
+    """
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = [*(f"cuda:{i}" for i in range(count)), "cpu"]
+    wanted = "cuda:0" if name == "cuda" else name
+    if wanted in present:
+        return torch.device(wanted)
+    near = difflib.get_close_matches(wanted, present, n=len(present), cutoff=0.4)
+    ordered = near + [other for other in present if other not in near]
+    raise DeviceError(f"no device {name!r}: this machine has {', '.join(ordered)}")
+
+
+def describe_device(device: torch.device, nvml: Nvml | None) -> DeviceInfo:
+    """The device's identity and size. What NVML would tell is null where there is none."""
+    if device.type == "cpu":
+        return _describe_cpu()
+    properties = torch.cuda.get_device_properties(device)
+    uuid = str(properties.uuid)
+    return DeviceInfo(
+        uuid=uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}",
+        sku=properties.name,
+        backend="cuda",
+        vbios=nvml.vbios() if nvml else None,
+        power_limit_w=nvml.power_limit_w() if nvml else None,
+        ecc=nvml.ecc() if nvml else None,
+        mig=nvml.mig() if nvml else None,
+        memory_bytes=properties.total_memory,
+        l2_bytes=properties.L2_cache_size,
+        sm_count=properties.multi_processor_count,
+        compute_capability=f"{properties.major}.{properties.minor}",
+    )
+
+
+def capability(device: torch.device) -> Capability | None:
+    """CUDA compute capability; None on a CPU."""
+    return None if device.type == "cpu" else torch.cuda.get_device_capability(device)
+
+
+def describe_environment(device: torch.device, nvml: Nvml | None) -> dict[str, str]:
+    """What a time depends on beside the device and the commit. Only what holds for a whole run."""
+    environment = {
+        "host": platform.node(),
+        "os": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+    }
+    if device.type == "cpu":
+        environment["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+        return environment
+    environment["cuda"] = str(torch.version.cuda)
+    environment["driver"] = (nvml.driver_version() if nvml else None) or "unknown"
+    environment["clock_policy"] = _clock_policy(nvml)
+    environment["compiler_flags"] = " ".join(COMMON_OPTIONS)
+    for name, distributions in _CUDA_PACKAGES.items():
+        version = _first_version(distributions)
+        if version is not None:
+            environment[name] = version
+    return environment
+
+
+def other_processes(nvml: Nvml | None) -> int | None:
+    """How many processes compute on the device beside this one; None: the driver doesn't tell.
+
+    One of those listed is taken to be this process: in a container the driver's process numbers
+    are not ours, so they can't be compared.
+    """
+    pids = nvml.compute_pids() if nvml else None
+    return None if pids is None else max(0, len(set(pids)) - 1)
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on the device now."""
+    if device.type == "cuda":
+        free, _total = torch.cuda.mem_get_info(device)
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + cached)
+    match = re.search(r"MemAvailable:\s+(\d+) kB", _text(_MEMINFO))
+    if match:
+        return int(match[1]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _describe_cpu() -> DeviceInfo:
+    match = re.search(r"model name\s*:\s*(.+)", _text(_CPUINFO))
+    model = match[1].strip() if match else platform.processor() or platform.machine()
+    identity = hashlib.sha256(f"{platform.node()}\0{model}".encode()).hexdigest()
+    return DeviceInfo(
+        uuid=f"CPU-{identity[:32]}",
+        sku=model,
+        backend="cpu",
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        l2_bytes=_cpu_l2_bytes(),
+        sm_count=os.cpu_count(),
+    )
+
+
+def _cpu_l2_bytes() -> int | None:
+    """The first core's own L2. A shared L3 is left out: a guest may see its host's."""
+    for index in sorted(_CPU_CACHE.glob("index*")):
+        if _text(index / "level").strip() == "2":
+            match = re.fullmatch(r"(\d+)([KM]?)", _text(index / "size").strip())
+            if match:
+                return int(match[1]) * {"": 1, "K": 1 << 10, "M": 1 << 20}[match[2]]
+    return None
+
+
+def _clock_policy(nvml: Nvml | None) -> str:
+    """Whether somebody set the clocks: measuring never does."""
+    if nvml is None:
+        return "unknown"
+    applications, default = nvml.applications_sm_clock_mhz(), nvml.default_sm_clock_mhz()
+    if applications is None or applications == default:
+        return "default"
+    return f"applications at {applications:.0f} MHz, default {default:.0f} MHz"
+
+
+def _first_version(distributions: tuple[str, ...]) -> str | None:
+    for name in distributions:
+        try:
+            return f"{name} {metadata.version(name)}"
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

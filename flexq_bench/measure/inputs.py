@@ -1,0 +1,161 @@
+"""Inputs of a linear layer from a seed: realistic ones, and ones whose result is exact."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from kernels.contract import LinearKernel, OperandFormat
+from kernels.formats import Operand
+from workloads.case import Stage
+from workloads.gemm import GemmWorkload
+
+INPUT_DISTRIBUTION = "normal-outlier-v1"
+WEIGHT_STD = 0.02
+# A few channels carry values some 20 times larger than the rest, in about 0.1 % of the features
+# (LLM.int8(), arXiv 2208.07339, section 4).
+OUTLIER_FACTOR = 20.0
+OUTLIER_CHANNELS = 0.001
+
+# Products of scales lie in 2^-10 … 2^-8: sums of codes below 2^24 then stay under 2^14 and are
+# multiples of 2^-10, in the middle of FP16's normal range.
+_SCALE_EXPONENT = -5
+_SCALE_SPREAD = 2
+_EXTREME_FRACTION = 0.03  # of the codes each: the lowest, the highest and zero
+# Codes up to this, on so few k, keep |sum| at or below 2,048, where FP16 holds every integer.
+_SMALL_CODE = 2
+_SMALL_TERMS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LinearInputs:
+    """X [M,K] and W [N,K] as the reference sees them.
+
+    x_real: FP16 [M,K], what the `linear` stage is given; x is its quantization by the kernel's
+    own rule. None: codes were drawn directly (the `gemm` stage).
+    """
+
+    x_real: torch.Tensor | None
+    x: Operand
+    w: Operand
+
+
+def derive_seed(seed: int, *parts: object) -> int:
+    """A seed of 63 bits that depends on all parts and on nothing else."""
+    text = "\0".join(str(part) for part in (seed, *parts))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def realistic_inputs(
+    kernel: LinearKernel, gemm: GemmWorkload, device: torch.device, seed: int
+) -> LinearInputs:
+    """The distribution INPUT_DISTRIBUTION: normal weights, normal activations with outliers.
+
+    Every kernel gets the same real values for one shape and seed, in its own format.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    w = torch.randn(gemm.n, gemm.k, generator=generator, device=device).mul_(WEIGHT_STD).half()
+    x = torch.randn(gemm.m, gemm.k, generator=generator, device=device)
+    count = max(1, round(gemm.k * OUTLIER_CHANNELS))
+    channels = torch.randperm(gemm.k, generator=generator, device=device)[:count]
+    x[:, channels] *= OUTLIER_FACTOR
+    x_real = x.half()
+    return LinearInputs(x_real, kernel.quantize_activation(x_real), kernel.quantize_weight(w))
+
+
+def full_range_inputs(
+    kernel: LinearKernel,
+    gemm: GemmWorkload,
+    stage: Stage,
+    device: torch.device,
+    seed: int,
+    *,
+    density: float = 1.0,
+) -> LinearInputs:
+    """Codes over the full range, rich in extremes, with scales that are powers of two.
+
+    density: fraction of activations that are not zero; lower it where sums grow past what FP32
+    holds exactly. Only for kernels whose weights and activations are both integers.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    spec = kernel.spec
+    x = _full_range(gemm.m, gemm.k, spec.activation, generator, device)
+    keep = torch.rand(gemm.m, gemm.k, generator=generator, device=device) < density
+    x = Operand(x.values * keep, x.scales, x.bits, x.group)
+    w = _full_range(gemm.n, gemm.k, spec.weight, generator, device)
+    return _for_stage(kernel, stage, x, w)
+
+
+def small_sum_inputs(
+    kernel: LinearKernel, gemm: GemmWorkload, stage: Stage, device: torch.device, seed: int
+) -> LinearInputs:
+    """Sparse small codes with all scales 1: the output is an integer that FP16 holds.
+
+    In the `linear` stage each group needs one code at the top to have scale 1, so outputs may
+    grow past that. Only for kernels whose weights and activations are both integers.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    terms = min(1.0, _SMALL_TERMS / gemm.k)
+
+    def draw(rows: int, fmt: OperandFormat, density: float) -> Operand:
+        shape = (rows, gemm.k)
+        top = min(_SMALL_CODE, _top(fmt))
+        codes = torch.randint(
+            -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
+        )
+        keep = torch.rand(shape, generator=generator, device=device) < density
+        groups = _groups(gemm.k, fmt)
+        ones = torch.ones(rows, groups, dtype=torch.float16, device=device)
+        return Operand((codes * keep).to(torch.int8), ones, fmt.bits, fmt.group)
+
+    x = draw(gemm.m, kernel.spec.activation, terms)
+    w = draw(gemm.n, kernel.spec.weight, 1.0)
+    return _for_stage(kernel, stage, x, w)
+
+
+def _full_range(
+    rows: int, k: int, fmt: OperandFormat, generator: torch.Generator, device: torch.device
+) -> Operand:
+    shape = (rows, k)
+    bottom, top = -_top(fmt) - 1, _top(fmt)
+    codes = torch.randint(
+        bottom, top + 1, shape, generator=generator, device=device, dtype=torch.int16
+    )
+    draws = torch.rand(shape, generator=generator, device=device)
+    for i, extreme in enumerate((bottom, top, 0), start=1):
+        codes[(draws < i * _EXTREME_FRACTION) & (draws >= (i - 1) * _EXTREME_FRACTION)] = extreme
+    codes[0, : min(k, 128)] = bottom  # the largest sum a group can have
+    exponents = torch.randint(
+        _SCALE_EXPONENT,
+        _SCALE_EXPONENT + _SCALE_SPREAD,
+        (rows, _groups(k, fmt)),
+        generator=generator,
+        device=device,
+    )
+    scales = torch.exp2(exponents.float()).half()
+    return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
+
+
+def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> LinearInputs:
+    if stage == "gemm":
+        return LinearInputs(None, x, w)
+    x_real = _with_tops(x).dequantize().half()
+    return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+
+
+def _with_tops(x: Operand) -> Operand:
+    """Codes that quantizing their real values gives back: within ±top, one at the top a group."""
+    top = 2 ** (x.bits - 1) - 1
+    values = x.values.clamp(min=-top)
+    values[:, :: x.group_length] = top
+    return Operand(values, x.scales, x.bits, x.group)
+
+
+def _top(fmt: OperandFormat) -> int:
+    return int(2 ** (fmt.bits - 1)) - 1
+
+
+def _groups(k: int, fmt: OperandFormat) -> int:
+    return 1 if fmt.group is None else -(-k // fmt.group)

@@ -1,0 +1,49 @@
+"""What one measurement found, before it is tied to a run and a commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measured part of a db.records.Record: same names, same meanings, same units.
+
+    extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
+    samples, device states before and after, other processes on the GPU.
+    """
+
+    status: str  # one of db.records.STATUSES
+    detail: str  # why, where the status is not ok
+    seed: int
+    protocol_version: int
+    input_distribution: str
+    kernel_version: int = 0  # 0 and no bits: the registry has no such kernel on this backend
+    weight_bits: int = 0
+    act_bits: int = 0
+    group: int | None = None
+    median_us: float | None = None
+    ci_low_us: float | None = None
+    ci_high_us: float | None = None
+    n_samples: int = 0
+    placement_medians_us: tuple[float, ...] = ()
+    samples_us: tuple[tuple[float, ...], ...] = ()
+    floor_us: float | None = None
+    launch_us: float | None = None
+    max_rel_error: float | None = None
+    exact: bool | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    binary_hash: str | None = None
+    sm_clock_mhz: float | None = None
+    mem_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle_mask: int | None = None
+    n_invalid: int = 0
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether its time may be compared: right, timed, and on a device clocked high enough."""
+        return self.status in ("ok", "noisy") and self.median_us is not None

@@ -1,0 +1,66 @@
+"""How much memory a measurement takes, estimated before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexq_bench.errors import MeasureError
+from kernels.contract import KernelSpec
+from workloads.gemm import GemmWorkload
+
+# Bytes a value while inputs are drawn, quantized and checked, at the largest moment: FP32 draws
+# and quotients, FP16 values, codes; the reference's float64 copies of activations; float64
+# outputs, magnitudes, errors and their temporaries.
+_WEIGHT_BYTES = 24
+_ACTIVATION_BYTES = 40
+_OUTPUT_BYTES = 80
+# The reference's float64 copies of a chunk of weights.
+_REFERENCE_CHUNK = 1 << 26
+_REFERENCE_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes that a measurement holds at once: drawing and checking inputs, then weight copies."""
+
+    drawing: int
+    reference: int
+    copies: int
+
+    @property
+    def total(self) -> int:
+        return self.drawing + self.reference + self.copies
+
+    def check(self, available: int, label: str, gemm: GemmWorkload) -> None:
+        """Raise MeasureError if it takes more than is available."""
+        if self.total <= available:
+            return
+        raise MeasureError(
+            f"{label} at M={gemm.m:,} N={gemm.n:,} K={gemm.k:,} would take {_gib(self.total)} "
+            f"({_gib(self.drawing)} of inputs and outputs, {_gib(self.copies)} of weight copies, "
+            f"{_gib(self.reference)} for the reference) and this device has "
+            f"{_gib(available)} free: make M, N or K smaller"
+        )
+
+
+def estimate_memory(spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None) -> MemoryEstimate:
+    """What measuring this kernel takes.
+
+    cold_bytes: what the weight copies must exceed; None: one copy, the hot cache mode.
+    """
+    weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
+    copies = weights if cold_bytes is None else weights + cold_bytes
+    values = gemm.n * gemm.k
+    drawing = (
+        values * _WEIGHT_BYTES
+        + gemm.m * gemm.k * _ACTIVATION_BYTES
+        + gemm.m * gemm.n * _OUTPUT_BYTES
+    )
+    if not spec.reads_weights:
+        drawing = 0
+    reference = min(values, _REFERENCE_CHUNK) * _REFERENCE_BYTES if drawing else 0
+    return MemoryEstimate(drawing, reference, copies)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"

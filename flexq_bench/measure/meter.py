@@ -1,0 +1,298 @@
+"""Measuring one case on one device, from its name to a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from db.records import DeviceInfo
+from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
+from flexq_bench.measure.copies import copies_for
+from flexq_bench.measure.device import (
+    available_memory,
+    capability,
+    describe_device,
+    describe_environment,
+    find_device,
+    other_processes,
+)
+from flexq_bench.measure.inputs import derive_seed
+from flexq_bench.measure.measured import Measured
+from flexq_bench.measure.memory import MemoryEstimate, estimate_memory
+from flexq_bench.measure.nvml import open_handle
+from flexq_bench.measure.outcome import extra_facts, judge, with_times
+from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
+from flexq_bench.measure.sampling import sample_case
+from flexq_bench.measure.subject import Buffers, Subject, bind
+from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
+from flexq_bench.measure.tuning import BriefTimer, TuningMemory
+from kernels import registry
+from kernels.contract import Backend, Config, Kernel, KernelSpec
+from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.runtime.module import binary_hash
+from workloads.case import Case
+
+Resolve = Callable[[str, Backend], Kernel]
+EMPTY_KERNEL = "empty"
+
+
+class Meter:
+    """Measures cases by one protocol on one device that it has to itself.
+
+    device: "cpu", "cuda" or "cuda:<index>". protocol None: the device's own.
+    clock, sensor, resolve: how time is read, the device's state is read and kernels are found;
+    None: what the device has.
+    Raises DeviceError if this machine has no such device.
+    """
+
+    def __init__(
+        self,
+        device: str = "cuda:0",
+        protocol: Protocol | None = None,
+        seed: int = 0,
+        *,
+        clock: Clock | None = None,
+        sensor: Sensor | None = None,
+        resolve: Resolve = registry.resolve,
+    ) -> None:
+        self._device = find_device(device)
+        self.backend: Backend = "cpu" if self._device.type == "cpu" else "cuda"
+        self._nvml = None if self.backend == "cpu" else open_handle(self._device)
+        self.protocol = protocol or (PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA)
+        self.seed = seed
+        self._clock = clock or (CpuClock() if self.backend == "cpu" else CudaClock(self._device))
+        self._sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
+        self._resolve = resolve
+        self._tuning = TuningMemory()
+        self._probe_us: dict[tuple[object, ...], float | None] = {}
+        self.capability = capability(self._device)
+        self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
+        self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
+
+    def memory_needed(self, case: Case) -> int:
+        """Bytes that measuring the case takes on the device, estimated without allocating.
+
+        Raises MeasureError for a kernel that nobody has, UnsupportedError for one of another
+        backend.
+        """
+        return self._estimate(self._find(case).spec, case).total
+
+    def check_memory(self, case: Case) -> None:
+        """Raise MeasureError if the case doesn't fit the memory that is free; allocates nothing.
+
+        A case that this device can't run at all passes: measuring it says so.
+        """
+        try:
+            spec = self._find(case).spec
+        except UnsupportedError:
+            return
+        free = available_memory(self._device)
+        self._estimate(spec, case).check(free, case.label, case.gemm)
+
+    def measure(self, case: Case) -> Measured:
+        """Measure a case together with its floor and the empty launch.
+
+        A kernel's own failure is a result: status unsupported, failed or incorrect with a detail.
+        Raises MeasureError for a kernel that nobody has or a case that doesn't fit the memory, and
+        InfrastructureError if the device stopped working before this case.
+        """
+        with self._clock.device_guard():
+            self._check_health()
+            measured = self._measure_alone(case)
+            if measured.status in ("unsupported", "failed"):
+                return measured
+            return self._with_probes(case, measured)
+
+    def _find(self, case: Case) -> Kernel:
+        try:
+            return self._resolve(case.label, self.backend)
+        except UnknownKernelError as error:
+            raise MeasureError(str(error)) from error
+
+    def _estimate(self, spec: KernelSpec, case: Case) -> MemoryEstimate:
+        cold = case.cache == "cold" and spec.reads_weights
+        cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes) if cold else None
+        return estimate_memory(spec, case.gemm, cold_bytes)
+
+    def _check_health(self) -> None:
+        try:
+            self._clock.synchronize()
+        except RuntimeError as error:
+            raise InfrastructureError(
+                f"{self._device} stopped working after an earlier kernel "
+                f"({_first_line(error)}): go on in a new process"
+            ) from error
+
+    def _measure_alone(self, case: Case) -> Measured:
+        blank = Measured(
+            status="unsupported",
+            detail="",
+            seed=self.seed,
+            protocol_version=self.protocol.version,
+            input_distribution="",
+        )
+        try:
+            kernel = self._find(case)
+            blank = _describe(blank, kernel.spec)
+            self._check_supported(kernel.spec, case)
+            self._estimate(kernel.spec, case).check(
+                available_memory(self._device), case.label, case.gemm
+            )
+            return self._measure_kernel(kernel, case, blank)
+        except FlexqError:
+            raise
+        except UnsupportedError as error:
+            return replace(blank, detail=_first_line(error))
+        except Exception as error:  # a kernel may raise anything, and that is its result
+            detail = f"{type(error).__name__}: {_first_line(error)}"
+            return replace(blank, status="failed", detail=detail)
+        finally:
+            self._release_memory()
+
+    def _check_supported(self, spec: KernelSpec, case: Case) -> None:
+        spec.check_capability(self.capability)
+        if case.stage not in spec.stages:
+            raise UnsupportedError(
+                f"{spec.label} has no stage {case.stage!r}: it has {', '.join(spec.stages)}"
+            )
+
+    def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
+        protocol = self.protocol
+        subject = bind(kernel, case, self._device, self.seed)
+        copies = copies_for(case.cache, subject.copy_bytes, self.device_info.l2_bytes, protocol)
+        config = self._choose_config(subject, case, copies)
+        check = self._check(subject, config, case, "before")
+        telemetry = Telemetry(
+            self._sensor,
+            min_clock_fraction=protocol.min_clock_fraction,
+            period_s=protocol.telemetry_period_s,
+        )
+        launches: list[int] = []  # of a sample, by placement
+        problems: list[str] = []
+
+        @contextmanager
+        def place(index: int) -> Iterator[Rotation]:
+            seed = derive_seed(self.seed, case.key, "placement", index)
+            with self._placed(subject, config, copies, seed) as (rotation, buffers):
+                launches.append(rotation.launches)
+                yield rotation
+                problems.append(self._inspect(rotation, buffers, config))
+
+        with telemetry:
+            sampling = sample_case(place, protocol, telemetry, seed=self.seed)
+        check = check.merged(self._check(subject, config, case, "after"))
+        check = check.merged(CheckResult(None, None, next(filter(None, problems), "")))
+        status, detail = judge(check, sampling, protocol, telemetry)
+        state = telemetry.summary()
+        return replace(
+            with_times(blank, sampling),
+            status=status,
+            detail=detail,
+            input_distribution=subject.input_distribution,
+            max_rel_error=check.max_rel_error,
+            exact=check.exact,
+            config={} if config is None else config.as_dict(),
+            binary_hash=binary_hash(kernel.builds_for(case.gemm, config)),
+            sm_clock_mhz=state.sm_clock_mhz,
+            mem_clock_mhz=state.mem_clock_mhz,
+            power_w=state.power_w,
+            temperature_c=state.temperature_c,
+            throttle_mask=state.throttle_mask,
+            extra=extra_facts(
+                sampling,
+                protocol,
+                telemetry,
+                copies=copies,
+                launches=launches,
+                other_processes=other_processes(self._nvml),
+            ),
+        )
+
+    def _check(self, subject: Subject, config: Config | None, case: Case, when: str) -> CheckResult:
+        seed = derive_seed(self.seed, case.gemm, "check", when)
+        return subject.check(config, seed=seed, tolerance=self.protocol.tolerance)
+
+    def _choose_config(self, subject: Subject, case: Case, copies: int) -> Config | None:
+        candidates = subject.candidates()
+        if not candidates:
+            return subject.default_config()
+        seed = derive_seed(self.seed, case.key, "tuning")
+        timer = BriefTimer(lambda: subject.place(copies, seed=seed), self._clock, self.protocol)
+        key = (subject.spec.label, subject.spec.version, case.gemm, case.stage, case.cache)
+        return self._tuning.choose(key, candidates, timer)
+
+    @contextmanager
+    def _placed(
+        self, subject: Subject, config: Config | None, copies: int, seed: int
+    ) -> Iterator[tuple[Rotation, Buffers]]:
+        """A rotation over buffers that are allocated now and freed on leaving."""
+        self._release_memory()
+        buffers = subject.place(copies, seed=seed)
+        rotation = self._clock.rotation(buffers.bound(config), copies, self.protocol)
+        try:
+            yield rotation, buffers
+        finally:
+            rotation.close()
+
+    def _inspect(self, rotation: Rotation, buffers: Buffers, config: Config | None) -> str:
+        """What is wrong with what the timed launches themselves compute; empty: nothing."""
+        buffers.poison()
+        self._clock.synchronize()
+        rotation.sample(1)
+        return buffers.inspect(config, self.protocol.tolerance)
+
+    def _with_probes(self, case: Case, measured: Measured) -> Measured:
+        """The result with the floor of its weights and the empty launch beside it."""
+        spec = self._find(case).spec
+        floor_us = None
+        if spec.reads_weights:
+            floor_us = self._probe(f"read-{spec.weight.bits}", case, measured)
+        return replace(
+            measured,
+            floor_us=floor_us,
+            launch_us=self._probe(EMPTY_KERNEL, case, measured),
+        )
+
+    def _probe(self, label: str, case: Case, measured: Measured) -> float | None:
+        """Median of a probe at the case's shape, measured once a shape and cache mode."""
+        shape = () if label == EMPTY_KERNEL else (case.gemm.n, case.gemm.k, case.cache)
+        key = (label, *shape)
+        if key not in self._probe_us:
+            if case.label != label:
+                measured = self._measure_probe(label, case)
+            self._probe_us[key] = measured.median_us if measured.is_comparable else None
+        return self._probe_us[key]
+
+    def _measure_probe(self, label: str, case: Case) -> Measured:
+        probe_case = Case(kernel=label, gemm=case.gemm, cache=case.cache)
+        try:
+            return self._measure_alone(probe_case)
+        except MeasureError as error:  # no probe of this width
+            return Measured(
+                "unsupported", str(error), self.seed, self.protocol.version, input_distribution=""
+            )
+
+    def _release_memory(self) -> None:
+        try:
+            self._clock.release_memory()
+        except RuntimeError:
+            # The device is broken: the next measurement's health check says so with its reason.
+            return
+
+
+def _describe(measured: Measured, spec: KernelSpec) -> Measured:
+    return replace(
+        measured,
+        kernel_version=spec.version,
+        weight_bits=spec.weight.bits,
+        act_bits=spec.activation.bits,
+        group=spec.weight.group,
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else "no message"

@@ -1,0 +1,73 @@
+"""From samples, checks and telemetry to a status with its reason."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.measured import Measured
+from flexq_bench.measure.protocol import Protocol
+from flexq_bench.measure.sampling import Sampling
+from flexq_bench.measure.telemetry import Telemetry
+
+
+def judge(
+    check: CheckResult, sampling: Sampling, protocol: Protocol, telemetry: Telemetry
+) -> tuple[str, str]:
+    """Status and detail. Wrong comes before noisy: a wrong kernel's time says nothing."""
+    if not check.is_correct:
+        return "incorrect", check.detail
+    if sampling.interval is None:
+        return "noisy", (
+            f"all {sampling.n_invalid} samples are invalid: the SM clock stayed below "
+            f"{telemetry.lowest_valid_mhz:.0f} MHz; look for throttling"
+        )
+    if not sampling.converged:
+        interval = sampling.interval
+        width = 100 * interval.half_width / interval.estimate
+        return "noisy", (
+            f"the interval is ±{width:.3g} % after {sampling.elapsed_s:.1f} s, "
+            f"{len(sampling.placements)} placements and {sampling.n_valid} samples; "
+            f"±{100 * protocol.ci_tolerance:.3g} % over {protocol.min_placements} placements and "
+            f"{protocol.min_samples} samples is asked for"
+        )
+    return "ok", ""
+
+
+def with_times(measured: Measured, sampling: Sampling) -> Measured:
+    """The result with its samples and statistics. Invalid samples are kept but not counted."""
+    interval = sampling.interval
+    return replace(
+        measured,
+        median_us=interval.estimate if interval else None,
+        ci_low_us=interval.low if interval else None,
+        ci_high_us=interval.high if interval else None,
+        n_samples=sampling.n_valid,
+        n_invalid=sampling.n_invalid,
+        placement_medians_us=tuple(
+            statistics.median(p.valid_us) for p in sampling.placements if p.valid_us
+        ),
+        samples_us=tuple(p.times_us for p in sampling.placements),
+    )
+
+
+def extra_facts(
+    sampling: Sampling, protocol: Protocol, telemetry: Telemetry, **facts: Any
+) -> dict[str, Any]:
+    """What is worth keeping beside the statistics: see Measured.extra."""
+    before, after = telemetry.before, telemetry.after
+    extra: dict[str, Any] = {"elapsed_s": round(sampling.elapsed_s, 3), **facts}
+    if before is not None and before.sm_clock_mhz is not None:
+        extra["before"] = before.as_dict()
+    if after is not None and after.sm_clock_mhz is not None:
+        extra["after"] = after.as_dict()
+    if sampling.n_invalid:
+        extra["invalid"] = {
+            "reason": f"SM clock below {100 * protocol.min_clock_fraction:.0f} % of the default",
+            "samples": [
+                [i for i, valid in enumerate(p.valid) if not valid] for p in sampling.placements
+            ],
+        }
+    return extra

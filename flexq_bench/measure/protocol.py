@@ -1,0 +1,105 @@
+"""How a case is measured: every number of the measuring protocol, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Run until `medians` successive batch medians agree within `agreement`, in min_s … max_s."""
+
+    min_s: float
+    max_s: float
+    medians: int = 3
+    agreement: float = 0.005  # (largest - smallest) / smallest
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """The numbers of one protocol version. Two times compare only under the same version.
+
+    warm_up:            before the first placement; clocks and caches settle.
+    rewarm:             before each later one; only its own buffers are new.
+    cache_factor:       a cold rotation's weights exceed this many times the L2 cache. At 4, kernels
+                        that mark weights evict-first still found some of the round before: on an
+                        H200 (60 MB of L2) 28672x8192 was 2 % faster at 4 than at 24.
+    assumed_l2_bytes:   for a device that doesn't tell its L2.
+    max_launches:       most launches, so most weight copies, in one sample.
+    min_sample_us:      a sample (launches timed together) is at least this long.
+    target_sample_us:   … and is filled up to this: it keeps what starting a CUDA graph costs, 2 to
+                        3 us a sample, under 1 %, and the event clock's 0.5 us under 0.2 %.
+    batch_s:            samples queued between two synchronizations of the host.
+    confidence, ci_tolerance: stop when the interval of the median at this confidence lies within
+                        ± this fraction of it.
+    min_samples, min_device_s: over all placements, before a case may stop.
+    min_placements:     fresh allocations of all buffers.
+    give_up_s:          after this long the case is noisy.
+    min_clock_fraction: a sample whose SM clock is below this fraction of the default is invalid.
+    telemetry_period_s: between readings of clocks and power while samples are taken.
+    tolerance:          of max_rel_error (see check.relative_error).
+    """
+
+    version: int
+    warm_up: WarmUp
+    rewarm: WarmUp
+    min_sample_us: float
+    target_sample_us: float
+    batch_s: float
+    ci_tolerance: float
+    min_samples: int
+    min_device_s: float
+    give_up_s: float
+    cache_factor: float = 16.0
+    assumed_l2_bytes: int = 1 << 20
+    max_launches: int = 32768
+    confidence: float = 0.95
+    min_placements: int = 5
+    min_clock_fraction: float = 0.75
+    telemetry_period_s: float = 0.02
+    tolerance: float = 1e-3
+
+    def cold_bytes(self, l2_bytes: int | None) -> int:
+        """Bytes that the weight copies of a cold rotation must exceed."""
+        return int(self.cache_factor * (l2_bytes or self.assumed_l2_bytes))
+
+    @property
+    def samples_a_placement(self) -> int:
+        return -(-self.min_samples // self.min_placements)
+
+    @property
+    def device_s_a_placement(self) -> float:
+        return self.min_device_s / self.min_placements
+
+
+PROTOCOL_CUDA = Protocol(
+    version=PROTOCOL_VERSION,
+    warm_up=WarmUp(min_s=0.3, max_s=3.0),
+    rewarm=WarmUp(min_s=0.03, max_s=0.3),
+    min_sample_us=50.0,
+    target_sample_us=400.0,
+    batch_s=0.02,
+    ci_tolerance=0.0025,
+    min_samples=50,
+    min_device_s=0.2,
+    give_up_s=15.0,
+)
+
+# A CPU proves the pipeline and is never compared with a GPU: it is shared with other programs and
+# scatters by tens of percent, so it takes a fraction of the time (a case is done in about half a
+# second) and calls a case noisy only where the interval is wider than the median itself or three
+# seconds were not enough for ten samples.
+PROTOCOL_CPU = Protocol(
+    version=PROTOCOL_VERSION,
+    warm_up=WarmUp(min_s=0.02, max_s=0.1, agreement=0.05),
+    rewarm=WarmUp(min_s=0.002, max_s=0.02, agreement=0.05),
+    min_sample_us=50.0,
+    target_sample_us=200.0,
+    batch_s=0.01,
+    ci_tolerance=1.0,
+    min_samples=10,
+    min_device_s=0.1,
+    give_up_s=3.0,
+)

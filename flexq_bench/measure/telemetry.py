@@ -1,0 +1,150 @@
+"""The state of the device while it is measured: clocks, power, temperature, throttle reasons."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
+from types import TracebackType
+from typing import Any, Protocol
+
+from flexq_bench.measure.nvml import Nvml
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """One reading. MHz, MHz, W, °C and NVML's bit mask; None: the device doesn't tell."""
+
+    sm_clock_mhz: float | None = None
+    mem_clock_mhz: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle_mask: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Sensor(Protocol):
+    """Where readings come from."""
+
+    default_sm_clock_mhz: float | None
+
+    def read(self) -> DeviceState:
+        """The state now."""
+
+
+class NoSensor:
+    """A device that tells nothing, for example a CPU."""
+
+    default_sm_clock_mhz: float | None = None
+
+    def read(self) -> DeviceState:
+        return DeviceState()
+
+
+class NvmlSensor:
+    """A GPU's state through NVML."""
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self.default_sm_clock_mhz: float | None = nvml.default_sm_clock_mhz()
+
+    def read(self) -> DeviceState:
+        return DeviceState(
+            sm_clock_mhz=self._nvml.sm_clock_mhz(),
+            mem_clock_mhz=self._nvml.mem_clock_mhz(),
+            power_w=self._nvml.power_w(),
+            temperature_c=self._nvml.temperature_c(),
+            throttle_mask=self._nvml.throttle_mask(),
+        )
+
+
+class Telemetry:
+    """Reads a sensor before, after and, on a thread, while its `with` block runs.
+
+    min_clock_fraction: of the sensor's default SM clock; below it times are not valid.
+    """
+
+    def __init__(
+        self,
+        sensor: Sensor,
+        *,
+        min_clock_fraction: float,
+        period_s: float,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._sensor = sensor
+        self._now = now
+        self._period_s = period_s
+        self._readings: list[tuple[float, DeviceState]] = []
+        self._used: list[DeviceState] = []
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        default = sensor.default_sm_clock_mhz
+        self.lowest_valid_mhz = None if default is None else min_clock_fraction * default
+        self.before: DeviceState | None = None
+        self.after: DeviceState | None = None
+
+    def __enter__(self) -> Telemetry:
+        self.before = self._sensor.read()
+        if self._sensor.default_sm_clock_mhz is not None:
+            self._thread = threading.Thread(target=self._watch, name="telemetry", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.after = self._sensor.read()
+
+    def is_clock_valid(self, start: float, stop: float) -> bool:
+        """Whether the SM clock stayed high enough from start to stop (host seconds).
+
+        Without a reading in between, one is taken now. True where the device tells no clock. The
+        readings looked at are those that `summary` is about.
+        """
+        states = [state for at, state in list(self._readings) if start <= at <= stop]
+        if not states:
+            states = [self._sensor.read()]
+        self._used.extend(states)
+        clocks = [s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None]
+        if not clocks or self.lowest_valid_mhz is None:
+            return True
+        return min(clocks) >= self.lowest_valid_mhz
+
+    def summary(self) -> DeviceState:
+        """Medians while samples were taken; every throttle reason seen; the highest temperature."""
+        used = self._used
+        temperatures = _present(s.temperature_c for s in used)
+        masks = [s.throttle_mask for s in used if s.throttle_mask is not None]
+        return DeviceState(
+            sm_clock_mhz=_median(s.sm_clock_mhz for s in used),
+            mem_clock_mhz=_median(s.mem_clock_mhz for s in used),
+            power_w=_median(s.power_w for s in used),
+            temperature_c=max(temperatures) if temperatures else None,
+            throttle_mask=reduce(or_, masks) if masks else None,
+        )
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self._readings.append((self._now(), self._sensor.read()))
+
+
+def _present(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    present = _present(values)
+    return statistics.median(present) if present else None

@@ -1,0 +1,91 @@
+"""FlexQ on a CPU: the GEMM of bit planes, Σ ±2^(s+t) popc(W_s & X_t), in torch.
+
+popc(a & b) of two bit vectors is the dot product of their zeros and ones, which is how torch, that
+has no population count, computes it here: all plane pairs of a group in one FP32 GEMM, exact
+because a dot product of 128 bits is at most 128.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.formats import Operand
+from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
+
+GROUP = 128
+
+
+class BitPlaneGemm(LinearKernel):
+    """W<w_bits>A<a_bits> with groups of 128 along K."""
+
+    def __init__(self, name: str, w_bits: int, a_bits: int) -> None:
+        self.spec = KernelSpec(
+            name=name,
+            backend="cpu",
+            weight=OperandFormat(w_bits, GROUP),
+            activation=OperandFormat(a_bits, GROUP),
+            summary=f"FlexQ W{w_bits}A{a_bits} through bit planes, in torch",
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _pack(weight, self.spec.weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _pack(x, self.spec.activation)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        bits = self.spec.activation.bits
+        buffers = {
+            "planes": torch.empty(bits, m, -(-k // 8), dtype=torch.uint8, device=device),
+            "scales": torch.empty(m, -(-k // GROUP), dtype=torch.float16, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        for name, buffer in self.pack_activation(self.quantize_activation(x)).buffers.items():
+            packed.buffers[name].copy_(buffer)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        xs, ws = _planes_in_groups(x), _planes_in_groups(w)
+        a_bits, w_bits = self.spec.activation.bits, self.spec.weight.bits
+        pairs = torch.bmm(xs, ws.transpose(1, 2))  # [groups, a_bits·M, w_bits·N]
+        pairs = pairs.view(-1, a_bits, x.rows, w_bits, w.rows)
+        a_weights = torch.tensor(plane_weights(a_bits), dtype=torch.float64)
+        w_weights = torch.tensor(plane_weights(w_bits), dtype=torch.float64)
+        sums = torch.einsum("gamwn,a,w->gmn", pairs.double(), a_weights, w_weights)
+        scale = torch.einsum(
+            "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
+        )
+        y = (sums * scale).sum(dim=0)
+        out.copy_(y if bias is None else y + bias.double())
+
+
+def _pack(operand: Operand, fmt: OperandFormat) -> PackedOperand:
+    scales = checked_scales(operand, fmt)
+    buffers = {"planes": pack_planes(operand.values, operand.bits), "scales": scales}
+    return PackedOperand(buffers, operand.rows, operand.k)
+
+
+def _planes_in_groups(operand: PackedOperand) -> torch.Tensor:
+    """Zeros and ones, FP32 [groups, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
+    bits = unpack_planes(operand.buffers["planes"], operand.k)
+    padded = torch.nn.functional.pad(bits, (0, -operand.k % GROUP)).float()
+    return padded.view(bits.shape[0] * operand.rows, -1, GROUP).transpose(0, 1)

@@ -1,0 +1,108 @@
+"""CPU stand-ins of the cuBLAS baselines: W8A8 with per-row scales, and dense FP16."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.formats import Operand
+
+
+class Int8Gemm(LinearKernel):
+    """W8A8, one scale a token and one an output feature: integer GEMM, scales after it."""
+
+    spec = KernelSpec(
+        name="cublaslt-w8a8",
+        backend="cpu",
+        weight=OperandFormat(8),
+        activation=OperandFormat(8),
+        summary="stand-in for cuBLASLt W8A8: torch's int8 GEMM",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _pack_codes(weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _pack_codes(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        buffers = {
+            "codes": torch.empty(m, _padded_k(k), dtype=torch.int8, device=device),
+            "scales": torch.empty(m, 1, dtype=torch.float16, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        for name, buffer in _pack_codes(self.quantize_activation(x)).buffers.items():
+            packed.buffers[name].copy_(buffer)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        sums = torch._int_mm(x.buffers["codes"], w.buffers["codes"].T)
+        y = sums.double() * x.buffers["scales"].double() * w.buffers["scales"].double().T
+        out.copy_(y if bias is None else y + bias.double())
+
+
+class Fp16Gemm(LinearKernel):
+    """Dense FP16 with FP32 accumulation."""
+
+    spec = KernelSpec(
+        name="cublas-fp16",
+        backend="cpu",
+        weight=OperandFormat(16),
+        activation=OperandFormat(16),
+        summary="stand-in for cuBLAS FP16: torch's FP32 GEMM of FP16 values",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return PackedOperand({"values": weight.values}, weight.rows, weight.k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return PackedOperand({"values": x.values}, x.rows, x.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        values = torch.empty(m, k, dtype=torch.float16, device=device)
+        return PackedOperand({"values": values}, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.buffers["values"].copy_(x)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        y = x.buffers["values"].float() @ w.buffers["values"].float().T
+        out.copy_(y if bias is None else y + bias.float())
+
+
+def _pack_codes(operand: Operand) -> PackedOperand:
+    scales = checked_scales(operand, OperandFormat(8))
+    codes = torch.nn.functional.pad(operand.values, (0, _padded_k(operand.k) - operand.k))
+    return PackedOperand({"codes": codes, "scales": scales}, operand.rows, operand.k)
+
+
+def _padded_k(k: int) -> int:
+    """K in memory. torch's CPU int8 GEMM returns garbage for K = 1 (seen in torch 2.13)."""
+    return max(k, 2)

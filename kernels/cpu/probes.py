@@ -1,0 +1,63 @@
+"""The read floor and the empty launch on a CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, Probe, ProbeResult
+from workloads.gemm import GemmWorkload
+
+
+class ReadWeights(Probe):
+    """Sum the words of packed weights: the least a kernel of this width must read."""
+
+    def __init__(self, fmt: OperandFormat) -> None:
+        self.spec = KernelSpec(
+            name=f"read-{fmt.bits}",
+            backend="cpu",
+            weight=fmt,
+            activation=OperandFormat(16),
+            summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
+            stages=("gemm",),
+        )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        size = gemm.weight_bytes(self.spec.weight.bits, self.spec.weight.group)
+        generator = torch.Generator().manual_seed(seed)
+        words = torch.randint(0, 2**31, (-(-size // 4),), generator=generator, dtype=torch.int32)
+        buffers = {"words": words, "sum": torch.zeros(1, dtype=torch.int64)}
+        return PackedOperand(buffers, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        words = operand.buffers["words"]
+        torch.sum(words, dim=0, keepdim=True, dtype=torch.int64, out=operand.buffers["sum"])
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        operand.buffers["sum"].fill_(-1)
+        self.launch(operand)
+        found, expected = int(operand.buffers["sum"]), sum(operand.buffers["words"].tolist())
+        return ProbeResult(found == expected, f"sum {found}, expected {expected}")
+
+
+class EmptyKernel(Probe):
+    """A launch that does nothing: what a call costs by itself."""
+
+    spec = KernelSpec(
+        name="empty",
+        backend="cpu",
+        weight=OperandFormat(16),
+        activation=OperandFormat(16),
+        summary="does nothing: the cost of a launch",
+        stages=("gemm",),
+        reads_weights=False,
+    )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        return PackedOperand({"cell": torch.zeros(1)}, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        operand.buffers["cell"].view(1)
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        self.launch(operand)
+        return ProbeResult(exact=True)

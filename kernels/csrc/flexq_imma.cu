@@ -1,0 +1,182 @@
+// flexq_imma.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6-bit weights, M of a few tokens.
+//   w     tiles [N/16, K/128] of imma_layout.cuh     sw  half [N/16, K/128, 8, 2], their scales
+//   x     int8 [M, K_PAD], row-major                 sx  float [K/128, M_PAD], FP16 values
+//   bias  half [N] or null                           y   half [M, N], row-major
+// K_PAD = 128 * steps, M_PAD is M rounded up to 8.
+//
+// A block owns ROW_TILES rows of tiles; its warps split K, each with a cp.async ring of its own in
+// shared memory, and meet once, in a fixed order: results are the same from run to run. There are more
+// blocks than fit at once, and the next kernel's blocks start to load their weights as soon as the last
+// of these have started (programmatic dependent launch), so that no SM idles in the tail.
+#include "imma_layout.cuh"
+
+#if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES)
+#error "COL_TILES, ROW_TILES, WARPS and STAGES choose the kernel"
+#endif
+constexpr int TOKENS = COL_TILES * MMA_TOKENS;
+constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
+static_assert(STAGES >= 2, "one stage is computed while the others load");
+
+struct Operands {
+  const unsigned char* w;
+  const uint32_t* sw;
+  const int8_t* x;
+  const float* sx;
+  int m, m_padded, steps, row_tiles, first_tile, first_token, lane;
+};
+
+__device__ inline long long tile_at(const Operands& op, int r, int step) {
+  const int row_tile = min(op.first_tile + r, op.row_tiles - 1);  // past the end: never stored
+  return static_cast<long long>(row_tile) * op.steps + step;
+}
+
+__device__ inline void load_stage(const Operands& op, uint32_t stage, int step, uint64_t policy) {
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r) {
+    const unsigned char* tile = op.w + tile_at(op, r, step) * TILE_BYTES;
+#pragma unroll
+    for (int i = 0; i < TILE_BYTES / 512; ++i)
+      cp_async_16(stage + r * TILE_BYTES + i * 512 + op.lane * 16, tile + i * 512 + op.lane * 16,
+                  policy);
+  }
+}
+
+__device__ inline WeightTile read_tile(uint32_t stage, int lane) {
+  WeightTile tile;
+  const uint4 a = load_shared(stage + lane * 16), b = load_shared(stage + 512 + lane * 16);
+  const uint4 c = load_shared(stage + HIGH_BYTES + lane * 16);
+  tile.high[0] = a.x, tile.high[1] = a.y, tile.high[2] = a.z, tile.high[3] = a.w;
+  tile.high[4] = b.x, tile.high[5] = b.y, tile.high[6] = b.z, tile.high[7] = b.w;
+  tile.low[0] = c.x, tile.low[1] = c.y, tile.low[2] = c.z, tile.low[3] = c.w;
+  return tile;
+}
+
+// What a step needs beside the tiles, for this lane: 32 neighbouring k of a token in each column tile,
+// the scales of the two tokens whose sums the lane will hold, and of its two rows in each row tile.
+struct Small {
+  uint4 codes[COL_TILES][2];
+  float2 token_scale[COL_TILES];
+  uint32_t row_scales[ROW_TILES];
+};
+
+__device__ inline void load_small(Small& s, const Operands& op, int step) {
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j) {
+    const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
+    const uint4* at = reinterpret_cast<const uint4*>(
+        op.x + (static_cast<long long>(token) * op.steps + step) * GROUP + LANE_K * (op.lane % 4));
+    s.codes[j][0] = token < op.m ? load_cached(at) : make_uint4(0, 0, 0, 0);
+    s.codes[j][1] = token < op.m ? load_cached(at + 1) : make_uint4(0, 0, 0, 0);
+    const int pair = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
+    const float* scale = op.sx + static_cast<long long>(step) * op.m_padded + pair;
+    s.token_scale[j] = pair < op.m_padded ? __ldg(reinterpret_cast<const float2*>(scale))
+                                          : make_float2(0.0f, 0.0f);
+  }
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+    s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
+           half_bits* y, int m, int n, int k) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
+  const int steps = (k + GROUP - 1) / GROUP;
+  const Operands op{w,
+                    sw,
+                    x,
+                    sx,
+                    m,
+                    (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
+                    steps,
+                    (n + MMA_ROWS - 1) / MMA_ROWS,
+                    static_cast<int>(blockIdx.x) * ROW_TILES,
+                    static_cast<int>(blockIdx.y) * TOKENS,
+                    lane};
+  const uint64_t policy = evict_first_policy();
+
+  let_next_kernel_start();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) {
+    const int step = warp + s * WARPS;
+    if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
+    cp_async_commit();
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+
+  float4 total[ROW_TILES][COL_TILES] = {};
+  Small next;
+  if (warp < steps) load_small(next, op, warp);
+  int slot = 0;
+  for (int step = warp; step < steps; step += WARPS) {
+    const Small now = next;
+    cp_async_wait<STAGES - 2>();
+    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    const int ahead = step + (STAGES - 1) * WARPS;
+    const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+    if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    cp_async_commit();
+    if (step + WARPS < steps) load_small(next, op, step + WARPS);
+
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const WeightTile weights = read_tile(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane);
+      const float top = half_to_float(static_cast<half_bits>(now.row_scales[r]));
+      const float bottom = half_to_float(static_cast<half_bits>(now.row_scales[r] >> 16));
+      int sums[COL_TILES][4] = {};
+#pragma unroll
+      for (int i = 0; i < MMAS; ++i) {
+        const uint32_t a[4] = {weights.operand(4 * i), weights.operand(4 * i + 1),
+                               weights.operand(4 * i + 2), weights.operand(4 * i + 3)};
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j) {
+          const uint4 t = now.codes[j][i / 2];
+          const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
+          mma_s8_m16n8k32(sums[j], a, b);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) {
+        float4& f = total[r][j];
+        f.x += static_cast<float>(sums[j][0]) * (top * now.token_scale[j].x);
+        f.y += static_cast<float>(sums[j][1]) * (top * now.token_scale[j].y);
+        f.z += static_cast<float>(sums[j][2]) * (bottom * now.token_scale[j].x);
+        f.w += static_cast<float>(sums[j][3]) * (bottom * now.token_scale[j].y);
+      }
+    }
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+
+  // The warps meet: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
+  cp_async_wait<0>();
+  __syncthreads();
+  float4* red = reinterpret_cast<float4*>(shared);
+  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j)
+      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j];
+  __syncthreads();
+  for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
+    float4 sum = {};
+#pragma unroll
+    for (int from = 0; from < WARPS; ++from) {
+      const float4 part = red[from * SHARES + share];
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i % 2;
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
+      if (token < m && feature < n) {
+        const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
+        y[static_cast<long long>(token) * n + feature] = float_to_half(sums[i] * 0.25f + b);
+      }
+    }
+  }
+}

@@ -1,0 +1,72 @@
+// imma_pack.cu: operands of the int8 tensor-core kernels.
+//   pack_weights    codes int8 [N, K], scales half [N, K/128]
+//                   -> tiles [N/16, K/128], scales half [N/16, K/128, 8, 2] (imma_layout.cuh)
+//   quantize_rows   x half [M, K] -> codes int8 [M, K_PAD], scales float [K/128, M_PAD]
+// K/128 and N/16 are rounded up, K_PAD = 128 * steps, M_PAD is M rounded up to 8; padding is zero.
+#include "imma_layout.cuh"
+
+// grid: (K/128, N/16); one warp.
+extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* scales,
+                                        unsigned char* tiles, half_bits* tile_scales, int n,
+                                        int k) {
+  const int lane = threadIdx.x, step = blockIdx.x, steps = gridDim.x;
+  const long long tile = static_cast<long long>(blockIdx.y) * steps + step;
+  uint32_t high[8] = {}, low[4] = {};
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) {
+    const int row = blockIdx.y * MMA_ROWS + lane / 4 + 8 * (o % 2);
+    const int first = step * GROUP + LANE_K * (lane % 4) + 8 * (o / 4) + 4 * (o % 4 / 2);
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      const bool inside = row < n && first + byte < k;
+      const uint32_t code =
+          inside ? static_cast<uint32_t>(codes[static_cast<long long>(row) * k + first + byte]) : 0u;
+      high[o / 2] |= ((code >> 2) & 15u) << (8 * byte + (o % 2 == 0 ? 4 : 0));
+      low[o / 4] |= (code & 3u) << (8 * byte + 2 * (o % 4));
+    }
+  }
+  uint4* planes = reinterpret_cast<uint4*>(tiles + tile * TILE_BYTES);
+  planes[lane] = make_uint4(high[0], high[1], high[2], high[3]);
+  planes[32 + lane] = make_uint4(high[4], high[5], high[6], high[7]);
+  planes[64 + lane] = make_uint4(low[0], low[1], low[2], low[3]);
+  if (lane < MMA_ROWS) {
+    const int row = blockIdx.y * MMA_ROWS + lane / 2 + 8 * (lane % 2);
+    tile_scales[tile * MMA_ROWS + lane] =
+        row < n ? scales[static_cast<long long>(row) * steps + step] : half_bits(0);
+  }
+}
+
+#ifdef A_BITS
+constexpr int TOP = (1 << (A_BITS - 1)) - 1;
+
+// Symmetric group quantization as kernels/formats/symmetric.py defines it, bit for bit.
+// grid: (K/128, M_PAD); one warp, a lane has four neighbouring k.
+extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, float* scales, int m,
+                                         int k) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int lane = threadIdx.x, step = blockIdx.x, token = blockIdx.y;
+  const int first = step * GROUP + 4 * lane;
+  float value[4];
+  float largest = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const bool inside = token < m && first + i < k;
+    value[i] = inside ? half_to_float(x[static_cast<long long>(token) * k + first + i]) : 0.0f;
+    largest = fmaxf(largest, fabsf(value[i]));
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+  const float scale = half_to_float(float_to_half(__fdiv_rn(largest, static_cast<float>(TOP))));
+  uint32_t word = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // An IEEE division: a reciprocal would put quotients on the wrong side of a tie.
+    const int rounded = scale == 0.0f ? 0 : __float2int_rn(__fdiv_rn(value[i], scale));
+    word |= (static_cast<uint32_t>(min(max(rounded, -TOP - 1), TOP)) & 255u) << (8 * i);
+  }
+  if (token < m) codes[(static_cast<long long>(token) * gridDim.x + step) * 32 + lane] = word;
+  if (lane == 0) scales[step * gridDim.y + token] = scale;
+}
+#endif

@@ -1,0 +1,1 @@
+"""Launchers of the CUDA kernels: each checks, chooses a configuration and launches."""

@@ -1,0 +1,168 @@
+"""cuBLASLt GEMMs through nvmath's bindings, with the library's own candidates to be timed.
+
+Y[M,N] row-major is Y^T column-major, so cuBLASLt computes Y^T = W · X^T: the "TN" layout, the only
+one its int8 kernels take.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.contract import Config
+from kernels.errors import KernelError, UnsupportedError
+from workloads.gemm import GemmWorkload
+
+# cudaDataType and cublasComputeType values (CUDA library_types.h, cublas_api.h)
+_CUDA_TYPES = {
+    torch.float32: 0,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.int32: 10,
+    torch.float8_e4m3fn: 28,
+}
+_COMPUTE_32F, _COMPUTE_32I = 68, 72
+_TRANSPOSE = 1
+_REQUESTED = 16  # the heuristic's first algorithms; later ones were never the fastest
+WORKSPACE_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LtConfig(Config):
+    """algorithm: index into the heuristic's list; m_padded: rows of X that the library is told."""
+
+    algorithm: int
+    m_padded: int
+
+
+@dataclass(frozen=True, slots=True)
+class LtTypes:
+    """Types of the inputs and of what the library writes."""
+
+    inputs: torch.dtype
+    output: torch.dtype
+
+
+class LtProblem:
+    """One shape and type for cuBLASLt on the current device: descriptors and algorithms."""
+
+    def __init__(self, m: int, n: int, k: int, types: LtTypes) -> None:
+        lt = _bindings()
+        integer = types.inputs == torch.int8
+        compute, scale = (_COMPUTE_32I, 10) if integer else (_COMPUTE_32F, 0)
+        self._lt = lt
+        self._desc = lt.matmul_desc_create(compute, scale)
+        transpose = ctypes.c_int32(_TRANSPOSE)
+        attribute = lt.MatmulDescAttribute.TRANSA
+        lt.matmul_desc_set_attribute(self._desc, attribute, ctypes.addressof(transpose), 4)
+        inputs, output = _CUDA_TYPES[types.inputs], _CUDA_TYPES[types.output]
+        self._w = lt.matrix_layout_create(inputs, k, n, k)
+        self._x = lt.matrix_layout_create(inputs, k, m, k)
+        self._y = lt.matrix_layout_create(output, n, m, n)
+        number = ctypes.c_int32 if integer else ctypes.c_float
+        self._one, self._zero = number(1), number(0)
+        self._algorithms, self.count = self._ask()
+
+    # An algorithm is the first field of its row, so a row's address is the algorithm's.
+    def _ask(self) -> tuple[np.ndarray[Any, Any], int]:
+        lt = self._lt
+        preference = lt.matmul_preference_create()
+        size = ctypes.c_size_t(WORKSPACE_BYTES)
+        attribute = lt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
+        lt.matmul_preference_set_attribute(preference, attribute, ctypes.addressof(size), 8)
+        results = np.zeros(_REQUESTED, dtype=lt.matmul_heuristic_result_dtype)
+        found = ctypes.c_int32(0)
+        try:
+            lt.matmul_algo_get_heuristic(
+                _handle(torch.cuda.current_device()),
+                self._desc,
+                self._w,
+                self._x,
+                self._y,
+                self._y,
+                preference,
+                _REQUESTED,
+                results.ctypes.data,
+                ctypes.addressof(found),
+            )
+        finally:
+            lt.matmul_preference_destroy(preference)
+        if found.value == 0:
+            raise UnsupportedError("cuBLASLt has no algorithm for this shape and type")
+        return results, found.value
+
+    def run(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, algorithm: int) -> None:
+        """y = x · w^T by the heuristic's algorithm of this index, on the current stream."""
+        device = torch.cuda.current_device()
+        stream = torch.cuda.current_stream().cuda_stream
+        workspace = _workspace(device)
+        self._lt.matmul(
+            _handle(device),
+            self._desc,
+            ctypes.addressof(self._one),
+            w.data_ptr(),
+            self._w,
+            x.data_ptr(),
+            self._x,
+            ctypes.addressof(self._zero),
+            y.data_ptr(),
+            self._y,
+            y.data_ptr(),
+            self._y,
+            self._algorithms.ctypes.data + algorithm * self._algorithms.itemsize,
+            workspace.data_ptr(),
+            WORKSPACE_BYTES,
+            stream,
+        )
+
+
+@cache
+def lt_problem(m: int, n: int, k: int, types: LtTypes, device: int) -> LtProblem:
+    """The descriptors of a shape on a device, made once."""
+    if device != torch.cuda.current_device():
+        raise KernelError(f"device {device} is not the current one")
+    return LtProblem(m, n, k, types)
+
+
+def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtConfig]:
+    """Every algorithm for M as it is and, where M is small, padded to 8 and 16.
+
+    Padding pays: the int8 kernels for M < 8 were slower than those for 8 or 16.
+    """
+    device = torch.cuda.current_device()
+    paddings = sorted({max(gemm.m, p) for p in (1, 8, 16)})
+    configs: list[LtConfig] = []
+    for m_padded in paddings:
+        try:
+            count = lt_problem(m_padded, gemm.n, k_padded, types, device).count
+        except (UnsupportedError, RuntimeError):
+            continue  # no kernel for this padding: the next one may have
+        configs += [LtConfig(algorithm, m_padded) for algorithm in range(count)]
+    return configs
+
+
+@cache
+def _bindings() -> Any:
+    try:
+        from nvmath.bindings import cublasLt
+    except ImportError as error:
+        raise UnsupportedError(
+            "cuBLASLt needs nvmath-python: pip install 'flexq-bench[cuda13]' (or [cuda12])"
+        ) from error
+    return cublasLt
+
+
+@cache
+def _handle(device: int) -> int:
+    handle: int = _bindings().create()
+    return handle
+
+
+@cache
+def _workspace(device: int) -> torch.Tensor:
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")

@@ -1,0 +1,124 @@
+"""The read floor and the empty launch on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    OperandFormat,
+    PackedOperand,
+    Probe,
+    ProbeResult,
+)
+from kernels.runtime.module import load_function, sm_count
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
+
+_CHUNK_BYTES = 16  # of one load
+_DEFAULT_UNROLL = 8
+_UNROLLS = (4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadConfig(Config):
+    """blocks_per_sm, threads a block, unroll: 16-byte loads in flight a thread."""
+
+    blocks_per_sm: int
+    threads: int
+    unroll: int
+
+
+class ReadWeights(Probe):
+    """`read-<bits>`: read as many bytes as packed weights and scales have, and nothing else."""
+
+    def __init__(self, fmt: OperandFormat) -> None:
+        self.spec = KernelSpec(
+            name=f"read-{fmt.bits}",
+            backend="cuda",
+            weight=fmt,
+            activation=OperandFormat(16),
+            summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
+            stages=("gemm",),
+        )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        size = gemm.weight_bytes(self.spec.weight.bits, self.spec.weight.group)
+        words = -(-size // _CHUNK_BYTES) * (_CHUNK_BYTES // 4)
+        generator = torch.Generator(device=device).manual_seed(seed)
+        buffers = {
+            "words": torch.randint(
+                -(2**31), 2**31, (words,), generator=generator, dtype=torch.int32, device=device
+            ),
+        }
+        return PackedOperand(buffers, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        self._launch(operand, config)
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        found = int(self._launch(operand, config).long().sum()) % 2**32
+        expected = int(operand.buffers["words"].long().sum()) % 2**32
+        return ProbeResult(found == expected, f"sum {found}, expected {expected}")
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return [
+            ReadConfig(blocks, threads, unroll)
+            for blocks, threads, unroll in product((2, 4, 8), (256, 512, 1024), _UNROLLS)
+        ]
+
+    def builds(self) -> Sequence[Build]:
+        return [_build(unroll) for unroll in _UNROLLS]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        return [_build(config.unroll if isinstance(config, ReadConfig) else _DEFAULT_UNROLL)]
+
+    def _launch(self, operand: PackedOperand, config: Config | None) -> torch.Tensor:
+        c = config if isinstance(config, ReadConfig) else ReadConfig(4, 512, _DEFAULT_UNROLL)
+        words = operand.buffers["words"]
+        blocks = c.blocks_per_sm * sm_count(torch.cuda.current_device())
+        sums = torch.empty(blocks, dtype=torch.int32, device=words.device)
+        arguments = (words, sums, words.numel() * 4 // _CHUNK_BYTES)
+        function = load_function(_build(c.unroll), "read_words")
+        function.launch((blocks, 1, 1), c.threads, arguments)
+        return sums
+
+
+class EmptyKernel(Probe):
+    """`empty`: what a launch costs by itself."""
+
+    spec = KernelSpec(
+        name="empty",
+        backend="cuda",
+        weight=OperandFormat(16),
+        activation=OperandFormat(16),
+        summary="does nothing: the cost of a launch",
+        stages=("gemm",),
+        reads_weights=False,
+    )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        return PackedOperand({"cell": torch.zeros(1, device=device)}, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        load_function(_build(_DEFAULT_UNROLL), "empty").launch((1, 1, 1), 32, ())
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        self.launch(operand)
+        torch.cuda.synchronize()
+        return ProbeResult(exact=True)
+
+    def builds(self) -> Sequence[Build]:
+        return [_build(_DEFAULT_UNROLL)]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        return self.builds()
+
+
+def _build(unroll: int) -> Build:
+    return Build.of("probes.cu", UNROLL=unroll)

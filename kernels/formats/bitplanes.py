@@ -1,0 +1,40 @@
+"""Bit planes: plane b of a matrix holds bit b of every code's two's complement."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.errors import ShapeError
+
+_BITS_IN_BYTE = 8
+
+
+def plane_weights(bits: int) -> list[int]:
+    """What plane b counts for: 2^b, and -2^(bits-1) for the top plane, the sign."""
+    return [1 << b for b in range(bits - 1)] + [-(1 << (bits - 1))]
+
+
+def pack_planes(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes int8 [rows, K] as planes uint8 [bits, rows, ceil(K/8)], lowest k in the lowest bit.
+
+    K is padded with zeros. Raises ShapeError if a code does not fit `bits` bits.
+    """
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    if codes.numel() and not low <= int(codes.min()) <= int(codes.max()) <= high:
+        raise ShapeError(
+            f"codes of {bits} bits lie in {low} … {high}, got {int(codes.min())} … "
+            f"{int(codes.max())}"
+        )
+    rows, k = codes.shape
+    padded = torch.nn.functional.pad(codes, (0, -k % _BITS_IN_BYTE))
+    planes = torch.stack([(padded >> b) & 1 for b in range(bits)]).to(torch.uint8)
+    shifts = torch.arange(_BITS_IN_BYTE, dtype=torch.uint8, device=codes.device)
+    in_bytes = planes.view(bits, rows, -1, _BITS_IN_BYTE) << shifts
+    return in_bytes.sum(dim=3, dtype=torch.uint8)
+
+
+def unpack_planes(planes: torch.Tensor, k: int) -> torch.Tensor:
+    """Bits of packed planes [bits, rows, ceil(K/8)] as uint8 zeros and ones [bits, rows, K]."""
+    shifts = torch.arange(_BITS_IN_BYTE, dtype=torch.uint8, device=planes.device)
+    bits = (planes.unsqueeze(3) >> shifts) & 1
+    return bits.view(planes.shape[0], planes.shape[1], -1)[:, :, :k]

@@ -1,0 +1,94 @@
+"""What every kernel must equal, computed from codes in no packed layout: integers and float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats import Operand
+
+# Rows of W are taken in chunks so that the float64 copy of a chunk stays under this many values.
+_CHUNK_VALUES = 1 << 26
+# A contribution sums at most this many k: dense and row-scaled operands have no groups, and one
+# sum over all of K would hide its cancellation.
+_CONTRIBUTION_LENGTH = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """y: float64 [M,N]. magnitude: float64 [M,N], the sum of the absolute values of its terms.
+
+    Terms are contributions of a group, or of 128 k where there are no groups. magnitude says how
+    much cancellation an element has, so that its error can be judged against it.
+    """
+
+    y: torch.Tensor
+    magnitude: torch.Tensor
+
+
+def integer_group_sums(x: Operand, w: Operand) -> torch.Tensor:
+    """Sums of code products within each group, int64 [groups, M, N], exact.
+
+    Raises ShapeError if K or the groups of x and w differ.
+    """
+    _check(x, w)
+    length, groups = _group_length(x, w)
+    xs = _in_groups(x.values, groups, length)
+    ws = _in_groups(w.values, groups, length)
+    # Products of codes and their sums over any K stay under 2^53, so float64 is exact, and
+    # unlike int64 it has a GEMM on every device.
+    return torch.bmm(xs.double(), ws.double().transpose(1, 2)).to(torch.int64)
+
+
+def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> Reference:
+    """X [M,K] · W [N,K]^T (+ bias [N]) in float64 from codes and scales (or dense values).
+
+    Raises ShapeError if K differs, or if both have groups of different length.
+    """
+    _check(x, w)
+    length = min(_group_length(x, w)[0], _CONTRIBUTION_LENGTH)
+    groups = -(-x.k // length)
+    x_groups = _in_groups(x.dequantize(), groups, length)
+    step = max(1, _CHUNK_VALUES // x.k)
+    ys, magnitudes = [], []
+    for start in range(0, w.rows, step):
+        part = _rows(w, start, start + step)
+        w_groups = _in_groups(part.dequantize(), groups, length)
+        y = torch.zeros(x.rows, part.rows, dtype=torch.float64, device=x.values.device)
+        magnitude = torch.zeros_like(y)
+        for g in range(groups):  # one group at a time: [groups, M, N] would not fit for large M
+            contribution = x_groups[g] @ w_groups[g].T
+            y += contribution
+            magnitude += contribution.abs()
+        ys.append(y)
+        magnitudes.append(magnitude)
+    y, magnitude = torch.cat(ys, dim=1), torch.cat(magnitudes, dim=1)
+    if bias is not None:
+        y = y + bias.double()
+        magnitude = magnitude + bias.double().abs()
+    return Reference(y, magnitude)
+
+
+def _rows(operand: Operand, start: int, stop: int) -> Operand:
+    scales = None if operand.scales is None else operand.scales[start:stop]
+    return Operand(operand.values[start:stop], scales, operand.bits, operand.group)
+
+
+def _in_groups(matrix: torch.Tensor, groups: int, length: int) -> torch.Tensor:
+    """[rows, K] as [groups, rows, length], padded with zeros."""
+    padded = torch.nn.functional.pad(matrix, (0, groups * length - matrix.shape[1]))
+    return padded.view(matrix.shape[0], groups, length).transpose(0, 1)
+
+
+def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
+    length = min(x.group_length, w.group_length)
+    return length, -(-x.k // length)
+
+
+def _check(x: Operand, w: Operand) -> None:
+    if x.k != w.k:
+        raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
+    if x.group is not None and w.group is not None and x.group != w.group:
+        raise ShapeError(f"x has groups of {x.group} and w of {w.group}: they must be equal")

@@ -1,0 +1,102 @@
+"""Every kernel by name. To add one: a `.cu` in csrc/, a launcher module, a line in _ENTRIES.
+
+A label is `name` or `name[variant]`. The same name may have a CUDA and a CPU implementation: they
+are two backends of one kernel and are never compared with each other.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+
+from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
+from kernels.cpu import bitplane
+from kernels.cpu import dense as cpu_dense
+from kernels.cpu import probes as cpu_probes
+from kernels.cuda import btc, imma
+from kernels.cuda import dense as cuda_dense
+from kernels.cuda import probes as cuda_probes
+from kernels.errors import UnknownKernelError, UnsupportedError
+from workloads.case import parse_kernel_label
+
+_READ_FORMATS = {
+    bits: OperandFormat(bits, group) for bits, group in ((4, 128), (6, 128), (8, None), (16, None))
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A kernel and who builds it on each backend; None: that backend has no such kernel."""
+
+    label: str
+    cpu: Callable[[], Kernel] | None = None
+    cuda: Callable[[], Kernel] | None = None
+
+    def factory(self, backend: Backend) -> Callable[[], Kernel] | None:
+        return self.cpu if backend == "cpu" else self.cuda
+
+
+_ENTRIES: tuple[_Entry, ...] = (
+    *(
+        _Entry(
+            f"flexq-w6a{a_bits}",
+            cpu=partial(bitplane.BitPlaneGemm, f"flexq-w6a{a_bits}", 6, a_bits),
+            cuda=partial(btc.BinaryTensorCoreGemm, a_bits),
+        )
+        for a_bits in (6, 8)
+    ),
+    *(
+        _Entry(f"flexq-imma-w6a{a_bits}", cuda=partial(imma.Int8TensorCoreGemm, a_bits))
+        for a_bits in (6, 8)
+    ),
+    _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
+    _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
+    *(
+        _Entry(
+            f"read-{bits}",
+            cpu=partial(cpu_probes.ReadWeights, fmt),
+            cuda=partial(cuda_probes.ReadWeights, fmt),
+        )
+        for bits, fmt in _READ_FORMATS.items()
+    ),
+    _Entry("empty", cpu=cpu_probes.EmptyKernel, cuda=cuda_probes.EmptyKernel),
+)
+
+
+def labels(backend: Backend) -> tuple[str, ...]:
+    """Labels of all kernels that this backend has, in registry order."""
+    return tuple(entry.label for entry in _ENTRIES if entry.factory(backend) is not None)
+
+
+def list_kernels(backend: Backend) -> tuple[KernelSpec, ...]:
+    """What each kernel of this backend is, in registry order."""
+    return tuple(resolve(label, backend).spec for label in labels(backend))
+
+
+@cache
+def resolve(label: str, backend: Backend) -> Kernel:
+    """The kernel of this label; one object a process, so that what it compiled is kept.
+
+    Raises UnknownKernelError if no backend has it (the nearest names first) and UnsupportedError
+    if only another backend has it.
+    """
+    entry = next((entry for entry in _ENTRIES if entry.label == label), None)
+    if entry is None:
+        raise UnknownKernelError(_unknown(label))
+    factory = entry.factory(backend)
+    if factory is None:
+        raise UnsupportedError(f"{label} has no {backend} implementation: see `list kernels`")
+    return factory()
+
+
+def _unknown(label: str) -> str:
+    known = [entry.label for entry in _ENTRIES]
+    name, variant = parse_kernel_label(label)
+    variants = [entry for entry in known if parse_kernel_label(entry)[0] == name]
+    if variant and variants:
+        return f"{name} has no variant {variant!r}: there are {', '.join(variants)}"
+    near = difflib.get_close_matches(label, known, n=3, cutoff=0.3)
+    ordered = near + [entry for entry in known if entry not in near]
+    return f"no kernel {label!r}: there are {', '.join(ordered)} (see `flexq-bench list kernels`)"

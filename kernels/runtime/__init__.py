@@ -1,0 +1,1 @@
+"""Run-time compilation (NVRTC) and launching of the sources in kernels/csrc."""

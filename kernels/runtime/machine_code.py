@@ -1,0 +1,82 @@
+"""What the compiler made of a source: registers, spills, shared memory, instructions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernels.errors import CompileError, UnsupportedError
+from kernels.runtime.nvrtc import Cubin
+
+_USAGE = re.compile(
+    r"Function (?P<function>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "
+    r"SHARED:(?P<shared>\d+) LOCAL:(?P<local>\d+)"
+)
+_SECTION = re.compile(r"\.section\s+\.text\.(?P<function>\w+)")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z][A-Z0-9_]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one function: registers a thread, bytes of stack and spills a thread, static shared bytes.
+
+    On compute capability 9.0 the compiler counts 1 KB of shared memory that the system reserves.
+    """
+
+    registers: int
+    stack_bytes: int
+    local_bytes: int
+    shared_bytes: int
+
+
+def resources(cubin: Cubin) -> dict[str, Resources]:
+    """Resources of each function. Raises UnsupportedError if cuobjdump is not installed."""
+    text = _run("cuobjdump", "--dump-resource-usage", cubin)
+    return {
+        found["function"]: Resources(
+            int(found["registers"]), int(found["stack"]), int(found["local"]), int(found["shared"])
+        )
+        for found in _USAGE.finditer(text)
+    }
+
+
+def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
+    """How often each kind of instruction (BMMA, LDGSTS …) stands in each function's SASS.
+
+    Raises UnsupportedError if nvdisasm is not installed.
+    """
+    counts: dict[str, Counter[str]] = {}
+    current: Counter[str] = Counter()
+    for line in _run("nvdisasm", "--print-code", cubin).splitlines():
+        if section := _SECTION.search(line):
+            current = counts.setdefault(section["function"], Counter())
+        elif found := _INSTRUCTION.search(line):
+            current[found["name"]] += 1
+    return counts
+
+
+def _run(tool: str, option: str, cubin: Cubin) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin.code)
+        done = subprocess.run(
+            [_find(tool), option, str(path)], capture_output=True, text=True, check=False
+        )
+    if done.returncode != 0:
+        raise CompileError(f"{tool} cannot read {cubin.source}: {done.stderr.strip()}")
+    return done.stdout
+
+
+def _find(tool: str) -> str:
+    try:
+        from cuda.pathfinder import find_nvidia_binary_utility
+    except ImportError as error:
+        raise UnsupportedError(f"{tool} is found through cuda-pathfinder: install it") from error
+    path: str | None = find_nvidia_binary_utility(tool)
+    if path is None:
+        raise UnsupportedError(f"{tool} is not installed: pip install nvidia-cuda-{tool}")
+    return path

@@ -1,0 +1,147 @@
+"""Loaded machine code: functions that launch on torch's current stream."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.errors import KernelError, UnsupportedError
+from kernels.runtime.nvrtc import Build, Cubin, compile_build
+
+# A kernel gets more dynamic shared memory than this only after asking for it.
+_DEFAULT_SHARED_BYTES = 48 * 1024
+Argument = torch.Tensor | int | float | None
+
+
+class CudaFunction:
+    """One __global__ function of a cubin, loaded in the current device's context."""
+
+    def __init__(self, cubin: Cubin, name: str) -> None:
+        self.cubin = cubin
+        self.name = name
+        self._module = _load(cubin)
+        self._function = self._module.get_function(name)
+        self._shared_allowed = _DEFAULT_SHARED_BYTES
+
+    def launch(
+        self,
+        grid: tuple[int, int, int],
+        threads: int,
+        arguments: Sequence[Argument],
+        *,
+        shared_bytes: int = 0,
+        overlap_previous: bool = False,
+    ) -> None:
+        """Enqueue on torch's current stream.
+
+        arguments: tensors become pointers, None a null pointer, ints int32, floats float32.
+        overlap_previous: programmatic dependent launch (compute capability 9.0 and later): the
+        kernel may start before the previous one in the stream has ended, and must itself wait
+        (griddepcontrol.wait) before it touches what that one wrote.
+        Raises KernelError if the driver refuses the launch.
+        """
+        driver = _driver()
+        if shared_bytes > self._shared_allowed:
+            attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _check(
+                driver.cuFuncSetAttribute(self._function.ptr, attribute, shared_bytes), self.name
+            )
+            self._shared_allowed = shared_bytes
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.sharedMemBytes = shared_bytes
+        config.hStream = torch.cuda.current_stream().cuda_stream
+        if overlap_previous:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = (
+                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            )
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs = [attribute]
+            config.numAttrs = 1
+        values = [_as_ctype(argument) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        status = driver.cuLaunchKernelEx(config, self._function.ptr, ctypes.addressof(pointers), 0)
+        _check(status, self.name)
+
+
+def current_arch(device: int) -> str:
+    """NVRTC's name of a device's architecture, for example "sm_90"."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
+def load_function(build: Build, name: str) -> CudaFunction:
+    """Function `name` of a build, compiled for and loaded on the current device, kept."""
+    return _loaded(build, name, torch.cuda.current_device())
+
+
+def binary_hash(builds: Sequence[Build]) -> str | None:
+    """SHA-256 over the machine code of builds on the current device; None: there are none."""
+    if not builds:
+        return None
+    arch = current_arch(torch.cuda.current_device())
+    hashes = sorted(compile_build(build, arch).hash for build in builds)
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+@cache
+def _loaded(build: Build, name: str, device: int) -> CudaFunction:
+    return CudaFunction(compile_build(build, current_arch(device)), name)
+
+
+@cache
+def sm_count(device: int) -> int:
+    """Streaming multiprocessors of a device."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_memory_limit(device: int) -> int:
+    """Bytes of shared memory that one block may ask for (99 KB on an RTX 3090 Ti)."""
+    driver = _driver()
+    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+    answer = driver.cuDeviceGetAttribute(attribute, device)
+    _check(answer, "cuDeviceGetAttribute")
+    return int(answer[1])
+
+
+def _load(cubin: Cubin) -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise UnsupportedError(
+            "CUDA kernels need CuPy: pip install 'flexq-bench[cuda13]' (or [cuda12])"
+        ) from error
+    torch.cuda.current_stream()  # makes torch's context current, which CuPy then shares
+    module = cupy.cuda.function.Module()
+    module.load(cubin.code)
+    return module
+
+
+@cache
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _check(answer: tuple[Any, ...], name: str) -> None:
+    if int(answer[0]) != 0:
+        raise KernelError(f"{name} failed with {answer[0]}")
+
+
+def _as_ctype(argument: Argument) -> Any:
+    if isinstance(argument, torch.Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p(0)
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_int32(argument)

@@ -1,0 +1,63 @@
+"""The command line, run in this process on a database of the test's own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.cli import main
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on stderr."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        return lines[0]
+
+
+@pytest.fixture
+def database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The path that commands use unless they are told another one; nothing is there yet."""
+    path = tmp_path / "results" / "flexq.sqlite"
+    monkeypatch.setenv("FLEXQ_BENCH_DB", str(path))
+    return path
+
+
+@pytest.fixture(scope="session")
+def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with a floor, the empty kernel and one GEMM, measured once for all tests."""
+    path = tmp_path_factory.mktemp("measured") / "flexq.sqlite"
+    shape = ("--m", "1", "--n", "32", "--k", "32")
+    out = ("--db", str(path), "--out", str(path.with_suffix(".parquet")))
+    assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0
+    return path
+
+
+@pytest.fixture
+def measured(three_results: Path, database: Path) -> Path:
+    """The path that commands use, with three results in it."""
+    database.parent.mkdir()
+    shutil.copy(three_results, database)
+    return database
+
+
+@pytest.fixture
+def cli(database: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
+    def run(*arguments: str) -> Ran:
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Ran(code, captured.out, captured.err)
+
+    return run

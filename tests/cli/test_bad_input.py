@@ -1,0 +1,155 @@
+"""Every wrong word: one line on stderr, the right exit code, nothing stored."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.exit_codes import ExitCode
+
+SHAPE = ("--n", "8", "--k", "8")
+RUN = ("run", "smoke", "--kernels", "cublas-fp16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "first"),
+    [
+        (("run", "smok"), "no suite 'smok'", "smoke"),
+        (("run", "smoke", "--kernels", "flexq-w6a7"), "no kernel 'flexq-w6a7'", "flexq-w6a"),
+        (("run", "nightly", "--models", "llama-7"), "no model 'llama-7'", "llama-7b"),
+        (("run", "smoke", "--device", "cuda:9"), "no device 'cuda:9'", ""),
+        (("run", "smoke", "--m", "3"), "has no M=3", "1, 4, 8"),
+        (("sweep", "--model", "opt-67b"), "no model 'opt-67b'", "opt-6.7b"),
+        (("sweep", *SHAPE, "--kernels", "cublas-w8a8"), "no kernel", "cublaslt-w8a8"),
+        (("sweep", *SHAPE, "--stage", "gem"), "no stage 'gem'", "gemm"),
+        (("list", "kernel"), "no list of 'kernel'", "kernels"),
+        (("run", "smoke", "--trigger", "nightl"), "no trigger 'nightl'", "manual"),
+    ],
+)
+def test_unknown_names_list_the_nearest_first(cli, database, arguments, says, first):
+    ran = cli(*arguments)
+
+    assert ran.code == ExitCode.USAGE
+    there_are = ran.error.partition(says)[2]
+    assert says in ran.error
+    names = there_are.replace(" it has ", " are ").partition(" are ")[2]
+    assert names.startswith(first)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "99999999999999", "4096.5", "many", ""])
+@pytest.mark.parametrize("dimension", ["--m", "--n", "--k"])
+def test_sizes_that_cannot_be_are_refused(cli, database, dimension, size):
+    shape = {"--m": "1", "--n": "64", "--k": "64"} | {dimension: size}
+
+    ran = cli("sweep", *(word for pair in shape.items() for word in pair))
+
+    assert ran.code == ExitCode.USAGE
+    assert size in ran.error
+    assert not database.exists()
+
+
+def test_a_case_too_large_for_the_memory_is_refused_with_what_it_would_take(cli):
+    ran = cli("sweep", "--kernels", "cublas-fp16", "--m", "16777216", "--n", "16777216", "--k", "8")
+
+    assert ran.code == ExitCode.USAGE
+    assert "would take" in ran.error
+    assert "GiB" in ran.error
+    assert cli("list", "runs", "--json").out.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("run",), "which suite?"),
+        (("run", "smoke", "--backend", "tpu"), "tpu"),
+        (("run", "smoke", "--no-such-option"), "--no-such-option"),
+        (("no-such-verb",), "no-such-verb"),
+        (("sweep", "--n", "64"), "--k"),
+        (("sweep", "--model", "llama-7b", "--n", "64"), "--model"),
+        (("run", "smoke", "--json", "records.txt"), "must end in"),
+        (("run", "smoke", "--out", "nowhere/records.parquet"), "no folder"),
+        (("run", "smoke", "--cluster", "local", "--device", "cpu"), "--device"),
+        (("run", "smoke", "--backend", "cuda", "--device", "cpu"), "drop one"),
+        (("run", "smoke", "--m", "4", "--resume", "1234"), "leave out"),
+        (("db", "prune"), "prune what?"),
+    ],
+)
+def test_options_that_do_not_fit_are_wrong_usage(cli, arguments, says):
+    ran = cli(*arguments)
+
+    assert ran.code == ExitCode.USAGE
+    assert says in ran.error
+
+
+def test_resuming_an_unknown_run_is_wrong_usage(cli):
+    cli("db", "upgrade")
+
+    ran = cli("run", "--resume", "1234")
+
+    assert ran.code == ExitCode.USAGE
+    assert "1234" in ran.error
+
+
+def test_a_database_that_is_not_one_is_named_and_left_alone(cli, database):
+    database.parent.mkdir()
+    database.write_text("dear diary, " * 100)
+
+    ran = cli(*RUN)
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert str(database) in ran.error
+    assert database.read_text() == "dear diary, " * 100
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to a file that is read-only")
+def test_a_read_only_database_is_refused_before_measuring(cli, database):
+    cli("db", "upgrade")
+    database.chmod(0o444)
+
+    ran = cli(*RUN)
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "read-only" in ran.error
+
+
+def test_a_newer_database_is_refused(cli, database):
+    cli("db", "upgrade")
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999_from_the_future'")
+    connection.close()
+
+    ran = cli(*RUN)
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "newer" in ran.error or "later" in ran.error
+
+
+@pytest.mark.parametrize("content", [b'{"kernel": "flexq-w6a6", "sch', b"", b"a,b,c\n1,2,3\n"])
+def test_a_results_file_that_is_no_such_file_stores_nothing(cli, tmp_path: Path, content):
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(content)
+
+    ran = cli("db", "import", str(file))
+
+    assert ran.code == ExitCode.USAGE
+    assert f"{file}:1:" in ran.error
+    assert json.loads(cli("db", "stats", "--json").out)["rows"]["measurement"] == 0
+
+
+def test_an_unexpected_error_is_one_line_unless_debug_asks_for_the_traceback(cli, monkeypatch):
+    def broken() -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("workloads.suites.list_suites", broken)
+
+    ran = cli("list", "suites")
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "ZeroDivisionError: oops" in ran.error
+    assert "--debug" in ran.error
+    with pytest.raises(ZeroDivisionError):
+        cli("--debug", "list", "suites")

@@ -1,0 +1,134 @@
+"""`list`, `db`, `doctor` and `dashboard`: what they show and what they leave alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.exit_codes import ExitCode
+
+@pytest.mark.parametrize("what", ["kernels", "suites", "models", "devices", "runs", "series"])
+def test_every_list_has_a_form_for_people_and_one_for_machines(cli, measured, what):
+    people, machines = cli("list", what), cli("list", what, "--json")
+
+    assert (people.code, machines.code) == (ExitCode.PASS, ExitCode.PASS)
+    rows = json.loads(machines.out)
+    assert rows
+    assert str(next(iter(rows[0].values())))[:8] in people.out
+
+
+def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(cli, database):
+    assert json.loads(cli("list", "series", "--json").out) == []
+    assert "measure something first" in cli("list", "runs").out
+    assert not database.exists()
+
+
+def test_list_kernels_can_be_narrowed_to_a_backend(cli):
+    rows = json.loads(cli("list", "kernels", "--backend", "cpu", "--json").out)
+
+    assert {row["backend"] for row in rows} == {"cpu"}
+    assert {"flexq-w6a6", "cublaslt-w8a8", "read-6"} <= {row["kernel"] for row in rows}
+
+
+def test_export_and_import_carry_results_to_another_database_once(cli, measured, tmp_path: Path):
+    file, other = str(tmp_path / "r.parquet"), str(tmp_path / "other.sqlite")
+
+    assert json.loads(cli("db", "export", file, "--json").out)["records"] == 3
+    first = json.loads(cli("db", "import", file, "--db", other, "--json").out)
+    second = json.loads(cli("db", "import", file, "--db", other, "--json").out)
+
+    assert (first[0]["added"], second[0]["added"]) == (3, 0)
+    assert json.loads(cli("db", "stats", "--db", other, "--json").out)["rows"]["measurement"] == 3
+
+
+def test_export_names_the_devices_that_have_results_if_one_has_none(
+    cli, measured, tmp_path: Path
+):
+    ran = cli("db", "export", str(tmp_path / "r.jsonl"), "--devices", "NVIDIA H2000")
+
+    assert ran.code == ExitCode.USAGE
+    assert "no device 'NVIDIA H2000': there is " in ran.error
+
+
+def test_prune_takes_samples_and_keeps_summaries(cli, measured):
+    pruned = json.loads(cli("db", "prune", "--older-than", "0", "--json").out)["pruned"]
+
+    rows = json.loads(cli("db", "stats", "--json").out)["rows"]
+    assert (pruned, rows["sample"], rows["measurement"]) == (3, 0, 3)
+
+
+def test_upgrade_makes_a_database_and_is_then_up_to_date(cli, database):
+    first, second = cli("db", "upgrade"), cli("db", "upgrade")
+
+    assert (first.code, second.code) == (ExitCode.PASS, ExitCode.PASS)
+    assert database.exists()
+    assert "up to date" in second.out
+
+
+def test_doctor_passes_without_a_gpu_and_says_how_to_get_what_is_missing(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvmath", None)
+
+    ran = cli("doctor", "--json")
+
+    findings = {finding["name"]: finding for finding in json.loads(ran.out)}
+    assert ran.code == ExitCode.PASS
+    assert findings["torch"]["state"] == "ok"
+    assert findings["nvmath"]["state"] == "missing"
+    assert "flexq-bench[cuda1" in findings["nvmath"]["advice"]
+    assert "GPU" in cli("doctor").out
+
+
+def test_doctor_fails_where_every_use_would(cli, database):
+    database.parent.mkdir()
+    database.write_text("not a database " * 100)
+
+    ran = cli("doctor", "--json")
+
+    states = {finding["name"]: finding["state"] for finding in json.loads(ran.out)}
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert states["database"] == "broken"
+
+
+def test_dashboard_without_a_database_says_what_to_do(cli, database):
+    ran = cli("dashboard")
+
+    assert ran.code == ExitCode.USAGE
+    assert "flexq-bench run smoke" in ran.error
+
+
+def test_dashboard_names_a_port_that_is_taken(cli):
+    cli("db", "upgrade")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ran = cli("dashboard", "--port", str(server.getsockname()[1]))
+
+    assert ran.code == ExitCode.USAGE
+    assert "another --port" in ran.error
+
+
+def test_dashboard_runs_the_app_on_the_database_asked_for(cli, tmp_path, monkeypatch):
+    other = str(tmp_path / "other.sqlite")
+    cli("db", "upgrade", "--db", other)
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    class Done:
+        returncode = 0
+
+    def start(command, env):
+        started.append((command, env))
+        return Done()
+
+    monkeypatch.setattr("flexq_bench.commands.dashboard.subprocess.run", start)
+
+    ran = cli("dashboard", "--db", other, "--read-only", "--json")
+
+    command, environment = started[0]
+    assert ran.code == ExitCode.PASS
+    assert json.loads(ran.out)["database"] == other
+    assert environment["FLEXQ_BENCH_DB"] == other
+    assert environment["FLEXQ_BENCH_READ_ONLY"] == "1"
+    assert command[command.index("--server.address") + 1] == "127.0.0.1"
+    assert command[command.index("--browser.gatherUsageStats") + 1] == "false"

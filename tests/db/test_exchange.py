@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime, timedelta
+
+import pyarrow.parquet as pq
+import pytest
+
+from db.engine import open_database
+from db.errors import ConflictError, RecordError, RecordFormatError, ResultsFileError
+from db.exchange import export_records, import_file, read_records, record_line, write_records
+from db.maintenance import stats
+from db.queries import Filters
+from db.store import add_record
+
+# What other programs rely on; fmt keeps it from filling a page.
+# fmt: off
+FLAT = {
+    "kernel", "variant", "backend", "stage", "cache", "model", "layer", "m", "n", "k", "gpu",
+    "status", "median_us", "ci_low_us", "ci_high_us", "n_samples", "floor_us", "pct_of_floor",
+    "tops", "max_rel_error", "exact", "config", "commit", "run", "created_at", "schema_version",
+}
+# fmt: on
+SUFFIXES = [".jsonl", ".jsonl.gz", ".parquet"]
+
+
+@pytest.fixture
+def three(build):
+    run = build.a_run(plan=("b", "a"))
+    return [build.a_record(m=m, run=run, samples_us=((0.1 * m, 1e-9),)) for m in (1, 2, 4)]
+
+
+def test_a_json_line_has_the_flat_names_and_whole_infos_beside_them(build):
+    record = build.a_record()
+
+    flat = json.loads(record_line(record))
+
+    assert flat.keys() >= FLAT
+    assert (flat["commit"], flat["run"]) == (record.commit.sha, record.run.uuid)
+    assert flat["commit_info"]["topo_order"] == 1
+    assert flat["run_info"]["suite"] == "smoke"
+    assert flat["device_info"]["sku"] == "NVIDIA H200"
+    assert flat["environment"] == {"driver": "580.1", "torch": "2.13.0"}
+
+
+def test_a_parquet_file_has_the_flat_names_as_columns_and_samples_as_lists(tmp_path, three):
+    write_records(tmp_path / "r.parquet", three)
+
+    table = pq.read_table(tmp_path / "r.parquet")
+
+    assert set(table.column_names) >= FLAT
+    assert table["commit"].to_pylist() == [r.commit.sha for r in three]
+    assert str(table.schema.field("samples_us").type) == ("list<element: list<element: double>>")
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_importing_twice_changes_nothing(session, tmp_path, three, suffix):
+    path = tmp_path / f"r{suffix}"
+    write_records(path, three)
+
+    first = import_file(session, path)
+    stored = list(export_records(session))
+    second = import_file(session, path)
+
+    assert (first.read, first.added, first.runs) == (3, 3, (three[0].run.uuid,))
+    assert (second.read, second.added) == (3, 0)
+    assert list(export_records(session)) == stored
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_export_import_export_is_the_same_file(make_url, tmp_path, build, suffix):
+    later = build.a_run("a later one", created_at="2025-11-22T00:00:00+00:00", status="running")
+    records = [
+        build.a_record("x", run=later),
+        build.a_record("late", m=8, created_at="2025-11-21T11:00:00+00:00"),
+        build.a_record("early", m=16, environment={"z": "1", "a": "2"}),
+        build.a_record("dirty", m=2, commit=build.a_commit(3, dirty=True), config={"z": 1, "a": 2}),
+    ]
+    first, second = tmp_path / f"first{suffix}", tmp_path / f"second{suffix}"
+    write_records(tmp_path / "given.jsonl", records)
+    with open_database(make_url()) as database, database.session() as session:
+        import_file(session, tmp_path / "given.jsonl")
+        write_records(first, export_records(session))
+
+    with open_database(make_url()) as database, database.session() as session:
+        import_file(session, first)
+        write_records(second, export_records(session))
+
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_an_export_depends_on_what_is_stored_and_not_on_the_order_it_came_in(make_url, build):
+    late = build.a_record("late", created_at="2025-11-21T11:00:00+00:00")
+    early = build.a_record("early")
+    older = build.a_record(run=build.a_run("older", created_at="2025-11-20T00:00:00+00:00"))
+    for arriving in ([late, early, older], [older, early, late], [early, late, older]):
+        with open_database(make_url()) as database, database.session() as session:
+            for record in arriving:
+                add_record(session, record)
+            assert list(export_records(session)) == [older, early, late]
+
+
+def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
+    other = build.a_run("other")
+    records = [
+        build.a_record(),
+        build.a_record(run=other),
+        build.a_record(kernel="abq-w6a6"),
+        build.a_record("new", created_at="2025-12-01T00:00:00+00:00"),
+    ]
+    write_records(tmp_path / "r.jsonl", records)
+    import_file(session, tmp_path / "r.jsonl")
+
+    def exported(**filters):
+        return list(export_records(session, Filters(**filters)))
+
+    assert exported(runs=(other.uuid,)) == [records[1]]
+    assert exported(kernels=("abq-w6a6",)) == [records[2]]
+    oldest = datetime.fromisoformat(records[0].created_at)
+    assert len(exported(since=oldest)) == 4
+    assert exported(since=oldest + timedelta(days=5)) == [records[3]]
+    assert len(exported(until=oldest)) == 3
+    assert exported(m=(3,)) == []
+
+
+@pytest.fixture
+def stored_at_once(monkeypatch):
+    """The good records of a file reach the database before its bad one is read."""
+    monkeypatch.setattr("db.writer._BATCH", 1)
+
+
+@pytest.mark.usefixtures("stored_at_once")
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.97])
+def test_a_file_that_is_cut_off_is_refused_whole(session, tmp_path, build, three, suffix, kept):
+    path = tmp_path / f"r{suffix}"
+    write_records(tmp_path / "before.jsonl", [build.a_record("before")])
+    import_file(session, tmp_path / "before.jsonl")
+    write_records(path, three)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * kept)])
+
+    with pytest.raises(RecordFormatError, match=f"{path.name}.*(cut off|empty).*: copy"):
+        import_file(session, path)
+
+    assert [r.uuid for r in export_records(session)] == [build.a_record("before").uuid]
+
+
+@pytest.mark.usefixtures("stored_at_once")
+def test_a_wrong_line_is_named_and_nothing_of_its_file_is_stored(session, tmp_path, three):
+    path = tmp_path / "r.jsonl"
+    flat = json.loads(record_line(three[2]))
+    del flat["kernel"]
+    path.write_text("\n".join([*map(record_line, three[:2]), json.dumps(flat), ""]))
+
+    with pytest.raises(RecordFormatError, match=r"r\.jsonl:3: kernel is missing"):
+        import_file(session, path)
+
+    assert set(stats(session).rows.values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version is 2, this version reads 1"),
+        ({"schema_version": None}, "no schema_version: this is not a FlexQ Bench result"),
+        ({"colour": "red"}, "unknown field 'colour'"),
+        ({"median_us": "fast"}, "median_us must be a number, got 'fast'"),
+        ({"median_us": float("nan")}, "NaN is no JSON number"),
+        ({"median_us": True}, "median_us must be a number, got True"),
+        ({"samples_us": [1.0]}, "samples_us must be a list, got 1.0"),
+        ({"commit": "another"}, "commit is not the sha in commit_info"),
+        ({"run_info": None}, "run_info is missing"),
+        ({"device_info": {"uuid": "x"}}, "device: .* is missing"),
+        ({"run_info": {"uuid": "r", "status": "done"}, "run": "r"}, "run: created_at is missing"),
+    ],
+)
+def test_a_line_that_is_not_a_record_is_refused_with_its_reason(tmp_path, build, change, message):
+    path = tmp_path / "r.jsonl"
+    flat = json.loads(record_line(build.a_record())) | change
+    path.write_text(json.dumps(flat) + "\n")
+
+    with pytest.raises(RecordFormatError, match=rf"r\.jsonl:1: {message}"):
+        list(read_records(path))
+
+
+@pytest.mark.parametrize("content", ["hello\n", "[1]\n", '{"a": 1}\n', "7\n", "[" * 100_000 + "\n"])
+def test_a_file_of_something_else_is_not_ours(tmp_path, content):
+    path = tmp_path / "r.jsonl"
+    path.write_text(content)
+
+    with pytest.raises(RecordFormatError, match=r"r\.jsonl:1: .*not a .*FlexQ Bench result"):
+        list(read_records(path))
+
+
+def test_a_parquet_file_of_something_else_or_of_another_version_is_refused(tmp_path, three):
+    path = tmp_path / "r.parquet"
+    write_records(path, three)
+    table = pq.read_table(path)
+    pq.write_table(table.replace_schema_metadata({}), path)
+    with pytest.raises(RecordFormatError, match="not a Parquet file of FlexQ Bench results"):
+        list(read_records(path))
+
+    newer = {"flexq_bench.schema_version": "2"}
+    pq.write_table(table.replace_schema_metadata(newer), path)
+    with pytest.raises(RecordFormatError, match="schema_version is 2, this version reads 1"):
+        list(read_records(path))
+
+    path.write_text("hello")
+    with pytest.raises(RecordFormatError, match="cut off or damaged"):
+        list(read_records(path))
+
+
+def test_damage_inside_a_file_is_one_line_too(tmp_path, three):
+    for suffix in (".parquet", ".jsonl.gz"):
+        path = tmp_path / f"r{suffix}"
+        write_records(path, three)
+        content = bytearray(path.read_bytes())
+        content[40:90] = bytes(50)
+        path.write_bytes(content)
+        with pytest.raises(RecordFormatError, match="cut off or damaged") as caught:
+            list(read_records(path))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("stored_at_once")
+def test_a_file_with_a_conflict_leaves_nothing_of_itself(session, tmp_path, build):
+    write_records(tmp_path / "a.jsonl", [build.a_record(run=build.a_run("a", idempotency_key="x"))])
+    both = [build.a_record("ok"), build.a_record(run=build.a_run("b", idempotency_key="x"))]
+    write_records(tmp_path / "b.jsonl", both)
+    import_file(session, tmp_path / "a.jsonl")
+
+    with pytest.raises(ConflictError):
+        import_file(session, tmp_path / "b.jsonl")
+
+    assert len(list(export_records(session))) == 1
+
+
+def test_a_record_that_can_not_be_written_leaves_the_file_that_was_there(tmp_path, build):
+    path = tmp_path / "r.jsonl"
+    write_records(path, [build.a_record()])
+    before = path.read_bytes()
+
+    with pytest.raises(RecordError, match="median_us is inf"):
+        write_records(path, [build.a_record(), build.a_record(median_us=float("inf"))])
+
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["r.jsonl"]
+
+
+def test_a_gzip_file_depends_on_its_records_alone(tmp_path, three):
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_records(tmp_path / name, three)
+
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert gzip.decompress((tmp_path / "a.jsonl.gz").read_bytes()).count(b"\n") == 3
+
+
+def test_a_file_that_can_not_be_opened_or_has_no_known_suffix_is_one_line(tmp_path, build):
+    with pytest.raises(ResultsFileError, match=r"use \.jsonl, \.jsonl\.gz or \.parquet"):
+        write_records(tmp_path / "r.csv", [build.a_record()])
+    with pytest.raises(ResultsFileError, match=r"can't read .*r\.jsonl: No such file"):
+        list(read_records(tmp_path / "r.jsonl"))
+    with pytest.raises(ResultsFileError, match=r"can't read .*r\.parquet: "):
+        list(read_records(tmp_path / "r.parquet"))
+    with pytest.raises(ResultsFileError, match=r"can't write .*r\.jsonl: No such file"):
+        write_records(tmp_path / "nowhere" / "r.jsonl", [build.a_record()])

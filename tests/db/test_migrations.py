@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import create_engine, inspect, text
+
+from db import schema
+from db.engine import open_database, revision_of, upgrade
+from db.errors import NewerSchemaError, OlderSchemaError
+from db.queries.records import export_records
+from db.store import add_record
+from db.tables import Base
+
+
+@pytest.fixture
+def old(tmp_path):
+    """A database that only the first revision has made."""
+    path = tmp_path / "old.sqlite"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.upgrade(schema.alembic_config(connection), schema.revisions()[0])
+    engine.dispose()
+    return str(path)
+
+
+def test_models_and_migrations_make_the_same_tables(database):
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection)
+
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_a_difference_between_models_and_migrations_would_be_seen(database):
+    with database.engine.connect() as connection:
+        connection.execute(text("DROP INDEX ix_measurement_model_layer"))
+        connection.execute(text('ALTER TABLE measurement ADD COLUMN "extra column" VARCHAR'))
+        differences = compare_metadata(MigrationContext.configure(connection), Base.metadata)
+
+        assert sorted(kind for kind, *_ in differences) == ["add_index", "remove_column"]
+
+
+def test_the_revisions_are_one_line_from_first_to_last():
+    assert schema.revisions() == tuple(sorted(schema.revisions()))
+
+
+def test_an_older_database_is_refused_until_it_is_upgraded(old, build):
+    with pytest.raises(OlderSchemaError, match=r"needs .*: run `flexq-bench db upgrade`"):
+        open_database(old)
+
+    with open_database(old, check_schema=False) as database:
+        done = upgrade(database)
+    assert (done.before, done.after, done.changed) == (*schema.revisions()[:2], True)
+
+    with open_database(old) as database, database.session() as session:
+        add_record(session, build.a_record())
+
+
+def test_an_upgrade_keeps_what_is_stored(old, build):
+    record = build.a_record()
+    with open_database(old, check_schema=False) as database:
+        with database.session() as session:
+            add_record(session, record)
+        upgrade(database)
+        with database.session() as session:
+            assert list(export_records(session)) == [record]
+
+
+def test_upgrading_twice_changes_nothing(database):
+    assert upgrade(database).changed is False
+
+
+def test_an_upgrade_that_breaks_leaves_the_old_tables(old, monkeypatch):
+    real = command.upgrade
+
+    def breaking(config, revision):
+        real(config, revision)
+        raise RuntimeError("power cut")
+
+    monkeypatch.setattr(schema.command, "upgrade", breaking)
+    with open_database(old, check_schema=False) as database:
+        with pytest.raises(RuntimeError, match="power cut"):
+            upgrade(database)
+        assert revision_of(database) == schema.revisions()[0]
+        assert "decision" not in inspect(database.engine).get_table_names()
+
+
+def test_a_database_of_a_later_version_is_refused_and_left_as_it_is(database):
+    url = str(database.path or database.engine.url.render_as_string(hide_password=False))
+    with database.session() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+
+    with pytest.raises(NewerSchemaError, match="revision 9999, this version knows up to"):
+        open_database(url)
+    with pytest.raises(NewerSchemaError, match="upgrade flexq-bench"):
+        upgrade(database)
+    assert revision_of(database) == "9999"
+
+
+def test_an_empty_server_asks_for_an_upgrade(empty_postgresql):
+    with pytest.raises(OlderSchemaError, match="holds no tables yet: run `flexq-bench db upgrade`"):
+        open_database(empty_postgresql)
+
+    with open_database(empty_postgresql, check_schema=False) as database:
+        assert upgrade(database).before is None
+    open_database(empty_postgresql).close()
+
+
+def test_the_migrations_are_found_from_any_folder(tmp_path):
+    root = schema.MIGRATIONS.parents[1]
+    script = "from db.engine import open_database; open_database('here.sqlite').close()"
+
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env={"PYTHONPATH": str(root)}, check=True
+    )
+
+    assert (tmp_path / "here.sqlite").stat().st_size > 0

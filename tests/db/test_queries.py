@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime
+
+import pytest
+
+from db import queries
+from db.errors import AmbiguousError, NotFoundError
+from db.queries import Filters
+from db.store import add_record, begin_run, finish_run
+
+
+def only_series(session):
+    (series,) = queries.list_series(session)
+    return series.id
+
+
+def test_history_is_ordered_by_ancestry_not_by_clock(session, build):
+    for order, hour in ((3, 1), (1, 3), (2, 2)):
+        record = build.a_record(
+            f"at {order}",
+            commit=build.a_commit(order, committed_at=f"2025-11-0{9 - order}T00:00:00+00:00"),
+            created_at=f"2025-11-21T0{hour}:00:00+00:00",
+            median_us=float(order),
+        )
+        add_record(session, record)
+
+    points = queries.series_history(session, only_series(session))
+
+    assert [p.topo_order for p in points] == [1, 2, 3]
+    assert [p.median_us for p in points] == [1.0, 2.0, 3.0]
+
+
+def test_history_has_commits_outside_of_a_tree_last_and_nothing_that_is_not_accepted(
+    session, build
+):
+    wheel = build.a_commit(None, sha="pkg-1.0.0-abc")
+    add_record(session, build.a_record("wheel", commit=wheel))
+    add_record(session, build.a_record("tree", commit=build.a_commit(5)))
+    dirty = build.a_commit(5, dirty=True)
+    add_record(session, build.a_record("dirty", commit=dirty, accepted=False))
+
+    points = queries.series_history(session, only_series(session))
+
+    assert [p.commit for p in points] == [build.a_commit(5).sha, "pkg-1.0.0-abc"]
+
+
+def test_missing_cases_are_those_planned_and_not_received_in_the_plans_order(session, build):
+    run = build.a_run(plan=("c", "b", "a"))
+    begin_run(session, run, build.a_commit())
+    add_record(session, build.a_record(run=run, case="b", status="failed", median_us=None))
+    add_record(session, build.a_record(run=run, case="not planned"))
+
+    assert queries.missing_cases(session, run.uuid) == ("c", "a")
+    assert queries.run_cases_received(session, run.uuid) == {"b", "not planned"}
+
+
+def test_runs_come_newest_first_with_how_far_they_came(session, build):
+    old = build.a_run("old", created_at="2025-11-20T00:00:00+00:00", suite="nightly")
+    new = build.a_run("new", status="running", plan=("a", "b", "c"))
+    add_record(session, build.a_record(run=old, gpu="NVIDIA A100"))
+    begin_run(session, new, build.a_commit(2))
+    add_record(session, build.a_record(run=new, case="a", status="noisy"))
+    add_record(session, build.a_record(run=new, case="b"))
+
+    first, second = queries.runs(session)
+
+    assert (first.uuid, second.uuid) == (new.uuid, old.uuid)
+    assert (first.planned, first.received, first.missing) == (3, 2, 1)
+    assert first.statuses == {"noisy": 1, "ok": 1}
+    assert (first.gpus, second.gpus) == (("NVIDIA H200",), ("NVIDIA A100",))
+    assert (first.commit, first.status, first.finished_at) == (
+        build.a_commit(2).sha, "running", None,
+    )  # fmt: skip
+    assert first.created_at == datetime(2025, 11, 21, 10, tzinfo=UTC)
+
+
+def test_runs_narrow_by_suite_status_and_gpu_and_stop_at_the_limit(session, build):
+    for name, suite, status, gpu in (
+        ("one", "smoke", "complete", "NVIDIA H200"),
+        ("two", "nightly", "complete", "NVIDIA A100"),
+        ("three", "smoke", "failed", "NVIDIA A100"),
+    ):
+        run = build.a_run(name, suite=suite, status=status)
+        add_record(session, build.a_record(run=run, gpu=gpu))
+
+    def found(**options):
+        return {run.uuid for run in queries.runs(session, **options)}
+
+    one, two, three = (build.a_run(name).uuid for name in ("one", "two", "three"))
+    assert found(suite="smoke") == {one, three}
+    assert found(status="failed") == {three}
+    assert found(gpu="NVIDIA A100") == {two, three}
+    assert len(found(limit=2)) == 2
+
+
+def test_a_run_is_found_by_a_prefix_that_is_unique(session, build):
+    for uuid in ("abc-1", "abc-12", "b%d"):
+        begin_run(session, build.a_run(uuid=uuid, idempotency_key=uuid), build.a_commit())
+
+    assert queries.run_by_uuid_prefix(session, "b").uuid == "b%d"
+    assert queries.run_by_uuid_prefix(session, "abc-1").uuid == "abc-1"  # the whole uuid
+    with pytest.raises(AmbiguousError, match=r"several runs begin with 'abc': abc-1.*write more"):
+        queries.run_by_uuid_prefix(session, "abc")
+    with pytest.raises(NotFoundError, match="no run begins with '%'"):
+        queries.run_by_uuid_prefix(session, "%")
+
+
+def test_the_latest_complete_run_of_each_gpu_skips_those_that_lack_results(session, build):
+    def a_run(name, hour, gpu, **changes):
+        run = build.a_run(name, created_at=f"2025-11-21T0{hour}:00:00+00:00", **changes)
+        add_record(session, build.a_record(run=run, gpu=gpu, case="a"))
+        return run
+
+    a_run("old", 1, "NVIDIA H200")
+    new = a_run("new", 2, "NVIDIA H200")
+    a_run("stopped", 3, "NVIDIA H200", status="interrupted", plan=("a", "b"))
+    # Its file was written before the run ended, and yet nothing is missing.
+    full = a_run("full", 1, "NVIDIA A100", status="running", plan=("a",))
+    a_run("no plan", 2, "NVIDIA A100", status="running")
+
+    latest = queries.latest_complete_runs(session)
+
+    assert {gpu: run.uuid for gpu, run in latest.items()} == {
+        "NVIDIA H200": new.uuid,
+        "NVIDIA A100": full.uuid,
+    }
+    assert queries.latest_complete_runs(session, suite="nightly") == {}
+
+
+def test_a_case_measured_again_counts_once_with_its_last_result(session, build):
+    run = build.a_run()
+    hours = {"third": "12", "second": "11", "first": "10"}
+    for name, hour in hours.items():
+        status = "ok" if name == "third" else "noisy"
+        created_at = f"2025-11-21T{hour}:00:00+00:00"
+        record = build.a_record(name, run=run, status=status, detail=name, created_at=created_at)
+        add_record(session, record)
+
+    assert [row.detail for row in queries.run_results(session, run.uuid)] == ["third"]
+    assert queries.runs(session)[0].statuses == {"ok": 1}
+    assert len(list(queries.run_records(session, run.uuid))) == 3
+
+
+def test_a_result_row_says_what_the_record_says(session, build):
+    record = build.a_record(commit=build.a_commit(4, dirty=True), accepted=False)
+    add_record(session, record)
+
+    (row,) = queries.run_results(session, record.run.uuid)
+
+    same = {f.name for f in dataclasses.fields(row)} & {f.name for f in dataclasses.fields(record)}
+    differing = {"run", "commit", "created_at"}
+    assert len(same) > 30
+    assert {n: getattr(row, n) for n in same - differing} == {
+        n: getattr(record, n) for n in same - differing
+    }
+    assert (row.run, row.commit, row.dirty) == (record.run.uuid, record.commit.sha, True)
+    assert row.created_at.isoformat() == record.created_at
+    assert row.suite == "smoke"
+
+
+@pytest.mark.parametrize(
+    ("filters", "names"),
+    [
+        (Filters(), {"plain", "other", "bad"}),
+        (Filters(kernels=("abq-w6a6", "nope")), {"other"}),
+        (Filters(gpus=("NVIDIA A100",)), {"other"}),
+        (Filters(models=("opt-6.7b",)), {"other"}),
+        (Filters(layers=("fc1",)), {"other"}),
+        (Filters(stages=("linear",)), {"other"}),
+        (Filters(caches=("hot",)), {"other"}),
+        (Filters(suites=("nightly",)), {"other"}),
+        (Filters(m=(8,)), {"other"}),
+        (Filters(statuses=("incorrect",)), {"bad"}),
+        (Filters(accepted_only=True), {"plain", "other"}),
+        (Filters(since=datetime(2025, 11, 22, tzinfo=UTC)), {"bad"}),
+        (Filters(kernels=("flexq-w6a6",), statuses=("ok",)), {"plain"}),
+    ],
+)
+def test_the_results_table_narrows_by_each_filter(session, build, filters, names):
+    add_record(session, build.a_record(detail="plain"))
+    nightly = build.a_run("nightly", suite="nightly")
+    other = build.a_record(
+        detail="other", kernel="abq-w6a6", gpu="NVIDIA A100", model="opt-6.7b", layer="fc1",
+        stage="linear", cache="hot", m=8, run=nightly,
+    )  # fmt: skip
+    add_record(session, other)
+    bad = build.a_record(
+        "bad", detail="bad", case="bad", status="incorrect", accepted=False,
+        created_at="2025-11-22T00:00:00+00:00",
+    )  # fmt: skip
+    add_record(session, bad)
+
+    assert {row.detail for row in queries.results_table(session, filters)} == names
+
+
+def test_series_are_listed_with_the_number_of_results_that_pass(session, build):
+    for name in ("one", "two"):
+        add_record(session, build.a_record(name, group=None))
+    add_record(session, build.a_record("dirty", group=None, accepted=False))
+    add_record(session, build.a_record(kernel="abq-w6a6", gpu="NVIDIA A100"))
+
+    abq, flexq = queries.list_series(session)
+    assert (abq.kernel, abq.measurements, flexq.kernel, flexq.measurements) == (
+        "abq-w6a6", 1, "flexq-w6a6", 3,
+    )  # fmt: skip
+    assert (flexq.group, flexq.m, flexq.direction) == (None, 1, "lower")
+    (accepted,) = queries.list_series(session, Filters(gpus=("NVIDIA H200",), accepted_only=True))
+    assert accepted.measurements == 2
+
+
+def test_filter_values_are_those_that_occur(session, build):
+    add_record(session, build.a_record(model="", layer=""))
+    add_record(session, build.a_record(kernel="abq-w6a6", m=8))
+
+    values = queries.filter_values(session)
+
+    assert values.kernels == ("abq-w6a6", "flexq-w6a6")
+    assert (values.models, values.layers, values.m) == (("llama-7b",), ("o_proj",), (1, 8))
+    assert (values.suites, values.statuses) == (("smoke",), ("ok",))
+
+
+def test_samples_come_back_by_placement_and_empty_where_none_were_taken(session, build):
+    timed = build.a_record("timed", samples_us=((0.1, 0.2), (), (0.3,)))
+    untimed = build.a_record("untimed", status="failed", median_us=None, samples_us=())
+    for record in (timed, untimed):
+        add_record(session, record)
+
+    assert queries.samples_of(session, timed.uuid) == ((0.1, 0.2), (), (0.3,))
+    assert queries.samples_of(session, untimed.uuid) == ()
+    with pytest.raises(NotFoundError, match="no measurement nope"):
+        queries.samples_of(session, "nope")
+
+
+def test_an_unknown_run_is_said_to_be_so(session):
+    with pytest.raises(NotFoundError, match="no run nope is stored"):
+        queries.run_info(session, "nope")
+    assert queries.run_by_idempotency_key(session, "nope") is None
+
+
+def test_a_finished_run_knows_when(session, build):
+    run = build.a_run(status="running")
+    begin_run(session, run, build.a_commit())
+    moment = datetime(2025, 11, 21, 11, tzinfo=UTC)
+
+    finish_run(session, run.uuid, "interrupted", finished_at=moment)
+
+    (summary,) = queries.runs(session)
+    assert (summary.status, summary.finished_at) == ("interrupted", moment)

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from db import queries
+from db.errors import ConflictError, NotFoundError, RecordError
+from db.queries.records import export_records
+from db.store import add_record, begin_run, finish_run, plan_cases
+from db.tables import Commit, Device, Epoch, Measurement, Run, Series
+
+
+def count(session, table):
+    return session.scalar(select(func.count()).select_from(table))
+
+
+def test_adding_a_record_twice_stores_it_once(session, build):
+    record = build.a_record()
+
+    assert add_record(session, record) is True
+    assert add_record(session, record) is False
+
+    assert count(session, Measurement) == 1
+    assert list(export_records(session)) == [record]
+
+
+def test_a_stored_record_is_not_changed_by_another_of_the_same_uuid(session, build):
+    record = build.a_record()
+    add_record(session, record)
+
+    add_record(session, dataclasses.replace(record, median_us=99.0))
+
+    assert [r.median_us for r in export_records(session)] == [record.median_us]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kernel": "other"},
+        {"kernel_version": 2},
+        {"variant": "vanilla"},
+        {"backend": "cpu"},
+        {"stage": "linear"},
+        {"metric": "energy"},
+        {"unit": "uJ"},
+        {"direction": "higher"},
+        {"m": 2},
+        {"n": 2},
+        {"k": 2},
+        {"weight_bits": 4},
+        {"act_bits": 8},
+        {"group": None},
+        {"input_distribution": "uniform"},
+        {"cache": "hot"},
+        {"protocol_version": 2},
+        {"gpu": "NVIDIA A100"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_change_of_identity_is_another_series(session, build, change):
+    add_record(session, build.a_record("one"))
+    add_record(session, build.a_record("two", **change))
+
+    assert count(session, Series) == 2
+
+
+def test_model_layer_and_environment_are_not_identity(session, build):
+    add_record(session, build.a_record("one"))
+    add_record(
+        session, build.a_record("two", model="opt", layer="fc1", environment={"driver": "590"})
+    )
+
+    assert count(session, Series) == 1
+
+
+def test_a_change_of_environment_opens_an_epoch_and_its_return_reuses_the_old_one(session, build):
+    for order, driver in ((1, "580"), (2, "590"), (3, "580")):
+        commit = build.a_commit(order)
+        add_record(
+            session, build.a_record(f"at {order}", commit=commit, environment={"driver": driver})
+        )
+
+    (series,) = queries.list_series(session)
+    first, second, third = (point.epoch for point in queries.series_history(session, series.id))
+    assert first == third != second
+
+
+def test_an_epoch_begins_with_its_earliest_result_whatever_arrived_first(session, build):
+    late, early = build.a_run("late"), build.a_run("early")
+    add_record(session, build.a_record(run=late, created_at="2025-11-22T00:00:00+00:00"))
+    add_record(session, build.a_record(run=early, created_at="2025-11-20T00:00:00+00:00"))
+
+    first = session.scalar(select(Run.uuid).join(Epoch, Epoch.first_run_id == Run.id))
+    assert first == early.uuid
+
+
+def test_what_was_unknown_of_a_commit_is_filled_in_and_what_is_known_stays(session, build):
+    shallow = build.a_commit(7, topo_order=None, subject="")
+    add_record(session, build.a_record("one", commit=shallow))
+    add_record(session, build.a_record("two", commit=build.a_commit(7, author="Eve")))
+
+    commit = session.scalars(select(Commit)).one()
+    assert (commit.topo_order, commit.subject, commit.author) == (7, "Change 7", "Ada")
+
+
+def test_a_dirty_tree_is_not_its_commit(session, build):
+    add_record(session, build.a_record("one", commit=build.a_commit(1)))
+    add_record(session, build.a_record("two", commit=build.a_commit(1, dirty=True)))
+
+    assert sorted(session.scalars(select(Commit.dirty))) == [False, True]
+
+
+def test_a_device_under_another_power_limit_is_another_row(session, build):
+    add_record(session, build.a_record("one"))
+    add_record(session, build.a_record("two", device=build.a_device(power_limit_w=500.0)))
+
+    assert count(session, Device) == 2
+    assert {r.device.power_limit_w for r in export_records(session)} == {700.0, 500.0}
+
+
+def test_beginning_a_run_again_goes_on_with_the_stored_one(session, build):
+    first = build.a_run("first", status="running", idempotency_key="nightly", plan=("a", "b"))
+    begin_run(session, first, build.a_commit())
+    finish_run(session, first.uuid, "interrupted")
+
+    again = build.a_run("second", status="running", idempotency_key="nightly", plan=("b", "c"))
+    stored = begin_run(session, again, build.a_commit())
+
+    assert stored == dataclasses.replace(first, plan=("a", "b", "c"))
+    assert count(session, Run) == 1
+    assert queries.run_by_idempotency_key(session, "nightly") == stored
+
+
+def test_a_record_of_another_run_with_a_taken_idempotency_key_is_refused(session, build):
+    taken = build.a_run("one", idempotency_key="nightly")
+    add_record(session, build.a_record(run=taken))
+
+    with pytest.raises(ConflictError, match=r"'nightly' of run .*, which is stored"):
+        add_record(session, build.a_record(run=build.a_run("two", idempotency_key="nightly")))
+
+
+def test_a_late_record_does_not_reopen_a_finished_run(session, build):
+    run = build.a_run(status="running")
+    begin_run(session, run, build.a_commit())
+    finish_run(session, run.uuid, "complete")
+
+    add_record(session, build.a_record(run=run))
+
+    assert queries.run_info(session, run.uuid).status == "complete"
+
+
+def test_planning_more_cases_appends_them(session, build):
+    run = build.a_run(plan=("a",))
+    begin_run(session, run, build.a_commit())
+
+    plan_cases(session, run.uuid, ["b", "a", "c"])
+
+    assert queries.run_info(session, run.uuid).plan == ("a", "b", "c")
+
+
+def test_finishing_an_unknown_run_or_with_an_unknown_status_is_refused(session, build):
+    begin_run(session, build.a_run(), build.a_commit())
+
+    with pytest.raises(NotFoundError, match="no run nope is stored"):
+        finish_run(session, "nope", "complete")
+    with pytest.raises(RecordError, match="not one of running, complete"):
+        finish_run(session, build.a_run().uuid, "done")
+
+
+def test_an_error_relative_to_an_output_that_is_not_finite_is_stored_as_null(session, build):
+    add_record(session, build.a_record(status="incorrect", max_rel_error=math.nan))
+
+    assert [r.max_rel_error for r in export_records(session)] == [None]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"median_us": math.inf}, "median_us is inf"),
+        ({"samples_us": ((1.0, math.nan),)}, "samples_us is nan"),
+        ({"config": {"x": math.nan}}, "config holds what JSON can't"),
+        ({"status": "fine"}, "status is 'fine', not one of ok, noisy"),
+        ({"m": 0}, "m is 0, out of range"),
+        ({"seed": 2**63}, "out of range"),
+        ({"detail": "a\x00b"}, "detail holds a NUL"),
+        ({"detail": "\ud800"}, "detail is not Unicode"),
+        ({"created_at": "2025-11-21T10:00:00"}, "created_at must be an ISO 8601 time"),
+        ({"created_at": "yesterday"}, "created_at must be an ISO 8601 time"),
+        ({"exact": 1}, "exact must be true or false, got 1"),
+        ({"n_samples": 1.5}, "n_samples must be a whole number, got 1.5"),
+        ({"environment": {"driver": 580}}, "environment.driver must be text, got 580"),
+    ],
+)
+def test_a_record_that_can_not_be_stored_is_refused_by_its_field(session, build, change, message):
+    with pytest.raises(RecordError, match=message):
+        add_record(session, build.a_record(**change))
+
+    assert count(session, Measurement) == 0
+
+
+def test_numpy_values_and_other_time_zones_are_stored_as_plain_ones(session, build):
+    record = build.a_record(
+        median_us=np.float32(0.5),
+        n_samples=np.int64(2),
+        exact=np.bool_(True),
+        samples_us=(np.array([0.5, 0.25]),),
+        created_at="2025-11-21T12:00:00+02:00",
+    )
+    add_record(session, record)
+
+    (stored,) = export_records(session)
+    assert (stored.median_us, stored.n_samples, stored.exact) == (0.5, 2, True)
+    assert stored.samples_us == ((0.5, 0.25),)
+    assert stored.created_at == "2025-11-21T10:00:00+00:00"

@@ -1,0 +1,149 @@
+"""The CPU kernels against an integer reference that shares nothing with them."""
+
+from __future__ import annotations
+
+import operands
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.contract import LinearKernel
+from kernels.errors import ShapeError
+from kernels.formats import Operand
+from kernels.reference import integer_group_sums, reference_gemm
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+INTEGER_KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8")
+KERNELS = (*INTEGER_KERNELS, "cublas-fp16")
+
+
+def linear_kernel(label: str) -> LinearKernel:
+    kernel = resolve(label, "cpu")
+    assert isinstance(kernel, LinearKernel)
+    return kernel
+
+
+def multiply(kernel: LinearKernel, x: Operand, w: Operand) -> torch.Tensor:
+    out = torch.full((x.rows, w.rows), torch.nan, dtype=torch.float16)
+    kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    label=st.sampled_from(INTEGER_KERNELS),
+    m=st.integers(1, 17),
+    n=st.one_of(st.just(1), st.integers(1, 70)),
+    k=st.one_of(st.just(1), st.integers(1, 400)),
+    seed=st.integers(0, 2**31),
+)
+def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
+    label: str, m: int, n: int, k: int, seed: int
+) -> None:
+    kernel = linear_kernel(label)
+    a, b = kernel.spec.activation, kernel.spec.weight
+    x_codes = operands.random_codes(m, k, a.bits, seed=seed)
+    w_codes = operands.random_codes(n, k, b.bits, seed=seed + 1)
+    # 2^-8 keeps |sum| · scale under 65,504; a power of two loses nothing.
+    x = operands.unit_operand(x_codes, a.bits, a.group, 2.0**-8)
+    w = operands.unit_operand(w_codes, b.bits, b.group)
+
+    out = multiply(kernel, x, w)
+
+    expected = (operands.int_gemm(x_codes, w_codes).double() * 2.0**-8).to(torch.float16)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("label", INTEGER_KERNELS)
+@pytest.mark.parametrize("code", [-32, -31, 31, 0])
+def test_a_matrix_of_one_extreme_code_is_exact(label: str, code: int) -> None:
+    kernel = linear_kernel(label)
+    a, b = kernel.spec.activation, kernel.spec.weight
+    codes = torch.full((3, 130), code, dtype=torch.int8)
+
+    out = multiply(
+        kernel,
+        operands.unit_operand(codes, a.bits, a.group, 2.0**-4),
+        operands.unit_operand(codes, b.bits, b.group),
+    )
+
+    assert torch.equal(out, torch.full((3, 3), code * code * 130 / 16, dtype=torch.float16))
+
+
+@pytest.mark.parametrize("label", KERNELS)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (3, 100, 300), (8, 64, 576), (17, 8, 64)])
+def test_real_inputs_stay_within_fp16_of_float64(label: str, m: int, n: int, k: int) -> None:
+    kernel = linear_kernel(label)
+    generator = torch.Generator().manual_seed(m + n + k)
+    x = kernel.quantize_activation(torch.randn(m, k, generator=generator).half())
+    w = kernel.quantize_weight(torch.randn(n, k, generator=generator).half() * 0.02)
+
+    out = multiply(kernel, x, w)
+
+    reference = reference_gemm(x, w)
+    scale = torch.maximum(reference.y.abs(), reference.magnitude * 2.0**-10).clamp(min=2.0**-14)
+    assert ((out.double() - reference.y).abs() / scale).max() <= 1e-3
+
+
+@pytest.mark.parametrize("label", KERNELS)
+def test_linear_is_quantization_and_gemm(label: str) -> None:
+    kernel = linear_kernel(label)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 200, generator=generator).half()
+    w = kernel.pack_weight(kernel.quantize_weight(torch.randn(9, 200, generator=generator).half()))
+    out, expected = torch.empty(5, 9).half(), torch.empty(5, 9).half()
+
+    kernel.linear(x, kernel.empty_activation(5, 200, x.device), w, out)
+    kernel.gemm(kernel.pack_activation(kernel.quantize_activation(x)), w, expected)
+
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("label", KERNELS)
+def test_bias_is_added_to_every_token(label: str) -> None:
+    kernel = linear_kernel(label)
+    x, w = torch.zeros(2, 64).half(), torch.zeros(3, 64).half()
+    bias = torch.tensor([1.0, -2.0, 0.5]).half()
+    out = torch.empty(2, 3).half()
+
+    kernel.gemm(
+        kernel.pack_activation(kernel.quantize_activation(x)),
+        kernel.pack_weight(kernel.quantize_weight(w)),
+        out,
+        bias=bias,
+    )
+
+    assert torch.equal(out, bias.expand(2, 3))
+
+
+@pytest.mark.parametrize("label", KERNELS)
+def test_operands_of_different_k_are_refused(label: str) -> None:
+    kernel = linear_kernel(label)
+    x = kernel.pack_activation(kernel.quantize_activation(torch.ones(1, 64).half()))
+    w = kernel.pack_weight(kernel.quantize_weight(torch.ones(4, 65).half()))
+
+    with pytest.raises(ShapeError, match="K=64"):
+        kernel.gemm(x, w, torch.empty(1, 4).half())
+
+
+def test_group_sums_add_up_to_the_product_of_all_codes() -> None:
+    x = operands.unit_operand(operands.random_codes(4, 300, 6, seed=1), 6, 128)
+    w = operands.unit_operand(operands.random_codes(5, 300, 6, seed=2), 6, 128)
+
+    sums = integer_group_sums(x, w)
+
+    assert sums.shape == (3, 4, 5)
+    assert torch.equal(sums.sum(dim=0), operands.int_gemm(x.values, w.values))
+
+
+@pytest.mark.parametrize("bits", [4, 6, 8, 16])
+def test_the_read_probe_reads_every_byte(bits: int) -> None:
+    probe = resolve(f"read-{bits}", "cpu")
+    assert not isinstance(probe, LinearKernel)
+    gemm = GemmWorkload(1, 64, 300)
+    operand = probe.allocate(gemm, torch.device("cpu"), seed=1)
+
+    assert probe.check(operand).exact
+    assert operand.buffers["words"].numel() * 4 >= gemm.weight_bytes(bits, probe.spec.weight.group)

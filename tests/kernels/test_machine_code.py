@@ -1,0 +1,95 @@
+"""What the compiler makes of the CUDA sources, on a machine without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernels.errors import CompileError, KernelError
+from kernels.registry import resolve
+from kernels.runtime import nvrtc
+from kernels.runtime.machine_code import instructions, resources
+from kernels.runtime.nvrtc import Build, compile_build
+from kernels.resource_table import (
+    TARGETS,
+    ResourceRow,
+    all_builds,
+    measure_resources,
+    read_table,
+)
+
+TABLE = Path(__file__).parent / "resources.csv"
+
+
+def tools_are_missing() -> str:
+    """Why this machine can't compile and disassemble; empty where it can."""
+    try:
+        resources(compile_build(Build.of("w8a8.cu"), "sm_90"))
+    except KernelError as error:
+        return str(error)
+    return ""
+
+
+pytestmark = pytest.mark.skipif(bool(tools_are_missing()), reason=tools_are_missing())
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[ResourceRow]:
+    return measure_resources(all_builds())
+
+
+def test_nothing_spills_on_any_target(measured: list[ResourceRow]) -> None:
+    spilled = [row for row in measured if row.stack_bytes or row.local_bytes]
+
+    assert spilled == []
+
+
+def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]) -> None:
+    changed = sorted(set(measured) ^ set(read_table(TABLE)))
+
+    assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
+
+
+def test_every_source_is_some_kernels() -> None:
+    assert {build.source for build in all_builds()} == set(nvrtc.source_names())
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    ("label", "function", "instruction"),
+    [
+        ("flexq-w6a6", "flexq_btc", "BMMA"),
+        ("flexq-w6a8", "flexq_btc", "BMMA"),
+        ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
+        ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
+    ],
+)
+def test_a_kernel_runs_on_its_tensor_core(
+    label: str, function: str, instruction: str, target: str
+) -> None:
+    builds = [b for b in resolve(label, "cuda").builds() if b.source == f"{function}.cu"]
+
+    for build in (builds[0], builds[-1]):
+        counts = instructions(compile_build(build, target))[function]
+        assert counts[instruction] >= 4
+        assert counts["LDGSTS"] >= 3  # the cp.async pipeline
+
+
+def test_defines_that_are_missing_are_a_compile_error() -> None:
+    with pytest.raises(CompileError, match="choose the kernel"):
+        compile_build(Build.of("flexq_btc.cu"), "sm_90")
+
+
+def test_machine_code_comes_from_the_cache_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    build = Build.of("w8a8.cu")
+    compile_build.cache_clear()
+    first = compile_build(build, "sm_80")
+    compile_build.cache_clear()
+    monkeypatch.setattr(nvrtc, "_run_nvrtc", lambda *_: pytest.fail("compiled again"))
+
+    assert compile_build(build, "sm_80") == first
+    compile_build.cache_clear()

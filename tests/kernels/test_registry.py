@@ -1,0 +1,40 @@
+"""Kernels by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.registry import labels, list_kernels, resolve
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_every_label_resolves_to_a_kernel_that_says_the_same_label(backend: str) -> None:
+    specs = list_kernels(backend)  # type: ignore[arg-type]
+
+    assert [spec.label for spec in specs] == list(labels(backend))  # type: ignore[arg-type]
+    assert all(spec.backend == backend and spec.summary for spec in specs)
+
+
+def test_an_unknown_name_lists_the_nearest_first() -> None:
+    with pytest.raises(UnknownKernelError, match="'flexq-w6a7': there are flexq-w6a"):
+        resolve("flexq-w6a7", "cpu")
+
+
+def test_a_kernel_of_another_backend_is_not_unknown() -> None:
+    with pytest.raises(UnsupportedError, match="no cpu implementation"):
+        resolve("flexq-imma-w6a6", "cpu")
+
+
+def test_the_same_label_is_the_same_object() -> None:
+    assert resolve("flexq-w6a6", "cpu") is resolve("flexq-w6a6", "cpu")
+
+
+def test_a_kernel_refuses_a_gpu_that_it_was_not_written_for() -> None:
+    spec = resolve("flexq-w6a6", "cuda").spec
+
+    spec.check_capability((9, 0))
+    with pytest.raises(UnsupportedError, match=r"8\.0 to 9\.0, this GPU has 12\.0"):
+        spec.check_capability((12, 0))
+    with pytest.raises(UnsupportedError, match="needs an NVIDIA GPU"):
+        spec.check_capability(None)

@@ -1,0 +1,146 @@
+"""A kernel that can be told to misbehave, and a meter that measures it in milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from flexq_bench.measure import PROTOCOL_CPU, Meter
+from flexq_bench.measure.protocol import WarmUp
+from kernels import registry
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    Probe,
+    ProbeResult,
+)
+from kernels.errors import UnknownKernelError
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+INT6 = OperandFormat(6, 128)
+
+
+class FakeLinear(LinearKernel):
+    """A right W6A6 GEMM in float64. after(out, launches) may spoil what it wrote."""
+
+    def __init__(self, after: Callable[[torch.Tensor, int], None] | None = None, **spec):
+        fields = {"weight": INT6, "activation": INT6, "backend": "cpu", "summary": "fake"}
+        self.spec = KernelSpec(name="fake", **{**fields, **spec})
+        self.after = after
+        self.launches = 0
+        self.weights_seen: list[int] = []
+        self.configs_seen: list[Config | None] = []
+
+    def pack_weight(self, weight):
+        return self._pack(weight)
+
+    def pack_activation(self, x):
+        return self._pack(x)
+
+    def empty_activation(self, m, k, device):
+        return PackedOperand({"real": torch.zeros(m, k, dtype=torch.float64)}, m, k)
+
+    def activate(self, x, packed):
+        packed.buffers["real"].copy_(self.quantize_activation(x).dequantize())
+
+    def gemm(self, x, w, out, *, bias=None, config=None):
+        self.launches += 1
+        self.weights_seen.append(w.buffers["real"].data_ptr())
+        self.configs_seen.append(config)
+        out.copy_(x.buffers["real"] @ w.buffers["real"].T)
+        if self.after is not None:
+            self.after(out, self.launches)
+
+    def _pack(self, operand):
+        return PackedOperand({"real": operand.dequantize()}, operand.rows, operand.k)
+
+
+class FakeProbe(Probe):
+    """Counts how often it is set up."""
+
+    def __init__(self, name: str, reads_weights: bool):
+        self.spec = KernelSpec(
+            name, "cpu", INT6, OperandFormat(16), "fake", stages=("gemm",),
+            reads_weights=reads_weights,
+        )  # fmt: skip
+        self.checks = 0
+
+    def allocate(self, gemm, device, seed):
+        return PackedOperand({"words": torch.zeros(gemm.n * gemm.k // 4)}, gemm.n, gemm.k)
+
+    def launch(self, operand, config=None):
+        operand.buffers["words"].add_(1)
+
+    def check(self, operand, config=None):
+        self.checks += 1
+        return ProbeResult(exact=True)
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The kernels a meter of these tests finds; a missing read probe has no floor."""
+
+    kernels: dict[str, object]
+
+    def resolve(self, label, backend):
+        if label in self.kernels:
+            return self.kernels[label]
+        if label == "flexq-w6a6":
+            return registry.resolve(label, backend)
+        raise UnknownKernelError(f"no kernel {label!r}: there is fake")
+
+
+FAST = replace(
+    PROTOCOL_CPU,
+    warm_up=WarmUp(0.0, 0.005, agreement=1.0),
+    rewarm=WarmUp(0.0, 0.005, agreement=1.0),
+    target_sample_us=50.0,
+    batch_s=0.0005,
+    min_device_s=0.0005,
+    assumed_l2_bytes=1 << 16,
+    ci_tolerance=1e9,
+    give_up_s=20.0,
+)
+
+
+@pytest.fixture
+def fake_linear():
+    return FakeLinear
+
+
+@pytest.fixture
+def fake_probe():
+    return FakeProbe
+
+
+@pytest.fixture
+def fast():
+    return FAST
+
+
+@pytest.fixture
+def a_case():
+    def build(m=2, n=64, k=256, kernel="fake", **fields):
+        return Case(kernel=kernel, gemm=GemmWorkload(m, n, k), **fields)
+
+    return build
+
+
+@pytest.fixture
+def a_meter():
+    def build(kernel=None, *, protocol=FAST, probes=(), sensor=None, clock=None, seed=0):
+        shelf = {probe.spec.label: probe for probe in probes}
+        if kernel is not None:
+            shelf[kernel.spec.label] = kernel
+        return Meter(
+            "cpu", protocol, seed, sensor=sensor, clock=clock, resolve=Shelf(shelf).resolve
+        )
+
+    return build

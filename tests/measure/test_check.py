@@ -1,0 +1,140 @@
+"""What counts as right: error rules, overflow, and inputs whose result must be exact."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from flexq_bench.measure.check import CheckResult, judge_error, relative_error
+from flexq_bench.measure.inputs import full_range_inputs, realistic_inputs, small_sum_inputs
+from kernels import registry
+from kernels.reference import Reference, reference_gemm
+from workloads.gemm import GemmWorkload
+
+CPU = torch.device("cpu")
+
+
+def a_reference(values, magnitudes=None):
+    y = torch.tensor([values], dtype=torch.float64)
+    m = y.abs() if magnitudes is None else torch.tensor([magnitudes], dtype=torch.float64)
+    return Reference(y, m)
+
+
+def half(*values):
+    return torch.tensor([values], dtype=torch.float16)
+
+
+def test_the_error_is_relative_to_the_reference():
+    error = relative_error(half(1.01), a_reference([1.0]))
+
+    assert float(error) == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_cancelled_element_is_judged_against_its_terms():
+    error = relative_error(half(0.002), a_reference([0.001], [1024.0]))
+
+    assert float(error) == pytest.approx(0.001, rel=0.01)
+
+
+def test_an_element_below_the_normal_range_is_judged_against_its_edge():
+    error = relative_error(half(2.0**-20), a_reference([0.0]))
+
+    assert float(error) == 2.0**-6
+
+
+@pytest.mark.parametrize(
+    ("y", "reference", "right"),
+    [
+        (math.inf, 70000.0, True),
+        (-math.inf, -70000.0, True),
+        (-math.inf, 70000.0, False),
+        (65504.0, 70000.0, False),
+        (65504.0, 65510.0, True),
+        (math.inf, 65510.0, True),
+        (math.inf, 60000.0, False),
+        (math.nan, 70000.0, False),
+        (math.nan, 1.0, False),
+    ],
+)
+def test_past_the_fp16_range_only_an_infinity_of_the_same_sign_is_right(y, reference, right):
+    assert judge_error(half(y), a_reference([reference]), 1e-3).is_correct is right
+
+
+def test_the_first_wrong_element_is_named_with_what_was_expected():
+    result = judge_error(half(1.0, 5.0, 7.0), a_reference([1.0, 2.0, 3.0]), 1e-3)
+
+    assert "2 of 3 elements wrong, first y[0,1] = 5, expected 2" in result.detail
+
+
+def test_merging_keeps_the_worst_of_both():
+    right, wrong = CheckResult(1e-4, True), CheckResult(0.5, False, "wrong")
+
+    assert right.merged(wrong) == wrong.merged(right) == wrong
+    assert right.merged(CheckResult(None, None)) == right
+
+
+@pytest.mark.parametrize("stage", ["gemm", "linear"])
+@pytest.mark.parametrize("label", ["flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8"])
+@pytest.mark.parametrize("k", [64, 576, 4096])
+def test_exact_inputs_stay_exact_in_fp32_and_within_fp16(label, stage, k):
+    kernel = registry.resolve(label, "cpu")
+
+    inputs = full_range_inputs(kernel, GemmWorkload(3, 16, k), stage, CPU, 1)
+    reference = reference_gemm(inputs.x, inputs.w)
+
+    quantum = inputs.x.scales.double().min() * inputs.w.scales.double().min()
+    assert float(reference.magnitude.max() / quantum) < 2**24
+    assert bool((reference.y / quantum == (reference.y / quantum).round()).all())
+    assert bool(reference.y.half().isfinite().all())
+
+
+def test_full_range_inputs_have_the_extremes_and_zero():
+    kernel = registry.resolve("flexq-w6a8", "cpu")
+
+    inputs = full_range_inputs(kernel, GemmWorkload(4, 64, 512), "gemm", CPU, 1)
+
+    assert {-32, 31, 0} <= set(inputs.w.values.unique().tolist())
+    assert {-128, 127, 0} <= set(inputs.x.values.unique().tolist())
+    assert len(inputs.w.scales.unique()) > 1
+
+
+def test_small_sums_are_integers_that_fp16_holds():
+    kernel = registry.resolve("flexq-w6a6", "cpu")
+
+    inputs = small_sum_inputs(kernel, GemmWorkload(4, 64, 8192), "gemm", CPU, 1)
+    y = reference_gemm(inputs.x, inputs.w).y
+
+    assert float(y.abs().max()) <= 2048
+    assert bool((y == y.round()).all())
+    assert bool((y != 0).any())
+
+
+def test_all_kernels_are_given_the_same_real_values_for_one_seed():
+    gemm = GemmWorkload(4, 32, 256)
+    w6, fp16 = (registry.resolve(label, "cpu") for label in ("flexq-w6a6", "cublas-fp16"))
+
+    ours, dense = (realistic_inputs(kernel, gemm, CPU, 3) for kernel in (w6, fp16))
+
+    assert torch.equal(ours.x_real, dense.x_real)
+    assert torch.allclose(ours.w.dequantize(), dense.w.dequantize(), atol=0.02 * 4 / 31)
+
+
+def test_realistic_activations_have_outlier_channels():
+    kernel = registry.resolve("cublas-fp16", "cpu")
+
+    x = realistic_inputs(kernel, GemmWorkload(64, 8, 4096), CPU, 0).x_real
+
+    loud = (x.float().std(dim=0) > 8).sum()
+    assert int(loud) == 4  # 0.1 % of 4,096
+
+
+def test_dense_results_near_zero_are_judged_with_their_cancellation():
+    kernel = registry.resolve("cublas-fp16", "cpu")
+    inputs = realistic_inputs(kernel, GemmWorkload(16, 512, 1024), CPU, 0)
+    reference = reference_gemm(inputs.x, inputs.w)
+
+    y = (inputs.x.values.float() @ inputs.w.values.float().T).half()
+
+    assert judge_error(y, reference, 1e-3).is_correct

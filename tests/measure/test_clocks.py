@@ -1,0 +1,108 @@
+"""Rotations: how many launches a sample has and which copies they meet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
+from flexq_bench.measure.clocks import CpuClock
+from flexq_bench.measure.copies import copies_for
+from kernels.errors import UnsupportedError
+
+H200_L2 = 60 << 20
+
+
+@pytest.fixture
+def ticking():
+    """A clock that only launches advance, each by 10 us."""
+
+    class Ticking:
+        def __init__(self):
+            self.now_ns = 0
+            self.seen = []
+
+        def launch(self, i):
+            self.seen.append(i)
+            self.now_ns += 10_000
+
+        def rotation(self, copies, **protocol):
+            rules = replace(PROTOCOL_CPU, **protocol)
+            return CpuClock(lambda: self.now_ns).rotation(self.launch, copies, rules)
+
+    return Ticking()
+
+
+def test_a_sample_is_the_time_of_one_launch_whatever_number_it_has(ticking):
+    rotation = ticking.rotation(3, target_sample_us=100.0)
+
+    assert rotation.launches == 10
+    assert rotation.sample(4) == [10.0] * 4
+
+
+def test_a_sample_is_never_shorter_than_the_least_length(ticking):
+    rotation = ticking.rotation(3, target_sample_us=1.0, min_sample_us=50.0)
+
+    assert rotation.launches * 10.0 >= 50.0
+
+
+def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
+    rotation = ticking.rotation(7, target_sample_us=30.0)
+    ticking.seen.clear()
+
+    rotation.sample(5)
+
+    steps = {(b - a) % 7 for a, b in zip(ticking.seen, ticking.seen[1:], strict=False)}
+    assert steps == {1}
+    assert set(ticking.seen) == set(range(7))
+
+
+def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
+    before = torch.get_num_threads()
+
+    with CpuClock().device_guard():
+        assert torch.get_num_threads() == 1
+
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("copy_bytes", [12_845_056, 34_000_000, 470_000_000])
+def test_cold_copies_exceed_sixteen_times_the_cache_and_not_by_more_than_one(copy_bytes):
+    copies = copies_for("cold", copy_bytes, H200_L2, PROTOCOL_CUDA)
+
+    assert copies * copy_bytes > 16 * H200_L2 >= (copies - 1) * copy_bytes
+
+
+def test_hot_weights_have_one_copy():
+    assert copies_for("hot", 12_845_056, H200_L2, PROTOCOL_CUDA) == 1
+
+
+def test_a_kernel_that_reads_no_weights_has_nothing_to_rotate():
+    assert copies_for("cold", 0, H200_L2, PROTOCOL_CUDA) == 1
+
+
+def test_weights_too_small_to_be_cold_are_unsupported():
+    with pytest.raises(UnsupportedError, match=r"983,041 copies .* 32,768 is the most"):
+        copies_for("cold", 1024, H200_L2, PROTOCOL_CUDA)
+
+
+def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fake_linear):
+    kernel = fake_linear()
+    meter = a_meter(kernel)
+
+    measured = meter.measure(a_case(n=256, k=256))
+
+    copies = measured.extra["copies"]
+    copy_bytes = 256 * 256 * 8
+    l2_bytes = meter.device_info.l2_bytes
+    assert copies * copy_bytes > meter.protocol.cold_bytes(l2_bytes)
+    assert len(set(kernel.weights_seen)) >= copies
+
+
+def test_a_hot_case_launches_on_one_buffer_a_placement(a_meter, a_case, fake_linear):
+    measured = a_meter(fake_linear()).measure(a_case(cache="hot"))
+
+    assert measured.status == "ok"
+    assert measured.extra["copies"] == 1

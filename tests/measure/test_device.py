@@ -1,0 +1,123 @@
+"""What a meter says about the device, and telemetry that only reads."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from flexq_bench.measure.device import other_processes
+from flexq_bench.measure.nvml import Nvml
+from flexq_bench.measure.telemetry import DeviceState, NvmlSensor, Telemetry
+
+
+class NvmlError(Exception):
+    pass
+
+
+def an_nvml(**functions):
+    """A driver that offers only the functions given; the others are not supported."""
+
+    class Driver(SimpleNamespace):
+        NVMLError = NvmlError
+        NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_GRAPHICS = 1, 2, 0
+        NVML_TEMPERATURE_GPU = 0
+
+        def __getattr__(self, name):
+            if not name.startswith("nvmlDeviceGet"):
+                raise AttributeError(name)
+
+            def unsupported(*_):
+                raise NvmlError("Not Supported")
+
+            return unsupported
+
+    return Nvml(Driver(**functions), "handle")
+
+
+def test_a_driver_that_supports_nothing_gives_nulls_and_no_error():
+    nvml = an_nvml()
+
+    assert NvmlSensor(nvml).read() == DeviceState()
+    assert NvmlSensor(nvml).default_sm_clock_mhz is None
+    assert (nvml.vbios(), nvml.ecc(), nvml.mig(), nvml.power_limit_w()) == (None,) * 4
+
+
+def test_without_a_default_clock_of_applications_the_highest_clock_is_the_default():
+    nvml = an_nvml(nvmlDeviceGetMaxClockInfo=lambda handle, kind: 1980)
+
+    assert nvml.default_sm_clock_mhz() == 1980.0
+
+
+def test_power_is_in_watts():
+    nvml = an_nvml(nvmlDeviceGetPowerUsage=lambda handle: 312_500)
+
+    assert NvmlSensor(nvml).read().power_w == 312.5
+
+
+@pytest.mark.parametrize(
+    ("pids", "others"),
+    [([], 0), ([101], 0), ([101, 102], 1), ([101, 101], 0)],
+)
+def test_processes_beside_this_one_are_counted_whatever_their_numbers(pids, others):
+    processes = [SimpleNamespace(pid=pid) for pid in pids]
+    nvml = an_nvml(nvmlDeviceGetComputeRunningProcesses=lambda handle: processes)
+
+    assert other_processes(nvml) == others
+
+
+def test_sharing_is_unknown_where_the_driver_does_not_tell():
+    assert other_processes(an_nvml()) is None
+    assert other_processes(None) is None
+
+
+def test_telemetry_reads_before_during_and_after():
+    class Counting:
+        default_sm_clock_mhz = 2000.0
+        reads = 0
+
+        def read(self):
+            self.reads += 1
+            return DeviceState(sm_clock_mhz=float(self.reads))
+
+    sensor = Counting()
+    with Telemetry(sensor, min_clock_fraction=0.75, period_s=0.001) as telemetry:
+        start = time.perf_counter()
+        while sensor.reads < 4:
+            time.sleep(0.001)
+        stop = time.perf_counter()
+
+    assert telemetry.before.sm_clock_mhz == 1.0
+    assert telemetry.after.sm_clock_mhz == sensor.reads >= 5
+    assert telemetry.is_clock_valid(start, stop) is False  # 2 to 4 MHz of 2,000
+
+
+def test_one_low_reading_within_a_batch_makes_it_invalid():
+    class Dipping:
+        default_sm_clock_mhz = 2000.0
+        clocks = iter([1900.0, 1900.0, 1200.0, *[1900.0] * 1000])
+
+        def read(self):
+            return DeviceState(sm_clock_mhz=next(self.clocks))
+
+    with Telemetry(Dipping(), min_clock_fraction=0.75, period_s=0.001) as telemetry:
+        start = time.perf_counter()
+        time.sleep(0.05)
+        stop = time.perf_counter()
+        later = time.perf_counter()
+        time.sleep(0.02)
+
+        assert telemetry.is_clock_valid(start, stop) is False
+        assert telemetry.is_clock_valid(later, time.perf_counter()) is True
+
+
+def test_a_cpu_is_described_without_a_gpu_and_the_same_way_every_time(a_meter):
+    first, second = a_meter(), a_meter()
+
+    assert first.device_info == second.device_info
+    assert first.environment == second.environment
+    assert first.device_info.backend == first.backend == "cpu"
+    assert first.device_info.uuid.startswith("CPU-")
+    assert first.capability is None
+    assert {"host", "os", "python", "torch"} <= set(first.environment)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workloads.errors import WorkloadError
+from workloads.gemm import MAX_DIMENSION
+from workloads.ranges import MAX_VALUES, parse_ranges
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("7", (7,)),
+        ("1:4", (1, 2, 3, 4)),
+        ("8:64:8", (8, 16, 24, 32, 40, 48, 56, 64)),
+        ("4:64:x2", (4, 8, 16, 32, 64)),
+        ("3:20:x2", (3, 6, 12)),
+        ("8:20:8", (8, 16)),
+        ("5:5:x2", (5,)),
+        (" 1, 2 ,4:64:x2 ", (1, 2, 4, 8, 16, 32, 64)),
+        (f"{MAX_DIMENSION}", (MAX_DIMENSION,)),
+    ],
+)
+def test_each_form_means_what_it_says(text: str, values: tuple[int, ...]) -> None:
+    assert parse_ranges(text) == values
+
+
+def test_values_come_sorted_and_once() -> None:
+    assert parse_ranges("8,1,8,4:8:x2,1:2") == (1, 2, 4, 8)
+
+
+@given(st.lists(st.integers(1, MAX_DIMENSION), min_size=1, max_size=30))
+def test_a_written_list_reads_back_as_its_set(values: list[int]) -> None:
+    assert parse_ranges(",".join(map(str, values))) == tuple(sorted(set(values)))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "''"),
+        ("1,,2", "''"),
+        ("a", "'a'"),
+        ("-1", "'-1'"),
+        ("1.5", "'1.5'"),
+        ("1:", "'1:'"),
+        ("1:2:3:4", "'1:2:3:4'"),
+        ("٣", "'٣'"),
+        ("9" * 5000, "..."),
+        ("0", "leaves 1 to 16,777,216"),
+        ("0:4", "leaves 1 to 16,777,216"),
+        (f"1:{MAX_DIMENSION + 1}", "leaves 1 to 16,777,216"),
+        ("8:4", "runs backwards"),
+        ("1:8:0", "at least 1"),
+        ("1:8:x1", "at least x2"),
+        ("1:8:x0", "at least x2"),
+    ],
+)
+def test_what_is_no_size_is_refused_with_its_value(text: str, complaint: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        parse_ranges(text)
+
+    assert complaint in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_the_number_of_values_is_bounded() -> None:
+    assert len(parse_ranges(f"1:{MAX_VALUES}")) == MAX_VALUES
+
+    with pytest.raises(WorkloadError, match="has 10,001 values, at most 10,000"):
+        parse_ranges(f"1:{MAX_VALUES},{MAX_VALUES + 1}")

@@ -1,0 +1,308 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from workloads.errors import WorkloadError
+from workloads.models import get_model
+from workloads.suite import MAX_CASES
+from workloads.suites import Group, Shape, Suite, layer_shapes, list_suites, load_suite
+
+LABELS = (
+    "flexq-w6a6",
+    "flexq-w6a6[vanilla]",
+    "flexq-w6a6[-evict-first]",
+    "flexq-w6a8",
+    "cublaslt-w8a8",
+    "cublas-fp16",
+    "abq-w2a8",
+    "abq-w2*a8",
+    "read-6",
+    "read-8",
+    "read-16",
+    "empty",
+)
+
+
+def a_suite(*groups: Group) -> Suite:
+    return Suite("mine", "for a test", "", groups)
+
+
+def a_group(
+    kernels: tuple[str, ...] = ("flexq-w6a6",),
+    m: tuple[int, ...] = (1,),
+    shapes: tuple[Shape, ...] = (Shape(256, 256, "256x256"),),
+) -> Group:
+    return Group(kernels, m, shapes)
+
+
+def labels_of(suite: Suite) -> list[str]:
+    return [case.label for case in suite.cases(LABELS)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("flexq-*", ["flexq-w6a6", "flexq-w6a8"]),
+        ("flexq-*[*]", ["flexq-w6a6[vanilla]", "flexq-w6a6[-evict-first]"]),
+        ("flexq-w6a6[vanilla]", ["flexq-w6a6[vanilla]"]),
+        ("cublas*", ["cublaslt-w8a8", "cublas-fp16"]),
+        ("abq-w2*a8", ["abq-w2*a8"]),
+        ("abq-*", ["abq-w2a8", "abq-w2*a8"]),
+        ("fp6-*", []),
+    ],
+)
+def test_a_glob_takes_the_kernels_that_are_there(pattern: str, found: list[str]) -> None:
+    assert labels_of(a_suite(a_group(kernels=(pattern,)))) == found
+
+
+def test_a_variant_becomes_part_of_the_case() -> None:
+    (case,) = a_suite(a_group(kernels=("flexq-w6a6[-evict-first]",))).cases(LABELS)
+
+    assert (case.kernel, case.variant) == ("flexq-w6a6", "-evict-first")
+
+
+def test_labels_named_outright_and_not_offered_are_reported() -> None:
+    suite = a_suite(a_group(kernels=("flexq-w6a6", "fp6-w6a16", "dgq-*", "flexq-w6a6[turbo]")))
+
+    assert suite.unmatched(LABELS) == ("fp6-w6a16", "flexq-w6a6[turbo]")
+
+
+def test_a_label_that_a_restriction_leaves_out_is_not_reported() -> None:
+    suite = a_suite(a_group(kernels=("flexq-w6a6", "fp6-w6a16")))
+
+    assert suite.restrict(kernels=["flexq-*"]).unmatched(LABELS) == ()
+
+
+def test_a_label_asked_for_and_not_offered_is_reported() -> None:
+    suite = a_suite(a_group(kernels=("flexq*",))).restrict(kernels=["flexq-w4a4"])
+
+    assert suite.cases(LABELS) == ()
+    assert suite.unmatched(LABELS) == ("flexq-w4a4",)
+
+
+def test_cases_are_ordered_by_shape_then_m_then_kernel_of_the_registry() -> None:
+    big, small = Shape(512, 256, "big"), Shape(256, 512, "small")
+    groups = [a_group((label,), (1, 8), (big, small)) for label in ("cublas-fp16", "flexq-w6a6")]
+    suite = a_suite(*groups)
+
+    order = [(c.gemm.n, c.gemm.m, c.label) for c in suite.cases(LABELS)]
+
+    assert order == [
+        (n, m, label) for n in (256, 512) for m in (1, 8) for label in ("flexq-w6a6", "cublas-fp16")
+    ]
+
+
+def test_models_with_the_same_layer_share_one_case_named_after_the_first() -> None:
+    models = [get_model("llama-2-7b"), get_model("llama-7b"), get_model("opt-6.7b")]
+    suite = a_suite(a_group(shapes=layer_shapes(models, "fused")))
+
+    cases = suite.cases(LABELS)
+
+    assert len({case.key for case in cases}) == len(cases) == 6
+    assert {case.model for case in cases if case.gemm.n == 12288} == {"llama-2-7b"}
+
+
+def test_a_suite_of_too_many_cases_is_refused_before_they_are_made() -> None:
+    suite = a_suite(a_group(kernels=("*",), m=tuple(range(1, MAX_CASES))))
+
+    with pytest.raises(WorkloadError, match=r"makes [0-9,]+ cases, at most 100,000"):
+        suite.cases(LABELS)
+
+
+def test_restrictions_keep_only_what_has_all_of_them() -> None:
+    suite = load_suite("paper-fig10").restrict(
+        models=["llama-7b"], layers=["o_proj", "down_proj"], m=[1, 8], kernels=["flexq-*"]
+    )
+
+    cases = suite.cases(LABELS)
+
+    assert {case.model for case in cases} == {"llama-7b"}
+    assert {case.layer for case in cases} == {"o_proj", "down_proj"}
+    assert {case.gemm.m for case in cases} == {1, 8}
+    assert {case.label for case in cases} == {"flexq-w6a6", "flexq-w6a8"}
+    assert len(cases) == 8
+
+
+def test_restricting_twice_asks_for_both() -> None:
+    suite = load_suite("smoke").restrict(kernels=["flexq-*"]).restrict(kernels=["*a8"])
+
+    assert set(labels_of(suite)) == {"flexq-w6a8"}
+
+
+def test_restricting_by_stage_and_cache_keeps_those() -> None:
+    nightly = load_suite("nightly")
+
+    linear = nightly.restrict(stages=["linear"]).cases(LABELS)
+    hot = nightly.restrict(caches=["hot"]).cases(LABELS)
+
+    assert {case.stage for case in linear} == {"linear"}
+    assert {case.cache for case in hot} == {"hot"}
+
+
+@pytest.mark.parametrize(
+    ("restriction", "complaint"),
+    [
+        ({"models": ["opt-6.7b"]}, "no model 'opt-6.7b': it has opt-30b, "),
+        ({"layers": ["gate_up_proj"]}, "no layer 'gate_up_proj': it has gate_proj, "),
+        ({"m": [16]}, "no M=16: it has 1, 4, 8"),
+        ({"kernels": ["cublaslt-w8a"]}, "no kernel 'cublaslt-w8a': it has cublaslt-w8a8, "),
+        ({"kernels": ["read-6"]}, "no kernel 'read-6': it has "),
+        ({"kernels": ["Not A Kernel"]}, "written name or name[variant]"),
+        ({"stages": ["linear"]}, "no stage 'linear': it has gemm"),
+        ({"models": ["opt-30b"], "layers": ["o_proj"]}, "nothing in suite paper-fig10 fits all"),
+    ],
+)
+def test_asking_for_what_a_suite_has_not_names_what_it_has(
+    restriction: dict[str, list[str]], complaint: str
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        load_suite("paper-fig10").restrict(**restriction)  # type: ignore[arg-type]
+
+    assert complaint in str(caught.value)
+
+
+def test_the_promised_suites_are_there() -> None:
+    promised = ("nightly", "paper-fig10", "paper-table6", "prefill", "smoke")
+
+    assert list_suites() == promised
+
+
+@pytest.mark.parametrize("name", list_suites())
+def test_every_suite_of_the_package_reads_and_says_what_it_is_for(name: str) -> None:
+    suite = load_suite(name)
+
+    assert suite.name == name
+    assert suite.description
+    assert suite.source
+
+
+def test_smoke_is_small_and_reaches_a_part_of_a_group_and_both_stages() -> None:
+    cases = load_suite("smoke").cases(LABELS)
+
+    assert 20 <= len(cases) <= 30
+    assert all(case.gemm.n * case.gemm.k <= 1 << 20 for case in cases)
+    assert {1, 4, 8} == {case.gemm.m for case in cases}
+    assert {"gemm", "linear"} == {case.stage for case in cases}
+    assert any(case.gemm.k % 128 for case in cases)
+    assert any(not case.gemm.k % 128 for case in cases)
+
+
+def test_smoke_measures_the_floor_of_each_of_its_shapes() -> None:
+    cases = load_suite("smoke").cases(LABELS)
+
+    shapes = {(c.gemm.n, c.gemm.k) for c in cases}
+    floors = {(c.gemm.n, c.gemm.k) for c in cases if c.kernel == "read-6"}
+
+    assert floors == shapes
+
+
+def test_fig10_is_four_layers_of_five_models_at_three_sizes() -> None:
+    cases = load_suite("paper-fig10").restrict(kernels=["flexq-w6a6"]).cases(LABELS)
+
+    assert len(cases) == 5 * 4 * 3
+    assert {(c.gemm.n, c.gemm.k) for c in cases if c.model == "llama-2-70b"} == {
+        (10240, 8192),
+        (8192, 8192),
+        (28672, 8192),
+        (8192, 28672),
+    }
+
+
+def test_table6_reports_ablations_that_a_backend_has_not() -> None:
+    suite = load_suite("paper-table6")
+
+    assert {case.label for case in suite.cases(LABELS)} == {"flexq-w6a6[vanilla]"}
+    assert suite.unmatched(LABELS) == (
+        "flexq-w6a6[+warp-reduction]",
+        "flexq-w6a6[+pipeline]",
+        "flexq-w6a6[+evict-first]",
+        "flexq-w6a6[-fused-dequant]",
+    )
+
+
+def test_prefill_doubles_m_from_16_to_2048() -> None:
+    assert load_suite("prefill").m == (16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def test_a_suite_of_ones_own_reads_by_path(suite_from: Callable[[str], Suite]) -> None:
+    suite = suite_from(
+        """
+        description = "mine"
+        [[group]]
+        kernels = ["flexq-w6a6"]
+        m = "1:2"
+        models = ["llama-7b", "opt-6.7b"]
+        layers = ["down_proj", "fc2", "k_proj"]
+        [[group]]
+        kernels = ["cublas*"]
+        m = "4"
+        shapes = ["100x64"]
+        stages = ["linear", "gemm"]
+        caches = ["hot"]
+        """
+    )
+
+    assert (suite.name, suite.source, suite.m) == ("mine", "", (1, 2, 4))
+    assert suite.models == ("llama-7b", "opt-6.7b")
+    assert suite.layers == ("down_proj", "k_proj", "fc2", "100x64")
+    assert len(suite.cases(LABELS)) == 3 * 2 + 2 * 2  # both k_proj are 4096x4096
+
+
+GROUP = """
+description = "mine"
+[[group]]
+kernels = ["flexq-w6a6"]
+m = "1"
+shapes = ["64x64"]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("kernels =", "kernel =", "mine.toml, group 1: no key 'kernel' here: the keys are kernels"),
+        ("description", "discription", "mine.toml: no key 'discription' here: the keys are desc"),
+        ('description = "mine"', "", "mine.toml: description is missing"),
+        ("[[group]]", "[group]", "mine.toml: group must be tables"),
+        ('"flexq-w6a6"', '"FlexQ W6A6"', "group 1: kernels: a kernel is written name or"),
+        ('["flexq-w6a6"]', "[]", "kernels must be a list of strings, got []"),
+        ('["flexq-w6a6"]', "[6]", "kernels must be a list of strings, got [6]"),
+        ('m = "1"', "m = 1", "group 1: m must be a string"),
+        ('m = "1"', 'm = "0"', "group 1: m: '0' leaves 1 to"),
+        ("64x64", "64", "group 1: shapes: a shape is written NxK"),
+        ("64x64", "64x0", "group 1: shapes: K must be from 1"),
+        ('shapes = ["64x64"]', "", "group 1: give either models or shapes"),
+        ("shapes =", 'models = ["llama-7b"]\nshapes =', "give either models or shapes"),
+        ("shapes =", 'layers = "fused"\nshapes =', "layers go with models"),
+        ('shapes = ["64x64"]', 'models = ["lama-7b"]', "models: no model 'lama-7b': there are lla"),
+        (
+            'shapes = ["64x64"]',
+            'models = ["opt-13b"]\nlayers = "down_proj"',
+            "layers: none of opt-13b has a layer 'down_proj'",
+        ),
+        ("shapes =", 'stages = ["gem"]\nshapes =', "stages: no stage 'gem': there are gemm"),
+        ("shapes =", 'caches = ["cool"]\nshapes =', "caches: no cache 'cool': there are cold"),
+        ("[[group]]", "[[group]", "mine.toml is not TOML"),
+        ("[[group]]", "x = " + "[" * 100_000, "mine.toml is not TOML"),
+    ],
+)
+def test_a_suite_file_with_a_slip_is_refused_with_its_place(
+    suite_from: Callable[[str], Suite], old: str, new: str, complaint: str
+) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        suite_from(GROUP.replace(old, new, 1))
+
+    assert complaint in str(caught.value)
+
+
+def test_an_unknown_suite_is_reported_with_the_nearest_first() -> None:
+    with pytest.raises(WorkloadError, match=r"no suite 'smoek': there are smoke, .*; or give"):
+        load_suite("smoek")
+
+
+@pytest.mark.parametrize("path", ["nowhere/mine.toml", "./mine"])
+def test_a_path_that_is_not_there_is_one_line(path: str) -> None:
+    with pytest.raises(WorkloadError, match=r"can't read .*: No such file or directory"):
+        load_suite(path)

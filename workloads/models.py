@@ -1,0 +1,191 @@
+"""The model catalog: published dimensions as data, layer shapes derived from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Literal
+
+from workloads.errors import WorkloadError
+from workloads.names import unknown
+from workloads.tomlfile import Table, read_toml
+
+Block = Literal["llama", "opt"]
+_BLOCKS: tuple[Block, ...] = ("llama", "opt")
+
+_FILE_KEYS = ("family", "block", "tied_embeddings", "learned_positions", "source", "model")
+_MODEL_KEYS = (
+    "name",
+    "hidden",
+    "ffn",
+    "layers",
+    "heads",
+    "kv_heads",
+    "vocab",
+    "context",
+    "source",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """One linear layer of a decoder block, weights [N,K]: n output and k input features.
+
+    fused: several projections of the same input in one matrix, stacked along N.
+    """
+
+    name: str
+    n: int
+    k: int
+    count_per_block: int = 1
+    fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A decoder-only model by its published dimensions.
+
+    block: "llama" (gated feed-forward: gate, up, down) or "opt" (fc1, fc2).
+    kv_heads: fewer than heads in grouped-query attention; K and V are then narrower than Q.
+    context: tokens. learned_positions: a table of `context` rows; False with rotary positions.
+    Raises WorkloadError if the heads don't divide the hidden size or the KV heads the heads.
+    """
+
+    name: str
+    family: str
+    block: Block
+    hidden: int
+    ffn: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocab: int
+    context: int
+    tied_embeddings: bool
+    learned_positions: bool
+    source: str
+
+    def __post_init__(self) -> None:
+        if self.hidden % self.heads or self.heads % self.kv_heads:
+            raise WorkloadError(
+                f"{self.name}: {self.heads} heads must divide hidden {self.hidden}, and "
+                f"{self.kv_heads} KV heads must divide the heads"
+            )
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    @property
+    def kv_width(self) -> int:
+        """Output features of the K projection, and of the V projection."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of all linear layers of all blocks: what quantization touches. No biases."""
+        block = sum(s.n * s.k * s.count_per_block for s in self.linear_layers())
+        return block * self.layers
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Token embedding, output head where it is not the same matrix, learned positions."""
+        tokens = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)
+        return tokens + (self.context * self.hidden if self.learned_positions else 0)
+
+    def linear_layers(self, fused: bool = True) -> tuple[LayerShape, ...]:
+        """The linear layers of one block in the order of the forward pass.
+
+        fused: Q, K and V as one layer, and gate and up as one, as serving engines run them.
+        The output head is not among them: no scheme quantizes it.
+        """
+        return (*self._attention(fused), *self._feed_forward(fused))
+
+    def all_layers(self) -> tuple[LayerShape, ...]:
+        """Every layer that has a name, each once: the fused ones, then what they are made of."""
+        return tuple(dict.fromkeys((*self.linear_layers(), *self.linear_layers(fused=False))))
+
+    def layer(self, name: str) -> LayerShape:
+        """A layer by name, fused or separate. Raises WorkloadError with the nearest names."""
+        shapes = {shape.name: shape for shape in self.all_layers()}
+        if name not in shapes:
+            raise WorkloadError(unknown(f"layer of {self.name} named", name, shapes))
+        return shapes[name]
+
+    def _attention(self, fused: bool) -> Iterator[LayerShape]:
+        hidden, kv = self.hidden, self.kv_width
+        if fused:
+            yield LayerShape("qkv_proj", hidden + 2 * kv, hidden, fused=True)
+        else:
+            yield LayerShape("q_proj", hidden, hidden)
+            yield LayerShape("k_proj", kv, hidden)
+            yield LayerShape("v_proj", kv, hidden)
+        yield LayerShape("out_proj" if self.block == "opt" else "o_proj", hidden, hidden)
+
+    def _feed_forward(self, fused: bool) -> Iterator[LayerShape]:
+        hidden, ffn = self.hidden, self.ffn
+        if self.block == "opt":
+            yield LayerShape("fc1", ffn, hidden)
+            yield LayerShape("fc2", hidden, ffn)
+            return
+        if fused:
+            yield LayerShape("gate_up_proj", 2 * ffn, hidden, fused=True)
+        else:
+            yield LayerShape("gate_proj", ffn, hidden)
+            yield LayerShape("up_proj", ffn, hidden)
+        yield LayerShape("down_proj", hidden, ffn)
+
+
+def load_catalog() -> dict[str, ModelSpec]:
+    """Every model by name, families together, smaller models first."""
+    return dict(_catalog())
+
+
+def get_model(name: str) -> ModelSpec:
+    """A model of the catalog. Raises WorkloadError that lists the nearest names first."""
+    catalog = _catalog()
+    if name not in catalog:
+        raise WorkloadError(unknown("model", name, catalog))
+    return catalog[name]
+
+
+def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
+    """The models of one family's file. Raises WorkloadError if it has another form."""
+    table = Table(read_toml(file), file.name, _FILE_KEYS)
+    block = next((b for b in _BLOCKS if b == table.text("block")), None)
+    if block is None:
+        raise table.error("block", " or ".join(_BLOCKS), table.text("block"))
+    return tuple(_read_model(values, table, block) for values in table.tables("model"))
+
+
+@cache
+def _catalog() -> dict[str, ModelSpec]:
+    files = (resources.files("workloads") / "catalog").iterdir()
+    families = [read_family(f) for f in sorted(files, key=_stem) if f.name.endswith(".toml")]
+    return {model.name: model for family in families for model in family}
+
+
+def _stem(file: Traversable) -> str:
+    return file.name.removesuffix(".toml")
+
+
+def _read_model(values: dict[str, Any], family: Table, block: Block) -> ModelSpec:
+    table = Table(values, f"{family.where}, {values.get('name', 'a model')}", _MODEL_KEYS)
+    return ModelSpec(
+        name=table.text("name"),
+        family=family.text("family"),
+        block=block,
+        hidden=table.integer("hidden"),
+        ffn=table.integer("ffn"),
+        layers=table.integer("layers"),
+        heads=table.integer("heads"),
+        kv_heads=table.integer("kv_heads"),
+        vocab=table.integer("vocab"),
+        context=table.integer("context"),
+        tied_embeddings=family.flag("tied_embeddings"),
+        learned_positions=family.flag("learned_positions"),
+        source=f"{family.text('source')}; {table.text('source')}",
+    )

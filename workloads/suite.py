@@ -1,0 +1,254 @@
+"""A suite: which kernels run on which shapes, how it is narrowed, and the cases it makes.
+
+A suite names kernels it hopes for; `Suite.cases` makes cases of those that a backend has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import TypeVar
+
+from workloads.case import CacheMode, Case, Stage, parse_kernel_label
+from workloads.errors import WorkloadError
+from workloads.gemm import GemmWorkload
+from workloads.models import ModelSpec
+from workloads.names import nearest_first
+from workloads.patterns import check_pattern, is_glob, matches, select
+
+MAX_CASES = 100_000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A weight matrix [N,K] and what people call it. model: empty for a shape of no model."""
+
+    n: int
+    k: int
+    layer: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Part of a suite: everything in it is combined with everything. m: sizes, in tokens.
+
+    kernels: labels, or globs (see workloads.patterns).
+    """
+
+    kernels: tuple[str, ...]
+    m: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+    stages: tuple[Stage, ...] = ("gemm",)
+    caches: tuple[CacheMode, ...] = ("cold",)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.kernels and self.m and self.shapes and self.stages and self.caches)
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """A named plan of work. kernel_filters: each restriction of kernels; a label must pass all."""
+
+    name: str
+    description: str
+    source: str
+    groups: tuple[Group, ...]
+    kernel_filters: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The labels and globs of all groups, before any restriction of kernels."""
+        return _union(g.kernels for g in self.groups)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return _union([s.model for s in g.shapes if s.model] for g in self.groups)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return _union([s.layer for s in g.shapes] for g in self.groups)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        return _union(g.shapes for g in self.groups)
+
+    @property
+    def m(self) -> tuple[int, ...]:
+        return tuple(sorted(_union(g.m for g in self.groups)))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return _union(g.stages for g in self.groups)
+
+    @property
+    def caches(self) -> tuple[CacheMode, ...]:
+        return _union(g.caches for g in self.groups)
+
+    def restrict(
+        self,
+        *,
+        models: Sequence[str] | None = None,
+        layers: Sequence[str] | None = None,
+        m: Sequence[int] | None = None,
+        kernels: Sequence[str] | None = None,
+        stages: Sequence[str] | None = None,
+        caches: Sequence[str] | None = None,
+    ) -> Suite:
+        """The part of the suite that has these; None keeps all. kernels may be globs.
+
+        Raises WorkloadError if something asked for is not in the suite (the nearest names first),
+        or if nothing has all of it.
+        """
+        self._check_known("model", models, self.models)
+        self._check_known("layer", layers, self.layers)
+        self._check_known("stage", stages, self.stages)
+        self._check_known("cache", caches, self.caches)
+        for value in m or ():
+            if value not in self.m:
+                has = ", ".join(map(str, self.m))
+                raise WorkloadError(
+                    f"suite {self.name} has no M={value}: it has {has} "
+                    "(`flexq-bench sweep` takes any)"
+                )
+        for pattern in kernels or ():
+            self._check_kernel(pattern)
+
+        def narrowed(group: Group) -> Group:
+            shapes = _kept(group.shapes, lambda s: models is None or s.model in models)
+            return replace(
+                group,
+                shapes=_kept(shapes, lambda s: layers is None or s.layer in layers),
+                m=_kept(group.m, lambda value: m is None or value in m),
+                stages=_kept(group.stages, lambda stage: stages is None or stage in stages),
+                caches=_kept(group.caches, lambda mode: caches is None or mode in caches),
+            )
+
+        groups = _kept(map(narrowed, self.groups), lambda group: not group.is_empty)
+        if not groups:
+            raise WorkloadError(
+                f"nothing in suite {self.name} fits all of these restrictions: drop one of them"
+            )
+        filters = self.kernel_filters if kernels is None else (*self.kernel_filters, tuple(kernels))
+        return replace(self, groups=groups, kernel_filters=filters)
+
+    def cases(self, kernel_labels: Sequence[str]) -> tuple[Case, ...]:
+        """The cases for kernels that a backend offers, each once, a shape's cases together.
+
+        kernel_labels: what the registry has, in its order, which is the order of kernels here too.
+        Two models with the same layer shape share one case, named after the first.
+        Raises WorkloadError if there would be more than 100,000.
+        """
+        chosen = [(group, self._chosen(group, kernel_labels)) for group in self.groups]
+        size = sum(
+            len(g.shapes) * len(g.m) * len(g.stages) * len(g.caches) * len(labels)
+            for g, labels in chosen
+        )
+        if size > MAX_CASES:
+            raise WorkloadError(
+                f"suite {self.name} makes {size:,} cases, at most {MAX_CASES:,} are taken: "
+                "restrict models, M or kernels"
+            )
+        cases: dict[Case, None] = {}
+        for group, labels in chosen:
+            cases.update(dict.fromkeys(_combine(group, labels)))
+        rank = {label: position for position, label in enumerate(kernel_labels)}
+
+        def order(case: Case) -> tuple[int, int, int, int, str, str]:
+            g = case.gemm
+            return (g.n, g.k, g.m, rank[case.label], case.stage, case.cache)
+
+        return tuple(sorted(cases, key=order))
+
+    def unmatched(self, kernel_labels: Sequence[str]) -> tuple[str, ...]:
+        """Labels that the suite or a restriction names outright and a backend does not offer.
+
+        Globs are never among them: a glob takes what there is.
+        """
+        named = [p for p in self.kernels if all(_passes(p, f) for f in self.kernel_filters)]
+        asked = [p for patterns in self.kernel_filters for p in patterns]
+        return tuple(
+            label
+            for label in dict.fromkeys((*named, *asked))
+            if label not in kernel_labels and not is_glob(label)
+        )
+
+    def _chosen(self, group: Group, kernel_labels: Sequence[str]) -> tuple[str, ...]:
+        labels = select(group.kernels, kernel_labels)
+        for patterns in self.kernel_filters:
+            labels = select(patterns, labels)
+        return labels
+
+    def _check_known(self, kind: str, asked: Sequence[str] | None, known: Sequence[str]) -> None:
+        for name in asked or ():
+            if name not in known:
+                has = ", ".join(nearest_first(name, known)) or "none, only shapes of its own"
+                raise WorkloadError(f"suite {self.name} has no {kind} {name!r}: it has {has}")
+
+    def _check_kernel(self, pattern: str) -> None:
+        check_pattern(pattern)
+        for known in self.kernels:
+            both_globs = is_glob(pattern) and is_glob(known)
+            if both_globs or matches(pattern, known) or matches(known, pattern):
+                return
+        self._check_known("kernel", [pattern], self.kernels)
+
+
+def layer_shapes(models: Sequence[ModelSpec], layers: str | Sequence[str]) -> tuple[Shape, ...]:
+    """Shapes of models' layers: "fused", "separate", or layers by name.
+
+    Of layers given by name each model takes those it has: LLaMA's `down_proj` is OPT's `fc2`.
+    Raises WorkloadError if no model has a layer of some name.
+    """
+    if layers in ("fused", "separate"):
+        return tuple(
+            Shape(s.n, s.k, s.name, model.name)
+            for model in models
+            for s in model.linear_layers(fused=layers == "fused")
+        )
+    names = (layers,) if isinstance(layers, str) else tuple(layers)
+    known = {s.name: s for model in models for s in model.all_layers()}
+    for name in names:
+        if name not in known:
+            near = ", ".join(nearest_first(name, known))
+            raise WorkloadError(
+                f"none of {', '.join(m.name for m in models)} has a layer {name!r}: there are "
+                f"{near}; or all of them, fused or separate"
+            )
+    return tuple(
+        Shape(s.n, s.k, s.name, model.name)
+        for model in models
+        for s in model.all_layers()
+        if s.name in names
+    )
+
+
+def _combine(group: Group, labels: Sequence[str]) -> Iterator[Case]:
+    for shape, m, label in product(group.shapes, group.m, labels):
+        kernel, variant = parse_kernel_label(label)
+        for stage, cache in product(group.stages, group.caches):
+            yield Case(
+                kernel,
+                GemmWorkload(m, shape.n, shape.k),
+                variant=variant,
+                stage=stage,
+                cache=cache,
+                model=shape.model,
+                layer=shape.layer,
+            )
+
+
+def _passes(label: str, patterns: Sequence[str]) -> bool:
+    return any(matches(pattern, label) for pattern in patterns)
+
+
+def _kept(items: Iterable[T], keep: Callable[[T], bool]) -> tuple[T, ...]:
+    return tuple(item for item in items if keep(item))
+
+
+def _union(parts: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    return tuple(dict.fromkeys(item for part in parts for item in part))
