@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from sqlalchemy import URL, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session as Session  # for those who annotate: SQL stays in here
 from sqlalchemy.pool import QueuePool
 
 from db import schema

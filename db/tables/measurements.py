@@ -71,7 +71,6 @@ class Sample(Base):
 
     measurement_id: Mapped[int] = mapped_column(ForeignKey("measurement.id"), primary_key=True)
     count: Mapped[int] = mapped_column(BigInteger)
-    placement_counts: Mapped[list[int]] = mapped_column(
-        JSON
-    )  # samples of each placement; their sum is `count`
+    # Samples of each placement; their sum is `count`.
+    placement_counts: Mapped[list[int]] = mapped_column(JSON)
     data: Mapped[bytes]  # zlib of little-endian float64, microseconds, placement after placement

@@ -42,9 +42,8 @@ class Alert(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
     group_key: Mapped[str]
     state: Mapped[str]
-    good_commit_id: Mapped[int | None] = mapped_column(
-        ForeignKey("commit.id")
-    )  # the last good one; null: bad since the first measurement
+    # The last good one; null: bad since the first measurement.
+    good_commit_id: Mapped[int | None] = mapped_column(ForeignKey("commit.id"))
     bad_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first seen bad
     opened_at: Mapped[datetime]
     closed_at: Mapped[datetime | None]  # null: open
@@ -61,8 +60,7 @@ class ChangePoint(Base):
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
     commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first on the new level
     decision_id: Mapped[int] = mapped_column(ForeignKey("decision.id"))
-    alert_id: Mapped[int | None] = mapped_column(
-        ForeignKey("alert.id"), index=True
-    )  # null: nobody was alerted
+    # Null: nobody was alerted.
+    alert_id: Mapped[int | None] = mapped_column(ForeignKey("alert.id"), index=True)
     before: Mapped[float]  # levels, in the unit of the series
     after: Mapped[float]

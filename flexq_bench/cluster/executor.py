@@ -26,11 +26,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Slot:
-    """A place for an actor: its device, and the shape it measured last."""
+    """A place for an actor: its device, and the shape it measured last.
+
+    is_broken: the actor died or its device stopped working; a fresh one must take its place.
+    """
 
     handle: Any
     worker: Worker
     last: Shape | None = None
+    is_broken: bool = False
 
 
 class RayExecutor:
@@ -90,7 +94,7 @@ class RayExecutor:
     def check(self, cases: Sequence[Case]) -> None:
         import ray
 
-        problem = ray.get(self._slots[0].handle.check.remote(tuple(cases)))
+        problem = ray.get(self._ready(self._slots[0]).handle.check.remote(tuple(cases)))
         if problem:
             raise MeasureError(problem)
 
@@ -112,8 +116,7 @@ class RayExecutor:
                     backlog.put_back(job.again())
                 else:
                     yield self._give_up(slot, job, detail)
-                if backlog:
-                    self._replace(slot)
+                slot.is_broken = True
             else:
                 yield Outcome(job.case, measured, slot.worker, job.attempt)
 
@@ -124,22 +127,26 @@ class RayExecutor:
             job = backlog.take(slot.last, busy=[job.shape for _, job in running.values()])
             if job is None:
                 return
+            handle = self._ready(slot).handle
             slot.last = job.shape
-            running[slot.handle.measure.remote(job.case)] = (slot, job)
+            running[handle.measure.remote(job.case)] = (slot, job)
 
     def _give_up(self, slot: _Slot, job: Job, reason: str) -> Outcome:
         detail = f"its worker died {job.attempt} times, at last: {reason}"
         measured = failed(job.case, detail, backend=self._backend, seed=self._seed)
         return Outcome(job.case, measured, slot.worker, job.attempt)
 
-    def _replace(self, slot: _Slot) -> None:
-        """Put a fresh actor in the place of one that died or whose device broke."""
+    def _ready(self, slot: _Slot) -> _Slot:
+        """The slot with a working actor: a fresh one, if the one it had is broken."""
         import ray
 
-        ray.kill(slot.handle)
-        slot.handle = self._create()
-        slot.worker = self._greet(slot.handle)
-        slot.last = None
+        if slot.is_broken:
+            ray.kill(slot.handle)
+            slot.handle = self._create()
+            slot.worker = self._greet(slot.handle)
+            slot.last = None
+            slot.is_broken = False
+        return slot
 
     def _create(self) -> Any:
         import ray

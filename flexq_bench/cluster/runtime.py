@@ -22,6 +22,9 @@ _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+# Ray replaces 127.0.0.1 by an address that others reach, except where clusters of several machines
+# are switched off: that is this variable's meaning, on any system. Read when ray is imported.
+_LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 def cpu_slots() -> int:
@@ -37,7 +40,8 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
     joins that cluster, whose nodes have this package installed. gpus: how many to offer locally;
     None: those Ray finds. Raises InfrastructureError if Ray can't be started or reached.
     """
-    with _environment(_QUIET), _scratch_folder() as folder:
+    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else {})
+    with _environment(variables), _scratch_folder() as folder:
         import ray  # a second of import that only this needs
 
         try:
@@ -84,10 +88,16 @@ def _python_path() -> str:
 
 @contextmanager
 def _quiet_start() -> Iterator[None]:
-    """Ray announces its own later defaults as warnings; they are not about what a user did."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """Ray announces its defaults, now and later, as warnings; none is about what a user did."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 @contextmanager

@@ -47,8 +47,8 @@ def import_(
             with database.session() as session:
                 done.append(import_file(session, path))
             if not as_json:
-                summary = done[-1]
-                say(console(), f"{path}: {summary.added} of {summary.read} records are new in {database.url}")
+                new = f"{done[-1].added} of {done[-1].read} records are new"
+                say(console(), f"{path}: {new} in {database.url}")
     if as_json:
         print_json(done)
 

@@ -17,7 +17,7 @@ from flexq_bench.errors import UsageError
 from workloads.names import unknown
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+    from db.engine import Session
 
 Row = dict[str, Any]
 

@@ -10,11 +10,6 @@ from flexq_bench.measure.clocks import CudaClock
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
-
 
 @pytest.fixture(scope="module")
 def meter():
@@ -67,6 +62,6 @@ def test_a_kernel_is_right_and_its_clocks_are_recorded(meter):
     assert measured.exact
     assert measured.n_samples >= 50
     assert len(measured.placement_medians_us) >= 5
-    assert measured.floor_us < measured.median_us
+    assert 0.5 * measured.floor_us < measured.median_us < 10 * measured.floor_us
     assert measured.launch_us < measured.floor_us
     assert measured.sm_clock_mhz is not None
