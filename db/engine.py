@@ -27,6 +27,15 @@ from db.locking import lock_for_writing
 from db.translate import translated
 from db.urls import SQLITE, display, resolve_url
 
+__all__ = [
+    "BUSY_TIMEOUT_S",
+    "Database",
+    "Session",  # what callers name in a signature without importing SQLAlchemy
+    "open_database",
+    "revision_of",
+    "upgrade",
+]
+
 BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
 _CONNECT_TIMEOUT_S = 10
 

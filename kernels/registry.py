@@ -61,6 +61,9 @@ _ENTRIES: tuple[_Entry, ...] = (
         )
         for bits, fmt in _READ_FORMATS.items()
     ),
+    _Entry(
+        "read-6[overlap]", cuda=partial(cuda_probes.ReadWeights, _READ_FORMATS[6], overlap=True)
+    ),
     _Entry("empty", cpu=cpu_probes.EmptyKernel, cuda=cuda_probes.EmptyKernel),
 )
 

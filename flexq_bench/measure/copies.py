@@ -11,7 +11,8 @@ def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol
     """Copies of `copy_bytes` bytes each to rotate over.
 
     cold: together they exceed cache_factor times the L2, so that each is evicted before its next
-    turn. hot: one, which must fit the L2. A kernel that reads no weights (0 bytes) has one.
+    turn; small weights, of which that would be very many, exceed min_cache_factor times.
+    hot: one, which must fit the L2. A kernel that reads no weights (0 bytes) has one.
     Raises UnsupportedError where that can't be had: weights too small for cold, too large for hot.
     """
     if copy_bytes == 0:
@@ -23,7 +24,9 @@ def copies_for(cache: CacheMode, copy_bytes: int, l2_bytes: int | None, protocol
                 "so they are never hot: measure this shape cold"
             )
         return 1
-    copies = protocol.cold_bytes(l2_bytes) // copy_bytes + 1
+    needed = protocol.cold_bytes(l2_bytes, protocol.min_cache_factor) // copy_bytes + 1
+    wanted = protocol.cold_bytes(l2_bytes, protocol.cache_factor) // copy_bytes + 1
+    copies = max(needed, min(wanted, protocol.many_copies))
     if copies > protocol.max_launches:
         raise UnsupportedError(
             f"{copy_bytes:,} bytes of weights would need {copies:,} copies to be cold and "

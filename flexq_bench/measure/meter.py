@@ -114,7 +114,8 @@ class Meter:
 
     def _estimate(self, spec: KernelSpec, case: Case) -> MemoryEstimate:
         cold = case.cache == "cold" and spec.reads_weights
-        cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes) if cold else None
+        factor = self.protocol.cache_factor
+        cold_bytes = self.protocol.cold_bytes(self.device_info.l2_bytes, factor) if cold else None
         return estimate_memory(spec, case.gemm, cold_bytes)
 
     def _check_health(self) -> None:

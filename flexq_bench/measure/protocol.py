@@ -23,7 +23,8 @@ class Protocol:
 
     warm_up:            before the first placement; clocks and caches settle.
     rewarm:             before each later one; only its own buffers are new.
-    cache_factor:       a cold rotation's weights exceed this many times the L2 cache. At 4, kernels
+    min_cache_factor:   a cold rotation's weights exceed this many times the L2 cache …
+    cache_factor:       … and this many where that takes at most many_copies copies. At 4, kernels
                         that mark weights evict-first still found some of the round before: on an
                         H200 (60 MB of L2) 28672x8192 was 2 % faster at 4 than at 24.
     assumed_l2_bytes:   for a device that doesn't tell its L2.
@@ -52,18 +53,20 @@ class Protocol:
     min_samples: int
     min_device_s: float
     give_up_s: float
+    min_cache_factor: float = 4.0
     cache_factor: float = 16.0
+    many_copies: int = 1024
     assumed_l2_bytes: int = 1 << 20
-    max_launches: int = 32768
+    max_launches: int = 16384
     confidence: float = 0.95
     min_placements: int = 5
     min_clock_fraction: float = 0.75
     telemetry_period_s: float = 0.02
     tolerance: float = 1e-3
 
-    def cold_bytes(self, l2_bytes: int | None) -> int:
-        """Bytes that the weight copies of a cold rotation must exceed."""
-        return int(self.cache_factor * (l2_bytes or self.assumed_l2_bytes))
+    def cold_bytes(self, l2_bytes: int | None, factor: float) -> int:
+        """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
+        return int(factor * (l2_bytes or self.assumed_l2_bytes))
 
     @property
     def samples_a_placement(self) -> int:

@@ -3,14 +3,15 @@
 //   empty        a launch that does nothing
 #include "ptx.cuh"
 
-#if !defined(UNROLL)
-#error "UNROLL: 16-byte loads in flight a thread"
+#if !defined(UNROLL) || !defined(OVERLAP)
+#error "UNROLL: 16-byte loads in flight a thread; OVERLAP: 1 to start before the last kernel ended"
 #endif
 
 // sums[block] = sum over the block's words, modulo 2^32, so that no load can be left out.
 extern "C" __global__ void __launch_bounds__(1024)
 read_words(const uint4* words, uint32_t* sums, int chunks) {
   const uint64_t policy = evict_first_policy();
+  if constexpr (OVERLAP) let_next_kernel_start();
   const int stride = gridDim.x * blockDim.x;
   uint32_t sum = 0;
   int at = blockIdx.x * blockDim.x + threadIdx.x;
@@ -27,6 +28,7 @@ read_words(const uint4* words, uint32_t* sums, int chunks) {
   }
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+  if constexpr (OVERLAP) wait_for_previous_kernel();
   __shared__ uint32_t partial[32];
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
   __syncthreads();

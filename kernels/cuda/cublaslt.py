@@ -28,6 +28,9 @@ _CUDA_TYPES = {
 }
 _COMPUTE_32F, _COMPUTE_32I = 68, 72
 _TRANSPOSE = 1
+# Split-K in place or in the compute type. Summing partial results in the output type (4) would be
+# FP16 sums: 4 units in the last place off at K = 4096.
+_EXACT_REDUCTIONS = 1 | 2
 _REQUESTED = 16  # the heuristic's first algorithms; later ones were never the fastest
 WORKSPACE_BYTES = 32 << 20
 
@@ -72,9 +75,15 @@ class LtProblem:
     def _ask(self) -> tuple[np.ndarray[Any, Any], int]:
         lt = self._lt
         preference = lt.matmul_preference_create()
-        size = ctypes.c_size_t(WORKSPACE_BYTES)
-        attribute = lt.MatmulPreferenceAttribute.MAX_WORKSPACE_BYTES
-        lt.matmul_preference_set_attribute(preference, attribute, ctypes.addressof(size), 8)
+        size, reductions = ctypes.c_size_t(WORKSPACE_BYTES), ctypes.c_uint32(_EXACT_REDUCTIONS)
+        attributes = lt.MatmulPreferenceAttribute
+        for attribute, value in (
+            (attributes.MAX_WORKSPACE_BYTES, size),
+            (attributes.REDUCTION_SCHEME_MASK, reductions),
+        ):
+            lt.matmul_preference_set_attribute(
+                preference, attribute, ctypes.addressof(value), ctypes.sizeof(value)
+            )
         results = np.zeros(_REQUESTED, dtype=lt.matmul_heuristic_result_dtype)
         found = ctypes.c_int32(0)
         try:

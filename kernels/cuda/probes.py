@@ -23,6 +23,7 @@ from workloads.gemm import GemmWorkload
 _CHUNK_BYTES = 16  # of one load
 _DEFAULT_UNROLL = 8
 _UNROLLS = (4, 8)
+_EMPTY = Build.of("probes.cu", UNROLL=_DEFAULT_UNROLL, OVERLAP=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,18 @@ class ReadConfig(Config):
 
 
 class ReadWeights(Probe):
-    """`read-<bits>`: read as many bytes as packed weights and scales have, and nothing else."""
+    """`read-<bits>`: read as many bytes as packed weights and scales have, and nothing else.
 
-    def __init__(self, fmt: OperandFormat) -> None:
+    `read-<bits>[overlap]` starts while the launch before it still runs (programmatic dependent
+    launch), as kernels may that know their weights to be constant: the floor of a whole stream of
+    launches rather than of one.
+    """
+
+    def __init__(self, fmt: OperandFormat, *, overlap: bool = False) -> None:
+        self._overlap = overlap
         self.spec = KernelSpec(
             name=f"read-{fmt.bits}",
+            variant="overlap" if overlap else "",
             backend="cuda",
             weight=fmt,
             activation=OperandFormat(16),
@@ -69,14 +77,14 @@ class ReadWeights(Probe):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [
             ReadConfig(blocks, threads, unroll)
-            for blocks, threads, unroll in product((2, 4, 8), (256, 512, 1024), _UNROLLS)
+            for blocks, threads, unroll in product((1, 2, 4, 8), (256, 512, 1024), _UNROLLS)
         ]
 
     def builds(self) -> Sequence[Build]:
-        return [_build(unroll) for unroll in _UNROLLS]
+        return [self._build(unroll) for unroll in _UNROLLS]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        return [_build(config.unroll if isinstance(config, ReadConfig) else _DEFAULT_UNROLL)]
+        return [self._build(config.unroll if isinstance(config, ReadConfig) else _DEFAULT_UNROLL)]
 
     def _launch(self, operand: PackedOperand, config: Config | None) -> torch.Tensor:
         c = config if isinstance(config, ReadConfig) else ReadConfig(4, 512, _DEFAULT_UNROLL)
@@ -84,9 +92,12 @@ class ReadWeights(Probe):
         blocks = c.blocks_per_sm * sm_count(torch.cuda.current_device())
         sums = torch.empty(blocks, dtype=torch.int32, device=words.device)
         arguments = (words, sums, words.numel() * 4 // _CHUNK_BYTES)
-        function = load_function(_build(c.unroll), "read_words")
-        function.launch((blocks, 1, 1), c.threads, arguments)
+        function = load_function(self._build(c.unroll), "read_words")
+        function.launch((blocks, 1, 1), c.threads, arguments, overlap_previous=self._overlap)
         return sums
+
+    def _build(self, unroll: int) -> Build:
+        return Build.of("probes.cu", UNROLL=unroll, OVERLAP=int(self._overlap))
 
 
 class EmptyKernel(Probe):
@@ -106,7 +117,7 @@ class EmptyKernel(Probe):
         return PackedOperand({"cell": torch.zeros(1, device=device)}, gemm.n, gemm.k)
 
     def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
-        load_function(_build(_DEFAULT_UNROLL), "empty").launch((1, 1, 1), 32, ())
+        load_function(_EMPTY, "empty").launch((1, 1, 1), 32, ())
 
     def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
         self.launch(operand)
@@ -114,11 +125,7 @@ class EmptyKernel(Probe):
         return ProbeResult(exact=True)
 
     def builds(self) -> Sequence[Build]:
-        return [_build(_DEFAULT_UNROLL)]
+        return [_EMPTY]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         return self.builds()
-
-
-def _build(unroll: int) -> Build:
-    return Build.of("probes.cu", UNROLL=unroll)

@@ -75,6 +75,12 @@ def test_cold_copies_exceed_sixteen_times_the_cache_and_not_by_more_than_one(cop
     assert copies * copy_bytes > 16 * H200_L2 >= (copies - 1) * copy_bytes
 
 
+def test_small_weights_exceed_four_times_the_cache_with_no_more_copies_than_that_takes():
+    copies = copies_for("cold", 50_000, H200_L2, PROTOCOL_CUDA)
+
+    assert copies * 50_000 > 4 * H200_L2 >= (copies - 1) * 50_000
+
+
 def test_hot_weights_have_one_copy():
     assert copies_for("hot", 12_845_056, H200_L2, PROTOCOL_CUDA) == 1
 
@@ -84,7 +90,7 @@ def test_a_kernel_that_reads_no_weights_has_nothing_to_rotate():
 
 
 def test_weights_too_small_to_be_cold_are_unsupported():
-    with pytest.raises(UnsupportedError, match=r"983,041 copies .* 32,768 is the most"):
+    with pytest.raises(UnsupportedError, match=r"245,761 copies .* 16,384 is the most"):
         copies_for("cold", 1024, H200_L2, PROTOCOL_CUDA)
 
 
@@ -96,8 +102,8 @@ def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fa
 
     copies = measured.extra["copies"]
     copy_bytes = 256 * 256 * 8
-    l2_bytes = meter.device_info.l2_bytes
-    assert copies * copy_bytes > meter.protocol.cold_bytes(l2_bytes)
+    factor = meter.protocol.min_cache_factor
+    assert copies * copy_bytes > meter.protocol.cold_bytes(meter.device_info.l2_bytes, factor)
     assert len(set(kernel.weights_seen)) >= copies
 
 

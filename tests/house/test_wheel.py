@@ -1,0 +1,125 @@
+"""The wheel, in an environment that sees what it depends on but not this checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+DATA = {".cu", ".cuh", ".toml", ".mako", ".csv", ".css", ".html", ".json"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built from a copy: setuptools leaves folders behind, and packs what it finds in old ones."""
+    source = tmp_path_factory.mktemp("source")
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Runs the installed `flexq-bench` in a folder of its own; gives back the finished process."""
+    home = tmp_path_factory.mktemp("elsewhere")
+    environment = home / "venv"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "--python", str(python), "--quiet"),
+            *("--disable-pip-version-check", "install", "--no-index", "--no-deps", str(wheel)),
+        ],
+        check=True,
+    )
+    # The folder is put on the path, but its own .pth files are not read: an editable install of
+    # this checkout stays out of sight.
+    site_packages = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    Path(site_packages, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "FLEXQ_"))}
+
+    def run(*arguments: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [environment / "bin" / "flexq-bench", *arguments],
+            cwd=home,
+            env=inherited | {"HOME": str(home), "XDG_DATA_HOME": str(home / "data")},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout
+
+    return run
+
+
+def data_files(room: Path) -> set[str]:
+    return {
+        file.relative_to(ROOT).as_posix()
+        for file in room.rglob("*")
+        if file.suffix in DATA and "__pycache__" not in file.parts
+    }
+
+
+def modules(room: Path) -> set[str]:
+    return {file.relative_to(ROOT).as_posix() for file in room.rglob("*.py")}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_wheel_holds_every_module_and_data_file_of_a_room(wheel, room):
+    packed = set(zipfile.ZipFile(wheel).namelist())
+
+    assert (modules(ROOT / room) | data_files(ROOT / room)) - packed == set()
+
+
+def test_wheel_holds_nothing_but_the_rooms(wheel):
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(ROOMS)
+
+
+def test_installed_program_runs_the_wheel_s_code(installed):
+    findings = {found["name"]: found for found in json.loads(installed("doctor", "--json"))}
+
+    assert findings["code"]["detail"].startswith("pkg-1.")
+    assert findings["torch"]["state"] == "ok"
+
+
+def test_installed_program_lists_kernels_and_suites(installed):
+    kernels = json.loads(installed("list", "kernels", "--json"))
+    suites = json.loads(installed("list", "suites", "--json"))
+
+    assert "flexq-w6a6" in {kernel["kernel"] for kernel in kernels}
+    assert {"smoke", "nightly", "paper-fig10"} <= {suite["suite"] for suite in suites}
+
+
+def test_installed_program_makes_a_database_and_stores_a_run_in_it(installed):
+    installed("db", "upgrade", "--db", "results.sqlite")
+
+    lines = installed(
+        *("run", "smoke", "--backend", "cpu", "--kernels", "flexq-w6a6", "--m", "4"),
+        *("--stage", "linear", "--db", "results.sqlite", "--json", "-"),
+    )
+
+    records = [json.loads(line) for line in lines.splitlines()]
+    assert {record["kernel"] for record in records} >= {"flexq-w6a6", "read-6"}
+    assert {record["status"] for record in records} == {"ok"}
+    assert all(record["commit"].startswith("pkg-1.") for record in records)

@@ -1,0 +1,102 @@
+"""The table that people read."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flexq_bench.recording import build_record
+from flexq_bench.report import compare_with_baseline, problem_lines, results_table
+from flexq_bench.running import new_run
+
+
+@pytest.fixture
+def result(a_case, a_result, worker, commit):
+    def build(kernel="flexq-w6a6", *, m=1, n=256, k=256, **measured):
+        return build_record(
+            a_case(kernel, m, n, k),
+            a_result(**measured),
+            new_run("smoke", "manual", []),
+            commit,
+            worker.device,
+            worker.environment,
+        )
+
+    return build
+
+
+def rendered(results) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(results_table(compare_with_baseline(results)))
+    return out.getvalue()
+
+
+def test_speed_up_is_over_the_baseline_of_the_same_case(result):
+    rows = compare_with_baseline(
+        [
+            result("cublaslt-w8a8", m=1, median_us=40.0),
+            result("cublaslt-w8a8", m=8, median_us=80.0),
+            result(m=1, median_us=10.0),
+            result(m=8, median_us=10.0),
+        ]
+    )
+
+    assert [(row.result.m, row.speedup) for row in rows] == [(1, 1.0), (1, 4.0), (8, 1.0), (8, 8.0)]
+
+
+@pytest.mark.parametrize("wrong", ["cublaslt-w8a8", "flexq-w6a6"])
+def test_a_wrong_result_is_never_compared(result, wrong):
+    rows = compare_with_baseline(
+        [
+            result(kernel, status="incorrect" if kernel == wrong else "ok")
+            for kernel in ("cublaslt-w8a8", "flexq-w6a6")
+        ]
+    )
+
+    assert rows[1].speedup is None
+
+
+def test_a_row_has_what_the_reader_needs_and_fits_120_columns(result):
+    text = rendered(
+        [
+            result("cublaslt-w8a8", n=28672, k=8192, median_us=12345.678),
+            result("read-6", n=28672, k=8192),
+            result(
+                "flexq-w6a6",
+                m=1024,
+                n=28672,
+                k=8192,
+                status="incorrect",
+                detail="element (0, 0)",
+            ),
+        ]
+    )
+
+    assert max(map(len, text.splitlines())) <= 120
+    assert "…" not in text
+    assert "12346" in text
+    assert "llama-7b o_proj" in text
+    assert "NO" in text
+
+
+def test_the_longest_names_still_fit(result):
+    text = rendered([result("flexq-w6a6-of-a-long-name-x", m=2048, n=1 << 24, k=1 << 24)])
+
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
+    lines = problem_lines(
+        [
+            result(m=1, status="unsupported", detail="no such GPU"),
+            result(m=2, status="failed", detail="boom"),
+            result(m=4, status="failed", detail="boom"),
+            result(m=8, status="ok"),
+            result(m=16, status="incorrect", detail="y[0,0]"),
+        ]
+    )
+
+    assert [line.partition(":")[0] for line in lines] == ["incorrect", "failed", "unsupported"]
+    assert "and 1 more" in lines[1]
