@@ -39,7 +39,7 @@ def measure_resources(
     builds: Iterable[Build], targets: Sequence[str] = TARGETS
 ) -> list[ResourceRow]:
     """Compile builds for targets and read their resources, in order. Needs no GPU."""
-    work = [(build, target) for build in builds for target in targets]
+    work = [(b, target) for b in builds for target in targets if b.runs_on(target)]
     with ThreadPoolExecutor() as pool:  # NVRTC and the tools run outside Python
         parts = pool.map(lambda item: _rows(*item), work)
         return sorted(row for part in parts for row in part)

@@ -4,14 +4,19 @@
 //   bias  half [N] or null                           y   half [M, N], row-major
 // K_PAD = 128 * steps, M_PAD is M rounded up to 8.
 //
-// A block owns ROW_TILES rows of tiles; its warps split K, each with a cp.async ring of its own in
-// shared memory, and meet once, in a fixed order: results are the same from run to run. There are more
-// blocks than fit at once, and the next kernel's blocks start to load their weights as soon as the last
-// of these have started (programmatic dependent launch), so that no SM idles in the tail.
+// K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles; their warps split K, each with a
+// cp.async ring of its own in shared memory, and meet once, in a fixed order: results are the same from
+// run to run. There are more blocks than fit at once, and the next kernel's blocks start to load their
+// weights as soon as the last of these have started (programmatic dependent launch), so that no SM
+// idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal shares.
 #include "imma_layout.cuh"
 
-#if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES)
-#error "COL_TILES, ROW_TILES, WARPS and STAGES choose the kernel"
+#if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
+    !defined(K_SPLIT)
+#error "COL_TILES, ROW_TILES, WARPS, STAGES and K_SPLIT choose the kernel"
+#endif
+#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
+#error "thread block clusters need compute capability 9.0"
 #endif
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
@@ -77,6 +82,23 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
     s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
 }
 
+// The blocks that share rows of tiles, or the one block, wait for each other.
+__device__ inline void meet() {
+#if K_SPLIT > 1
+  cluster_sync();
+#else
+  __syncthreads();
+#endif
+}
+
+__device__ inline float4 share_of(const float4* mine, [[maybe_unused]] int rank) {
+#if K_SPLIT > 1
+  return load_cluster(shared_address(mine), rank);
+#else
+  return *mine;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
            half_bits* y, int m, int n, int k) {
@@ -92,15 +114,18 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
                     (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
                     steps,
                     (n + MMA_ROWS - 1) / MMA_ROWS,
-                    static_cast<int>(blockIdx.x) * ROW_TILES,
+                    static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
                     static_cast<int>(blockIdx.y) * TOKENS,
                     lane};
   const uint64_t policy = evict_first_policy();
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
+  constexpr int STRIDE = WARPS * K_SPLIT;  // in steps, between two turns of a warp
+  const int first_step = rank * WARPS + warp;
 
   let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
-    const int step = warp + s * WARPS;
+    const int step = first_step + s * STRIDE;
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
   }
@@ -108,17 +133,17 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 
   float4 total[ROW_TILES][COL_TILES] = {};
   Small next;
-  if (warp < steps) load_small(next, op, warp);
+  if (first_step < steps) load_small(next, op, first_step);
   int slot = 0;
-  for (int step = warp; step < steps; step += WARPS) {
+  for (int step = first_step; step < steps; step += STRIDE) {
     const Small now = next;
     cp_async_wait<STAGES - 2>();
     __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
-    const int ahead = step + (STAGES - 1) * WARPS;
+    const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
     cp_async_commit();
-    if (step + WARPS < steps) load_small(next, op, step + WARPS);
+    if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -159,12 +184,12 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
       red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j];
-  __syncthreads();
-  for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
+  meet();
+  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
     float4 sum = {};
 #pragma unroll
-    for (int from = 0; from < WARPS; ++from) {
-      const float4 part = red[from * SHARES + share];
+    for (int from = 0; from < STRIDE; ++from) {
+      const float4 part = share_of(red + from % WARPS * SHARES + share, from / WARPS);
       sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
     }
     const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
@@ -179,4 +204,5 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       }
     }
   }
+  if constexpr (K_SPLIT > 1) meet();  // nobody's shared memory goes while another reads it
 }

@@ -104,6 +104,26 @@ __device__ inline void mma_s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], cons
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+#if __CUDA_ARCH__ >= 900
+// All threads of a thread block cluster meet; what they wrote to shared memory before is seen after.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+
+// 16 bytes of another block's shared memory; `shared` is the address in one's own.
+__device__ inline float4 load_cluster(uint32_t shared, uint32_t rank) {
+  uint32_t address;
+  float4 v;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "r"(address)
+               : "memory");
+  return v;
+}
+#endif
+
 // Programmatic dependent launch; no-ops where the architecture has none.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900

@@ -24,7 +24,7 @@ from workloads.gemm import GemmWorkload
 _INT8 = LtTypes(torch.int8, torch.int32)
 _FP16 = LtTypes(torch.float16, torch.float16)
 _SCALING = Build.of("w8a8.cu")
-_THREADS = 256  # of both kernels in csrc/w8a8.cu
+_THREADS, _ROW_THREADS = 256, 1024  # of scale_sums and quantize_rows in csrc/w8a8.cu
 _PADDED_ROWS = 16  # activations are allocated for the largest padding that is ever tried
 
 
@@ -101,7 +101,7 @@ class Int8Gemm(_LtGemm):
         function = load_function(_SCALING, "quantize_rows")
         codes, scales = packed.buffers["codes"], packed.buffers["scales"]
         arguments = (x.contiguous(), codes, scales, packed.k, codes.shape[1])
-        function.launch((packed.rows, 1, 1), _THREADS, arguments, overlap_previous=True)
+        function.launch((packed.rows, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
 
     def builds(self) -> Sequence[Build]:
         return [_SCALING]

@@ -21,7 +21,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.formats import Operand
-from kernels.runtime.module import load_function, shared_memory_limit
+from kernels.runtime.module import current_arch, load_function, shared_memory_limit
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -36,18 +36,19 @@ COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further bloc
 @dataclass(frozen=True, slots=True)
 class ImmaConfig(Config):
     """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
-    ring; col_tiles: of 8 tokens a block."""
+    ring; k_split: blocks of a cluster that share a row tile; col_tiles: of 8 tokens a block."""
 
     row_tiles: int
     warps: int
     stages: int
+    k_split: int
     col_tiles: int
 
     @property
     def build(self) -> Build:
         """How csrc/flexq_imma.cu is compiled for this configuration."""
         defines = {name.upper(): value for name, value in asdict(self).items()}
-        return Build.of("flexq_imma.cu", **defines)
+        return Build.of("flexq_imma.cu", min_sm=90 if self.k_split > 1 else 80, **defines)
 
     @property
     def shared_bytes(self) -> int:
@@ -56,24 +57,30 @@ class ImmaConfig(Config):
         return max(reduction, self.warps * self.stages * self.row_tiles * TILE_BYTES)
 
 
-# (row_tiles, warps, stages): those of all (1, 2) x (4, 8, 16) x (2, 3, 4, 6) that were among the
-# three fastest of some shape.
+# (row_tiles, warps, stages, k_split): those of all (1, 2, 4) x (4, 8, 16) x (2, 3, 4) x (1, 2, 4)
+# that were among the three fastest of some layer on an H200.
 _CHOICES = (
-    (1, 4, 2),
-    (1, 4, 3),
-    (1, 4, 4),
-    (1, 8, 2),
-    (1, 8, 3),
-    (1, 8, 4),
-    (1, 16, 2),
-    (2, 4, 2),
-    (2, 4, 3),
-    (2, 4, 4),
-    (2, 8, 2),
-    (2, 8, 3),
-    (2, 8, 4),
-    (2, 16, 2),
-    (2, 16, 3),
+    (1, 4, 2, 1),
+    (1, 4, 3, 1),
+    (1, 4, 4, 1),
+    (1, 8, 2, 1),
+    (1, 8, 3, 1),
+    (1, 16, 2, 1),
+    (1, 16, 3, 1),
+    (2, 4, 2, 1),
+    (2, 4, 3, 1),
+    (2, 4, 4, 1),
+    (2, 8, 2, 1),
+    (2, 8, 3, 1),
+    (2, 8, 4, 1),
+    (2, 16, 2, 1),
+    (2, 16, 3, 1),
+    (4, 8, 2, 1),
+    (4, 8, 3, 1),
+    (1, 4, 2, 2),
+    (2, 4, 2, 2),
+    (2, 8, 2, 2),
+    (2, 4, 2, 4),
 )
 
 
@@ -139,7 +146,7 @@ class Int8TensorCoreGemm(LinearKernel):
     ) -> None:
         shape = check_gemm(x, w, out)
         c = config if isinstance(config, ImmaConfig) else self.default_config(shape)
-        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles))
+        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         load_function(c.build, "flexq_imma").launch(
             (blocks, chunks, 1),
@@ -157,14 +164,17 @@ class Int8TensorCoreGemm(LinearKernel):
             ),
             shared_bytes=c.shared_bytes,
             overlap_previous=True,
+            cluster=c.k_split,
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        allowed = shared_memory_limit(torch.cuda.current_device())
-        return [c for c in _configs(_col_tiles(gemm.m)) if c.shared_bytes <= allowed]
+        device = torch.cuda.current_device()
+        allowed, arch = shared_memory_limit(device), current_arch(device)
+        configs = _configs(_col_tiles(gemm.m))
+        return [c for c in configs if c.shared_bytes <= allowed and c.build.runs_on(arch)]
 
     def default_config(self, gemm: GemmWorkload) -> ImmaConfig:
-        return ImmaConfig(row_tiles=1, warps=8, stages=4, col_tiles=_col_tiles(gemm.m))
+        return ImmaConfig(row_tiles=1, warps=8, stages=4, k_split=1, col_tiles=_col_tiles(gemm.m))
 
     def builds(self) -> Sequence[Build]:
         return [self._packing, *(c.build for tiles in COL_TILES for c in _configs(tiles))]
@@ -179,6 +189,9 @@ def _col_tiles(m: int) -> int:
 
 
 def _configs(col_tiles: int) -> list[ImmaConfig]:
-    """Those that don't spill: the sums of 32 tokens need more than a 16th of the registers."""
+    """Those that don't spill: the sums of many tokens need more than a 16th of the registers."""
     configs = [ImmaConfig(*choice, col_tiles) for choice in _CHOICES]
-    return [c for c in configs if col_tiles <= 2 or c.warps <= 8]
+    if col_tiles == 1:
+        return configs
+    few_warps = [c for c in configs if c.row_tiles <= 2]
+    return [c for c in few_warps if col_tiles == 2 or c.warps <= 8]

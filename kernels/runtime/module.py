@@ -36,6 +36,7 @@ class CudaFunction:
         *,
         shared_bytes: int = 0,
         overlap_previous: bool = False,
+        cluster: int = 1,
     ) -> None:
         """Enqueue on torch's current stream.
 
@@ -43,6 +44,7 @@ class CudaFunction:
         overlap_previous: programmatic dependent launch (compute capability 9.0 and later): the
         kernel may start before the previous one in the stream has ended, and must itself wait
         (griddepcontrol.wait) before it touches what that one wrote.
+        cluster: neighbouring blocks along x that form a thread block cluster (9.0 and later).
         Raises KernelError if the driver refuses the launch.
         """
         driver = _driver()
@@ -57,14 +59,21 @@ class CudaFunction:
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
         config.sharedMemBytes = shared_bytes
         config.hStream = torch.cuda.current_stream().cuda_stream
-        if overlap_previous:
+        attributes = []
+        identifiers = driver.CUlaunchAttributeID
+        if overlap_previous and int(self.cubin.arch.removeprefix("sm_")) >= 90:
             attribute = driver.CUlaunchAttribute()
-            attribute.id = (
-                driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            )
+            attribute.id = identifiers.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs = [attribute]
-            config.numAttrs = 1
+            attributes.append(attribute)
+        if cluster > 1:
+            attribute = driver.CUlaunchAttribute()
+            attribute.id = identifiers.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+            attribute.value.clusterDim.x = cluster
+            attribute.value.clusterDim.y = attribute.value.clusterDim.z = 1
+            attributes.append(attribute)
+        config.attrs = attributes
+        config.numAttrs = len(attributes)
         values = [_as_ctype(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
         status = driver.cuLaunchKernelEx(config, self._function.ptr, ctypes.addressof(pointers), 0)

@@ -20,14 +20,22 @@ COMMON_OPTIONS = ("--std=c++17",)
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """One way a source is compiled: its file in kernels/csrc and its `-D` defines."""
+    """One way a source is compiled: its file in kernels/csrc and its `-D` defines.
+
+    min_sm: the first architecture that it compiles for, 80 for sm_80.
+    """
 
     source: str
     defines: tuple[tuple[str, int], ...] = ()
+    min_sm: int = 80
 
     @classmethod
-    def of(cls, source: str, **defines: int) -> Build:
-        return cls(source, tuple(sorted(defines.items())))
+    def of(cls, source: str, *, min_sm: int = 80, **defines: int) -> Build:
+        return cls(source, tuple(sorted(defines.items())), min_sm)
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether it compiles for an architecture, for example "sm_86"."""
+        return int(arch.removeprefix("sm_")) >= self.min_sm
 
     @property
     def name(self) -> str:
