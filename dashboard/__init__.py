@@ -1,0 +1,1 @@
+"""The Streamlit app: pages and charts over the stored results."""

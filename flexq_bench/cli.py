@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flexq_bench.commands import dashboard, database, doctor, listing, run, sweep
-from flexq_bench.commands.failures import exit_code_of, one_line
+from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
 from flexq_bench.exit_codes import ExitCode
 
@@ -69,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(given, prog_name=NAME, standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
     except Exception as error:
         if DEBUG in given:
             raise

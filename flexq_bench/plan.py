@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flexq_bench.errors import UsageError
+from flexq_bench.probes import EMPTY_KERNEL, floor_kernel, is_probe
 from kernels import registry
 from kernels.contract import Backend, Capability, KernelSpec
 from kernels.errors import KernelError, UnsupportedError
@@ -13,10 +14,8 @@ from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.names import nearest_first
 from workloads.patterns import is_glob
-from workloads.suite import Suite
+from workloads.suite import Shape, Suite
 
-EMPTY_KERNEL = "empty"
-_FLOOR_PREFIX = "read-"
 _EMPTY_SHAPE = GemmWorkload(1, 1, 1)
 
 
@@ -87,22 +86,19 @@ def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
     return tuple(sorted((*probes, *planned), key=order))
 
 
-def cases_of_keys(keys: Iterable[str], labelled: Iterable[Case]) -> tuple[Case, ...]:
-    """Cases from stored keys, named after the model and layer of `labelled` cases of their shape.
+def cases_of_keys(keys: Iterable[str], shapes: Iterable[Shape]) -> tuple[Case, ...]:
+    """Cases from stored keys, named after the first of `shapes` that has their N and K.
 
     Raises WorkloadError if a key has another form.
     """
-    named = {_shape(case): case for case in labelled}
+    names: dict[tuple[int, int], Shape] = {}
+    for shape in shapes:
+        names.setdefault((shape.n, shape.k), shape)
     cases = []
     for case in map(Case.from_key, keys):
-        like = named.get(_shape(case), case)
-        cases.append(replace(case, model=like.model, layer=like.layer))
+        shape = names.get(_shape(case), Shape(case.gemm.n, case.gemm.k, layer=""))
+        cases.append(replace(case, model=shape.model, layer=shape.layer))
     return tuple(cases)
-
-
-def is_probe(kernel: str) -> bool:
-    """Whether it is a read floor or the empty kernel: no GEMM, so it has no operations."""
-    return kernel == EMPTY_KERNEL or kernel.startswith(_FLOOR_PREFIX)
 
 
 def _shape(case: Case) -> tuple[int, int]:
@@ -114,7 +110,7 @@ def _floor_of(case: Case, backend: Backend) -> Case | None:
     if spec is None or not spec.reads_weights or is_probe(spec.name):
         return None
     return Case(
-        f"{_FLOOR_PREFIX}{spec.weight.bits}",
+        floor_kernel(spec.weight.bits),
         GemmWorkload(1, case.gemm.n, case.gemm.k),
         cache=case.cache,
         model=case.model,

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
-from flexq_bench.plan import is_probe
+from flexq_bench.probes import is_probe
 from workloads.case import Case
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")

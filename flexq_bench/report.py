@@ -4,78 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from flexq_bench.plan import EMPTY_KERNEL, is_probe
-
-BASELINE = "cublaslt-w8a8"
-
-
-class Result(Protocol):
-    """What a row needs: fields of a db.records.Record, by the same names and units."""
-
-    @property
-    def kernel(self) -> str: ...
-    @property
-    def variant(self) -> str: ...
-    @property
-    def stage(self) -> str: ...
-    @property
-    def cache(self) -> str: ...
-    @property
-    def model(self) -> str: ...
-    @property
-    def layer(self) -> str: ...
-    @property
-    def m(self) -> int: ...
-    @property
-    def n(self) -> int: ...
-    @property
-    def k(self) -> int: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def detail(self) -> str: ...
-    @property
-    def median_us(self) -> float | None: ...
-    @property
-    def ci_low_us(self) -> float | None: ...
-    @property
-    def ci_high_us(self) -> float | None: ...
-    @property
-    def pct_of_floor(self) -> float | None: ...
-    @property
-    def exact(self) -> bool | None: ...
+from flexq_bench.comparing import BASELINE, Result, Row, half_width_percent
+from flexq_bench.probes import EMPTY_KERNEL, is_probe
+from workloads.case import kernel_label
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table. speedup: baseline median / median, over the baseline's same case."""
-
-    result: Result
-    speedup: float | None
-
-
-def compare_with_baseline(results: Iterable[Result]) -> list[Row]:
-    """Rows by shape, stage, cache and M; within one case set the order of the results stays.
-
-    A speed-up needs two times that may be compared: both kernels right and timed.
-    """
-    ordered = sorted(results, key=_group)
-    baseline = {
-        _group(r): r.median_us
-        for r in ordered
-        if r.kernel == BASELINE and not r.variant and _is_timed(r)
-    }
-    return [Row(r, _speedup(r, baseline.get(_group(r)))) for r in ordered]
-
-
-def results_table(rows: Sequence[Row]) -> Table:
+def results_table(rows: Sequence[Row[Result]]) -> Table:
     """A table that fits 120 columns, ruled between shapes."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kernel", no_wrap=True)
@@ -104,17 +43,18 @@ def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
     for (status, detail), group in list(alike.items())[:limit]:
         r = group[0]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        where = f"{_label(r)} {r.stage} {r.cache} M={r.m} N={r.n} K={r.k}{more}"
+        label = kernel_label(r.kernel, r.variant)
+        where = f"{label} {r.stage} {r.cache} M={r.m} N={r.n} K={r.k}{more}"
         lines.append(f"{status}: {where}: {detail}")
     if len(alike) > limit:
         lines.append(f"… and {len(alike) - limit} other problems: the dashboard lists them")
     return lines
 
 
-def _cells(row: Row) -> list[str | Text]:
+def _cells(row: Row[Result]) -> list[str | Text]:
     r = row.result
     return [
-        _label(r),
+        kernel_label(r.kernel, r.variant),
         f"{r.model} {r.layer}".strip(),
         r.stage if r.cache == "cold" else f"{r.stage} {r.cache}",
         "–" if is_probe(r.kernel) else str(r.m),
@@ -122,17 +62,9 @@ def _cells(row: Row) -> list[str | Text]:
         _number(r.median_us),
         _number(half_width_percent(r), digits=2),
         "" if is_probe(r.kernel) or r.pct_of_floor is None else f"{r.pct_of_floor:.1f}",
-        "" if row.speedup is None else f"{row.speedup:.2f}",
+        "" if row.speedup is None else f"{row.speedup.estimate:.2f}",
         _verdict(r),
     ]
-
-
-def half_width_percent(result: Result) -> float | None:
-    """Half the confidence interval in percent of the median; None: there is no interval."""
-    low, median, high = result.ci_low_us, result.median_us, result.ci_high_us
-    if low is None or high is None or not median:
-        return None
-    return 100.0 * (high - low) / 2 / median
 
 
 def _verdict(result: Result) -> Text:
@@ -148,26 +80,8 @@ def _style(result: Result) -> str:
     return "dim" if is_probe(result.kernel) else ""
 
 
-def _label(result: Result) -> str:
-    return f"{result.kernel}[{result.variant}]" if result.variant else result.kernel
-
-
 def _shape(result: Result) -> tuple[int, int]:
     return (result.n, result.k)
-
-
-def _group(result: Result) -> tuple[int, int, str, str, int]:
-    return (result.n, result.k, result.stage, result.cache, result.m)
-
-
-def _is_timed(result: Result) -> bool:
-    return result.status in ("ok", "noisy") and bool(result.median_us)
-
-
-def _speedup(result: Result, baseline_us: float | None) -> float | None:
-    if baseline_us is None or is_probe(result.kernel) or not _is_timed(result):
-        return None
-    return baseline_us / result.median_us if result.median_us else None
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -11,17 +11,15 @@ from kernels.formats import Operand
 
 # Rows of W are taken in chunks so that the float64 copy of a chunk stays under this many values.
 _CHUNK_VALUES = 1 << 26
-# A contribution sums at most this many k: dense and row-scaled operands have no groups, and one
-# sum over all of K would hide its cancellation.
-_CONTRIBUTION_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Reference:
     """y: float64 [M,N]. magnitude: float64 [M,N], the sum of the absolute values of its terms.
 
-    Terms are contributions of a group, or of 128 k where there are no groups. magnitude says how
-    much cancellation an element has, so that its error can be judged against it.
+    Terms are what a kernel has to round: the contribution of a group where both operands are codes
+    (sums of codes are exact), each product where one is dense. magnitude says how much cancellation
+    an element has, so that its error can be judged against it.
     """
 
     y: torch.Tensor
@@ -48,8 +46,8 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
     Raises ShapeError if K differs, or if both have groups of different length.
     """
     _check(x, w)
-    length = min(_group_length(x, w)[0], _CONTRIBUTION_LENGTH)
-    groups = -(-x.k // length)
+    length, groups = _group_length(x, w)
+    dense = x.scales is None or w.scales is None
     x_groups = _in_groups(x.dequantize(), groups, length)
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []
@@ -61,7 +59,7 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
         for g in range(groups):  # one group at a time: [groups, M, N] would not fit for large M
             contribution = x_groups[g] @ w_groups[g].T
             y += contribution
-            magnitude += contribution.abs()
+            magnitude += x_groups[g].abs() @ w_groups[g].abs().T if dense else contribution.abs()
         ys.append(y)
         magnitudes.append(magnitude)
     y, magnitude = torch.cat(ys, dim=1), torch.cat(magnitudes, dim=1)

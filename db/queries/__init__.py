@@ -20,6 +20,7 @@ from db.queries.series import (
     HistoryPoint,
     SeriesRow,
     filter_values,
+    kernel_names,
     list_series,
     series_history,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "RunSummary",
     "SeriesRow",
     "filter_values",
+    "kernel_names",
     "latest_complete_runs",
     "list_series",
     "missing_cases",

@@ -123,6 +123,11 @@ def series_history(session: Session, series_id: int) -> list[HistoryPoint]:
     return [HistoryPoint(**row) for row in session.execute(query).mappings()]
 
 
+def kernel_names(session: Session) -> tuple[str, ...]:
+    """Every kernel that was ever measured, without variants, sorted."""
+    return tuple(sorted(session.scalars(select(Series.kernel).distinct())))
+
+
 def filter_values(session: Session) -> FilterValues:
     """Every value that occurs, for the choices of a page or a message."""
 

@@ -14,6 +14,7 @@ import typer
 
 from flexq_bench.commands.options import DbOption, JsonFlag
 from flexq_bench.commands.output import console, print_json, say
+from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import InfrastructureError, UsageError
 
 READ_ONLY_VARIABLE = "FLEXQ_BENCH_READ_ONLY"
@@ -51,7 +52,8 @@ def dashboard(
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
     try:
-        done = subprocess.run(_streamlit(app, address, port, open_browser), env=environment)
+        with ended_by_terminate():
+            done = subprocess.run(_streamlit(app, address, port, open_browser), env=environment)
     except KeyboardInterrupt:
         return
     if done.returncode not in (0, -2, 130):
@@ -89,4 +91,6 @@ def _streamlit(app: Path, address: str, port: int, open_browser: bool) -> list[s
         *("--server.port", str(port)),
         *("--server.headless", "false" if open_browser else "true"),
         *("--browser.gatherUsageStats", "false"),
+        *("--client.toolbarMode", "viewer"),
+        *("--server.fileWatcherType", "none"),
     ]

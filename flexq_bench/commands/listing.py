@@ -77,9 +77,8 @@ def _kernels(backend: BackendChoice) -> list[Row]:
 
 
 def _format(bits: int, group: int | None) -> str:
-    if bits > 8:
-        return f"fp{bits}"
-    return f"int{bits}, a scale per {'row' if group is None else group}"
+    """`int6/128`: 6-bit integers with a scale per 128 of k; `int8/row`: one scale a row."""
+    return f"fp{bits}" if bits > 8 else f"int{bits}/{'row' if group is None else group}"
 
 
 def _suites() -> list[Row]:

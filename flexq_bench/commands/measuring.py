@@ -1,14 +1,11 @@
-"""What `run` and `sweep` have in common: from a suite or a stored run to a table."""
+"""What `run` and `sweep` have in common: from a suite to stored results and their table."""
 
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -16,24 +13,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
-from db.store import finish_run
 from flexq_bench.commands import invocation
+from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import BackendChoice
 from flexq_bench.commands.output import console, say
 from flexq_bench.commands.result_files import ResultFiles
+from flexq_bench.commands.stopping import ended_by_terminate
+from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.errors import UsageError
 from flexq_bench.execution import Executor, LocalExecutor
-from flexq_bench.plan import build_plan, cases_of_keys
+from flexq_bench.plan import build_plan
 from flexq_bench.provenance import current_commit
-from flexq_bench.report import compare_with_baseline, problem_lines, results_table
+from flexq_bench.report import problem_lines, results_table
 from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run
 from kernels.contract import Backend
 from workloads.case import Case
-from workloads.errors import WorkloadError
 from workloads.suite import Suite
-from workloads.suites import load_suite
 
-INTERRUPTED = 130  # what shells report for a program that SIGINT ended
 NO_CLUSTER = "none"
 
 log = logging.getLogger(__name__)
@@ -58,7 +54,7 @@ class Setup:
 
 def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
     """Measure a suite as a new run; the exit code."""
-    with open_database(setup.db) as database, _open_executor(setup) as executor:
+    with open_database(setup.db) as database, open_executor(setup) as executor:
         plan = build_plan(
             suite, executor.backend, executor.capability, asked_kernels=asked_kernels
         )
@@ -66,86 +62,11 @@ def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setu
             log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
         executor.check(plan.cases)
         run = new_run(plan.suite, trigger, plan.keys)
-        return _carry_out(database, executor, plan.cases, run, current_commit(), setup)
+        return carry_out(database, executor, plan.cases, run, current_commit(), setup)
 
 
-def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
-    """Go on with an interrupted run; the exit code.
-
-    Raises UsageError if it is another suite's, or was begun at another commit or on another
-    backend: its numbers would not belong together.
-    """
-    commit = current_commit()
-    with open_database(setup.db, create=False) as database:
-        with database.session() as session:
-            summary = queries.run_by_uuid_prefix(session, prefix)
-            run = queries.run_info(session, summary.uuid)
-            missing = queries.missing_cases(session, summary.uuid)
-            first = next(queries.run_records(session, summary.uuid), None)
-            results = queries.run_results(session, summary.uuid)
-        _check_same_work(summary, suite_name, commit)
-        labelled = [*_suite_cases(run.suite), *map(_case_of_result, results)]
-        cases = cases_of_keys(missing, labelled)
-        if not cases:
-            with database.session() as session:
-                finish_run(session, run.uuid, "complete")
-            return _report(database, run, setup)
-        setup = _as_before(setup, first)
-        with _open_executor(setup) as executor:
-            if first is not None and executor.backend != first.backend:
-                raise UsageError(
-                    f"run {run.uuid[:8]} was begun on the {first.backend} backend: add "
-                    f"--backend {first.backend}, or start a new run"
-                )
-            executor.check(cases)
-            return _carry_out(database, executor, cases, run, commit, setup)
-
-
-def _check_same_work(
-    summary: queries.RunSummary, suite_name: str | None, commit: CommitInfo
-) -> None:
-    short = summary.uuid[:8]
-    if suite_name is not None and suite_name != summary.suite:
-        raise UsageError(f"run {short} is of suite {summary.suite}, not {suite_name}")
-    if (summary.commit, summary.dirty) != (commit.sha, commit.dirty):
-        raise UsageError(
-            f"run {short} was begun at {_name(summary.commit, summary.dirty)} and this is "
-            f"{_name(commit.sha, commit.dirty)}: go back to that commit, or start a new run"
-        )
-
-
-def _name(sha: str, dirty: bool) -> str:
-    return (sha if sha.startswith("pkg-") else sha[:10]) + (" with changes" if dirty else "")
-
-
-def _as_before(setup: Setup, first: Record | None) -> Setup:
-    """The setup with what the run's records tell: its seed, and its backend where none is asked."""
-    if first is None:
-        return setup
-    backend = setup.backend
-    if backend is BackendChoice.AUTO and setup.device is None:
-        backend = BackendChoice(first.backend)
-    seed = first.seed if setup.seed is None else setup.seed
-    return Setup(setup.db, setup.cluster, backend, setup.device, seed, setup.files)
-
-
-def _suite_cases(name: str) -> tuple[Case, ...]:
-    """Cases that carry the suite's names for its shapes; a sweep has none."""
-    try:
-        suite = load_suite(name)
-    except WorkloadError:
-        return ()
-    return suite.cases(suite.kernels)
-
-
-def _case_of_result(result: queries.ResultRow) -> Case:
-    case = Case.from_key(result.case)
-    return Case(
-        case.kernel, case.gemm, case.variant, case.stage, case.cache, result.model, result.layer
-    )
-
-
-def _open_executor(setup: Setup) -> Executor:
+def open_executor(setup: Setup) -> Executor:
+    """The executor that a person asked for. Raises UsageError if the options don't fit together."""
     seed = setup.seed or 0
     asked: Backend | None = None
     if setup.backend is not BackendChoice.AUTO:
@@ -173,7 +94,7 @@ def _device_name(asked: Backend | None, device: str | None) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _carry_out(
+def carry_out(
     database: Database,
     executor: Executor,
     cases: Sequence[Case],
@@ -181,15 +102,15 @@ def _carry_out(
     commit: CommitInfo,
     setup: Setup,
 ) -> int:
-    """Execute, report, and say how to go on where it did not come to its end."""
+    """Execute, report, and say how to go on where it did not come to its end; the exit code."""
     resume = invocation.command(
         "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
     )
     try:
-        with _ended_by_terminate(), _progress(len(cases)) as advance:
+        with ended_by_terminate(), _progress(len(cases)) as advance:
             execute_plan(database, executor, cases, run, commit, on_record=advance)
     except KeyboardInterrupt:
-        _report(database, run, setup)
+        report(database, run, setup)
         say(
             console(stderr=True),
             f"interrupted: what was measured is stored, go on with {resume}",
@@ -198,10 +119,10 @@ def _carry_out(
     except Exception:
         log.warning("what was measured before is stored, go on with %s", resume)
         raise
-    return _report(database, run, setup)
+    return report(database, run, setup)
 
 
-def _report(database: Database, run: RunInfo, setup: Setup) -> int:
+def report(database: Database, run: RunInfo, setup: Setup) -> int:
     """Print the table, write the files, and say where everything is; the exit code."""
     with database.session() as session:
         results = queries.run_results(session, run.uuid)
@@ -238,20 +159,3 @@ def _progress(total: int) -> Iterator[OnRecord]:
             bar.update(task, advance=1, description=record.case)
 
         yield advance
-
-
-@contextmanager
-def _ended_by_terminate() -> Iterator[None]:
-    """SIGTERM (a job scheduler's time limit) ends a run as Ctrl-C does: marked, resumable."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

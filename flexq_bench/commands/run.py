@@ -64,7 +64,7 @@ def run(
     Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
     or this machine or the database did; 130: interrupted (go on with --resume).
     """
-    from flexq_bench.commands import measuring
+    from flexq_bench.commands import measuring, resuming
     from flexq_bench.commands.result_files import ResultFiles
     from workloads.suites import list_suites, load_suite
 
@@ -80,7 +80,7 @@ def run(
     if resume is not None:
         if sizes is not None or any(asked is not None for asked in restrictions.values()):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
-        raise typer.Exit(measuring.resume_run(resume, suite, setup))
+        raise typer.Exit(resuming.resume_run(resume, suite, setup))
     if suite is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
     chosen = load_suite(suite).restrict(m=sizes, **restrictions)

@@ -95,6 +95,15 @@ __device__ inline void mma_b1_m16n8k128(int (&c)[4], const uint32_t (&a)[2], uin
       : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
+// c[16,8] += popc(a[16,256] AND b[256,8]): the first two words of a and the first of b are k 0-127.
+__device__ inline void mma_b1_m16n8k256(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // c[16,8] += a[16,32] · b[32,8]; a row-major, b column-major, int8.
 __device__ inline void mma_s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(

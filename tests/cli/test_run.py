@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from db.exchange import read_records
-from flexq_bench.commands.measuring import INTERRUPTED
+from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Meter
 
 TINY = ("run", "smoke", "--kernels", "cublas-fp16,cublaslt-w8a8", "--layers", "256x256")
 TINY_CASES = {
     "empty gemm cold m1n1k1",
-    "read-8 gemm cold m1n256k256",
-    "read-16 gemm cold m1n256k256",
-    "cublaslt-w8a8 gemm cold m4n256k256",
-    "cublas-fp16 gemm cold m4n256k256",
+    "read-8 gemm hot m1n256k256",
+    "read-16 gemm hot m1n256k256",
+    "cublaslt-w8a8 gemm hot m4n256k256",
+    "cublas-fp16 gemm hot m4n256k256",
 }
 
 
@@ -162,5 +162,5 @@ def test_a_kernel_that_the_backend_lacks_is_skipped_with_a_word(cli, tmp_path: P
 def test_verbose_says_what_is_done(cli):
     ran = cli("-v", *TINY)
 
-    assert "cublas-fp16 gemm cold m4n256k256: " in ran.err
+    assert "cublas-fp16 gemm hot m4n256k256: " in ran.err
     assert logging.getLogger().level != logging.INFO

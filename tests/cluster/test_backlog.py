@@ -14,9 +14,9 @@ def cases(*shapes: tuple[int, int]) -> list[Case]:
 
 
 def test_an_actor_keeps_its_shape_while_it_lasts():
-    backlog = Backlog(cases(A, B, A))
+    backlog = Backlog(cases(A, B, A, B))
 
-    assert [backlog.take(A, busy=[]).shape for _ in range(3)] == [A, A, B]
+    assert [backlog.take(B, busy=[]).shape for _ in range(4)] == [B, B, A, A]
     assert backlog.take(B, busy=[]) is None
 
 

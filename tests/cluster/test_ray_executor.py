@@ -38,8 +38,12 @@ def ray_executor() -> Iterator[RayExecutor]:
 def test_a_cluster_gives_the_same_cases_and_statuses_as_this_process(ray_executor, plan):
     alone = LocalExecutor("cpu", seed=3)
 
+    def status(outcome):
+        # Whether a right result is noisy is chance: other programs use this CPU too.
+        return outcome.measured.status.replace("noisy", "ok"), outcome.measured.exact
+
     here, there = (
-        {o.case.key: (o.measured.status, o.measured.exact) for o in executor.execute(plan.cases)}
+        {outcome.case.key: status(outcome) for outcome in executor.execute(plan.cases)}
         for executor in (alone, ray_executor)
     )
 

@@ -221,6 +221,14 @@ def test_filter_values_are_those_that_occur(session, build):
     assert (values.suites, values.statuses) == (("smoke",), ("ok",))
 
 
+def test_kernel_names_are_each_kernel_once_whatever_its_variants(session, build):
+    for kernel, variant in (("flexq-w6a6", ""), ("flexq-w6a6", "vanilla"), ("abq-w6a6", "")):
+        record = build.a_record(kernel=kernel, variant=variant, case=f"{kernel}[{variant}]")
+        add_record(session, record)
+
+    assert queries.kernel_names(session) == ("abq-w6a6", "flexq-w6a6")
+
+
 def test_samples_come_back_by_placement_and_empty_where_none_were_taken(session, build):
     timed = build.a_record("timed", samples_us=((0.1, 0.2), (), (0.3,)))
     untimed = build.a_record("untimed", status="failed", median_us=None, samples_us=())

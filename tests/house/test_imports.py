@@ -20,7 +20,11 @@ def lint_imports(folder: Path) -> str:
     """Output of import-linter on the rooms in `folder`, under the contracts of this project."""
     done = subprocess.run(
         [
-            *(sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"),
+            *(
+                sys.executable,
+                "-c",
+                "from importlinter.cli import lint_imports_command; lint_imports_command()",
+            ),
             *("--config", str(ROOT / "pyproject.toml"), "--no-cache", "--no-logo"),
         ],
         cwd=folder,

@@ -7,8 +7,6 @@ import pytest
 from flexq_bench.errors import UsageError
 from flexq_bench.plan import build_plan, cases_of_keys, is_probe
 from kernels import registry
-from workloads.case import Case
-from workloads.gemm import GemmWorkload
 from workloads.suite import Group, Shape, Suite
 
 
@@ -79,7 +77,7 @@ def test_every_kernel_of_the_registry_can_be_planned_on_its_backend():
 
 
 def test_stored_keys_become_cases_named_after_their_shape():
-    known = Case("cublas-fp16", GemmWorkload(1, 64, 128), model="llama-7b", layer="o_proj")
+    known = Shape(64, 128, "o_proj", "llama-7b")
     keys = ["flexq-w6a6[-evict-first] linear hot m4n64k128", "read-6 gemm cold m1n8k8"]
 
     named, unnamed = cases_of_keys(keys, [known])

@@ -7,8 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.recording import build_record
-from flexq_bench.report import compare_with_baseline, problem_lines, results_table
+from flexq_bench.report import problem_lines, results_table
 from flexq_bench.running import new_run
 
 
@@ -31,31 +32,6 @@ def rendered(results) -> str:
     out = io.StringIO()
     Console(file=out, width=120).print(results_table(compare_with_baseline(results)))
     return out.getvalue()
-
-
-def test_speed_up_is_over_the_baseline_of_the_same_case(result):
-    rows = compare_with_baseline(
-        [
-            result("cublaslt-w8a8", m=1, median_us=40.0),
-            result("cublaslt-w8a8", m=8, median_us=80.0),
-            result(m=1, median_us=10.0),
-            result(m=8, median_us=10.0),
-        ]
-    )
-
-    assert [(row.result.m, row.speedup) for row in rows] == [(1, 1.0), (1, 4.0), (8, 1.0), (8, 8.0)]
-
-
-@pytest.mark.parametrize("wrong", ["cublaslt-w8a8", "flexq-w6a6"])
-def test_a_wrong_result_is_never_compared(result, wrong):
-    rows = compare_with_baseline(
-        [
-            result(kernel, status="incorrect" if kernel == wrong else "ok")
-            for kernel in ("cublaslt-w8a8", "flexq-w6a6")
-        ]
-    )
-
-    assert rows[1].speedup is None
 
 
 def test_a_row_has_what_the_reader_needs_and_fits_120_columns(result):

@@ -1,0 +1,158 @@
+"""Charts of results: a frame in, a figure out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.colors import Style
+
+_GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
+_SPREAD = 0.7  # of the place between two layers, what the kernels of one layer share
+_HEIGHT = 440
+
+
+def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, Style]) -> go.Figure:
+    """Speed-up over the baseline with its interval, a point for each kernel and layer, log axis.
+
+    frame: see dashboard.frame.COLUMNS, of one GPU, run, stage, cache and M; rows that were wrong
+    or never timed are left out, and so is the baseline, which is the line at 1. Raises ValueError
+    if the frame mixes what must not stand in one chart.
+    """
+    shown = _comparable(frame, "speedup")
+    figure = _by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
+    figure.update_yaxes(title=f"speed-up over {baseline} (×, log scale)", type="log")
+    _rule(figure, 1.0, f"{baseline} = 1")
+    return figure
+
+
+def floor_by_layer(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
+    """Share of the floor with its interval, a point for each kernel and layer.
+
+    frame: as in `speedup_by_layer`. 100 % is as fast as merely reading the packed weights.
+    """
+    figure = _by_layer(_comparable(frame, "pct_of_floor"), "pct_of_floor", " %", styles)
+    figure.update_yaxes(title="floor / median (%)", rangemode="tozero")
+    _rule(figure, 100.0, "reading the weights = 100 %")
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    model: str
+    layer: str
+    n: int
+    k: int
+
+
+def _comparable(frame: pd.DataFrame, value: str) -> pd.DataFrame:
+    shown = frame[frame["is_timed"] & frame[value].notna()]
+    for column in ("backend", "gpu", "run", "stage", "cache", "m"):
+        if shown[column].nunique() > 1:
+            found = ", ".join(str(v) for v in shown[column].unique())
+            raise ValueError(f"one chart is of one {column}, got {found}: draw one for each")
+    return shown
+
+
+def _by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, Style]) -> go.Figure:
+    places = sorted({_Place(*key) for key in _place_keys(frame)}, key=_order)
+    position = {place: i for i, place in enumerate(places)}
+    labels = sorted(frame["label"].unique())
+    figure = go.Figure()
+    for i, label in enumerate(labels):
+        rows = frame[frame["label"] == label]
+        shift = _SPREAD * (i - (len(labels) - 1) / 2) / max(len(labels), 1)
+        figure.add_scatter(
+            name=label,
+            x=[position[_Place(*key)] + shift for key in _place_keys(rows)],
+            y=rows[value],
+            error_y={
+                "type": "data",
+                "array": rows[f"{value}_high"] - rows[value],
+                "arrayminus": rows[value] - rows[f"{value}_low"],
+                "thickness": 1.5,
+                "width": 3,
+            },
+            mode="markers",
+            marker={"color": styles[label].color, "symbol": styles[label].symbol, "size": 9},
+            text=[_hover(row, value, unit) for row in rows.to_dict("records")],
+            hovertemplate=f"<b>{label}</b><br>%{{text}}<extra></extra>",
+        )
+    _label_places(figure, places)
+    figure.update_layout(
+        height=_HEIGHT,
+        margin={"l": 10, "r": 40, "t": 70, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "title": None},
+        showlegend=True,
+        hoverlabel={"align": "left"},
+    )
+    return figure
+
+
+def _place_keys(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:
+    return zip(frame["model"], frame["layer"], frame["n"], frame["k"], strict=True)
+
+
+def _order(place: _Place) -> tuple[list[tuple[int, str]], int, int, str]:
+    """Models by name, with numbers in them as numbers; layers from small to large."""
+    parts = re.findall(r"\d+|\D+", place.model)
+    natural = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return (natural, place.n * place.k, place.n, place.layer)
+
+
+def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
+    """Layers below the axis; models above it, with a rule between two."""
+    figure.update_xaxes(
+        title="layer",
+        tickvals=list(range(len(places))),
+        ticktext=[place.layer or f"{place.n}×{place.k}" for place in places],
+        range=[-0.5, max(len(places), 1) - 0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    models = list(dict.fromkeys(place.model for place in places))
+    for model in models:
+        inside = [i for i, place in enumerate(places) if place.model == model]
+        figure.add_annotation(
+            text=model,
+            x=(inside[0] + inside[-1]) / 2,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            showarrow=False,
+            font={"color": _GREY},
+        )
+        if inside[0]:
+            figure.add_vline(inside[0] - 0.5, line={"color": _GREY, "width": 1}, opacity=0.5)
+
+
+def _rule(figure: go.Figure, at: float, words: str) -> None:
+    is_log = figure.layout.yaxis.type == "log"
+    figure.add_hline(at, line={"color": _GREY, "width": 1.5, "dash": "dash"})
+    figure.add_annotation(
+        text=words,
+        x=0,
+        xref="paper",
+        # Plotly places a shape on a log axis by its value and an annotation by the value's log.
+        y=math.log10(at) if is_log else at,
+        xanchor="left",
+        yanchor="bottom",
+        showarrow=False,
+        font={"color": _GREY},
+    )
+
+
+def _hover(row: Mapping[str, object], value: str, unit: str) -> str:
+    name = " ".join(str(row[part]) for part in ("model", "layer") if row[part])
+    noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
+    return (
+        f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
+        f"{row[value]:.4g}{unit} ({row[f'{value}_low']:.4g} to {row[f'{value}_high']:.4g})<br>"
+        f"median {row['median_us']:.5g} µs ±{row['half_width_pct']:.2g} %{noisy}"
+    )

@@ -1,0 +1,66 @@
+"""One look for each kernel, the same in every chart."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from flexq_bench.probes import is_probe
+from workloads.case import kernel_label
+
+# Each has a contrast of at least 3 on white and on Streamlit's dark grey, and each pair stays
+# apart for normal, protan, deutan and tritan eyes: tests/dashboard/test_colors.py measures both.
+PALETTE = (
+    "#0072B2",
+    "#E05A00",
+    "#12A37F",
+    "#D25AFF",
+    "#5A6978",
+    "#B44B4B",
+    "#960FE1",
+    "#A587B4",
+)
+# Shape says the same as colour, and goes on where the colours begin again.
+_SYMBOLS = (
+    "circle",
+    "square",
+    "diamond",
+    "triangle-up",
+    "cross",
+    "triangle-down",
+    "x",
+    "pentagon",
+    "star",
+    "hexagon",
+    "triangle-left",
+)
+_VARIANT_FILLS = ("", "-open", "-open-dot", "-dot")
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """color: #RRGGBB. symbol: a Plotly marker."""
+
+    color: str
+    symbol: str
+
+
+def kernel_styles(kernels: Iterable[str], used: Iterable[tuple[str, str]]) -> dict[str, Style]:
+    """The style of each label, by the place of its kernel among all kernels, sorted.
+
+    kernels: every kernel of the database, so that a filter changes no colour; probes take none.
+    used: kernels and variants that need a style; variants of a kernel share its colour and shape
+    and differ in their fill.
+    """
+    variants: dict[str, set[str]] = defaultdict(lambda: {""})
+    for kernel, variant in used:
+        variants[kernel].add(variant)
+    styles = {}
+    ordered = sorted(k for k in {*kernels, *variants} if not is_probe(k))
+    for i, kernel in enumerate(ordered):
+        for j, variant in enumerate(sorted(variants[kernel])):
+            fill = _VARIANT_FILLS[j % len(_VARIANT_FILLS)]
+            style = Style(PALETTE[i % len(PALETTE)], _SYMBOLS[i % len(_SYMBOLS)] + fill)
+            styles[kernel_label(kernel, variant)] = style
+    return styles

@@ -1,0 +1,1 @@
+"""The pages: one function each, called by Streamlit with nothing."""

@@ -1,0 +1,27 @@
+"""The words of every decision: what was found, and what caused it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Verdict(StrEnum):
+    """What a comparison of two commits, or of a night with its history, says."""
+
+    SAME = "same"  # a change as large as the smallest that counts is ruled out
+    SLOWER = "slower"
+    FASTER = "faster"
+    AMBIGUOUS = "ambiguous"  # the data does not decide: more of it would
+    NO_DATA = "no-data"  # too little that may be compared; the reason says what is missing
+    INCORRECT = "incorrect"  # a wrong result has no speed
+    CANDIDATE = "candidate"  # of a trigger only: worth confirming
+
+
+class Cause(StrEnum):
+    """Where a change comes from."""
+
+    NONE = "none"  # nothing changed
+    CODE = "code"
+    ENVIRONMENT = "environment"  # machine, driver, clocks: not the kernel
+    BOTH = "both"
+    UNCLEAR = "unclear"  # the anchors contradict each other, or there are none

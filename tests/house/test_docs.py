@@ -1,0 +1,121 @@
+"""The documentation and the code say the same."""
+
+from __future__ import annotations
+
+import re
+from functools import reduce
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from db.records import STATUSES
+from db.tables import Base
+from flexq_bench.cli import app
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
+from workloads.suites import read_suite
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
+ROOMS = "flexq_bench|kernels|workloads|db|dashboard|ci|tests|docs|scripts|examples"
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+
+
+def commands(command=None, name=()):
+    """Words of every verb: ("run",), ("db", "upgrade"), …"""
+    command = command or typer.main.get_command(app)
+    if not hasattr(command, "commands"):
+        return {name}
+    return {
+        words for verb, sub in command.commands.items() for words in commands(sub, (*name, verb))
+    }
+
+
+def section(page, title):
+    return page.read_text().split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+@every_page
+def test_links_lead_to_files_that_are_there(page):
+    links = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@every_page
+def test_paths_in_the_text_are_there(page):
+    named = re.findall(rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s])", page.read_text(), re.M)
+
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@every_page
+def test_commands_in_the_text_are_verbs_of_the_program(page):
+    known = commands()
+    written = re.findall(r"flexq(?:-bench|_bench\.cli) ([a-z]+)(?: ([a-z]+))?", page.read_text())
+
+    assert [words for words in written if not known & {words[:1], words}] == []
+
+
+@every_page
+def test_options_in_the_text_are_options_of_the_verb(page):
+    verbs = typer.main.get_command(app).commands
+    lines = re.findall(
+        r"^(?:flexq-bench|python3 -m flexq_bench\.cli) (.+)$", page.read_text(), re.M
+    )
+    unknown = []
+    for line in lines:
+        verb, *rest = line.partition("#")[0].split()
+        command = verbs[verb].commands[rest[0]] if verb == "db" else verbs[verb]
+        options = {name for parameter in command.params for name in parameter.opts}
+        unknown += [word for word in rest if word.startswith("--") and word not in options]
+
+    assert unknown == []
+
+
+@every_page
+def test_make_targets_in_the_text_are_in_the_makefile(page):
+    targets = re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.M)
+    named = re.findall(r"(?:`|^)make ([a-z-]+)", page.read_text(), re.M)
+
+    assert set(named) - set(targets) == set()
+
+
+def test_protocol_table_holds_the_protocol_s_numbers():
+    rows = re.findall(
+        r"^\| `([a-z_.0-9]+)` \| ([\d.]+) \| ([\d.]+) \|", ARCHITECTURE.read_text(), re.M
+    )
+    for field, cuda, cpu in rows:
+        for protocol, written in ((PROTOCOL_CUDA, cuda), (PROTOCOL_CPU, cpu)):
+            value = reduce(getattr, field.split("."), protocol)
+            assert float(written) == value, field
+
+    assert len(rows) > 10
+    assert f"This is version {PROTOCOL_CUDA.version} of the protocol" in ARCHITECTURE.read_text()
+
+
+def test_every_table_of_the_database_is_explained():
+    explained = set(re.findall(r"`([a-z_]+)`", section(ARCHITECTURE, "What is stored")))
+
+    assert set(Base.metadata.tables) - explained == set()
+
+
+def test_every_status_and_exit_code_is_explained():
+    explained = set(re.findall(r"`([a-z]+)`", section(ARCHITECTURE, "How a time is taken")))
+    codes = {int(n) for n in re.findall(r"(\d) [a-z]", README.read_text().split("Exit codes")[1])}
+
+    assert set(STATUSES) <= explained
+    assert set(ExitCode) <= codes
+
+
+def test_the_example_suite_can_be_loaded(tmp_path):
+    (example,) = re.findall(r"```toml\n(.*?)```", section(ARCHITECTURE, "Add a suite"), re.S)
+    (tmp_path / "example.toml").write_text(example)
+
+    suite = read_suite(tmp_path / "example.toml")
+
+    assert suite.cases(["flexq-w6a6"])

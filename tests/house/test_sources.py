@@ -1,0 +1,122 @@
+"""What holds for every file that people write."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = {".py", ".cu", ".cuh", ".toml", ".md", ".sh", ".yml", ".yaml", ".cfg", ".css", ".mako"}
+NAMELESS = {"Makefile", "run", "find-python", "cuda-extra"}
+BUILT = {"build", "dist", "__pycache__"}
+MAX_LINES = 500
+ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+NOT_INSTALLED_WITHOUT_A_GPU = {"cupy": ["cupy-cuda13x"], "nvmath": ["nvmath-python"]}
+UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
+SOMEBODY_S_PATH = re.compile(r"(?<![\w.~$}])/(home|work|Users|root)/\w")
+
+
+def is_ours(path: Path) -> bool:
+    folders = path.relative_to(ROOT).parts[:-1]
+    hidden = any(f.startswith(".") and f not in (".ci", ".github") for f in folders)
+    return not hidden and not BUILT & set(folders) and not any("egg-info" in f for f in folders)
+
+
+FILES = sorted(
+    path
+    for path in ROOT.rglob("*")
+    if (path.suffix in WRITTEN or path.name in NAMELESS) and path.is_file() and is_ours(path)
+)
+
+
+def found(pattern):
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if pattern.search(line)
+    ]
+
+
+def test_the_walk_sees_the_rooms():
+    names = {path.relative_to(ROOT).parts[0] for path in FILES}
+
+    assert {"flexq_bench", "kernels", "workloads", "db", "tests", "docs", "Makefile"} <= names
+
+
+def test_no_file_is_too_long_to_read():
+    lengths = {str(p.relative_to(ROOT)): len(p.read_text().splitlines()) for p in FILES}
+
+    assert {name: n for name, n in lengths.items() if n > MAX_LINES} == {}
+
+
+def test_nothing_is_left_for_later():
+    assert found(UNFINISHED) == []
+
+
+def test_no_path_of_one_machine():
+    assert found(SOMEBODY_S_PATH) == []
+
+
+@pytest.fixture
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture
+def pins():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
+    return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in requirements}
+
+
+def imported_modules(room):
+    """Top-level names that the modules of a room import, wherever in the file."""
+    for path in (ROOT / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                yield str(node.module).partition(".")[0]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_what_a_room_imports_is_a_declared_dependency(project, room):
+    wanted = [*project["dependencies"]]
+    for extra in ("cuda12", "cuda13", "postgres"):
+        wanted += project["optional-dependencies"][extra]
+    declared = {canonicalize_name(Requirement(line).name) for line in wanted}
+    owners = metadata.packages_distributions() | NOT_INSTALLED_WITHOUT_A_GPU
+    foreign = set(imported_modules(room)) - set(sys.stdlib_module_names) - set(ROOMS)
+
+    undeclared = {
+        module
+        for module in foreign
+        if not declared & {canonicalize_name(owner) for owner in owners.get(module, [])}
+    }
+
+    assert undeclared == set()
+
+
+@pytest.mark.parametrize("extra", [None, "test", "postgres"])
+def test_every_dependency_is_pinned_within_its_bounds(project, pins, extra):
+    wanted = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
+    for requirement in map(Requirement, wanted):
+        name = canonicalize_name(requirement.name)
+        if not name.startswith("cuda-") and name != "setuptools":
+            assert requirement.specifier.contains(pins[name]), name
+
+
+@pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
+def test_no_pin_shuts_a_cuda_version_out(project, pins, extra):
+    for requirement in map(Requirement, project["optional-dependencies"][extra]):
+        pin = pins.get(canonicalize_name(requirement.name))
+        assert pin is None or requirement.specifier.contains(pin), requirement.name
