@@ -17,7 +17,7 @@ PIP = $(PY) -m pip --disable-pip-version-check --quiet install
 STAMPS := $(VENV)/.stamps
 
 TORCH := $(shell grep '^torch==' constraints.txt)
-CUDA := $(shell scripts/cuda-extra)
+CUDA := $(shell ci/install/cuda-extra)
 # A driver that comes or goes makes the stamp another one, so the right extra is installed.
 MACHINE := $(or $(CUDA),cpu)
 PACKAGE := $(STAMPS)/package-$(MACHINE)
@@ -56,8 +56,8 @@ clean: ## remove .venv and everything else that was built; stored results stay
 	  .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMPS)/python: scripts/find-python
-	@python=$$(scripts/find-python $(PYTHON)) && \
+$(STAMPS)/python: ci/install/find-python
+	@python=$$(ci/install/find-python $(PYTHON)) && \
 	  echo "making $(VENV) with $$python" && \
 	  "$$python" -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@

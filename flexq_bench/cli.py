@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.commands import dashboard, database, doctor, listing, run, sweep
+from flexq_bench.commands import dashboard, database, detect, doctor, listing, run, sweep
 from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
 from flexq_bench.exit_codes import ExitCode
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("detect")(detect.detect)
 app.command("list")(listing.list_)
 app.add_typer(database.app, name="db")
 app.command("doctor")(doctor.doctor)

@@ -15,7 +15,7 @@ from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import btc, imma
+from kernels.cuda import abq, btc, imma
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
@@ -50,6 +50,26 @@ _ENTRIES: tuple[_Entry, ...] = (
     *(
         _Entry(f"flexq-imma-w6a{a_bits}", cuda=partial(imma.Int8TensorCoreGemm, a_bits))
         for a_bits in (6, 8)
+    ),
+    *(
+        _Entry(
+            f"abq-w{w_bits}a{a_bits}",
+            cpu=partial(
+                bitplane.BitPlaneGemm, f"abq-w{w_bits}a{a_bits}", w_bits, a_bits, grouped=False
+            ),
+            cuda=partial(abq.ArbitraryBitGemm, w_bits, a_bits),
+        )
+        for w_bits in range(2, 9)
+        for a_bits in range(2, 9)
+    ),
+    *(
+        _Entry(
+            f"abq-w{w_bits}a{a_bits}[{variant}]",
+            cuda=partial(abq.ArbitraryBitGemm, w_bits, a_bits, variant),
+        )
+        for w_bits, a_bits in ((6, 6), (2, 8))
+        for variant in abq.SWITCHES
+        if variant
     ),
     _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),

@@ -1,6 +1,33 @@
 """Statistics of times and verdicts: pure functions on arrays, no I/O."""
 
+from flexq_bench.regress.anchors import attribute, creep
 from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, median_interval
+from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
+from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
 from flexq_bench.regress.ratio import ratio_interval
+from flexq_bench.regress.retrospective import ChangePoint, change_points
+from flexq_bench.regress.trigger import Trigger, trigger
+from flexq_bench.regress.verdict import Cause, Verdict
 
-__all__ = ["Interval", "hierarchical_interval", "median_interval", "ratio_interval"]
+__all__ = [
+    "Cause",
+    "ChangePoint",
+    "Classification",
+    "Comparison",
+    "Confirmation",
+    "Interval",
+    "Nights",
+    "Pattern",
+    "Trigger",
+    "Verdict",
+    "attribute",
+    "change_points",
+    "classify",
+    "confirm",
+    "confirm_night",
+    "creep",
+    "hierarchical_interval",
+    "median_interval",
+    "ratio_interval",
+    "trigger",
+]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import special
 
 from flexq_bench.regress.series import Floats
 from flexq_bench.regress.verdict import Cause, Verdict
@@ -66,9 +66,9 @@ def confirm(comparison: Comparison) -> Confirmation:
     """The verdict on one comparison, with placement as a random effect.
 
     Blocks of one placement are not independent: the unit is a placement's mean log ratio, their
-    spread gives Student's t bounds. slower: the estimate is at least the larger of 1 % and the noise
-    floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are within
-    the smallest change. Otherwise ambiguous: more placements would tell.
+    spread gives Student's t bounds. slower: the estimate is at least the larger of 1 % and the
+    noise floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are
+    within the smallest change. Otherwise ambiguous: more placements would tell.
     no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
     numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
     """
@@ -107,6 +107,8 @@ def confirm_night(
     need a smaller p-value, and what does not have it becomes ambiguous. In a night where nothing
     changed, the chance of any false verdict is at most `rate`.
     """
+    from scipy import stats  # half a second: only those who judge a night pay it
+
     judged = [i for i, found in enumerate(confirmations) if np.isfinite(found.p_value)]
     if not judged:
         return tuple(confirmations)
@@ -148,10 +150,10 @@ def _student(means: Floats) -> tuple[float, float, float, float]:
     estimate = float(means.mean())
     error = float(means.std(ddof=1)) / float(np.sqrt(means.size))
     freedom = means.size - 1
-    reach = float(stats.t.ppf(CONFIDENCE, freedom)) * error
+    reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
     if error == 0:
         return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
-    p_value = 2 * float(stats.t.sf(abs(estimate) / error, freedom))
+    p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
     return estimate, estimate - reach, estimate + reach, p_value
 
 

@@ -7,12 +7,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike
-from ruptures import KernelCPD
+from numpy.typing import ArrayLike, NDArray
 
 from flexq_bench.regress.series import (
     Floats,
-    Ints,
     autocorrelation,
     positive_logs,
     step_proof_autocorrelation,
@@ -31,7 +29,7 @@ FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 _PENALTY = 3.0
 _PERMUTATIONS = 999
 _FIRST_LOOK = 99
-_CACHED_POINTS = 512
+_CACHED_POINTS = 256
 _BATCH_VALUES = 1_000_000
 
 
@@ -93,6 +91,8 @@ def change_points(
 
 def _search(logs: Floats) -> list[int]:
     """Boundaries of the best segments, 0 and n among them."""
+    from ruptures import KernelCPD  # near a second: `import flexq_bench.regress` does not pay it
+
     phi = step_proof_autocorrelation(logs)
     # The variance of a mean of n AR(1) values is this over n; differences of neighbours see less.
     sigma = step_proof_scale(logs) * np.sqrt(1 + phi) / (1 - phi)
@@ -152,32 +152,37 @@ def _step_p_value(logs: Floats, phi: float, seed: int) -> float:
     innovations[0] *= 1 - phi
     innovations -= innovations.mean()
     observed = float(_largest_step(innovations[None, :])[0]) * (1 - 1e-9)
-    first = _exceeding(innovations, observed, seed, _FIRST_LOOK)
+    first = _exceeding(innovations, observed, seed, slice(0, _FIRST_LOOK))
     if first >= _FIRST_LOOK // 10:
         return (1 + first) / (1 + _FIRST_LOOK)
-    rest = _exceeding(innovations, observed, seed + 1, _PERMUTATIONS - _FIRST_LOOK)
+    rest = _exceeding(innovations, observed, seed, slice(_FIRST_LOOK, _PERMUTATIONS))
     return (1 + first + rest) / (1 + _PERMUTATIONS)
 
 
-def _exceeding(values: Floats, observed: float, seed: int, count: int) -> int:
+def _exceeding(values: Floats, observed: float, seed: int, which: slice) -> int:
+    """How many of these permutations have a step of at least `observed`."""
     if values.size <= _CACHED_POINTS:
-        shuffled = values[_orders(values.size, count, seed)]
+        shuffled = values[_orders(values.size, seed)[which]]
         return int(np.count_nonzero(_largest_step(shuffled) >= observed))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng((seed, values.size, which.start))
     batch = max(1, _BATCH_VALUES // values.size)
     exceeding = 0
-    for start in range(0, count, batch):
-        rows = np.tile(values, (min(batch, count - start), 1))
+    for start in range(which.start, which.stop, batch):
+        rows = np.tile(values, (min(batch, which.stop - start), 1))
         steps = _largest_step(rng.permuted(rows, axis=1, out=rows))
         exceeding += int(np.count_nonzero(steps >= observed))
     return exceeding
 
 
-@lru_cache(maxsize=64)
-def _orders(size: int, count: int, seed: int) -> Ints:
-    """[count, size] random orders: the same ones serve every series of this length."""
+@lru_cache(maxsize=_CACHED_POINTS)
+def _orders(size: int, seed: int) -> NDArray[np.int16]:
+    """[permutations, size] random orders: the same ones serve every series of this length.
+
+    Of all lengths together they take 66 MB.
+    """
     rng = np.random.default_rng((seed, size))
-    return rng.permuted(np.tile(np.arange(size), (count, 1)), axis=1)
+    orders = np.tile(np.arange(size, dtype=np.int16), (_PERMUTATIONS, 1))
+    return rng.permuted(orders, axis=1)
 
 
 def _largest_step(rows: Floats) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.signal import medfilt
+from scipy.ndimage import median_filter
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -49,7 +49,7 @@ def without_spikes(logs: Floats) -> Floats:
     if logs.size < _SPIKE_WINDOW:
         return logs
     half = _SPIKE_WINDOW // 2
-    around = medfilt(logs, _SPIKE_WINDOW)
+    around = median_filter(logs, _SPIKE_WINDOW)
     around[:half], around[-half:] = around[half], around[-half - 1]
     limit = SPIKE_SIGMAS * step_proof_scale(logs)
     cleaned: Floats = np.where(np.abs(logs - around) > limit, around, logs)

@@ -1,8 +1,8 @@
-"""FlexQ on a CPU: the GEMM of bit planes, Σ ±2^(s+t) popc(W_s & X_t), in torch.
+"""The GEMM of bit planes on a CPU, Σ ±2^(s+t) popc(W_s & X_t), in torch: FlexQ and ABQ-LLM.
 
 popc(a & b) of two bit vectors is the dot product of their zeros and ones, which is how torch, that
-has no population count, computes it here: all plane pairs of a group in one FP32 GEMM, exact
-because a dot product of 128 bits is at most 128.
+has no population count, computes it here: all plane pairs of 128 k in one FP32 GEMM,
+exact because a dot product of 128 bits is at most 128.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from kernels.contract import (
 from kernels.formats import Operand
 from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 
-GROUP = 128
+CHUNK_K = 128
 
 
 class BitPlaneGemm(LinearKernel):
-    """W<w_bits>A<a_bits> with groups of 128 along K."""
+    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one a row (ABQ-LLM)."""
 
-    def __init__(self, name: str, w_bits: int, a_bits: int) -> None:
+    def __init__(self, name: str, w_bits: int, a_bits: int, *, grouped: bool = True) -> None:
+        group = CHUNK_K if grouped else None
         self.spec = KernelSpec(
             name=name,
             backend="cpu",
-            weight=OperandFormat(w_bits, GROUP),
-            activation=OperandFormat(a_bits, GROUP),
-            summary=f"FlexQ W{w_bits}A{a_bits} through bit planes, in torch",
+            weight=OperandFormat(w_bits, group),
+            activation=OperandFormat(a_bits, group),
+            summary=f"W{w_bits}A{a_bits} through bit planes, in torch",
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
@@ -43,10 +44,11 @@ class BitPlaneGemm(LinearKernel):
         return _pack(x, self.spec.activation)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        bits = self.spec.activation.bits
+        bits, group = self.spec.activation.bits, self.spec.activation.group
+        groups = 1 if group is None else -(-k // group)
         buffers = {
             "planes": torch.empty(bits, m, -(-k // 8), dtype=torch.uint8, device=device),
-            "scales": torch.empty(m, -(-k // GROUP), dtype=torch.float16, device=device),
+            "scales": torch.empty(m, groups, dtype=torch.float16, device=device),
         }
         return PackedOperand(buffers, m, k)
 
@@ -64,13 +66,15 @@ class BitPlaneGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         check_gemm(x, w, out)
-        xs, ws = _planes_in_groups(x), _planes_in_groups(w)
+        xs, ws = _planes_in_chunks(x), _planes_in_chunks(w)
         a_bits, w_bits = self.spec.activation.bits, self.spec.weight.bits
-        pairs = torch.bmm(xs, ws.transpose(1, 2))  # [groups, a_bits·M, w_bits·N]
+        pairs = torch.bmm(xs, ws.transpose(1, 2))  # [chunks, a_bits·M, w_bits·N]
         pairs = pairs.view(-1, a_bits, x.rows, w_bits, w.rows)
         a_weights = torch.tensor(plane_weights(a_bits), dtype=torch.float64)
         w_weights = torch.tensor(plane_weights(w_bits), dtype=torch.float64)
         sums = torch.einsum("gamwn,a,w->gmn", pairs.double(), a_weights, w_weights)
+        if self.spec.weight.group is None:
+            sums = sums.sum(dim=0, keepdim=True)
         scale = torch.einsum(
             "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
         )
@@ -84,8 +88,8 @@ def _pack(operand: Operand, fmt: OperandFormat) -> PackedOperand:
     return PackedOperand(buffers, operand.rows, operand.k)
 
 
-def _planes_in_groups(operand: PackedOperand) -> torch.Tensor:
-    """Zeros and ones, FP32 [groups, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
+def _planes_in_chunks(operand: PackedOperand) -> torch.Tensor:
+    """Zeros and ones, FP32 [chunks, bits·rows, 128]; row bit·rows + r is plane `bit` of row r."""
     bits = unpack_planes(operand.buffers["planes"], operand.k)
-    padded = torch.nn.functional.pad(bits, (0, -operand.k % GROUP)).float()
-    return padded.view(bits.shape[0] * operand.rows, -1, GROUP).transpose(0, 1)
+    padded = torch.nn.functional.pad(bits, (0, -operand.k % CHUNK_K)).float()
+    return padded.view(bits.shape[0] * operand.rows, -1, CHUNK_K).transpose(0, 1)

@@ -35,7 +35,7 @@ constexpr int ROWS = ROW_TILES * MMA_ROWS;
 constexpr int RED_STRIDE = COL_TILES * MMA_COLS + 1;     // + 1: rows fall into other banks
 constexpr int PENDING = STAGES > 1 ? STAGES - 2 : 0;
 // With many columns the next step's activations don't fit into registers beside the sums.
-constexpr bool PREFETCH = COL_TILES * STEP_CHUNKS <= 16;
+constexpr bool PREFETCH = COL_TILES * STEP_CHUNKS <= 12;
 static_assert(W_BITS >= 2 && A_BITS >= 2, "the top bit plane is the sign");
 static_assert(STEP_K % MMA_K == 0 && (STEP_CHUNKS == 2 || STEP_CHUNKS == 4), "a lane loads a vector");
 static_assert(TILE_CHUNKS % 32 == 0, "every lane copies the same number of chunks");
@@ -43,9 +43,9 @@ static_assert(FILL || TOKENS == MMA_COLS, "without FILL a tile's columns are 8 t
 
 struct Operands {
   const uint4* w;
-  const uint32_t* column;      // this lane's words of its column in the first tile
-  long long column_tile;       // words from there to its column in the next tile
-  int n, chunks, columns_left; // columns_left: of its columns lie before the end of x
+  const uint32_t* column;  // this lane's words of its column in the first tile
+  int column_tile;         // words from there to its column in the next tile
+  int n, chunks, columns_left;  // columns_left: so many of its columns lie before the end of x
   int first_row, lane;
 };
 
@@ -79,7 +79,8 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 #pragma unroll
       for (int s = 0; s < W_BITS; ++s) {
         const uint32_t to = stage + ((r * W_BITS + s) * TILE_CHUNKS + i * 32 + op.lane) * 16;
-        cp_async_16(to, from + static_cast<long long>(s) * op.n * op.chunks, policy);
+        cp_async_16(to, from, policy);
+        from += static_cast<long long>(op.n) * op.chunks;
       }
     }
   }
@@ -87,13 +88,14 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 
 __device__ inline void load_columns(Words (&x)[COL_TILES], const Operands& op, int step) {
   const bool in_k = step * STEP_CHUNKS + op.lane % 4 * STEP_CHUNKS / 4 < op.chunks;
-  const uint32_t* at = op.column + static_cast<long long>(step) * STEP_CHUNKS * 4;
+  const uint32_t* at = op.column + step * STEP_CHUNKS * 4;
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j)
     x[j] = in_k && j < op.columns_left ? read_words(at + j * op.column_tile) : Words{};
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32)
+// One block an SM at least: without saying so, ptxas spills a word to fit more of them.
+extern "C" __global__ void __launch_bounds__(WARPS * 32, 1)
 abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, const half_bits* bias,
     half_bits* y, int m, int n, int k) {
   extern __shared__ __align__(16) unsigned char shared[];
@@ -106,7 +108,7 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
   const int columns_left = (m * A_BITS - column + column_step - 1) / column_step;
   const Operands op{w,
                     x + (static_cast<long long>(column) * chunks * 4 + lane % 4 * STEP_CHUNKS),
-                    static_cast<long long>(column_step) * chunks * 4,
+                    column_step * chunks * 4,
                     n,
                     chunks,
                     columns_left,
@@ -213,7 +215,7 @@ abq(const uint4* w, const half_bits* sw, const uint32_t* x, const float* sx, con
 #pragma unroll
       for (int from = 0; from < WARPS; ++from)
         of_plane += red[(from * ROWS + row) * RED_STRIDE + at];
-      total += plane == A_BITS - 1 ? -(of_plane << plane) : of_plane << plane;
+      total += of_plane * (plane == A_BITS - 1 ? -(1 << plane) : 1 << plane);
     }
     if (first_token + token < m && feature < n) {
       const float scale = half_to_float(sw[feature]) * sx[first_token + token];

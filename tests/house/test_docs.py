@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
-ROOMS = "flexq_bench|kernels|workloads|db|dashboard|ci|tests|docs|scripts|examples"
+ROOMS = "flexq_bench|kernels|workloads|db|dashboard|ci|tests|docs|benchmarks|examples"
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 

@@ -23,7 +23,7 @@ def machine(tmp_path):
 
         def run(self, script, *arguments):
             return subprocess.run(
-                ["/bin/sh", ROOT / "scripts" / script, *arguments],
+                ["/bin/sh", ROOT / "ci" / "install" / script, *arguments],
                 env={"PATH": str(tmp_path)},
                 capture_output=True,
                 text=True,

@@ -15,7 +15,8 @@ from kernels.reference import integer_group_sums, reference_gemm
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
-INTEGER_KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8")
+ABQ_KERNELS = ("abq-w2a2", "abq-w2a8", "abq-w3a5", "abq-w6a6", "abq-w7a4", "abq-w8a8")
+INTEGER_KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8", *ABQ_KERNELS)
 KERNELS = (*INTEGER_KERNELS, "cublas-fp16")
 
 
@@ -57,19 +58,24 @@ def test_integer_sums_are_exact_for_any_shape_and_extreme_codes(
 
 
 @pytest.mark.parametrize("label", INTEGER_KERNELS)
-@pytest.mark.parametrize("code", [-32, -31, 31, 0])
-def test_a_matrix_of_one_extreme_code_is_exact(label: str, code: int) -> None:
+@pytest.mark.parametrize("extreme", ["lowest", "lowest but one", "highest", "zero"])
+def test_a_matrix_of_one_extreme_code_is_exact(label: str, extreme: str) -> None:
     kernel = linear_kernel(label)
     a, b = kernel.spec.activation, kernel.spec.weight
-    codes = torch.full((3, 130), code, dtype=torch.int8)
+    x_code, w_code = (
+        {"lowest": -top, "lowest but one": 1 - top, "highest": top - 1, "zero": 0}[extreme]
+        for top in (1 << (a.bits - 1), 1 << (b.bits - 1))
+    )
+    x = torch.full((3, 130), x_code, dtype=torch.int8)
+    w = torch.full((3, 130), w_code, dtype=torch.int8)
 
     out = multiply(
         kernel,
-        operands.unit_operand(codes, a.bits, a.group, 2.0**-4),
-        operands.unit_operand(codes, b.bits, b.group),
+        operands.unit_operand(x, a.bits, a.group, 2.0**-7),
+        operands.unit_operand(w, b.bits, b.group),
     )
 
-    assert torch.equal(out, torch.full((3, 3), code * code * 130 / 16, dtype=torch.float16))
+    assert torch.equal(out, torch.full((3, 3), x_code * w_code * 130 / 128, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("label", KERNELS)

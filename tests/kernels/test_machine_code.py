@@ -63,6 +63,8 @@ def test_every_source_is_some_kernels() -> None:
         ("flexq-w6a8", "flexq_btc", "BMMA"),
         ("flexq-imma-w6a6", "flexq_imma", "IMMA"),
         ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
+        ("abq-w6a6", "abq", "BMMA"),
+        ("abq-w8a8", "abq", "BMMA"),
     ],
 )
 def test_a_kernel_runs_on_its_tensor_core(

@@ -1,0 +1,38 @@
+"""The simple rules that people use: does tonight's result alert? On logs, many series at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+LONGEST = 64
+
+
+def fixed(windows: Floats, latest: Floats) -> Bools:
+    """5 % away from the night before."""
+    return np.abs(latest - windows[..., -1]) > np.log(1.05)
+
+
+def t_test(windows: Floats, latest: Floats) -> Bools:
+    """Outside of the two-sided 99 % prediction interval of the last 64 nights."""
+    reach = stats.t.ppf(0.995, LONGEST - 1) * np.sqrt(1 + 1 / LONGEST)
+    return np.abs(latest - windows.mean(axis=-1)) > reach * windows.std(axis=-1, ddof=1)
+
+
+def quartiles(windows: Floats, latest: Floats) -> Bools:
+    """More than 3 interquartile ranges outside of the quartiles of the last 64 nights."""
+    low, high = np.quantile(windows, (0.25, 0.75), axis=-1)
+    reach = 3 * (high - low)
+    return (latest < low - reach) | (latest > high + reach)
+
+
+RULES: dict[str, Callable[[Floats, Floats], Bools]] = {
+    "fixed 5 %": fixed,
+    "t-test 0.99 over 64": t_test,
+    "3·IQR": quartiles,
+}

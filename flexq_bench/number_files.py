@@ -1,0 +1,123 @@
+"""CSV files of one number a row, from anywhere."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexq_bench.errors import UsageError
+from workloads.names import unknown
+
+LABELS = ("commit", "time")  # columns that are kept beside the number
+_GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
+_DELIMITERS = ",;\t"
+
+
+@dataclass(frozen=True, slots=True)
+class NumberColumn:
+    """A column of numbers, one a data row.
+
+    name: None where the file has no header. values: NaN where the cell is empty or says so.
+    rows: the line of each in the file, from 1. labels: the columns `commit` and `time`, where
+    the file has them.
+    """
+
+    name: str | None
+    values: tuple[float, ...]
+    rows: tuple[int, ...]
+    labels: dict[str, tuple[str, ...]]
+
+
+def read_numbers(path: str, column: str | None = None) -> NumberColumn:
+    """The column of that name; None: the only one that is no label.
+
+    A header is optional: the first row is one if the cell of the number is none. A row that is
+    empty is a gap, empty rows at the end are nothing. Raises UsageError, with the row where there
+    is one, for a file that can't be read, a column that is not there, and text among the numbers.
+    """
+    rows = _read(path)
+    if not rows:
+        return NumberColumn(column, (), (), {})
+    first = [cell.strip() for cell in rows[0][1]]
+    has_header = column is not None or not any(_is_number(cell) for cell in first)
+    at = _position(path, first, column, has_header)
+    name = first[at] if has_header else None
+    data = rows[1:] if has_header else rows
+    labels = {
+        label: tuple(_cell(cells, first.index(label)) for _, cells in data)
+        for label in LABELS
+        if has_header and label in first and first.index(label) != at
+    }
+    values = tuple(_number(path, line, _cell(cells, at), name) for line, cells in data)
+    return NumberColumn(name, values, tuple(line for line, _ in data), labels)
+
+
+def _read(path: str) -> list[tuple[int, list[str]]]:
+    """Line number and cells of each row, without the empty ones at both ends."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise UsageError(f"can't read {path}: {reason}: name a CSV file") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"can't read {path}: it is no text: name a CSV file") from error
+    lines = text.splitlines()
+    filled = next((line for line in lines if line.strip()), "")
+    delimiter = max(_DELIMITERS, key=filled.count)
+    try:
+        reader = csv.reader(lines, delimiter=delimiter)
+        rows = [(reader.line_num, cells) for cells in reader]
+    except csv.Error as error:
+        raise UsageError(f"can't read {path}: {error}: name a CSV file") from error
+    while rows and not any(cell.strip() for cell in rows[-1][1]):
+        rows.pop()
+    while rows and not any(cell.strip() for cell in rows[0][1]):
+        rows.pop(0)
+    return rows
+
+
+def _position(path: str, first: Sequence[str], column: str | None, has_header: bool) -> int:
+    if column is not None:
+        if column in first:
+            return first.index(column)
+        if any(_is_number(cell) for cell in first):
+            raise UsageError(f"{path} has no header, so no column {column!r}: leave out --column")
+        raise UsageError(f"{path}: {unknown('column', column, first)}")
+    if has_header:
+        choices = [i for i, cell in enumerate(first) if cell not in LABELS]
+    else:
+        choices = [i for i, cell in enumerate(first) if _is_number(cell)]
+    if len(choices) == 1:
+        return choices[0]
+    if not choices:
+        raise UsageError(f"{path} has no column of numbers, only {', '.join(first)}: add one")
+    if has_header:
+        names = ", ".join(first[i] for i in choices)
+        raise UsageError(f"{path} has several columns: choose one by --column: {names}")
+    raise UsageError(f"{path} has {len(choices)} columns of numbers and no header: give it one")
+
+
+def _cell(cells: Sequence[str], at: int) -> str:
+    return cells[at].strip() if at < len(cells) else ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return "_" not in text
+
+
+def _number(path: str, line: int, text: str, name: str | None) -> float:
+    if text.lower() in _GAPS:
+        return math.nan
+    if not _is_number(text):
+        where = "" if name is None else f" in column {name!r}"
+        raise UsageError(
+            f"{path}: row {line}: {text!r}{where} is no number: correct it, or leave the cell empty"
+        )
+    return float(text)

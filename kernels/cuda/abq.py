@@ -1,0 +1,251 @@
+"""Any 2 to 8 bits on either side on binary tensor cores, in ABQ-LLM's way (arXiv 2408.08554).
+
+W is decomposed into W_BITS bit planes `[bit][row][K/32]`, X into A_BITS `[token][bit][K/32]`. One
+scale an output channel and one a token are applied once, to integer sums over all of K.
+csrc/abq.cu says how they are multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.errors import ShapeError
+from kernels.formats import Operand
+from kernels.runtime.module import load_function, shared_memory_limit
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
+
+CHUNK_K = 128  # values of k in 16 bytes of a plane
+MMA_ROWS, MMA_COLS = 16, 8
+MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
+_ROOMY_COLUMNS = 32  # activation bit planes of a block whose sums fit 128 registers with ease
+_PACKING_WARPS = 8  # of a block of csrc/abq_pack.cu
+_MAX_SLICES = 16  # of a token in quantize_pack: each reads the whole row to find its maximum
+
+
+@dataclass(frozen=True, slots=True)
+class AbqConfig(Config):
+    """row_tiles: 16-row tiles a block; warps: ways to split K in a block; stages: of cp.async, 1 is
+    no pipeline; step_k: values of k in a stage, 256 or 512."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    step_k: int
+
+
+# The search: few and many warps, short and long rings and steps, one and two row tiles.
+_SEARCH = tuple(
+    AbqConfig(*choice)
+    for choice in (
+        (1, 8, 3, 256),
+        (1, 4, 4, 256),
+        (1, 16, 2, 256),
+        (1, 16, 3, 256),
+        (1, 4, 3, 512),
+        (1, 8, 2, 512),
+        (1, 8, 3, 512),
+        (2, 4, 3, 256),
+        (2, 8, 3, 256),
+        (2, 4, 2, 512),
+    )
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What an ablation of ABQ-LLM's Table 4 turns on; `configs` of one entry: no search.
+
+    fill_columns: bit planes of the tokens fill an MMA's 8 columns (the paper's GEMV elimination);
+    False: the columns are 8 tokens of one plane, so M is padded to 8.
+    """
+
+    fill_columns: bool
+    configs: tuple[AbqConfig, ...]
+
+
+# Each adds one thing to the one before. `+auto-search` is the whole kernel under its step's name.
+SWITCHES = {
+    "native": Switches(fill_columns=False, configs=(AbqConfig(1, 4, 1, 256),)),
+    "+pipeline": Switches(fill_columns=False, configs=(AbqConfig(1, 4, 4, 256),)),
+    "+gemv-elimination": Switches(fill_columns=True, configs=(AbqConfig(1, 4, 4, 256),)),
+    "+auto-search": Switches(fill_columns=True, configs=_SEARCH),
+    "": Switches(fill_columns=True, configs=_SEARCH),
+}
+
+# Widths whose builds stand for those of all 49: both ends, the middle, an odd pair.
+_CHECKED_WIDTHS = ((2, 2), (2, 8), (3, 5), (4, 4), (6, 6), (6, 8), (8, 8))
+
+
+class ArbitraryBitGemm(LinearKernel):
+    """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError for K past what int32 sums."""
+
+    def __init__(self, w_bits: int, a_bits: int, variant: str = "") -> None:
+        self.spec = KernelSpec(
+            name=f"abq-w{w_bits}a{a_bits}",
+            backend="cuda",
+            weight=OperandFormat(w_bits),
+            activation=OperandFormat(a_bits),
+            summary=f"ABQ-LLM W{w_bits}A{a_bits} on binary tensor cores",
+            variant=variant,
+            # Blackwell emulates binary MMA with int8.
+            max_capability=(9, 0),
+        )
+        self._switches = SWITCHES[variant]
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        self._check_k(weight.k)
+        planes = _empty_planes(weight.bits, weight.rows, weight.k, weight.values.device)
+        _pack_codes(weight, planes, row_step=1, plane_step=weight.rows)
+        buffers = {"planes": planes, "scales": scales.flatten().contiguous()}
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        self._check_k(k)
+        buffers = {
+            "planes": _empty_planes(m, self.spec.activation.bits, k, device),
+            "scales": torch.empty(m, dtype=torch.float32, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        scales = checked_scales(x, self.spec.activation)
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        _pack_codes(x, packed.buffers["planes"], row_step=x.bits, plane_step=1)
+        packed.buffers["scales"].copy_(scales.flatten())
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        blocks = -(-packed.k // (CHUNK_K * _PACKING_WARPS))
+        load_function(_packing(self.spec.activation.bits), "quantize_pack").launch(
+            (packed.rows, min(blocks, _MAX_SLICES), 1),
+            32 * _PACKING_WARPS,
+            (x.contiguous(), packed.buffers["planes"], packed.buffers["scales"], packed.k),
+            overlap_previous=True,
+        )
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        chosen = config if isinstance(config, AbqConfig) else self.default_config(shape)
+        tokens = self._tokens(shape.m)
+        blocks = -(-shape.n // (MMA_ROWS * chosen.row_tiles))
+        load_function(self._build(chosen, tokens), "abq").launch(
+            (blocks, -(-shape.m // tokens), 1),
+            chosen.warps * 32,
+            (
+                w.buffers["planes"],
+                w.buffers["scales"],
+                x.buffers["planes"],
+                x.buffers["scales"],
+                bias,
+                out,
+                shape.m,
+                shape.n,
+                shape.k,
+            ),
+            shared_bytes=self._shared_bytes(chosen, tokens),
+            overlap_previous=True,
+        )
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        allowed = shared_memory_limit(torch.cuda.current_device())
+        tokens = self._tokens(gemm.m)
+        return [
+            config
+            for config in self._switches.configs
+            if tokens <= self._most_tokens(config) and self._shared_bytes(config, tokens) <= allowed
+        ]
+
+    def default_config(self, gemm: GemmWorkload) -> AbqConfig:
+        return self._switches.configs[0]
+
+    def builds(self) -> Sequence[Build]:
+        """Of a representative set of widths; the others share its sources."""
+        w_bits, a_bits = self.spec.weight.bits, self.spec.activation.bits
+        if (w_bits, a_bits) not in _CHECKED_WIDTHS:
+            return ()
+        configs = self._switches.configs
+        main = [self._build(config, self._most_tokens(config)) for config in configs]
+        packing = [_packing(bits) for bits in sorted({w_bits, a_bits})]
+        return [*packing, self._build(configs[0], self._tokens(1)), *main]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config if isinstance(config, AbqConfig) else self.default_config(gemm)
+        main = self._build(chosen, self._tokens(gemm.m))
+        return [_packing(self.spec.activation.bits), main]
+
+    def _tokens(self, m: int) -> int:
+        """Tokens that a block computes."""
+        return min(m, MAX_TOKENS) if self._switches.fill_columns else MMA_COLS
+
+    def _most_tokens(self, config: AbqConfig) -> int:
+        """Of a block without spills: with 16 warps a thread has 128 registers for its sums."""
+        roomy = _ROOMY_COLUMNS // self.spec.activation.bits
+        return min(roomy, MAX_TOKENS) if config.warps > 8 else MAX_TOKENS
+
+    def _build(self, config: AbqConfig, tokens: int) -> Build:
+        return Build.of(
+            "abq.cu",
+            W_BITS=self.spec.weight.bits,
+            A_BITS=self.spec.activation.bits,
+            TOKENS=tokens,
+            FILL=int(self._switches.fill_columns),
+            **{name.upper(): value for name, value in asdict(config).items()},
+        )
+
+    def _shared_bytes(self, config: AbqConfig, tokens: int) -> int:
+        """Dynamic shared memory of a block, as csrc/abq.cu lays it out."""
+        rows = config.row_tiles * MMA_ROWS
+        ring = config.warps * config.stages * rows * self.spec.weight.bits * config.step_k // 8
+        column_tiles = -(-tokens * self.spec.activation.bits // MMA_COLS)
+        reduction = config.warps * rows * (column_tiles * MMA_COLS + 1) * 4
+        return max(ring, reduction)
+
+    def _check_k(self, k: int) -> None:
+        """A sum of K products of the lowest codes, 2^(w_bits + a_bits - 2) each, must fit int32."""
+        bits = self.spec.weight.bits + self.spec.activation.bits - 2
+        longest = (2**31 - 1) >> bits
+        if k > longest:
+            raise ShapeError(
+                f"{self.spec.label} sums in int32, so K may be at most {longest:,}, got {k:,}: "
+                "use fewer bits, or split the layer along K"
+            )
+
+
+def _empty_planes(outer: int, inner: int, k: int, device: torch.device) -> torch.Tensor:
+    return torch.empty(outer, inner, -(-k // CHUNK_K), 4, dtype=torch.int32, device=device)
+
+
+def _packing(bits: int) -> Build:
+    return Build.of("abq_pack.cu", BITS=bits)
+
+
+def _pack_codes(operand: Operand, planes: torch.Tensor, *, row_step: int, plane_step: int) -> None:
+    """Plane `bit` of row r becomes row r·row_step + bit·plane_step of the planes."""
+    blocks = -(-operand.k // (CHUNK_K * _PACKING_WARPS))
+    load_function(_packing(operand.bits), "pack_codes").launch(
+        (operand.rows, blocks, 1),
+        32 * _PACKING_WARPS,
+        (operand.values.contiguous(), planes, operand.k, row_step, plane_step),
+    )

@@ -1,0 +1,124 @@
+"""`detect`: change points of any CSV and of stored series."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.exit_codes import ExitCode
+
+STEP = [f"{100 + i % 3 * 0.1}" for i in range(20)] + [f"{110 + i % 3 * 0.1}" for i in range(20)]
+
+
+@pytest.fixture
+def csv(tmp_path: Path):
+    def write(*lines: str) -> str:
+        path = tmp_path / "numbers.csv"
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return write
+
+
+def points(ran) -> list[dict]:
+    assert ran.code == ExitCode.PASS, ran.err
+    return json.loads(ran.out)["change_points"]
+
+
+def test_a_file_of_bare_numbers_needs_no_header(cli, csv):
+    (found,) = points(cli("detect", "--csv", csv(*STEP), "--json"))
+
+    assert (found["index"], found["row"]) == (20, 21)
+    assert found["mean_before"] == pytest.approx(100.1, abs=0.02)
+    assert found["mean_after"] == pytest.approx(110.1, abs=0.02)
+    assert found["relative_change"] == pytest.approx(0.1, abs=0.001)
+    assert found["p_value"] <= 0.01
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_commit_and_time_are_kept_beside_the_number(cli, csv, separator):
+    rows = [separator.join((f"c{i}", number, f"day {i}")) for i, number in enumerate(STEP)]
+    file = csv(separator.join(("commit", "us", "time")), *rows)
+
+    (found,) = points(cli("detect", "--csv", file, "--json"))
+
+    assert (found["commit"], found["time"], found["row"]) == ("c20", "day 20", 22)
+    assert "c20" in cli("detect", "--csv", file).out
+
+
+def test_a_column_is_chosen_by_its_name(cli, csv):
+    file = csv("flat,us", *(f"5,{number}" for number in STEP))
+
+    assert len(points(cli("detect", "--csv", file, "--column", "us", "--json"))) == 1
+    assert points(cli("detect", "--csv", file, "--column", "flat", "--json")) == []
+
+
+def test_empty_cells_and_nan_are_gaps(cli, csv):
+    holes = ["", "nan", "NaN", *STEP[3:]]
+
+    ran = cli("detect", "--csv", csv("us", *holes), "--json")
+
+    assert [found["index"] for found in points(ran)] == [20]
+    assert json.loads(ran.out)["gaps"] == 3
+
+
+@pytest.mark.parametrize("lines", [(), ("us",), ("us", "1", "2")])
+def test_an_empty_or_short_file_says_that_it_is_too_little(cli, csv, lines):
+    ran = cli("detect", "--csv", csv(*lines))
+
+    assert ran.code == ExitCode.PASS
+    assert "too few" in ran.out
+
+
+def test_text_among_the_numbers_is_named_with_its_row(cli, csv):
+    ran = cli("detect", "--csv", csv("us", *STEP[:5], "fast", *STEP[5:]))
+
+    assert ran.code == ExitCode.USAGE
+    assert "row 7: 'fast' in column 'us'" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "says"),
+    [
+        (("us,tops", "1,2"), (), "choose one by --column: us, tops"),
+        (("us,tops", "1,2"), ("--column", "top"), "no column 'top': there are tops"),
+        (("1", "2"), ("--column", "us"), "no header"),
+        (("1,2", "3,4"), (), "2 columns of numbers and no header"),
+        (("commit", "abc"), (), "no column of numbers"),
+    ],
+)
+def test_a_column_that_is_not_clear_is_wrong_usage(cli, csv, lines, options, says):
+    ran = cli("detect", "--csv", csv(*lines), *options)
+
+    assert ran.code == ExitCode.USAGE
+    assert says in ran.error
+
+
+def test_a_file_that_cannot_be_read_is_wrong_usage(cli, tmp_path):
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00\x01")
+
+    for path in (tmp_path / "none.csv", tmp_path, tmp_path / "binary.csv"):
+        ran = cli("detect", "--csv", str(path))
+        assert ran.code == ExitCode.USAGE
+        assert str(path) in ran.error
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("1", "--csv", "x.csv"), ("1", "--column", "us")], ids=" ".join
+)
+def test_it_wants_either_a_series_or_a_file(cli, arguments):
+    assert cli("detect", *arguments).code == ExitCode.USAGE
+
+
+def test_a_stored_series_is_looked_up_by_its_id(cli, measured):
+    series = json.loads(cli("list", "series", "--json").out)[0]["id"]
+
+    ran = cli("detect", str(series))
+
+    assert ran.code == ExitCode.PASS
+    assert f"series {series}" in ran.out
+    unknown = cli("detect", "999")
+    assert unknown.code == ExitCode.USAGE
+    assert "no series 999" in unknown.error

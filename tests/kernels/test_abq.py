@@ -1,0 +1,59 @@
+"""The arbitrary-bit CUDA kernel as far as a machine without a GPU can tell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.contract import LinearKernel
+from kernels.errors import ShapeError
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+GEMM = GemmWorkload(1, 4096, 4096)
+
+
+def abq(label: str) -> LinearKernel:
+    kernel = resolve(label, "cuda")
+    assert isinstance(kernel, LinearKernel)
+    return kernel
+
+
+def defines_of(label: str, gemm: GemmWorkload = GEMM) -> dict[str, int]:
+    *_, main = abq(label).builds_for(gemm, None)
+    return dict(main.defines)
+
+
+@pytest.mark.parametrize("w_bits", range(2, 9))
+@pytest.mark.parametrize("a_bits", range(2, 9))
+def test_a_label_names_the_bits_it_computes_with_one_scale_a_row(w_bits: int, a_bits: int) -> None:
+    label = f"abq-w{w_bits}a{a_bits}"
+    spec, defines = resolve(label, "cuda").spec, defines_of(label)
+
+    assert (spec.weight.bits, spec.weight.group) == (w_bits, None)
+    assert (spec.activation.bits, spec.activation.group) == (a_bits, None)
+    assert (defines["W_BITS"], defines["A_BITS"]) == (w_bits, a_bits)
+
+
+@pytest.mark.parametrize(("label", "longest"), [("abq-w8a8", 131_071), ("abq-w6a6", 2_097_151)])
+def test_k_is_refused_where_the_lowest_codes_would_overflow_int32(label: str, longest: int) -> None:
+    kernel, device = abq(label), torch.device("cpu")
+    product = 4 ** (kernel.spec.weight.bits - 1)
+
+    kernel.empty_activation(1, longest, device)
+    with pytest.raises(ShapeError, match=f"at most {longest:,}, got {longest + 1:,}"):
+        kernel.empty_activation(1, longest + 1, device)
+
+    assert longest * product < 2**31 <= (longest + 1) * product
+
+
+@pytest.mark.parametrize("kernel", ["abq-w6a6", "abq-w2a8"])
+def test_each_step_of_the_ablation_adds_one_thing(kernel: str) -> None:
+    steps = ["native", "+pipeline", "+gemv-elimination", "+auto-search"]
+
+    defines = [defines_of(f"{kernel}[{step}]") for step in steps]
+
+    assert [d["STAGES"] > 1 for d in defines] == [False, True, True, True]
+    assert [d["FILL"] for d in defines] == [0, 0, 1, 1]
+    assert [d["TOKENS"] for d in defines] == [8, 8, 1, 1]
+    assert defines[3] == defines_of(kernel)

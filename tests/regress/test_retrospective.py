@@ -1,0 +1,144 @@
+"""Change points of whole series: found, not invented, stable, fast."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from flexq_bench.regress import change_points
+
+
+def a_series(*levels: tuple[float, int], sigma: float = 0.01, seed: int = 1) -> np.ndarray:
+    """Levels, each held for a number of values, with Gaussian noise of relative size sigma."""
+    rng = np.random.default_rng(seed)
+    values = np.concatenate([np.full(count, level) for level, count in levels])
+    return values * np.exp(sigma * rng.standard_normal(values.size))
+
+
+def test_a_step_is_found_where_it_is_with_its_size():
+    values = a_series((100, 40), (105, 40), sigma=0.005)
+
+    (found,) = change_points(values)
+
+    assert found.index == 40
+    assert found.mean_before == pytest.approx(values[:40].mean(), rel=0.001)
+    assert found.mean_after == pytest.approx(values[40:].mean(), rel=0.001)
+    assert found.relative_change == pytest.approx(found.mean_after / found.mean_before - 1)
+    assert found.p_value == pytest.approx(0.001)
+
+
+def test_each_of_several_steps_is_found_either_way():
+    found = change_points(a_series((100, 30), (106, 40), (98, 30), sigma=0.005))
+
+    assert [point.index for point in found] == [30, 70]
+    assert [point.relative_change > 0 for point in found] == [True, False]
+
+
+@pytest.mark.parametrize("draw", ["gaussian", "t3"])
+def test_noise_alone_has_a_change_point_in_less_than_one_series_of_20(draw):
+    rng = np.random.default_rng(5)
+    rows = rng.standard_normal((200, 200))
+    if draw == "t3":
+        rows = rng.standard_t(3, (200, 200)) / np.sqrt(3)
+
+    false = sum(bool(change_points(100 * np.exp(0.01 * row))) for row in rows)
+
+    assert false < 10
+
+
+def test_noise_with_memory_is_not_taken_for_steps():
+    rng = np.random.default_rng(6)
+    rows = rng.standard_normal((100, 200))
+    for night in range(1, 200):
+        rows[:, night] = 0.6 * rows[:, night - 1] + 0.8 * rows[:, night]
+
+    false = sum(bool(change_points(100 * np.exp(0.01 * row))) for row in rows)
+
+    assert false <= 10
+
+
+def test_going_back_and_forth_between_two_levels_is_no_change():
+    values = a_series(*[(108, 12), (121, 12)] * 4, sigma=0.002)
+
+    assert change_points(values) == ()
+
+
+def test_no_step_before_10_values_none_shorter_than_3_none_below_1_percent():
+    assert change_points(a_series((100, 9), (110, 40), sigma=0.001)) == ()
+    assert change_points(a_series((100, 40), (110, 2), sigma=0.001)) == ()
+    assert change_points(a_series((100, 40), (100.8, 40), sigma=0.0005)) == ()
+    assert [p.index for p in change_points(a_series((100, 10), (110, 3), sigma=0.001))] == [10]
+
+
+@pytest.mark.parametrize("spike", [10.0, 300.0])
+@pytest.mark.parametrize("at", [0, 50, 98, 99])
+def test_a_single_spike_is_no_change_and_moves_none(spike, at):
+    values = a_series((100, 60), (105, 40), sigma=0.003)
+    values[at] = spike
+
+    found = change_points(values)
+
+    assert [point.index for point in found] == [60]
+    assert found[0].relative_change == pytest.approx(0.05, abs=0.003)
+
+
+def test_appending_neither_moves_nor_loses_an_earlier_step():
+    values = a_series((100, 40), (104, 60), (104, 100), seed=8)
+    appended = [[p.index for p in change_points(values[:n])] for n in range(60, 200)]
+
+    assert all(indices == appended[0] for indices in appended)
+    assert abs(appended[0][0] - 40) <= 1
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [100.0],
+        [100.0, 200.0],
+        [100.0] * 12,
+        [100.0] * 200,
+        [float("nan")] * 50,
+        [0.0] * 50,
+        [-1.0] * 50,
+        [1e-300, 1e300],
+        [float("inf"), 1.0, 2.0],
+    ],
+)
+def test_what_cannot_have_a_change_point_has_none(values):
+    assert change_points(values) == ()
+
+
+def test_a_step_between_two_constants_is_found():
+    assert [p.index for p in change_points([100.0] * 20 + [102.0] * 20)] == [20]
+
+
+def test_gaps_keep_the_index_of_the_series_as_given():
+    values = a_series((100, 40), (110, 40), sigma=0.002)
+    values[[3, 4, 5, 39, 40, 60]] = [np.nan, 0, -5, np.inf, np.nan, np.nan]
+
+    assert [point.index for point in change_points(values)] == [41]
+
+
+def test_the_same_series_gives_the_same_answer():
+    values = a_series((100, 50), (101.5, 50))
+
+    assert change_points(values) == change_points(values)
+
+
+def test_a_table_is_refused():
+    with pytest.raises(ValueError, match="one dimension"):
+        change_points([[1.0, 2.0]])
+
+
+def test_10_000_series_of_200_points_take_less_than_a_minute_on_two_cores():
+    series = [a_series((100, 100), (103, 100), seed=seed) for seed in range(100)]
+    change_points(series[0])
+    start = time.process_time()
+
+    for values in series:
+        change_points(values)
+
+    assert time.process_time() - start < 2 * 60 / 100
