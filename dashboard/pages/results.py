@@ -172,7 +172,8 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
     st.subheader("Share of the floor", anchor=False)
     st.caption(
         "The floor is the time that merely reading the packed weights takes, measured in the same "
-        "run: 100 % is as fast as this GPU can be where the weights come from its memory."
+        "run, one launch after the other. A kernel that loads weights while the launch before it "
+        "still runs can pass 100 %."
     )
     if part["pct_of_floor"].notna().any():
         st.plotly_chart(charts.floor_by_layer(part, styles), key="floor")

@@ -36,7 +36,6 @@ class MeterActor:
         """Hash of the kernel sources that this process would run."""
         return source_hash(ROOT)
 
-
     def check(self, cases: Sequence[Case]) -> str:
         """Why the first case that doesn't fit the memory doesn't; empty: all of them fit."""
         for case in cases:

@@ -23,9 +23,7 @@ Row = dict[str, Any]
 
 
 def list_(
-    what: Annotated[
-        str, typer.Argument(help="kernels, suites, models, devices, runs or series.")
-    ],
+    what: Annotated[str, typer.Argument(help="kernels, suites, models, devices, runs or series.")],
     backend: BackendOption = BackendChoice.AUTO,
     limit: Annotated[int, typer.Option("--limit", min=1, help="Of runs, newest first.")] = 50,
     db: DbOption = None,

@@ -55,9 +55,7 @@ class Setup:
 def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
     """Measure a suite as a new run; the exit code."""
     with open_database(setup.db) as database, open_executor(setup) as executor:
-        plan = build_plan(
-            suite, executor.backend, executor.capability, asked_kernels=asked_kernels
-        )
+        plan = build_plan(suite, executor.backend, executor.capability, asked_kernels=asked_kernels)
         if plan.skipped:
             log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
         executor.check(plan.cases)

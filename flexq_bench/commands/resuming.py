@@ -80,9 +80,7 @@ def _as_before(setup: Setup, first: Record | None) -> Setup:
     return replace(setup, backend=backend, seed=seed)
 
 
-def _named_shapes(
-    suite_name: str, results: Sequence[queries.ResultRow]
-) -> Iterator[Shape]:
+def _named_shapes(suite_name: str, results: Sequence[queries.ResultRow]) -> Iterator[Shape]:
     """What people call the run's shapes: a stored key doesn't tell."""
     for result in results:
         yield Shape(result.n, result.k, result.layer, result.model)

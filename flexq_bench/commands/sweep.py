@@ -38,9 +38,7 @@ def sweep(
     m: Annotated[
         str, typer.Option("--m", metavar="RANGES", help="Tokens: 1,2,4:64:x2.")
     ] = "1,2,4,8,16",
-    n: Annotated[
-        str | None, typer.Option("--n", metavar="RANGES", help="Output features.")
-    ] = None,
+    n: Annotated[str | None, typer.Option("--n", metavar="RANGES", help="Output features.")] = None,
     k: Annotated[str | None, typer.Option("--k", metavar="RANGES", help="Input features.")] = None,
     model: Annotated[
         str | None,

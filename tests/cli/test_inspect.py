@@ -46,9 +46,7 @@ def test_export_and_import_carry_results_to_another_database_once(cli, measured,
     assert json.loads(cli("db", "stats", "--db", other, "--json").out)["rows"]["measurement"] == 3
 
 
-def test_export_names_the_devices_that_have_results_if_one_has_none(
-    cli, measured, tmp_path: Path
-):
+def test_export_names_the_devices_that_have_results_if_one_has_none(cli, measured, tmp_path: Path):
     ran = cli("db", "export", str(tmp_path / "r.jsonl"), "--devices", "NVIDIA H2000")
 
     assert ran.code == ExitCode.USAGE

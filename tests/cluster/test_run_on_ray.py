@@ -20,9 +20,7 @@ def test_smoke_on_a_local_cluster_has_the_cases_and_statuses_of_smoke(tmp_path: 
         command = ("run", "smoke", "--backend", "cpu", "--cluster", where, "--json", str(file))
         assert main((*command, *database)) == 0
         # Whether a right result is noisy is chance: other programs use this CPU too.
-        found.append(
-            {r.case: r.status.replace("noisy", "ok") for r in read_records(file)}
-        )
+        found.append({r.case: r.status.replace("noisy", "ok") for r in read_records(file)})
 
     assert found[0] == found[1]
     assert len(found[0]) > 20

@@ -40,9 +40,7 @@ def test_cases_of_a_shape_stand_together_behind_their_floors():
         shape != before for before, shape in zip([None, *shapes], shapes, strict=False)
     )
     for shape in dict.fromkeys(shapes):
-        kinds = [
-            is_probe(c.kernel) for c in plan.cases if (c.gemm.n, c.gemm.k) == shape
-        ]
+        kinds = [is_probe(c.kernel) for c in plan.cases if (c.gemm.n, c.gemm.k) == shape]
         assert kinds == sorted(kinds, reverse=True)
 
 

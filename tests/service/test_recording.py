@@ -36,9 +36,7 @@ def test_the_identity_is_of_run_case_and_attempt_alone(record, a_case, a_result)
 
 
 def test_rates_follow_from_the_median(record, a_case, a_result):
-    found = record(
-        case=a_case(m=1, n=1000, k=1000), measured=a_result(median_us=4.0, floor_us=3.0)
-    )
+    found = record(case=a_case(m=1, n=1000, k=1000), measured=a_result(median_us=4.0, floor_us=3.0))
 
     assert found.pct_of_floor == pytest.approx(75.0)
     assert found.tops == pytest.approx(0.5)  # 2·10^6 operations in 4 us

@@ -80,9 +80,7 @@ def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, an_executor, a_
     assert missing == tuple(case.key for case in cases[1:])
 
 
-def test_a_broken_device_keeps_what_came_and_fails_the_run(
-    execute, an_executor, a_case, a_result
-):
+def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, an_executor, a_case, a_result):
     def script(case):
         return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
 
