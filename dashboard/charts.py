@@ -15,6 +15,7 @@ from dashboard.colors import Style
 _GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
 _SPREAD = 0.7  # of the place between two layers, what the kernels of one layer share
 _HEIGHT = 440
+_WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 
 
 def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, Style]) -> go.Figure:
@@ -26,7 +27,11 @@ def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, St
     """
     shown = _comparable(frame, "speedup")
     figure = _by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
-    figure.update_yaxes(title=f"speed-up over {baseline} (×, log scale)", type="log")
+    figure.update_yaxes(
+        title=f"speed-up over {baseline} (×, log scale)",
+        type="log",
+        tickvals=_log_ticks(shown["speedup"]),
+    )
     _rule(figure, 1.0, f"{baseline} = 1")
     return figure
 
@@ -133,19 +138,18 @@ def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
 
 
 def _rule(figure: go.Figure, at: float, words: str) -> None:
-    is_log = figure.layout.yaxis.type == "log"
-    figure.add_hline(at, line={"color": _GREY, "width": 1.5, "dash": "dash"})
-    figure.add_annotation(
-        text=words,
-        x=0,
-        xref="paper",
-        # Plotly places a shape on a log axis by its value and an annotation by the value's log.
-        y=math.log10(at) if is_log else at,
-        xanchor="left",
-        yanchor="bottom",
-        showarrow=False,
-        font={"color": _GREY},
-    )
+    line = {"color": _GREY, "width": 1.5, "dash": "dash"}
+    figure.add_hline(at, line=line, name=words, showlegend=True)
+
+
+def _log_ticks(values: Iterable[float]) -> list[float] | None:
+    """1, 2 and 5 of each decade that a log axis with these values shows; None: too few of them,
+    so Plotly chooses. Its own choice over several decades leaves the zeros away."""
+    shown = [*values, 1.0]
+    if max(shown) < _WIDE * min(shown):
+        return None
+    decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
+    return [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
 
 
 def _hover(row: Mapping[str, object], value: str, unit: str) -> str:

@@ -21,7 +21,7 @@ from dashboard.shown_runs import (
 from dashboard.words import as_code, as_text, zone_named
 from db import queries
 from db.engine import Database
-from db.queries import ResultRow
+from db.queries import ResultRow, RunSummary
 from flexq_bench.commands import invocation
 from flexq_bench.comparing import BASELINE
 from flexq_bench.probes import is_probe
@@ -53,12 +53,22 @@ def page() -> None:
 
 
 def _show(database: Database) -> None:
-    zone = zone_named(st.context.timezone)
     listed = list_runs(database)
     if not listed:
         _say_that_it_is_empty(database)
         return
     link = Link("results")
+    on_top = st.empty()
+    _show_runs(link, database, listed)
+    if link.ignored:
+        missing = ", ".join(as_text(name) for name in link.ignored)
+        on_top.warning(f"Not among these results, so not asked for: {missing}.")
+    if link.is_narrowed:
+        st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+
+
+def _show_runs(link: Link, database: Database, listed: list[RunSummary]) -> None:
+    zone = zone_named(st.context.timezone)
     shown = choose_runs(st.sidebar, link, database, listed, zone)
     if shown.runs:
         st.caption(describe_runs(shown, zone))
@@ -71,27 +81,22 @@ def _show(database: Database) -> None:
     baseline = _choose_baseline(link, results)
     frame = results_frame(results, baseline)
     filtered = _narrow(link, frame)
-    if link.is_narrowed:
-        st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
     if filtered.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
-    else:
-        _say_what_is_wrong(filtered)
-        with database.session() as session:
-            kernels = queries.kernel_names(session)
-        used = zip(frame["kernel"], frame["variant"], strict=True)
-        _show_charts(link, filtered, baseline, kernel_styles(kernels, used))
-        show_table(filtered, baseline, zone)
-        st.download_button(
-            "Download CSV",
-            as_csv(filtered),
-            "flexq-bench-results.csv",
-            "text/csv",
-            icon=":material/download:",
-        )
-    if link.ignored:
-        missing = ", ".join(as_text(name) for name in link.ignored)
-        st.warning(f"Not among these results, so not asked for: {missing}.")
+        return
+    _say_what_is_wrong(filtered)
+    with database.session() as session:
+        kernels = queries.kernel_names(session)
+    used = zip(frame["kernel"], frame["variant"], strict=True)
+    _show_charts(link, filtered, baseline, kernel_styles(kernels, used))
+    show_table(filtered, baseline, zone)
+    st.download_button(
+        "Download CSV",
+        as_csv(filtered),
+        "flexq-bench-results.csv",
+        "text/csv",
+        icon=":material/download:",
+    )
 
 
 def _choose_baseline(link: Link, results: list[ResultRow]) -> str:
