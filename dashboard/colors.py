@@ -18,7 +18,7 @@ PALETTE = (
     "#D25AFF",
     "#5A6978",
     "#B44B4B",
-    "#960FE1",
+    "#9B22E8",
     "#A587B4",
 )
 # Shape says the same as colour, and goes on where the colours begin again.

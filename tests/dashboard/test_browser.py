@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,64 +36,126 @@ FLAGS = (
 )
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH"
-)
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH"
+    ),
+]
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard on the example results, started as a person starts it."""
-    path = tmp_path_factory.mktemp("dashboard") / "examples.sqlite"
-    with open_database(str(path)) as database:
-        for file in sorted((ROOT / "examples" / "h200").glob("*.parquet")):
-            with database.session() as session:
-                import_file(session, file)
+@contextmanager
+def dashboard_on(path: Path) -> Iterator[str]:
+    """The address of the dashboard, started and ended as a person does it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", "--db", str(path))
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT)
+    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
     try:
-        wait_until_healthy(f"http://127.0.0.1:{port}/_stcore/health")
-        yield f"http://127.0.0.1:{port}"
+        wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer")
+        yield url
     finally:
         process.terminate()
         process.wait(timeout=20)
+    assert not answers(url), "the app outlives its command"
 
 
-def wait_until_healthy(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=2):
-                return
-        except OSError:
-            time.sleep(0.2)
-    pytest.fail(f"{url} does not answer")
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
 
 
-def test_results_are_drawn_without_an_error(address: str, tmp_path: Path) -> None:
+def wait_for(condition: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(otherwise)
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard on the example results."""
+    path = tmp_path_factory.mktemp("dashboard") / "examples.sqlite"
+    with open_database(str(path)) as database:
+        for file in sorted((ROOT / "examples" / "h200").glob("paper-fig10*.parquet")):
+            with database.session() as session:
+                import_file(session, file)
+    with dashboard_on(path) as url:
+        yield url
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """A headless Chromium in Tokyo that saves files below tmp_path."""
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path}"):
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
         options.add_argument(flag)
+    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    try:
-        browser.get(f"{address}/?m=8")
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            if len(browser.find_elements("css selector", ".js-plotly-plot")) == 2:
-                break
-            time.sleep(0.2)
-        time.sleep(1)  # let the charts finish their first drawing
-        ARTIFACTS.mkdir(exist_ok=True)
-        browser.save_screenshot(str(ARTIFACTS / "results.png"))
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+    yield driver
+    driver.quit()
 
-        assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 2
-        assert not browser.find_elements("css selector", "[data-testid=stException]")
-        assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
-        assert "Speed-up over cublaslt-w8a8" in browser.page_source
-    finally:
-        browser.quit()
+
+def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
+    """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
+    media = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    browser.get(url)
+    wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
+    is_busy = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
+    wait_for(lambda: not browser.find_elements("css selector", is_busy), f"{url} never settles")
+    time.sleep(1)  # let the charts finish their first drawing
+    ARTIFACTS.mkdir(exist_ok=True)
+    browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
+    assert not browser.find_elements("css selector", "[data-testid=stException]")
+    assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
+    said: str = browser.find_element("tag name", "body").text
+    return said
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: str) -> None:
+    url = f"{examples}/?chart-m=8"
+
+    said = look(browser, url, "[data-testid=stDataFrame]", theme=theme, name=f"results-{theme}")
+
+    assert len(browser.find_elements("css selector", ".js-plotly-plot")) == 2
+    assert browser.find_elements("css selector", ".js-plotly-plot .scatterlayer .point")
+    assert "Speed-up over cublaslt-w8a8" in said
+    assert "M = 8" in said
+    assert " JST" in said
+
+
+def test_the_table_is_saved_as_the_link_narrows_it(
+    examples: str, browser: Any, tmp_path: Path
+) -> None:
+    link = f"{examples}/?kernel=flexq-imma-w6a6&m=4"
+    look(browser, link, "[data-testid=stDownloadButton]", name="results-narrowed")
+
+    browser.find_element("css selector", "[data-testid=stDownloadButton] button").click()
+
+    file = tmp_path / "flexq-bench-results.csv"
+    wait_for(file.exists, "no file was saved")
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {(row["kernel"], row["m"]) for row in rows} == {("flexq-imma-w6a6", "4")}
+    assert all(float(row["speedup_low"]) <= float(row["speedup"]) for row in rows)
+
+
+def test_an_empty_database_says_what_to_do(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    open_database(str(path)).close()
+
+    with dashboard_on(path) as url:
+        said = look(browser, url, "[data-testid=stAlert]", name="results-empty")
+
+    assert "run smoke" in said

@@ -57,3 +57,36 @@ def test_what_may_not_be_compared_is_never_in_one_chart(column: str, other: Any)
 
     with pytest.raises(ValueError, match=f"one {column}"):
         charts.speedup_by_layer(frame, "base", STYLES)
+
+
+def test_layers_stand_from_small_to_large_within_models_in_natural_order() -> None:
+    frame = pd.DataFrame(
+        [
+            a_row(model="llama-13b", layer="o_proj"),
+            a_row(layer="down_proj", k=128),
+            a_row(),
+        ]
+    )
+
+    figure = charts.floor_by_layer(frame, STYLES)
+
+    assert list(figure.layout.xaxis.ticktext) == ["o_proj", "down_proj", "o_proj"]
+    assert [note.text for note in figure.layout.annotations] == ["llama-7b", "llama-13b"]
+    assert list(figure.data[0].x) == [2, 1, 0]
+
+
+def test_kernels_of_one_layer_stand_side_by_side_in_one_order() -> None:
+    frame = pd.DataFrame([a_row(), a_row(label="base", kernel="base")])
+
+    base, fast = charts.floor_by_layer(frame, STYLES).data
+
+    assert (base.name, fast.name) == ("base", "fast")
+    assert -0.5 < base.x[0] < 0 < fast.x[0] < 0.5
+
+
+def test_an_axis_over_decades_shows_whole_numbers_and_a_short_one_what_plotly_thinks() -> None:
+    wide = charts.speedup_by_layer(pd.DataFrame([a_row(speedup=0.02)]), "base", STYLES)
+    short = charts.speedup_by_layer(pd.DataFrame([a_row()]), "base", STYLES)
+
+    assert {0.02, 0.1, 1.0} <= {round(v, 9) for v in wide.layout.yaxis.tickvals}
+    assert short.layout.yaxis.tickvals is None

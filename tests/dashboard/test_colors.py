@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from dashboard.colors import PALETTE, kernel_styles
 
-BACKGROUNDS = ("#FFFFFF", "#0E1117")  # Streamlit's pages
+BACKGROUNDS = ("#FFFFFF", "#0E1117", "#171614")  # Streamlit's pages, 1.50 to 1.67
 # Linear RGB as seen without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1).
 EYES = {
     "normal": np.eye(3),
@@ -67,7 +67,7 @@ def test_every_pair_stays_apart_for_every_eye(eye: str) -> None:
 
     nearest = min(np.linalg.norm(seen[a] - seen[b]) for a, b in combinations(PALETTE, 2))
 
-    assert nearest >= 10  # CIE76; 2.3 is just noticeable side by side
+    assert nearest >= 15  # CIE76; 2.3 is just noticeable side by side
 
 
 def test_a_kernel_keeps_its_colour_whatever_is_shown() -> None:

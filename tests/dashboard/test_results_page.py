@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from made_results import a_record, a_run, records_of
+from made_results import H200, a_record, a_run, records_of
 from streamlit.testing.v1 import AppTest
 
 Opened = Callable[..., AppTest]
@@ -113,3 +115,98 @@ def test_text_from_records_is_never_markup(store: Any, open_app: Opened) -> None
     app = open_app()
 
     assert "<b>x</b>" not in words(app)
+
+
+def test_an_unfinished_run_says_what_is_missing_and_how_to_go_on(
+    store: Any, open_app: Opened
+) -> None:
+    done = a_record(a_run(status="failed", plan=("one", "two")))
+    store.add(replace(done, case="one"))
+
+    text = words(open_app(run=done.run.uuid[:8]))
+
+    assert "failed: 1 of 2 planned cases have no result" in text
+    assert f"run --resume {done.run.uuid[:8]}" in text
+
+
+def test_a_newer_unfinished_run_is_named_and_the_complete_one_shown(
+    filled: Any, open_app: Opened
+) -> None:
+    newer = a_run("newer", status="interrupted", created_at="2025-11-22T10:00:00+00:00")
+    filled.declare(replace(newer, plan=("a",)))
+
+    app = open_app()
+
+    assert f"run --resume {newer.uuid[:8]}" in words(app)
+    assert len(table(app)) == 8
+
+
+def test_cpu_and_gpu_results_are_charted_one_at_a_time(store: Any, open_app: Opened) -> None:
+    on_cpu = a_run("cpu")
+    store.add(*records_of(m=[1]), *records_of(on_cpu, m=[1], backend="cpu", gpu="A CPU"))
+
+    for run, gpu in ((on_cpu, "A CPU"), (a_run(), H200)):
+        app = open_app(chart=f"{run.uuid[:8]} {gpu}")
+
+        assert len(table(app)) == 8  # the latest complete run of each
+        assert len(app.get("plotly_chart")) == 2  # one chart of both would have raised
+        assert [c.value for c in app.caption if c.value.startswith(f"{gpu} · gemm")]
+
+
+def test_a_baseline_that_is_filtered_away_still_counts(filled: Any, open_app: Opened) -> None:
+    app = open_app(kernel="flexq-w6a6", baseline="flexq-w6a6")
+    other = open_app(kernel="flexq-w6a6")
+
+    assert set(table(app)["speedup"]) == {1.0}
+    assert set(table(other)["speedup"].round(3)) == {1.5}
+
+
+def test_floors_are_listed_when_asked_for(filled: Any, open_app: Opened) -> None:
+    filled.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
+
+    assert "read-6" not in set(table(open_app())["kernel"])
+    assert "read-6" in set(table(open_app(probes="on"))["kernel"])
+
+
+def test_a_chart_that_has_nothing_to_draw_says_why(store: Any, open_app: Opened) -> None:
+    store.add(a_record(status="failed", median_us=None, floor_us=None, detail="boom"))
+
+    app = open_app()
+
+    assert "Nothing to draw" in words(app)
+    assert set(table(app)["detail"]) == {"boom"}
+
+
+def test_tables_of_another_version_are_one_line_that_says_what_to_do(
+    store: Any, open_app: Opened
+) -> None:
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0001'")
+
+    (error,) = open_app().error
+
+    assert "flexq-bench db upgrade" in error.value.replace("\\", "")
+
+
+def test_a_database_that_was_replaced_is_read_anew(filled: Any, open_app: Opened) -> None:
+    assert len(table(open_app())) == 8
+    other = type(filled)(filled.path.with_name("other.sqlite"))
+    other.add(a_record())
+
+    other.path.replace(filled.path)
+
+    assert len(table(open_app())) == 1
+
+
+def test_clear_all_brings_every_control_to_its_default(filled: Any) -> None:
+    app = AppTest.from_string(
+        "from dashboard.pages.results import page\npage()", default_timeout=30
+    )
+    app.query_params["kernel"] = "flexq-w6a6"
+    app.query_params["m"] = ["1"]
+    (clear,) = (button for button in app.run().button if button.label == "Clear all")
+
+    app = clear.click().run()
+
+    assert len(table(app)) == 8
+    assert app.query_params == {}

@@ -1,0 +1,44 @@
+"""Stored text and times as a viewer gets them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from dashboard.words import as_code, as_text, local_time, short_commit, zone_named
+
+MOMENT = datetime(2025, 11, 21, 10, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "markdown"),
+    [
+        ("/tmp/my_file.sqlite", r"/tmp/my\_file\.sqlite"),
+        ("[a](http://b)", r"\[a\]\(http\://b\)"),
+        ("<b>:red[x]", r"\<b\>\:red\[x\]"),
+        ("two\n\n# lines", r"two \# lines"),
+    ],
+)
+def test_nothing_in_a_text_formats_links_or_breaks_the_line(text: str, markdown: str) -> None:
+    assert as_text(text) == markdown
+
+
+def test_code_keeps_its_backticks() -> None:
+    assert as_code("run smoke") == "`run smoke`"
+    assert as_code("a`b``c") == "```a`b``c```"
+    assert as_code("`a") == "`` `a ``"
+
+
+def test_a_commit_is_short_a_wheel_is_whole_and_changes_show() -> None:
+    assert short_commit("0123456789abcdef", dirty=True) == "0123456789+"
+    assert short_commit("pkg-1.0.0-0123456789abcdef", dirty=False) == "pkg-1.0.0-0123456789abcdef"
+
+
+@pytest.mark.parametrize("name", [None, "", "Nowhere/At All", "../etc/passwd"])
+def test_a_zone_that_nobody_knows_is_utc(name: str | None) -> None:
+    assert local_time(MOMENT, zone_named(name)) == "2025-11-21 10:00 UTC"
+
+
+def test_a_moment_is_said_in_the_viewers_zone() -> None:
+    assert local_time(MOMENT, zone_named("Asia/Tokyo")) == "2025-11-21 19:00 JST"
