@@ -21,6 +21,8 @@ from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
 from workloads.case import parse_kernel_label
 
+_NAMED = 8  # kernels that an error names, nearest first
+
 _READ_FORMATS = {
     bits: OperandFormat(bits, group) for bits, group in ((4, 128), (6, 128), (8, None), (16, None))
 }
@@ -120,6 +122,9 @@ def _unknown(label: str) -> str:
     variants = [entry for entry in known if parse_kernel_label(entry)[0] == name]
     if variant and variants:
         return f"{name} has no variant {variant!r}: there are {', '.join(variants)}"
-    near = difflib.get_close_matches(label, known, n=3, cutoff=0.3)
-    ordered = near + [entry for entry in known if entry not in near]
-    return f"no kernel {label!r}: there are {', '.join(ordered)} (see `flexq-bench list kernels`)"
+    near = difflib.get_close_matches(label, known, n=_NAMED, cutoff=0.0)
+    left = len(known) - len(near)
+    return (
+        f"no kernel {label!r}: there are {', '.join(near)} and {left} more: "
+        "see `flexq-bench list kernels`"
+    )
