@@ -29,6 +29,7 @@ from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.subject import Buffers, Subject, bind
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import BriefTimer, TuningMemory
+from flexq_bench.probes import EMPTY_KERNEL, floor_kernel
 from kernels import registry
 from kernels.contract import Backend, Config, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
@@ -36,7 +37,6 @@ from kernels.runtime.module import binary_hash
 from workloads.case import Case
 
 Resolve = Callable[[str, Backend], Kernel]
-EMPTY_KERNEL = "empty"
 
 
 class Meter:
@@ -250,7 +250,7 @@ class Meter:
         spec = self._find(case).spec
         floor_us = None
         if spec.reads_weights:
-            floor_us = self._probe(f"read-{spec.weight.bits}", case, measured)
+            floor_us = self._probe(floor_kernel(spec.weight.bits), case, measured)
         return replace(
             measured,
             floor_us=floor_us,

@@ -74,18 +74,6 @@ __device__ inline uint4 load_cached(const uint4* global) {
   return v;
 }
 
-// A flag in global memory by which one block tells another that what it wrote before is there.
-__device__ inline void signal(uint32_t* flag) {
-  asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flag) : "memory");
-}
-
-__device__ inline void await_signal(uint32_t* flag) {
-  uint32_t set;
-  do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(set) : "l"(flag) : "memory");
-  } while (set == 0);
-}
-
 // c[16,8] += popc(a[16,128] AND b[128,8]); a row-major, b column-major, one bit a value.
 __device__ inline void mma_b1_m16n8k128(int (&c)[4], const uint32_t (&a)[2], uint32_t b) {
   asm volatile(

@@ -24,7 +24,6 @@ _CUDA_TYPES = {
     torch.float16: 2,
     torch.int8: 3,
     torch.int32: 10,
-    torch.float8_e4m3fn: 28,
 }
 _COMPUTE_32F, _COMPUTE_32I = 68, 72
 _TRANSPOSE = 1
