@@ -7,29 +7,13 @@
 // [bit][row][K/32] of weights, (BITS, 1) the [token][bit][K/32] of activations. CHUNKS = K/128 rounded
 // up; what is past K is zero. A word holds 32 values of k, lowest k in the lowest bit. The scale of a
 // token is exactly an FP16 value.
-#include "ptx.cuh"
+#include "quantize.cuh"
 
 #ifndef BITS
 #error "BITS: bits of a code"
 #endif
 constexpr int CHUNK_K = 128, WORDS = CHUNK_K / 32;
 constexpr int WARPS = 8;  // of a block
-constexpr int TOP = (1 << (BITS - 1)) - 1;
-
-// One warp, 128 neighbouring k of a row: lane l holds the codes at k = 32·w + l.
-// Lane `plane` keeps the four words of its plane.
-__device__ inline uint4 ballot_planes(const int (&code)[WORDS], int lane) {
-  uint32_t kept[WORDS] = {};
-#pragma unroll
-  for (int plane = 0; plane < BITS; ++plane) {
-#pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-      const uint32_t word = __ballot_sync(0xffffffffu, (code[w] >> plane) & 1);
-      if (lane == plane) kept[w] = word;
-    }
-  }
-  return make_uint4(kept[0], kept[1], kept[2], kept[3]);
-}
 
 // grid: (ROWS, CHUNKS / WARPS rounded up); a warp a chunk.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -44,7 +28,7 @@ pack_codes(const int8_t* codes, uint4* planes, int k, int row_step, int plane_st
     const int at = chunk * CHUNK_K + w * 32 + lane;
     code[w] = at < k ? codes[row * k + at] : 0;
   }
-  const uint4 words = ballot_planes(code, lane);
+  const uint4 words = ballot_planes<BITS>(code, lane);
   const long long plane_row = row * row_step + static_cast<long long>(lane) * plane_step;
   if (lane < BITS) planes[plane_row * chunks + chunk] = words;
 }
@@ -88,7 +72,7 @@ quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {
   const long long token = blockIdx.x;
   const half_bits* row = x + token * k;
   const float largest = half_to_float(row_maximum(row, k));
-  const float scale = half_to_float(float_to_half(__fdiv_rn(largest, static_cast<float>(TOP))));
+  const float scale = scale_of<BITS>(largest);
   if (blockIdx.y == 0 && threadIdx.x == 0) scale_out[token] = scale;
   for (int chunk = blockIdx.y * WARPS + threadIdx.x / 32; chunk < chunks; chunk += gridDim.y * WARPS) {
     int code[WORDS];
@@ -96,11 +80,9 @@ quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {
     for (int w = 0; w < WORDS; ++w) {
       const int at = chunk * CHUNK_K + w * 32 + lane;
       const float value = at < k ? half_to_float(row[at]) : 0.0f;
-      // An IEEE division: a reciprocal would put quotients on the wrong side of a tie.
-      const int rounded = scale == 0.0f ? 0 : __float2int_rn(__fdiv_rn(value, scale));
-      code[w] = min(max(rounded, -TOP - 1), TOP);
+      code[w] = code_of<BITS>(value, scale);
     }
-    const uint4 words = ballot_planes(code, lane);
+    const uint4 words = ballot_planes<BITS>(code, lane);
     if (lane < BITS) planes[(token * BITS + lane) * chunks + chunk] = words;
   }
 }

@@ -7,7 +7,7 @@
 // K/128 and N/16 are rounded up; what is past the matrix is zero. A word holds 32 values of k, lowest
 // k in the lowest bit. COLS = M·BITS rounded up to 8: column m·BITS + t is bit plane t of token m.
 // Activation scales are float [K/128, M], each exactly the FP16 scale of its group.
-#include "ptx.cuh"
+#include "quantize.cuh"
 
 #ifndef BITS
 #error "BITS: bits of a code"
@@ -15,22 +15,6 @@
 constexpr int GROUP = 128;       // values of k that share one scale; also k of one MMA
 constexpr int CHUNK = 16;        // rows of W in one MMA
 constexpr int WORDS = GROUP / 32;
-constexpr int TOP = (1 << (BITS - 1)) - 1;
-
-// One warp, one row, one step of 128 k: lane l holds the codes at k = 32·w + l.
-// Lane `plane` keeps the four words of its plane.
-__device__ inline uint4 ballot_planes(const int (&code)[WORDS], int lane) {
-  uint32_t kept[WORDS] = {};
-#pragma unroll
-  for (int plane = 0; plane < BITS; ++plane) {
-#pragma unroll
-    for (int w = 0; w < WORDS; ++w) {
-      const uint32_t word = __ballot_sync(0xffffffffu, (code[w] >> plane) & 1);
-      if (lane == plane) kept[w] = word;
-    }
-  }
-  return make_uint4(kept[0], kept[1], kept[2], kept[3]);
-}
 
 __device__ inline void load_codes(int (&code)[WORDS], const int8_t* codes, int row, int rows,
                                   int step, int k, int lane) {
@@ -47,7 +31,7 @@ extern "C" __global__ void pack_weights(const int8_t* codes, uint4* planes, int 
   const int step = blockIdx.x, chunk = blockIdx.y;
   int code[WORDS];
   load_codes(code, codes, chunk * CHUNK + row_in_chunk, n, step, k, lane);
-  const uint4 words = ballot_planes(code, lane);
+  const uint4 words = ballot_planes<BITS>(code, lane);
   const long long tile = static_cast<long long>(step) * gridDim.y + chunk;
   if (lane < BITS) planes[(tile * BITS + lane) * CHUNK + row_in_chunk] = words;
 }
@@ -59,7 +43,7 @@ extern "C" __global__ void pack_activations(const int8_t* codes, const half_bits
   const int lane = threadIdx.x, step = blockIdx.x, token = blockIdx.y, steps = gridDim.x;
   int code[WORDS];
   load_codes(code, codes, token, m, step, k, lane);
-  const uint4 words = ballot_planes(code, lane);
+  const uint4 words = ballot_planes<BITS>(code, lane);
   const int column = token * BITS + lane;
   if (lane < BITS && column < columns) planes[static_cast<long long>(step) * columns + column] = words;
   if (lane == 0 && token < m) scale_out[step * m + token] = half_to_float(scales[token * steps + step]);
@@ -79,18 +63,12 @@ extern "C" __global__ void quantize_pack(const half_bits* x, uint4* planes, floa
     value[w] = token < m && at < k ? half_to_float(x[static_cast<long long>(token) * k + at]) : 0.0f;
     largest = fmaxf(largest, fabsf(value[w]));
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  const float scale = half_to_float(float_to_half(__fdiv_rn(largest, static_cast<float>(TOP))));
+  largest = warp_maximum(largest);
+  const float scale = scale_of<BITS>(largest);
   int code[WORDS];
 #pragma unroll
-  for (int w = 0; w < WORDS; ++w) {
-    // An IEEE division: a reciprocal would put quotients on the wrong side of a tie.
-    const int rounded = scale == 0.0f ? 0 : __float2int_rn(__fdiv_rn(value[w], scale));
-    code[w] = min(max(rounded, -TOP - 1), TOP);
-  }
-  const uint4 words = ballot_planes(code, lane);
+  for (int w = 0; w < WORDS; ++w) code[w] = code_of<BITS>(value[w], scale);
+  const uint4 words = ballot_planes<BITS>(code, lane);
   const int column = token * BITS + lane;
   if (lane < BITS && column < columns) planes[static_cast<long long>(step) * columns + column] = words;
   if (lane == 0 && token < m) scale_out[step * m + token] = scale;

@@ -4,6 +4,7 @@
 //   quantize_rows   x half [M, K] -> codes int8 [M, K_PAD], scales float [K/128, M_PAD]
 // K/128 and N/16 are rounded up, K_PAD = 128 * steps, M_PAD is M rounded up to 8; padding is zero.
 #include "imma_layout.cuh"
+#include "quantize.cuh"
 
 // grid: (K/128, N/16); one warp.
 extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* scales,
@@ -37,8 +38,6 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
 }
 
 #ifdef A_BITS
-constexpr int TOP = (1 << (A_BITS - 1)) - 1;
-
 // Symmetric group quantization as kernels/formats/symmetric.py defines it, bit for bit.
 // grid: (K/128, M_PAD); one warp, a lane has four neighbouring k.
 extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, float* scales, int m,
@@ -55,17 +54,12 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
     value[i] = inside ? half_to_float(x[static_cast<long long>(token) * k + first + i]) : 0.0f;
     largest = fmaxf(largest, fabsf(value[i]));
   }
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
-  const float scale = half_to_float(float_to_half(__fdiv_rn(largest, static_cast<float>(TOP))));
+  largest = warp_maximum(largest);
+  const float scale = scale_of<A_BITS>(largest);
   uint32_t word = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    // An IEEE division: a reciprocal would put quotients on the wrong side of a tie.
-    const int rounded = scale == 0.0f ? 0 : __float2int_rn(__fdiv_rn(value[i], scale));
-    word |= (static_cast<uint32_t>(min(max(rounded, -TOP - 1), TOP)) & 255u) << (8 * i);
-  }
+  for (int i = 0; i < 4; ++i)
+    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[i], scale)) & 255u) << (8 * i);
   if (token < m) codes[(static_cast<long long>(token) * gridDim.x + step) * 32 + lane] = word;
   if (lane == 0) scales[step * gridDim.y + token] = scale;
 }
