@@ -15,6 +15,7 @@ from db import queries
 from db.engine import Database
 from db.errors import NotFoundError
 from db.queries import Filters, ResultRow, RunSummary
+from flexq_bench import static
 from flexq_bench.commands import invocation
 
 _LISTED = 100  # newest runs that can be chosen; an older one is shown to who has its link
@@ -46,7 +47,8 @@ class ShownRuns:
 def list_runs(database: Database) -> list[RunSummary]:
     """The newest runs, and those that the URL names."""
     with database.session() as session:
-        recent = queries.runs(session, limit=_LISTED)
+        # What compilers made of kernels is no time, and its targets are no GPUs.
+        recent = queries.runs(session, without_suite=static.SUITE, limit=_LISTED)
         known = {run.uuid for run in recent}
         for prefix in st.query_params.get_all("run"):
             if any(uuid.startswith(prefix) for uuid in known):

@@ -46,7 +46,7 @@ class DeviceInfo:
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"
+    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None
@@ -72,7 +72,10 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One measurement of one case. Times in microseconds; null where it was never timed."""
+    """One measurement of one case. Times in microseconds; null where it was never timed.
+
+    Where the metric is not time, median_us and its interval hold the value in the metric's unit.
+    """
 
     # identity of the measurement and of its series
     uuid: str  # uuid5 of run uuid, case key and attempt: the same record has the same uuid anywhere
@@ -83,8 +86,8 @@ class Record:
     backend: str
     stage: str
     cache: str
-    metric: str  # "time"
-    unit: str  # "us"
+    metric: str  # "time"; of machine code: "registers", "spill_bytes" …
+    unit: str  # "us"; "registers", "bytes", "warps" …
     direction: str  # "lower" | "higher": which way is better
     m: int
     n: int
@@ -94,7 +97,7 @@ class Record:
     group: int | None  # None: one scale a row, or none
     input_distribution: str
     protocol_version: int
-    gpu: str  # SKU
+    gpu: str  # SKU; of machine code: the architecture, "sm_86"
 
     # labels
     model: str

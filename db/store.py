@@ -58,6 +58,15 @@ def add_record(session: Session, record: Record) -> bool:
     return writer.added == 1
 
 
+def add_records(session: Session, records: Iterable[Record]) -> int:
+    """Store records in one go, and say how many are new. Raises as add_record."""
+    writer = Writer(session)
+    for record in records:
+        writer.add(canonical(record))
+    writer.flush()
+    return writer.added
+
+
 def finish_run(
     session: Session, run_uuid: str, status: str, *, finished_at: datetime | None = None
 ) -> None:

@@ -141,10 +141,27 @@ class Writer:
         if rows:
             self._session.execute(insert(PlannedCase), rows)
 
+    def device(self, info: DeviceInfo) -> int:
+        """The id of a device in its state."""
+        key = ("device", info)
+        if key not in self._ids:
+            row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
+            row["fingerprint"] = fingerprint(row)
+            self._ids[key] = self._one(Device, row, by=("fingerprint",))
+        return self._ids[key]
+
+    def series(self, identity: Mapping[str, Any]) -> int:
+        """The id of a series by its identity (see `series_identity`): every part of it."""
+        key = ("series", *(identity[name] for name in _IDENTITY))
+        if key not in self._ids:
+            row = {**identity, "identity_hash": fingerprint(identity)}
+            self._ids[key] = self._one(Series, row, by=("identity_hash",))
+        return self._ids[key]
+
     def _measurement_row(self, record: Record) -> dict[str, Any]:
         commit_id = self.commit(record.commit)
         run_id = self.run(record.run, commit_id)
-        series_id = self._series(record)
+        series_id = self.series(series_identity(record))
         created_at = _moment(record.created_at)
         return {name: getattr(record, name) for name in _COPIED} | {
             "run_id": run_id,
@@ -154,7 +171,7 @@ class Writer:
                 series_id, self._environment(record.environment), run_id, created_at
             ),
             "commit_id": commit_id,
-            "device_id": self._device(record.device),
+            "device_id": self.device(record.device),
             "created_at": created_at,
         }
 
@@ -170,27 +187,11 @@ class Writer:
         }
         return self._insert(Run, row)
 
-    def _device(self, info: DeviceInfo) -> int:
-        key = ("device", info)
-        if key not in self._ids:
-            row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
-            row["fingerprint"] = fingerprint(row)
-            self._ids[key] = self._one(Device, row, by=("fingerprint",))
-        return self._ids[key]
-
     def _environment(self, content: Mapping[str, str]) -> int:
         key = ("environment", *sorted(content.items()))
         if key not in self._ids:
             row = {"content": dict(content), "fingerprint": fingerprint(content)}
             self._ids[key] = self._one(Environment, row, by=("fingerprint",))
-        return self._ids[key]
-
-    def _series(self, record: Record) -> int:
-        identity = series_identity(record)
-        key = ("series", *identity.values())
-        if key not in self._ids:
-            row = identity | {"identity_hash": fingerprint(identity)}
-            self._ids[key] = self._one(Series, row, by=("identity_hash",))
         return self._ids[key]
 
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:

@@ -9,7 +9,21 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.commands import dashboard, database, detect, doctor, listing, run, sweep
+from ci import bisect_command, gate_command
+from flexq_bench.commands import (
+    alerts,
+    compare,
+    dashboard,
+    database,
+    detect,
+    doctor,
+    explain,
+    gate,
+    listing,
+    run,
+    static,
+    sweep,
+)
 from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
 from flexq_bench.exit_codes import ExitCode
@@ -26,7 +40,14 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
+app.command("bisect")(bisect_command.bisect)
+gate.app.command("perf")(gate_command.perf)
+app.add_typer(gate.app, name="gate")
+app.add_typer(alerts.app, name="alerts")
+app.command("explain")(explain.explain)
+app.command("static")(static.static)
 app.command("list")(listing.list_)
 app.add_typer(database.app, name="db")
 app.command("doctor")(doctor.doctor)

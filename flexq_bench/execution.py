@@ -10,7 +10,7 @@ from typing import Protocol, Self
 
 from db.records import DeviceInfo
 from flexq_bench.errors import MeasureError
-from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA, Measured, Meter
+from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA, Measured, Meter, Tuning
 from kernels import registry
 from kernels.contract import Backend, Capability
 from kernels.errors import KernelError
@@ -72,8 +72,8 @@ class Executor(Protocol):
 class LocalExecutor:
     """Measures in this process on one device. Raises DeviceError if there is no such device."""
 
-    def __init__(self, device: str, *, seed: int) -> None:
-        self._meter = Meter(device, seed=seed)
+    def __init__(self, device: str, *, seed: int, tuning: Tuning = Tuning.REMEMBERED) -> None:
+        self._meter = Meter(device, seed=seed, tuning=tuning)
         self._worker = worker_of(self._meter)
 
     @property

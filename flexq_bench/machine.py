@@ -13,9 +13,10 @@ def local_devices() -> list[tuple[str, DeviceInfo]]:
     """Names that `--device` takes and what they are: GPUs first, then the CPU."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     names = [*(f"cuda:{i}" for i in range(count)), "cpu"]
-    return [(name, _describe(name)) for name in names]
+    return [(name, device_info(name)) for name in names]
 
 
-def _describe(name: str) -> DeviceInfo:
+def device_info(name: str) -> DeviceInfo:
+    """What a device is. Raises DeviceError if this machine has none of that name."""
     device = find_device(name)
     return describe_device(device, None if device.type == "cpu" else open_handle(device))

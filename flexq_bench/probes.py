@@ -1,8 +1,9 @@
-"""Names of what is measured beside the kernels: the read floors and the empty kernel."""
+"""Names of what is measured beside the kernels: the read floors, the empty one, the spin."""
 
 from __future__ import annotations
 
 EMPTY_KERNEL = "empty"
+SPIN_KERNEL = "spin"
 _FLOOR_PREFIX = "read-"
 
 
@@ -12,5 +13,5 @@ def floor_kernel(weight_bits: int) -> str:
 
 
 def is_probe(kernel: str) -> bool:
-    """Whether it is a read floor or the empty kernel: no GEMM, so it has no operations."""
-    return kernel == EMPTY_KERNEL or kernel.startswith(_FLOOR_PREFIX)
+    """Whether it is no GEMM, so it has no operations: a read floor, the empty kernel, the spin."""
+    return kernel in (EMPTY_KERNEL, SPIN_KERNEL) or kernel.startswith(_FLOOR_PREFIX)

@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from db.records import CommitInfo
+from flexq_bench.errors import InfrastructureError
 
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
@@ -37,21 +38,38 @@ def commit_of(root: Path) -> CommitInfo:
     return _git_commit(root) or _package_commit(root)
 
 
+def commit_at(root: Path, sha: str) -> CommitInfo:
+    """A commit of the git tree at `root`, without regard to local changes.
+
+    sha: a full one, as flexq_bench.worktrees.resolve_revision gives. Raises InfrastructureError if
+    git can't tell about it.
+    """
+    found = _described(root, sha, dirty=False)
+    if found is None:
+        raise InfrastructureError(f"git tells nothing about {sha} in {root}: run git fsck there")
+    return found
+
+
 def _git_commit(root: Path) -> CommitInfo | None:
     # A wheel inside somebody's repository (a .venv in a checkout) is not that repository's code.
     if _git(root, "ls-files", "--error-unmatch", "flexq_bench/__init__.py") is None:
         return None
-    head = _git(root, "log", "-1", f"--format={_FIELD_SEPARATOR.join(('%H', '%an', '%cI', '%s'))}")
-    if not head:
+    return _described(root, "HEAD", dirty=is_dirty(root))
+
+
+def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
+    form = f"--format={_FIELD_SEPARATOR.join(('%H', '%an', '%cI', '%s'))}"
+    described = _git(root, "log", "-1", form, revision)
+    if not described:
         return None
-    sha, author, committed_at, subject = head.split(_FIELD_SEPARATOR, 3)
-    parent = _git(root, "rev-parse", "--verify", "--quiet", "HEAD^")
-    count = _git(root, "rev-list", "--first-parent", "--count", "HEAD")
+    sha, author, committed_at, subject = described.split(_FIELD_SEPARATOR, 3)
+    parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
+    count = _git(root, "rev-list", "--first-parent", "--count", revision)
     return CommitInfo(
         sha=sha,
         parent=parent or None,
         topo_order=_topological_order(root, count),
-        dirty=_is_dirty(root),
+        dirty=dirty,
         subject=subject,
         author=author,
         committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
@@ -65,7 +83,8 @@ def _topological_order(root: Path, count: str | None) -> int | None:
     return int(count)
 
 
-def _is_dirty(root: Path) -> bool:
+def is_dirty(root: Path) -> bool:
+    """Whether a git tree differs from its HEAD: a tracked file, or a new one inside a package."""
     tracked = _git(root, "status", "--porcelain", "--untracked-files=no")
     untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", *PACKAGES)
     # No answer (a timeout) counts as dirty: a doubtful tree must not become a baseline.

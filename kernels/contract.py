@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import Operand, quantize_symmetric
+from kernels.formats import Operand, quantize_e4m3, quantize_symmetric
 from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
@@ -27,17 +27,27 @@ ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 @dataclass(frozen=True, slots=True)
 class OperandFormat:
-    """How one operand is stored: `bits` a value; integer codes with a scale per `group` of k.
+    """How one operand is stored: `bits` a value; codes with a scale per `group` of k.
 
-    group None: one scale a row for integers of 8 bits or fewer; no scale at all for 16 bits.
+    group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
+    is_e4m3: the codes are FP8 numbers (E4M3) instead of integers.
     """
 
     bits: int
     group: int | None = None
+    is_e4m3: bool = False
 
     @property
     def is_integer(self) -> bool:
-        return self.bits <= 8
+        return self.bits <= 8 and not self.is_e4m3
+
+    @property
+    def name(self) -> str:
+        """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
+        if self.bits > 8:
+            return f"fp{self.bits}"
+        kind = "int" if self.is_integer else "fp"
+        return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +170,17 @@ class LinearKernel(ABC):
         self.activate(x, packed)
         self.gemm(packed, w, out, bias=bias, config=config)
 
+    def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
+        """What this configuration reads of packed weights; the rest may be freed."""
+        return w
+
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         """Configurations worth timing for this shape; empty: there is nothing to choose."""
         return ()
+
+    def tuning_bucket(self, m: int) -> int:
+        """Equal for numbers of tokens that share a choice among the candidates."""
+        return m
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         """What `config=None` means for this shape."""
@@ -231,15 +249,16 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
 
 def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
     """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
-    if operand.scales is None or (operand.bits, operand.group) != (fmt.bits, fmt.group):
-        raise ShapeError(
-            f"need {fmt.bits}-bit codes with a scale per {fmt.group or 'row'}, "
-            f"got {operand.bits} bits with a scale per {operand.group or 'row'}"
-        )
+    is_e4m3 = operand.values.dtype == torch.float8_e4m3fn
+    given = OperandFormat(operand.bits, operand.group, is_e4m3)
+    if operand.scales is None or given != fmt:
+        raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
     return operand.scales
 
 
 def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
+    if fmt.is_e4m3:
+        return quantize_e4m3(matrix)
     if fmt.is_integer:
         return quantize_symmetric(matrix, fmt.bits, fmt.group)
     return Operand(matrix.to(torch.float16), None, fmt.bits, None)

@@ -9,6 +9,11 @@ import torch
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 
+_FP32_BITS = 24  # significant bits of an FP32 sum
+# What the FP8 tensor cores of Hopper keep of a sum: around 14 bits (DeepSeek-V3 technical report,
+# arXiv 2412.19437, section 3.3.2).
+_FP8_SUM_BITS = 14
+
 # Rows of W are taken in chunks so that the float64 copy of a chunk stays under this many values.
 _CHUNK_VALUES = 1 << 26
 
@@ -18,12 +23,14 @@ class Reference:
     """y: float64 [M,N]. magnitude: float64 [M,N], the sum of the absolute values of its terms.
 
     Terms are what a kernel has to round: the contribution of a group where both operands are codes
-    (sums of codes are exact), each product where one is dense. magnitude says how much cancellation
-    an element has, so that its error can be judged against it.
+    (sums of integers are exact), each product where one is not. magnitude says how much
+    cancellation an element has, so that its error can be judged against it.
+    sum_bits: significant bits that hardware keeps while it adds the terms.
     """
 
     y: torch.Tensor
     magnitude: torch.Tensor
+    sum_bits: int = _FP32_BITS
 
 
 def integer_group_sums(x: Operand, w: Operand) -> torch.Tensor:
@@ -47,7 +54,7 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
     """
     _check(x, w)
     length, groups = _group_length(x, w)
-    dense = x.scales is None or w.scales is None
+    floating = x.values.is_floating_point() or w.values.is_floating_point()
     x_groups = _in_groups(x.dequantize(), groups, length)
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []
@@ -59,14 +66,15 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
         for g in range(groups):  # one group at a time: [groups, M, N] would not fit for large M
             contribution = x_groups[g] @ w_groups[g].T
             y += contribution
-            magnitude += x_groups[g].abs() @ w_groups[g].abs().T if dense else contribution.abs()
+            magnitude += x_groups[g].abs() @ w_groups[g].abs().T if floating else contribution.abs()
         ys.append(y)
         magnitudes.append(magnitude)
     y, magnitude = torch.cat(ys, dim=1), torch.cat(magnitudes, dim=1)
     if bias is not None:
         y = y + bias.double()
         magnitude = magnitude + bias.double().abs()
-    return Reference(y, magnitude)
+    both_fp8 = x.values.dtype == w.values.dtype == torch.float8_e4m3fn
+    return Reference(y, magnitude, _FP8_SUM_BITS if both_fp8 else _FP32_BITS)
 
 
 def _rows(operand: Operand, start: int, stop: int) -> Operand:

@@ -15,7 +15,7 @@ from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, imma
+from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, weight_only
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
@@ -50,6 +50,17 @@ _ENTRIES: tuple[_Entry, ...] = (
         for a_bits in (6, 8)
     ),
     *(
+        _Entry(
+            f"flexq-w6a{a_bits}[{variant}]",
+            cuda=partial(btc.BinaryTensorCoreGemm, a_bits, variant),
+        )
+        for a_bits in (6, 8)
+        for variant in btc.VARIANTS
+        if variant
+    ),
+    _Entry("flexq", cuda=partial(flexq.FlexqGemm, 6)),
+    _Entry("flexq[w6a8]", cuda=partial(flexq.FlexqGemm, 8, "w6a8")),
+    *(
         _Entry(f"flexq-imma-w6a{a_bits}", cuda=partial(imma.Int8TensorCoreGemm, a_bits))
         for a_bits in (6, 8)
     ),
@@ -74,6 +85,32 @@ _ENTRIES: tuple[_Entry, ...] = (
         if variant
     ),
     _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
+    _Entry("cublaslt-w8a8[sums]", cuda=int8_sums.LtSums),
+    _Entry("cublas-w8a8[gemmex]", cuda=gemmex.GemmExGemm),
+    _Entry("cublas-w8a8[gemmex-sums]", cuda=int8_sums.GemmExSums),
+    _Entry(
+        "cublaslt-fp8",
+        cpu=partial(
+            cpu_dense.DequantizedGemm,
+            "cublaslt-fp8",
+            OperandFormat(8, is_e4m3=True),
+            OperandFormat(8, is_e4m3=True),
+        ),
+        cuda=fp8.Fp8Gemm,
+    ),
+    *(
+        _Entry(
+            f"w{bits}a16",
+            cpu=partial(
+                cpu_dense.DequantizedGemm,
+                f"w{bits}a16",
+                OperandFormat(bits, group),
+                OperandFormat(16),
+            ),
+            cuda=partial(weight_only.WeightOnlyGemm, bits),
+        )
+        for bits, group in ((8, None), (4, weight_only.STEP_K))
+    ),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     *(
         _Entry(
@@ -87,6 +124,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         "read-6[overlap]", cuda=partial(cuda_probes.ReadWeights, _READ_FORMATS[6], overlap=True)
     ),
     _Entry("empty", cpu=cpu_probes.EmptyKernel, cuda=cuda_probes.EmptyKernel),
+    _Entry("spin", cuda=cuda_probes.Spin),
 )
 
 

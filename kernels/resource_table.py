@@ -5,28 +5,17 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from kernels.registry import labels, resolve
-from kernels.runtime.machine_code import Resources, resources
+from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import Build, compile_build
+from kernels.runtime.occupancy import TARGETS
+from kernels.runtime.resource_row import ResourceRow, resource_row
 
-# What the fleet has: A100; RTX 3090 Ti and A6000; Ada; H200.
-TARGETS = ("sm_80", "sm_86", "sm_89", "sm_90")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ResourceRow:
-    """Resources of one function of one build for one target (see Resources for the units)."""
-
-    build: str
-    target: str
-    function: str
-    registers: int
-    stack_bytes: int
-    local_bytes: int
-    shared_bytes: int
+_TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
@@ -41,12 +30,18 @@ def measure_resources(
     """Compile builds for targets and read their resources, in order. Needs no GPU."""
     work = [(b, target) for b in builds for target in targets if b.runs_on(target)]
     with ThreadPoolExecutor() as pool:  # NVRTC and the tools run outside Python
-        parts = pool.map(lambda item: _rows(*item), work)
+        parts = pool.map(lambda item: resource_rows(*item), work)
         return sorted(row for part in parts for row in part)
 
 
+def resource_rows(build: Build, target: str) -> list[ResourceRow]:
+    """One row a function of a build. Raises CompileError, UnsupportedError."""
+    found = resources(compile_build(build, target))
+    return [resource_row(build, target, function, usage) for function, usage in found.items()]
+
+
 def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:
-    """Write rows as CSV."""
+    """Write rows as CSV; what is not known is an empty cell."""
     with path.open("w", newline="") as handle:
         writer = csv.DictWriter(handle, [f.name for f in fields(ResourceRow)], lineterminator="\n")
         writer.writeheader()
@@ -57,27 +52,12 @@ def read_table(path: Path) -> list[ResourceRow]:
     """Read what write_table wrote."""
     with path.open(newline="") as handle:
         return [
-            ResourceRow(
-                row["build"],
-                row["target"],
-                row["function"],
-                *(int(row[name]) for name in Resources.__slots__),
-            )
+            ResourceRow(**{name: _value(name, cell) for name, cell in row.items()})
             for row in csv.DictReader(handle)
         ]
 
 
-def _rows(build: Build, target: str) -> list[ResourceRow]:
-    found = resources(compile_build(build, target))
-    return [
-        ResourceRow(
-            build.name,
-            target,
-            function,
-            usage.registers,
-            usage.stack_bytes,
-            usage.local_bytes,
-            usage.shared_bytes,
-        )
-        for function, usage in found.items()
-    ]
+def _value(column: str, cell: str) -> Any:
+    if column in _TEXT_COLUMNS:
+        return cell
+    return int(cell) if cell else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date, datetime
 from importlib.resources.abc import Traversable
 from typing import Any
 
@@ -52,6 +54,21 @@ class Table:
         value = self._get(key, None)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.error(key, "an integer of at least 1", value)
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A finite number of at least 0, or the default where there is one."""
+        value = self._get(key, default)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 <= value < math.inf:
+            raise self.error(key, "a number of at least 0", value)
+        return float(value)
+
+    def day(self, key: str) -> date:
+        """A date, written 2026-01-31 without quotes."""
+        value = self._get(key, None)
+        if not isinstance(value, date) or isinstance(value, datetime):
+            raise self.error(key, "a date like 2026-01-31, without quotes", value)
         return value
 
     def flag(self, key: str) -> bool:

@@ -70,11 +70,17 @@ class Filters:
 
 
 def is_latest_attempt() -> ColumnElement[bool]:
-    """A case may be measured again in a run; only its last measurement counts."""
-    later = aliased(Measurement)
+    """A case may be measured again in a run; only its last measurement on each kind of GPU counts.
+
+    The kind is the SKU, not the series: an attempt that failed before the kernel was known lies in
+    a series of its own. The query that uses this joins Series.
+    """
+    later, its_series = aliased(Measurement), aliased(Series)
     return ~exists().where(
         later.run_id == Measurement.run_id,
         later.case_key == Measurement.case_key,
+        its_series.id == later.series_id,
+        its_series.gpu == Series.gpu,
         or_(
             later.created_at > Measurement.created_at,
             and_(later.created_at == Measurement.created_at, later.id > Measurement.id),

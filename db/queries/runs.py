@@ -22,8 +22,8 @@ _NAMED_IF_AMBIGUOUS = 5
 class RunSummary:
     """A run and how far it came.
 
-    received: cases with a result, of whatever status. missing: planned cases without one.
-    statuses: cases by the status of their last measurement.
+    received: results of whatever status, one a case and kind of GPU. missing: planned cases without
+    one. statuses: those results by the status of the last measurement.
     """
 
     uuid: str
@@ -50,12 +50,15 @@ def runs(
     suite: str | None = None,
     status: str | None = None,
     gpu: str | None = None,
+    without_suite: str | None = None,
     limit: int | None = None,
 ) -> list[RunSummary]:
-    """Runs, newest first."""
+    """Runs, newest first. without_suite: leave those of this suite out."""
     query = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if suite is not None:
         query = query.where(Run.suite == suite)
+    if without_suite is not None:
+        query = query.where(Run.suite != without_suite)
     if status is not None:
         query = query.where(Run.status == status)
     if gpu is not None:
@@ -194,6 +197,7 @@ def _summaries(session: Session, run_ids: Sequence[int]) -> list[RunSummary]:
     statuses: dict[int, dict[str, int]] = defaultdict(dict)
     for run_id, status, count in session.execute(
         select(Measurement.run_id, Measurement.status, func.count())
+        .join(Series, Measurement.series_id == Series.id)
         .where(Measurement.run_id.in_(run_ids), is_latest_attempt())
         .group_by(Measurement.run_id, Measurement.status)
         .order_by(Measurement.status)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -9,8 +10,11 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from db.decisions import OPEN_STATES
 from db.queries.filters import Filters
-from db.tables import Commit, Measurement, Run, Series
+from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
+
+TRAIL = 5  # nights in which a step of 2 % is found (docs/regress.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,11 @@ class SeriesRow:
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """One accepted result of a series. epoch: points of one epoch share their environment."""
+    """One accepted result of a series.
+
+    epoch: counts from 1 in the order of the history; points of one epoch share their environment
+    and lie on the same side of every change that people explained.
+    """
 
     commit: str  # sha
     topo_order: int | None  # None: not in a git tree
@@ -101,7 +109,7 @@ def series_history(session: Session, series_id: int) -> list[HistoryPoint]:
         select(
             Commit.sha.label("commit"),
             Commit.topo_order,
-            Measurement.epoch_id.label("epoch"),
+            Measurement.epoch_id,
             Run.uuid.label("run"),
             Measurement.uuid.label("measurement"),
             Measurement.created_at,
@@ -120,7 +128,51 @@ def series_history(session: Session, series_id: int) -> list[HistoryPoint]:
         )
         .order_by(Commit.topo_order.nulls_last(), Measurement.created_at, Measurement.uuid)
     )
-    return [HistoryPoint(**row) for row in session.execute(query).mappings()]
+    breaks = _explained_orders(session, series_id)
+    numbers: dict[tuple[int, int], int] = {}
+    points = []
+    for row in session.execute(query).mappings():
+        values = dict(row)
+        order = values["topo_order"]
+        passed = 0 if order is None else bisect_right(breaks, order)
+        epoch = (values.pop("epoch_id"), passed)
+        points.append(HistoryPoint(epoch=numbers.setdefault(epoch, len(numbers) + 1), **values))
+    return points
+
+
+def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str | None:
+    """The commit that tonight's result of a series is compared with; None: there is none yet.
+
+    The newest of its newest epoch that is `trail` commits older than its latest and not newer than
+    the last good commit of any open alert about the series. It trails, since a step that was not
+    confirmed in its first night would otherwise become the base of the second (docs/regress.md).
+    """
+    points = series_history(session, series_id)
+    if not points:
+        return None
+    shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))
+    trusted = shas[: max(len(shas) - trail, 1)]
+    orders = {p.commit: p.topo_order for p in points}
+    limit = session.scalar(
+        select(func.min(Commit.topo_order))
+        .join(Alert, Alert.good_commit_id == Commit.id)
+        .join(Decision, Decision.alert_id == Alert.id)
+        .where(Decision.series_id == series_id, Alert.state.in_(OPEN_STATES))
+    )
+    if limit is not None:
+        trusted = [sha for sha in trusted if (orders[sha] or 0) <= limit]
+    return trusted[-1] if trusted else None
+
+
+def _explained_orders(session: Session, series_id: int) -> list[int]:
+    """Places in the ancestry where an explained change opens an epoch of the series."""
+    query = (
+        select(Commit.topo_order)
+        .join(EpochBreak, EpochBreak.commit_id == Commit.id)
+        .where(EpochBreak.series_id == series_id, Commit.topo_order.is_not(None))
+        .order_by(Commit.topo_order)
+    )
+    return [order for order in session.scalars(query) if order is not None]
 
 
 def kernel_names(session: Session) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What was concluded from the numbers, so that it can be computed again."""
+"""What was concluded from the numbers, so that it can be computed again, and what people said."""
 
 from __future__ import annotations
 
@@ -12,42 +12,91 @@ from db.tables.base import Base
 
 
 class Decision(Base):
-    """One verdict, with all that it was made of."""
+    """One verdict, with all that it was made of but the numbers themselves (DecisionEvidence)."""
 
     __tablename__ = "decision"
-    __table_args__ = (Index(None, "series_id", "created_at"), Index(None, "input_hash"))
+    __table_args__ = (
+        Index(None, "series_id", "base_commit_id"),
+        Index(None, "created_at"),
+        Index(None, "input_hash"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str] = mapped_column(unique=True)
     series_id: Mapped[int | None] = mapped_column(ForeignKey("series.id"))  # null: of a whole run
-    base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: history is base
+    # Null: history is the base. Equal to the head's: the commit was compared with itself.
+    base_commit_id: Mapped[int | None] = mapped_column(ForeignKey("commit.id"))
+    head_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True)
+    device_id: Mapped[int | None] = mapped_column(ForeignKey("device.id"))  # null: not of one
+    base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: not two runs
     head_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: as base_run_id
+    # Null: nobody was alerted.
+    alert_id: Mapped[int | None] = mapped_column(ForeignKey("alert.id"), index=True)
+    watched: Mapped[bool]  # of the line that people watch: only such open and close alerts
     detector: Mapped[str]
     detector_version: Mapped[int]
-    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # the policy's thresholds, seeds
-    input_hash: Mapped[str]  # fingerprint of the numbers judged
+    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # the detector's thresholds
+    input_hash: Mapped[str]  # fingerprint of the evidence
     verdict: Mapped[str]
-    log_ratio: Mapped[float | None]  # ln(head / base); null: no-data or incorrect
-    log_ratio_low: Mapped[float | None]  # of its 95 % interval; null: as log_ratio
+    cause: Mapped[str]
+    reason: Mapped[str]
+    log_ratio: Mapped[float | None]  # ln(head / base); null: nothing was judged
+    log_ratio_low: Mapped[float | None]  # one-sided 99 % bound; null: as log_ratio
     log_ratio_high: Mapped[float | None]  # null: as log_ratio
     created_at: Mapped[datetime]
 
 
+class DecisionEvidence(Base):
+    """The exact inputs of a decision. No listing reads them."""
+
+    __tablename__ = "decision_evidence"
+
+    decision_id: Mapped[int] = mapped_column(ForeignKey("decision.id"), primary_key=True)
+    data: Mapped[bytes]  # zlib of canonical JSON
+
+
 class Alert(Base):
-    """Something got worse between two commits; the series it touches share one group key."""
+    """Something got worse between two commits in one family of kernels."""
 
     __tablename__ = "alert"
     __table_args__ = (UniqueConstraint("group_key"), Index(None, "state", "opened_at"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    group_key: Mapped[str]
+    group_key: Mapped[str]  # fingerprint of the commit range and the family
+    family: Mapped[str] = mapped_column(index=True)
     state: Mapped[str]
     # The last good one; null: bad since the first measurement.
     good_commit_id: Mapped[int | None] = mapped_column(ForeignKey("commit.id"))
     bad_commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first seen bad
     opened_at: Mapped[datetime]
     closed_at: Mapped[datetime | None]  # null: open
-    note: Mapped[str]  # empty: nobody has said anything
+    note: Mapped[str]  # the newest; empty: nobody has said anything
+
+
+class AlertEvent(Base):
+    """A state that an alert was given."""
+
+    __tablename__ = "alert_event"
+    __table_args__ = (Index(None, "alert_id", "created_at"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"))
+    state: Mapped[str]
+    person: Mapped[str]  # empty: the service itself
+    note: Mapped[str]  # empty: nothing was said
+    created_at: Mapped[datetime]
+
+
+class EpochBreak(Base):
+    """A change that people explained: from this commit on the series has a new level."""
+
+    __tablename__ = "epoch_break"
+    __table_args__ = (UniqueConstraint("series_id", "alert_id"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))  # the first on the new level
+    alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True)
 
 
 class ChangePoint(Base):

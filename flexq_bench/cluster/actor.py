@@ -9,7 +9,7 @@ import torch
 
 from flexq_bench.errors import MeasureError
 from flexq_bench.execution import Worker, measure_case, worker_of
-from flexq_bench.measure import Measured, Meter
+from flexq_bench.measure import Measured, Meter, Tuning
 from flexq_bench.provenance import source_hash
 from kernels.contract import Backend
 from workloads.case import Case
@@ -23,11 +23,12 @@ class MeterActor:
     On a CPU it uses one thread, so that actors beside each other don't share cores.
     """
 
-    def __init__(self, backend: Backend, seed: int) -> None:
+    def __init__(self, backend: Backend, seed: int, tuning: Tuning) -> None:
         if backend == "cpu":
             torch.set_num_threads(1)
         # Ray shows a process only its own GPU, so that one is always the first.
-        self._meter = Meter("cpu" if backend == "cpu" else "cuda:0", seed=seed)
+        device = "cpu" if backend == "cpu" else "cuda:0"
+        self._meter = Meter(device, seed=seed, tuning=tuning)
 
     def describe(self) -> Worker:
         return worker_of(self._meter)

@@ -14,6 +14,7 @@ from flexq_bench.cluster.backlog import Backlog, Job, Shape
 from flexq_bench.cluster.runtime import LOCAL, MAX_CPU_SLOTS, cpu_slots, ray_session
 from flexq_bench.errors import InfrastructureError, MeasureError
 from flexq_bench.execution import Outcome, Worker, failed
+from flexq_bench.measure import Tuning
 from flexq_bench.provenance import source_hash
 from kernels.contract import Backend, Capability
 from workloads.case import Case
@@ -46,11 +47,18 @@ class RayExecutor:
     Opening it raises InfrastructureError if Ray or an actor doesn't start.
     """
 
-    def __init__(self, address: str, *, backend: Backend | None, seed: int) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        backend: Backend | None,
+        seed: int,
+        tuning: Tuning = Tuning.REMEMBERED,
+    ) -> None:
         self._address = address
         self._asked = backend
         self._backend: Backend = backend or "cpu"
-        self._seed = seed
+        self._seed, self._tuning = seed, tuning
         self._slots: list[_Slot] = []
         self._open = ExitStack()
 
@@ -152,7 +160,9 @@ class RayExecutor:
         import ray
 
         need = {"num_gpus": 1, "num_cpus": 0} if self._backend == "cuda" else {"num_cpus": 1}
-        return ray.remote(MeterActor).options(**need).remote(self._backend, self._seed)
+        return (
+            ray.remote(MeterActor).options(**need).remote(self._backend, self._seed, self._tuning)
+        )
 
     def _greet(self, handle: Any) -> Worker:
         """Wait for an actor and make sure that it would run our kernels."""

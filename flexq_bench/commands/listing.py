@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,24 +16,35 @@ from rich.table import Table
 from flexq_bench.commands.options import BackendChoice, BackendOption, DbOption, JsonFlag
 from flexq_bench.commands.output import console, print_json
 from flexq_bench.errors import UsageError
+from workloads.case import kernel_label
 from workloads.names import unknown
 
 if TYPE_CHECKING:
     from db.engine import Session
+    from db.queries import NoiseRow
 
 Row = dict[str, Any]
 
 
 def list_(
-    what: Annotated[str, typer.Argument(help="kernels, suites, models, devices, runs or series.")],
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="kernels, suites, models, devices, runs, series, noise or false-alarms."
+        ),
+    ],
     backend: BackendOption = BackendChoice.AUTO,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="Of runs, newest first.")] = 50,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Of runs or false-alarms, newest first.")
+    ] = 50,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the kernels, suites, models, devices, runs or series that there are.
+    """Show the kernels, suites, models, devices, runs or series that there are, or the noise book.
 
     --backend narrows kernels; auto shows both. Devices are this machine's, then those with results.
+    noise: of each series, by commits compared with themselves; in --json as ln(head / base).
+    false-alarms: how often such a comparison was called slower or faster, over time.
     """
     sources: dict[str, Callable[[], list[Row]]] = {
         "kernels": lambda: _kernels(backend),
@@ -40,6 +53,8 @@ def list_(
         "devices": lambda: _devices(db),
         "runs": lambda: _runs(db, limit),
         "series": lambda: _series(db),
+        "noise": lambda: _noise(db),
+        "false-alarms": lambda: _false_alarms(db, limit),
     }
     if what not in sources:
         raise UsageError(unknown("list of", what, sources))
@@ -51,7 +66,8 @@ def list_(
     if rows:
         out.print(_table(rows))
     else:
-        out.print(f"no {what} yet: measure something first (flexq-bench run smoke)")
+        first = _FIRST.get(what, "measure something first (flexq-bench run smoke)")
+        out.print(f"no {what} yet: {first}")
 
 
 def _kernels(backend: BackendChoice) -> list[Row]:
@@ -61,8 +77,8 @@ def _kernels(backend: BackendChoice) -> list[Row]:
         {
             "kernel": spec.label,
             "backend": spec.backend,
-            "weights": _format(spec.weight.bits, spec.weight.group),
-            "activations": _format(spec.activation.bits, spec.activation.group),
+            "weights": spec.weight.name,
+            "activations": spec.activation.name,
             "stages": list(spec.stages),
             "capability": "" if spec.backend == "cpu" else "{}.{}".format(*spec.min_capability),
             "version": spec.version,
@@ -72,11 +88,6 @@ def _kernels(backend: BackendChoice) -> list[Row]:
         if backend in (BackendChoice.AUTO, BackendChoice(name))
         for spec in list_kernels("cuda" if name == "cuda" else "cpu")
     ]
-
-
-def _format(bits: int, group: int | None) -> str:
-    """`int6/128`: 6-bit integers with a scale per 128 of k; `int8/row`: one scale a row."""
-    return f"fp{bits}" if bits > 8 else f"int{bits}/{'row' if group is None else group}"
 
 
 def _suites() -> list[Row]:
@@ -168,7 +179,7 @@ def _runs(db: str | None, limit: int) -> list[Row]:
                 "suite": run.suite,
                 "trigger": run.trigger,
                 "status": run.status,
-                "results": f"{run.received}/{run.planned}",
+                "results": f"{run.received}/{run.planned}" if run.planned else str(run.received),
                 "gpus": list(run.gpus),
                 "commit": run.commit,
                 "dirty": run.dirty,
@@ -185,10 +196,61 @@ def _series(db: str | None) -> list[Row]:
         return [asdict(series) for series in queries.list_series(session)] if session else []
 
 
+def _noise(db: str | None) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        return [
+            {
+                "series_id": page.series_id,
+                "case": _case_key(page),
+                "gpu": page.gpu,
+                "comparisons": page.comparisons,
+                "block_sigma": page.block_sigma,
+                "placement_sigma": page.placement_sigma,
+                "comparison_sigma": page.comparison_sigma,
+                "noise_floor": page.noise_floor,
+                "smallest_step": page.smallest_step,
+                "computed_at": _minute(page.computed_at),
+            }
+            for page in (queries.noise_book(session) if session else ())
+        ]
+
+
+def _case_key(page: NoiseRow) -> str:
+    label = kernel_label(page.kernel, page.variant)
+    return f"{label} {page.stage} {page.cache} m{page.m}n{page.n}k{page.k}"
+
+
+def _false_alarms(db: str | None, limit: int) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        rows = queries.false_alarm_rates(session, limit=limit) if session else []
+        return [
+            asdict(row) | {"since": _minute(row.since), "until": _minute(row.until)} for row in rows
+        ]
+
+
+def _minute(moment: datetime) -> str:
+    return moment.isoformat(timespec="minutes")
+
+
+_COMPARED = "compare a commit with itself first (flexq-bench gate perf --base HEAD --head HEAD)"
+_FIRST = {"noise": _COMPARED, "false-alarms": _COMPARED}
+# Shown in percent: logarithms of ratios, and shares.
+_LOG_RATIOS = {
+    "block_sigma",
+    "placement_sigma",
+    "comparison_sigma",
+    "noise_floor",
+    "smallest_step",
+}
+_SHARES = {"rate", "low", "high", "confidence"}
+
 # Columns of a series that tell it apart at a glance; --json has all of them.
 _HIDDEN = {
     "kernel_version",
-    "metric",
     "unit",
     "direction",
     "input_distribution",
@@ -198,6 +260,7 @@ _HIDDEN = {
     "act_bits",
     "version",
     "linear",
+    "computed_at",
 }
 
 
@@ -217,6 +280,10 @@ def _table(rows: Sequence[Row]) -> Table:
 def _cell(name: str, value: Any) -> str:
     if value is None:
         return ""
+    if name in _LOG_RATIOS:
+        return f"{100 * math.expm1(value):.3g} %"
+    if name in _SHARES:
+        return f"{100 * value:.3g} %"
     if name in ("run", "commit"):
         return str(value) if str(value).startswith("pkg-") else str(value)[:10]
     if isinstance(value, bool):

@@ -22,6 +22,7 @@ from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.errors import UsageError
 from flexq_bench.execution import Executor, LocalExecutor
+from flexq_bench.measure import Tuning
 from flexq_bench.plan import build_plan
 from flexq_bench.provenance import current_commit
 from flexq_bench.report import problem_lines, results_table
@@ -44,6 +45,7 @@ class Setup:
     backend: BackendChoice = BackendChoice.AUTO
     device: str | None = None
     seed: int | None = None
+    tuning: Tuning = Tuning.REMEMBERED
     files: ResultFiles = field(default_factory=ResultFiles)
 
     @property
@@ -70,17 +72,19 @@ def open_executor(setup: Setup) -> Executor:
     if setup.backend is not BackendChoice.AUTO:
         asked = "cuda" if setup.backend is BackendChoice.CUDA else "cpu"
     if setup.cluster == NO_CLUSTER:
-        return LocalExecutor(_device_name(asked, setup.device), seed=seed)
+        device = device_name(asked, setup.device)
+        return LocalExecutor(device, seed=seed, tuning=setup.tuning)
     if setup.device is not None:
         raise UsageError(
             "--device picks a device of this process: leave it out with --cluster, which uses all"
         )
     from flexq_bench.cluster import RayExecutor
 
-    return RayExecutor(setup.cluster, backend=asked, seed=seed)
+    return RayExecutor(setup.cluster, backend=asked, seed=seed, tuning=setup.tuning)
 
 
-def _device_name(asked: Backend | None, device: str | None) -> str:
+def device_name(asked: Backend | None, device: str | None) -> str:
+    """The device asked for, else the backend's first, else the best there is."""
     if device is not None:
         if asked is not None and not device.startswith(asked):
             raise UsageError(f"--device {device} is not of --backend {asked}: drop one of them")

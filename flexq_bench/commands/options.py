@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flexq_bench.errors import UsageError
 from workloads.ranges import parse_ranges
+
+if TYPE_CHECKING:
+    from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for
 
 
 class BackendChoice(StrEnum):
@@ -67,6 +71,14 @@ ClusterOption = Annotated[
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the random inputs.")]
+NoTuneOption = Annotated[
+    bool,
+    typer.Option("--no-tune", help="Time no configurations: each kernel's own heuristic chooses."),
+]
+RetuneOption = Annotated[
+    bool,
+    typer.Option("--retune", help="Time configurations anew, also where a choice is remembered."),
+]
 KernelsOption = Annotated[
     str | None,
     typer.Option(
@@ -76,6 +88,15 @@ KernelsOption = Annotated[
         show_default=False,
     ),
 ]
+
+
+def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
+    """Where configurations come from. Raises UsageError if the two contradict each other."""
+    from flexq_bench.measure import Tuning
+
+    if no_tune and retune:
+        raise UsageError("--no-tune times nothing and --retune everything: leave one of them out")
+    return Tuning.NONE if no_tune else Tuning.FRESH if retune else Tuning.REMEMBERED
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

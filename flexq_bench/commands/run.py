@@ -14,9 +14,12 @@ from flexq_bench.commands.options import (
     DeviceOption,
     JsonFileOption,
     KernelsOption,
+    NoTuneOption,
     OutOption,
+    RetuneOption,
     split_names,
     split_sizes,
+    tuning_of,
 )
 from flexq_bench.errors import UsageError
 
@@ -55,6 +58,8 @@ def run(
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, help="Of the random inputs. Default: 0.")
     ] = None,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
     db: DbOption = None,
     as_json: JsonFileOption = None,
     out: OutOption = None,
@@ -76,7 +81,8 @@ def run(
         "caches": split_names(cache),
     }
     sizes = split_sizes(m)
-    setup = measuring.Setup(db, cluster, backend, device, seed, ResultFiles(as_json, out))
+    tuning = tuning_of(no_tune=no_tune, retune=retune)
+    setup = measuring.Setup(db, cluster, backend, device, seed, tuning, ResultFiles(as_json, out))
     if resume is not None:
         if sizes is not None or any(asked is not None for asked in restrictions.values()):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")

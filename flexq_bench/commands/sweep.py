@@ -15,9 +15,12 @@ from flexq_bench.commands.options import (
     DeviceOption,
     JsonFileOption,
     KernelsOption,
+    NoTuneOption,
     OutOption,
+    RetuneOption,
     split_names,
     split_sizes,
+    tuning_of,
 )
 from flexq_bench.errors import UsageError
 from workloads.case import CacheMode, Stage
@@ -58,6 +61,8 @@ def sweep(
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random inputs.")] = 0,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
     db: DbOption = None,
     as_json: JsonFileOption = None,
     out: OutOption = None,
@@ -78,7 +83,8 @@ def sweep(
         _words("cache", cache, _CACHES),
     )
     suite = Suite("sweep", "shapes typed at the command line", "", (group,))
-    setup = measuring.Setup(db, cluster, backend, device, seed, ResultFiles(as_json, out))
+    tuning = tuning_of(no_tune=no_tune, retune=retune)
+    setup = measuring.Setup(db, cluster, backend, device, seed, tuning, ResultFiles(as_json, out))
     raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", setup))
 
 

@@ -23,8 +23,10 @@ from workloads.gemm import GemmWorkload
 FP16_MAX = 65504.0
 FP16_OVERFLOW = 65536.0  # past this no rounding or accumulation order gives a finite value
 FP16_SMALLEST_NORMAL = 2.0**-14
-# An element that cancels to far below its terms is judged against its terms.
+# An element that cancels to far below its terms is judged against its terms: with sums of 24 bits
+# against 2^-10 of them, and against as many times more as sums have fewer bits.
 CANCELLATION = 2.0**-10
+_FP32_BITS = 24
 FP32_INTEGERS = 2.0**24  # every integer up to here is an FP32 number
 _DENSITIES = (1.0, 0.25, 0.05, 0.01)
 
@@ -86,15 +88,17 @@ def check_linear(
 
 
 def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """|y - ref| / max(|ref|, 2^-14, 2^-10 · magnitude), float64 [M,N].
+    """|y - ref| / max(|ref|, 2^-14, 2^(14 - sum_bits) · magnitude), float64 [M,N].
 
     2^-14 is the smallest normal FP16 number; magnitude is the sum of |contribution|, so that an
-    element which cancels is judged against what it was computed from. Where ref is past the FP16
+    element which cancels is judged against what it was computed from, and sum_bits is 24 but for
+    FP8. Where ref is past the FP16
     range an infinity of the same sign is right (error 0). NaN in y gives NaN or infinity.
     """
     y = y.double()
+    cancellation = CANCELLATION * 2.0 ** (_FP32_BITS - reference.sum_bits)
     scale = torch.maximum(
-        reference.y.abs().clamp(min=FP16_SMALLEST_NORMAL), CANCELLATION * reference.magnitude
+        reference.y.abs().clamp(min=FP16_SMALLEST_NORMAL), cancellation * reference.magnitude
     )
     error = (y - reference.y).abs() / scale
     overflows = reference.y.abs() > FP16_MAX

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 from db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, CpuClock, CudaClock, Rotation
-from flexq_bench.measure.copies import copies_for
 from flexq_bench.measure.device import (
     available_memory,
     capability,
@@ -19,23 +18,23 @@ from flexq_bench.measure.device import (
     find_device,
     other_processes,
 )
-from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.measured import Measured
 from flexq_bench.measure.memory import MemoryEstimate, estimate_memory
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.measure.outcome import extra_facts, judge, with_times
+from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
-from flexq_bench.measure.subject import Buffers, Subject, bind
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
-from flexq_bench.measure.tuning import BriefTimer, TuningMemory
+from flexq_bench.measure.tuning import Tuning
 from flexq_bench.probes import EMPTY_KERNEL, floor_kernel
 from kernels import registry
-from kernels.contract import Backend, Config, Kernel, KernelSpec
+from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
-from kernels.runtime.module import binary_hash
 from workloads.case import Case
 
+# What of the environment decides which configuration is fastest.
+_TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
 Resolve = Callable[[str, Backend], Kernel]
 
 
@@ -43,6 +42,7 @@ class Meter:
     """Measures cases by one protocol on one device that it has to itself.
 
     device: "cpu", "cuda" or "cuda:<index>". protocol None: the device's own.
+    tuning: where configurations come from.
     clock, sensor, resolve: how time is read, the device's state is read and kernels are found;
     None: what the device has.
     Raises DeviceError if this machine has no such device.
@@ -54,6 +54,7 @@ class Meter:
         protocol: Protocol | None = None,
         seed: int = 0,
         *,
+        tuning: Tuning = Tuning.REMEMBERED,
         clock: Clock | None = None,
         sensor: Sensor | None = None,
         resolve: Resolve = registry.resolve,
@@ -64,9 +65,10 @@ class Meter:
         self.protocol = protocol or (PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA)
         self.seed = seed
         self._clock = clock or (CpuClock() if self.backend == "cpu" else CudaClock(self._device))
-        self._sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
+        self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
-        self._tuning = TuningMemory()
+        self._tuning = tuning
+        self._choices = tuning.memory()
         self._probe_us: dict[tuple[object, ...], float | None] = {}
         self.capability = capability(self._device)
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
@@ -80,6 +82,10 @@ class Meter:
         """
         return self._estimate(self._find(case).spec, case).total
 
+    def free_memory(self) -> int:
+        """Bytes that can be allocated on the device now."""
+        return available_memory(self._device)
+
     def check_memory(self, case: Case) -> None:
         """Raise MeasureError if the case doesn't fit the memory that is free; allocates nothing.
 
@@ -89,8 +95,7 @@ class Meter:
             spec = self._find(case).spec
         except UnsupportedError:
             return
-        free = available_memory(self._device)
-        self._estimate(spec, case).check(free, case.label, case.gemm)
+        self._estimate(spec, case).check(self.free_memory(), case.label, case.gemm)
 
     def measure(self, case: Case) -> Measured:
         """Measure a case together with its floor and the empty launch.
@@ -105,6 +110,27 @@ class Meter:
             if measured.status in ("unsupported", "failed"):
                 return measured
             return self._with_probes(case, measured)
+
+    def device_guard(self) -> AbstractContextManager[object]:
+        """Makes the device the current one, as `prepare` and what comes of it want it."""
+        return self._clock.device_guard()
+
+    def prepare(self, case: Case) -> PreparedCase:
+        """The case ready to be configured, checked and placed one step at a time.
+
+        Raises MeasureError for a kernel that nobody has, UnsupportedError for one that this device,
+        stage or cache mode can't have, and whatever the kernel raises.
+        """
+        kernel = self._find(case)
+        self._check_supported(kernel.spec, case)
+        return self._prepare(kernel, case)
+
+    @property
+    def tuning_machine(self) -> TuningMachine:
+        """What choices that are made here hold for."""
+        libraries = (name for name in _TUNED_FOR if name in self.environment)
+        software = " ".join(f"{name} {self.environment[name]}" for name in libraries)
+        return TuningMachine(self.device_info.sku, software)
 
     def _find(self, case: Case) -> Kernel:
         try:
@@ -139,9 +165,7 @@ class Meter:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            self._estimate(kernel.spec, case).check(
-                available_memory(self._device), case.label, case.gemm
-            )
+            self._estimate(kernel.spec, case).check(self.free_memory(), case.label, case.gemm)
             return self._measure_kernel(kernel, case, blank)
         except FlexqError:
             raise
@@ -151,7 +175,7 @@ class Meter:
             detail = f"{type(error).__name__}: {_first_line(error)}"
             return replace(blank, status="failed", detail=detail)
         finally:
-            self._release_memory()
+            self.release_memory()
 
     def _check_supported(self, spec: KernelSpec, case: Case) -> None:
         spec.check_capability(self.capability)
@@ -162,12 +186,14 @@ class Meter:
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         protocol = self.protocol
-        subject = bind(kernel, case, self._device, self.seed)
-        copies = copies_for(case.cache, subject.copy_bytes, self.device_info.l2_bytes, protocol)
-        config = self._choose_config(subject, case, copies)
-        check = self._check(subject, config, case, "before")
+        prepared = self._prepare(kernel, case)
+        if self._tuning is Tuning.NONE:
+            prepared.use_default()
+        else:
+            prepared.choose_config(self._choices, self.tuning_machine)
+        check = prepared.check("before")
         telemetry = Telemetry(
-            self._sensor,
+            self.sensor,
             min_clock_fraction=protocol.min_clock_fraction,
             period_s=protocol.telemetry_period_s,
         )
@@ -176,15 +202,14 @@ class Meter:
 
         @contextmanager
         def place(index: int) -> Iterator[Rotation]:
-            seed = derive_seed(self.seed, case.key, "placement", index)
-            with self._placed(subject, config, copies, seed) as (rotation, buffers):
-                launches.append(rotation.launches)
-                yield rotation
-                problems.append(self._inspect(rotation, buffers, config))
+            with prepared.placed(index) as placed:
+                launches.append(placed.rotation.launches)
+                yield placed.rotation
+                problems.append(placed.inspect())
 
         with telemetry:
             sampling = sample_case(place, protocol, telemetry, seed=self.seed)
-        check = check.merged(self._check(subject, config, case, "after"))
+        check = check.merged(prepared.check("after"))
         check = check.merged(CheckResult(None, None, next(filter(None, problems), "")))
         status, detail = judge(check, sampling, protocol, telemetry)
         state = telemetry.summary()
@@ -192,11 +217,11 @@ class Meter:
             with_times(blank, sampling),
             status=status,
             detail=detail,
-            input_distribution=subject.input_distribution,
+            input_distribution=prepared.input_distribution,
             max_rel_error=check.max_rel_error,
             exact=check.exact,
-            config={} if config is None else config.as_dict(),
-            binary_hash=binary_hash(kernel.builds_for(case.gemm, config)),
+            config={} if prepared.config is None else prepared.config.as_dict(),
+            binary_hash=prepared.binary_hash,
             sm_clock_mhz=state.sm_clock_mhz,
             mem_clock_mhz=state.mem_clock_mhz,
             power_w=state.power_w,
@@ -206,44 +231,22 @@ class Meter:
                 sampling,
                 protocol,
                 telemetry,
-                copies=copies,
+                copies=prepared.copies,
                 launches=launches,
                 other_processes=other_processes(self._nvml),
             ),
         )
 
-    def _check(self, subject: Subject, config: Config | None, case: Case, when: str) -> CheckResult:
-        seed = derive_seed(self.seed, case.gemm, "check", when)
-        return subject.check(config, seed=seed, tolerance=self.protocol.tolerance)
-
-    def _choose_config(self, subject: Subject, case: Case, copies: int) -> Config | None:
-        candidates = subject.candidates()
-        if not candidates:
-            return subject.default_config()
-        seed = derive_seed(self.seed, case.key, "tuning")
-        timer = BriefTimer(lambda: subject.place(copies, seed=seed), self._clock, self.protocol)
-        key = (subject.spec.label, subject.spec.version, case.gemm, case.stage, case.cache)
-        return self._tuning.choose(key, candidates, timer)
-
-    @contextmanager
-    def _placed(
-        self, subject: Subject, config: Config | None, copies: int, seed: int
-    ) -> Iterator[tuple[Rotation, Buffers]]:
-        """A rotation over buffers that are allocated now and freed on leaving."""
-        self._release_memory()
-        buffers = subject.place(copies, seed=seed)
-        rotation = self._clock.rotation(buffers.bound(config), copies, self.protocol)
-        try:
-            yield rotation, buffers
-        finally:
-            rotation.close()
-
-    def _inspect(self, rotation: Rotation, buffers: Buffers, config: Config | None) -> str:
-        """What is wrong with what the timed launches themselves compute; empty: nothing."""
-        buffers.poison()
-        self._clock.synchronize()
-        rotation.sample(1)
-        return buffers.inspect(config, self.protocol.tolerance)
+    def _prepare(self, kernel: Kernel, case: Case) -> PreparedCase:
+        return PreparedCase(
+            kernel,
+            case,
+            self._device,
+            self._clock,
+            self.protocol,
+            l2_bytes=self.device_info.l2_bytes,
+            seed=self.seed,
+        )
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
         """The result with the floor of its weights and the empty launch beside it."""
@@ -276,7 +279,8 @@ class Meter:
                 "unsupported", str(error), self.seed, self.protocol.version, input_distribution=""
             )
 
-    def _release_memory(self) -> None:
+    def release_memory(self) -> None:
+        """Give freed buffers back to the driver, for other processes and placements."""
         try:
             self._clock.release_memory()
         except RuntimeError:

@@ -94,7 +94,7 @@ def warm_up(rotation: Rotation, phase: WarmUp, batch_s: float, now: Now) -> floa
         median_us = statistics.median(rotation.sample(count))
         medians.append(median_us)
         sample_s = median_us * rotation.launches / 1e6
-        count = _batch(sample_s, batch_s)
+        count = batch_size(sample_s, batch_s)
         elapsed = now() - start
         settled = len(medians) == phase.medians and max(medians) - min(
             medians
@@ -115,7 +115,7 @@ def _sample_placement(
     times: list[float] = []
     valid: list[bool] = []
     while True:
-        count = _batch(sample_s, protocol.batch_s)
+        count = batch_size(sample_s, protocol.batch_s)
         began = now()
         batch = rotation.sample(count)
         is_valid = telemetry.is_clock_valid(began, now())
@@ -155,5 +155,6 @@ def _interval(placements: list[Placement], protocol: Protocol, seed: int) -> Int
     return hierarchical_interval(valid, seed=seed, confidence=protocol.confidence)
 
 
-def _batch(sample_s: float, batch_s: float) -> int:
+def batch_size(sample_s: float, batch_s: float) -> int:
+    """Samples of this length, in seconds, that fill a batch."""
     return max(1, min(_MAX_BATCH, round(batch_s / max(sample_s, 1e-9))))

@@ -26,7 +26,19 @@ _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
 class Buffers(ABC):
     """One placement: copies of the weights at fresh addresses and what a launch needs beside."""
 
-    copies: int
+    weights: Sequence[PackedOperand]
+
+    @property
+    def copies(self) -> int:
+        return len(self.weights)
+
+    def holds(self, operand: PackedOperand) -> bool:
+        """Whether each copy of the weights is this operand: the same bytes in the same layout."""
+        mine = self.weights[0].buffers
+        return mine.keys() == operand.buffers.keys() and all(
+            buffer.dtype == mine[name].dtype and torch.equal(buffer, mine[name])
+            for name, buffer in operand.buffers.items()
+        )
 
     @abstractmethod
     def launch(self, i: int, config: Config | None) -> None:
@@ -64,13 +76,26 @@ class Subject(ABC):
     def default_config(self) -> Config | None:
         """What runs where nothing is chosen."""
 
+    @property
+    @abstractmethod
+    def tuning_bucket(self) -> int:
+        """Tokens, as far as they matter to the choice among the candidates."""
+
+    @abstractmethod
+    def narrow(self, config: Config | None) -> None:
+        """Let go of weights that this configuration doesn't read."""
+
     @abstractmethod
     def check(self, config: Config | None, *, seed: int, tolerance: float) -> CheckResult:
         """Whether it computes the right thing on inputs drawn from the seed."""
 
     @abstractmethod
-    def place(self, copies: int, *, seed: int) -> Buffers:
-        """Allocate everything that a launch touches anew."""
+    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
+        """Allocate everything that a launch touches anew.
+
+        beside: another subject's; as many weight copies of the same bytes in the same layout are
+        taken from there.
+        """
 
 
 def bind(kernel: Kernel, case: Case, device: torch.device, seed: int) -> Subject:
@@ -101,6 +126,13 @@ class _LinearSubject(Subject):
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._case.gemm)
 
+    @property
+    def tuning_bucket(self) -> int:
+        return self._kernel.tuning_bucket(self._case.gemm.m)
+
+    def narrow(self, config: Config | None) -> None:
+        self._w = self._kernel.narrow(self._w, config)
+
     def default_config(self) -> Config | None:
         return self._kernel.default_config(self._case.gemm)
 
@@ -115,12 +147,17 @@ class _LinearSubject(Subject):
             self._kernel, gemm, self._case.stage, self._device, run, seed=seed, tolerance=tolerance
         )
 
-    def place(self, copies: int, *, seed: int) -> Buffers:
+    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         pad = _pad(self._device, seed)
         gemm = self._case.gemm
+        weights: Sequence[PackedOperand]
+        if beside is not None and beside.copies == copies and beside.holds(self._w):
+            weights = beside.weights
+        else:
+            weights = [self._w.clone() for _ in range(copies)]
         out = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device=self._device)
         return _LinearBuffers(
-            weights=[self._w.clone() for _ in range(copies)],
+            weights=weights,
             launch=_launcher(self._kernel, self._case, self._inputs, out),
             out=out,
             reference=self._reference,
@@ -133,19 +170,18 @@ class _LinearBuffers(Buffers):
 
     def __init__(
         self,
-        weights: list[PackedOperand],
+        weights: Sequence[PackedOperand],
         launch: Callable[[PackedOperand, Config | None], None],
         out: torch.Tensor,
         reference: Reference,
         pad: torch.Tensor,
     ) -> None:
-        self.copies = len(weights)
-        self._weights, self._launch = weights, launch
+        self.weights, self._launch = weights, launch
         self._out, self._reference = out, reference
         self._pad = pad  # held, so that the others don't get the addresses of the last placement
 
     def launch(self, i: int, config: Config | None) -> None:
-        self._launch(self._weights[i], config)
+        self._launch(self.weights[i], config)
 
     def poison(self) -> None:
         self._out.fill_(torch.nan)
@@ -169,6 +205,13 @@ class _ProbeSubject(Subject):
     def candidates(self) -> Sequence[Config]:
         return self._probe.candidates(self._gemm)
 
+    @property
+    def tuning_bucket(self) -> int:
+        return self._gemm.m
+
+    def narrow(self, config: Config | None) -> None:
+        """A probe has the bytes that it reads and no others."""
+
     def default_config(self) -> Config | None:
         return None
 
@@ -178,24 +221,23 @@ class _ProbeSubject(Subject):
         wrong = "" if result.exact else f"{self.spec.label} is wrong: {result.detail}"
         return CheckResult(None, result.exact, wrong)
 
-    def place(self, copies: int, *, seed: int) -> Buffers:
+    def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         pad = _pad(self._device, seed)
         return _ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
 class _ProbeBuffers(Buffers):
     def __init__(self, probe: Probe, operands: list[PackedOperand], pad: torch.Tensor) -> None:
-        self.copies = len(operands)
-        self._probe, self._operands, self._pad = probe, operands, pad
+        self._probe, self.weights, self._pad = probe, operands, pad
 
     def launch(self, i: int, config: Config | None) -> None:
-        self._probe.launch(self._operands[i], config)
+        self._probe.launch(self.weights[i], config)
 
     def poison(self) -> None:
         """A probe's own check poisons what it looks at."""
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
-        result = self._probe.check(self._operands[-1], config)
+        result = self._probe.check(self.weights[-1], config)
         return "" if result.exact else f"wrong on the timed buffers: {result.detail}"
 
 

@@ -1,56 +1,32 @@
-"""Choosing a configuration by timing the candidates, once per process and shape."""
+"""Timing the candidates of a kernel: briefly, on the buffers that are measured afterwards."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable
+from enum import StrEnum
 
 from flexq_bench.measure.clocks import Clock
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.sampling import warm_up
 from flexq_bench.measure.subject import Buffers
+from kernels.autotune import TuningMemory, tuning_folder
 from kernels.contract import Config
 
-TimeUs = Callable[[Config], float]
 _SAMPLES = 7  # of each candidate: enough to tell percents apart, not tenths
 
 
-def choose_config(candidates: Sequence[Config], time_us: TimeUs) -> Config:
-    """The fastest candidate. One that raises is passed over.
+class Tuning(StrEnum):
+    """Where a configuration comes from."""
 
-    time_us: microseconds a launch under a configuration.
-    Raises ValueError if there is no candidate, and what the last one raised if all do.
-    """
-    if not candidates:
-        raise ValueError("there is no candidate to choose from")
-    best: tuple[float, Config] | None = None
-    last_error: Exception | None = None
-    for config in candidates:
-        try:
-            microseconds = time_us(config)
-        except Exception as error:
-            last_error = error
-            continue
-        if best is None or microseconds < best[0]:
-            best = microseconds, config
-    if best is None:
-        assert last_error is not None  # every candidate raised
-        raise last_error
-    return best[1]
+    REMEMBERED = "remembered"  # timed once for a GPU, sources and shape, then read from disk
+    FRESH = "fresh"  # timed anew in this process, and remembered
+    NONE = "none"  # the kernel's own heuristic
 
-
-class TuningMemory:
-    """Choices already made in this process, by whatever tells two of them apart."""
-
-    def __init__(self) -> None:
-        self._chosen: dict[Hashable, Config] = {}
-
-    def choose(self, key: Hashable, candidates: Sequence[Config], time_us: TimeUs) -> Config:
-        """The remembered choice of `key`, else choose_config's."""
-        if key not in self._chosen:
-            self._chosen[key] = choose_config(candidates, time_us)
-        return self._chosen[key]
+    def memory(self) -> TuningMemory:
+        """What is known when a process begins to measure."""
+        return TuningMemory(tuning_folder(), fresh=self is Tuning.FRESH)
 
 
 class BriefTimer:

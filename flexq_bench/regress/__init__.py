@@ -3,7 +3,10 @@
 from flexq_bench.regress.anchors import attribute, creep
 from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
+from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
+from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
+from flexq_bench.regress.proportion import proportion_interval
 from flexq_bench.regress.ratio import ratio_interval
 from flexq_bench.regress.retrospective import ChangePoint, change_points
 from flexq_bench.regress.trigger import Trigger, trigger
@@ -17,6 +20,7 @@ __all__ = [
     "Confirmation",
     "Interval",
     "Nights",
+    "NoiseLevels",
     "Pattern",
     "Trigger",
     "Verdict",
@@ -28,6 +32,9 @@ __all__ = [
     "creep",
     "hierarchical_interval",
     "median_interval",
+    "noise_levels",
+    "proportion_interval",
     "ratio_interval",
     "trigger",
+    "variance_components",
 ]

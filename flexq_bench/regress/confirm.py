@@ -72,7 +72,7 @@ def confirm(comparison: Comparison) -> Confirmation:
     no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
     numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
     """
-    ratios, placement, discordant = _usable_blocks(comparison)
+    ratios, placement, discordant = usable_blocks(comparison)
     means = np.array([ratios[placement == label].mean() for label in np.unique(placement)])
     if not comparison.correct:
         return _undecided(Verdict.INCORRECT, "a result is wrong", ratios.size, means.size)
@@ -123,7 +123,11 @@ def confirm_night(
     return tuple(result)
 
 
-def _usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
+def usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
+    """Log ratios [blocks], their placements [blocks], and how many were left out for their clocks.
+
+    Raises ValueError if lengths differ.
+    """
     base = np.asarray(comparison.base_us, dtype=np.float64)
     head = np.asarray(comparison.head_us, dtype=np.float64)
     placement = np.asarray(comparison.placement)

@@ -1,4 +1,4 @@
-"""CPU stand-ins of the cuBLAS baselines: W8A8 with per-row scales, and dense FP16."""
+"""CPU stand-ins of the baselines: W8A8 with per-row scales, dense FP16, and what dequantizes."""
 
 from __future__ import annotations
 
@@ -95,6 +95,58 @@ class Fp16Gemm(LinearKernel):
         check_gemm(x, w, out)
         y = x.buffers["values"].float() @ w.buffers["values"].float().T
         out.copy_(y if bias is None else y + bias.float())
+
+
+class DequantizedGemm(LinearKernel):
+    """FP8 or weight-only: float64 GEMM of what codes and scales stand for."""
+
+    def __init__(self, name: str, weight: OperandFormat, activation: OperandFormat) -> None:
+        self.spec = KernelSpec(
+            name=name,
+            backend="cpu",
+            weight=weight,
+            activation=activation,
+            summary=f"stand-in for {name}: torch's float64 GEMM of dequantized values",
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _pack_as_given(weight, self.spec.weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _pack_as_given(x, self.spec.activation)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
+        return self.pack_activation(self.quantize_activation(zeros))
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        for name, buffer in self.pack_activation(self.quantize_activation(x)).buffers.items():
+            packed.buffers[name].copy_(buffer)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        y = _dequantize(x, self.spec.activation) @ _dequantize(w, self.spec.weight).T
+        out.copy_(y if bias is None else y + bias.double())
+
+
+def _pack_as_given(operand: Operand, fmt: OperandFormat) -> PackedOperand:
+    buffers = {"values": operand.values}
+    if fmt.bits <= 8:
+        buffers["scales"] = checked_scales(operand, fmt)
+    return PackedOperand(buffers, operand.rows, operand.k)
+
+
+def _dequantize(packed: PackedOperand, fmt: OperandFormat) -> torch.Tensor:
+    scales = packed.buffers.get("scales")
+    return Operand(packed.buffers["values"], scales, fmt.bits, fmt.group).dequantize()
 
 
 def _pack_codes(operand: Operand) -> PackedOperand:

@@ -8,12 +8,14 @@
 // cp.async ring of its own in shared memory, and meet once, in a fixed order: results are the same from
 // run to run. There are more blocks than fit at once, and the next kernel's blocks start to load their
 // weights as soon as the last of these have started (programmatic dependent launch), so that no SM
-// idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal shares.
+// idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal shares. LATE
+// is for shapes whose blocks leave room on the SMs: without it, the next kernel's blocks take a share of
+// the bandwidth while this one's are at work.
 #include "imma_layout.cuh"
 
 #if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
-    !defined(K_SPLIT)
-#error "COL_TILES, ROW_TILES, WARPS, STAGES and K_SPLIT choose the kernel"
+    !defined(K_SPLIT) || !defined(LATE)
+#error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"
 #endif
 #if K_SPLIT > 1 && __CUDA_ARCH__ < 900
 #error "thread block clusters need compute capability 9.0"
@@ -46,20 +48,10 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
-__device__ inline WeightTile read_tile(uint32_t stage, int lane) {
-  WeightTile tile;
-  const uint4 a = load_shared(stage + lane * 16), b = load_shared(stage + 512 + lane * 16);
-  const uint4 c = load_shared(stage + HIGH_BYTES + lane * 16);
-  tile.high[0] = a.x, tile.high[1] = a.y, tile.high[2] = a.z, tile.high[3] = a.w;
-  tile.high[4] = b.x, tile.high[5] = b.y, tile.high[6] = b.z, tile.high[7] = b.w;
-  tile.low[0] = c.x, tile.low[1] = c.y, tile.low[2] = c.z, tile.low[3] = c.w;
-  return tile;
-}
-
 // What a step needs beside the tiles, for this lane: 32 neighbouring k of a token in each column tile,
 // the scales of the two tokens whose sums the lane will hold, and of its two rows in each row tile.
 struct Small {
-  uint4 codes[COL_TILES][2];
+  TokenCodes codes[COL_TILES];
   float2 token_scale[COL_TILES];
   uint32_t row_scales[ROW_TILES];
 };
@@ -70,11 +62,11 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
     const uint4* at = reinterpret_cast<const uint4*>(
         op.x + (static_cast<long long>(token) * op.steps + step) * GROUP + LANE_K * (op.lane % 4));
-    s.codes[j][0] = token < op.m ? load_cached(at) : make_uint4(0, 0, 0, 0);
-    s.codes[j][1] = token < op.m ? load_cached(at + 1) : make_uint4(0, 0, 0, 0);
+    s.codes[j].half[0] = token < op.m ? load_written(at) : make_uint4(0, 0, 0, 0);
+    s.codes[j].half[1] = token < op.m ? load_written(at + 1) : make_uint4(0, 0, 0, 0);
     const int pair = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
     const float* scale = op.sx + static_cast<long long>(step) * op.m_padded + pair;
-    s.token_scale[j] = pair < op.m_padded ? __ldg(reinterpret_cast<const float2*>(scale))
+    s.token_scale[j] = pair < op.m_padded ? load_written(reinterpret_cast<const float2*>(scale))
                                           : make_float2(0.0f, 0.0f);
   }
 #pragma unroll
@@ -122,7 +114,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   constexpr int STRIDE = WARPS * K_SPLIT;  // in steps, between two turns of a warp
   const int first_step = rank * WARPS + warp;
 
-  let_next_kernel_start();
+  if constexpr (!LATE) let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = first_step + s * STRIDE;
@@ -157,8 +149,8 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
                                weights.operand(4 * i + 2), weights.operand(4 * i + 3)};
 #pragma unroll
         for (int j = 0; j < COL_TILES; ++j) {
-          const uint4 t = now.codes[j][i / 2];
-          const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
+          uint32_t b[2];
+          now.codes[j].operand(b, i);
           mma_s8_m16n8k32(sums[j], a, b);
         }
       }
@@ -174,6 +166,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
+  if constexpr (LATE) let_next_kernel_start();
   // The warps meet: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
   cp_async_wait<0>();
   __syncthreads();

@@ -28,6 +28,12 @@ constexpr int LANE_K = 32;              // neighbouring k of a lane
 static_assert(TILE_BYTES == MMA_ROWS * GROUP * W_BITS / 8, "six bits a weight");
 static_assert(TILE_BYTES % 128 == 0, "a tile is whole cache lines");
 
+// Tokens lie with k in its own order, or, for tensor cores that read them from shared memory, in the
+// order of the MMA: where the four k of word `natural` of a group's 32 lie then.
+__device__ inline int mma_word(int natural) {
+  return natural % 8 / 2 * 8 + natural % 2 * 4 + natural / 8;
+}
+
 struct WeightTile {
   uint32_t high[8], low[4];
 
@@ -37,5 +43,26 @@ struct WeightTile {
     const uint32_t fields = low[o / 4];
     const uint32_t lower = o % 4 == 0 ? fields << 2 : fields >> (2 * (o % 4) - 2);
     return (upper & 0xF0F0F0F0u) | (lower & 0x0C0C0C0Cu);
+  }
+};
+
+__device__ inline WeightTile read_tile(uint32_t shared, int lane) {
+  WeightTile tile;
+  const uint4 a = load_shared(shared + lane * 16), b = load_shared(shared + 512 + lane * 16);
+  const uint4 c = load_shared(shared + HIGH_BYTES + lane * 16);
+  tile.high[0] = a.x, tile.high[1] = a.y, tile.high[2] = a.z, tile.high[3] = a.w;
+  tile.high[4] = b.x, tile.high[5] = b.y, tile.high[6] = b.z, tile.high[7] = b.w;
+  tile.low[0] = c.x, tile.low[1] = c.y, tile.low[2] = c.z, tile.low[3] = c.w;
+  return tile;
+}
+
+// B operand registers of MMA i, from a lane's 32 neighbouring k of one token.
+struct TokenCodes {
+  uint4 half[2];
+
+  __device__ inline void operand(uint32_t (&b)[2], int i) const {
+    const uint4& t = half[i / 2];
+    b[0] = i % 2 == 0 ? t.x : t.z;
+    b[1] = i % 2 == 0 ? t.y : t.w;
   }
 };

@@ -41,6 +41,12 @@ __device__ inline void cp_async_16(uint32_t shared, const void* global, uint64_t
                "l"(global), "l"(policy));
 }
 
+// 16 bytes, or 16 zeros where `inside` is false; nothing is read then.
+__device__ inline void cp_async_16_or_zero(uint32_t shared, const void* global, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
+               "r"(inside ? 16 : 0));
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 template <int PENDING>
@@ -66,17 +72,49 @@ __device__ inline uint4 load_shared(uint32_t shared) {
   return v;
 }
 
-__device__ inline uint4 load_cached(const uint4* global) {
+__device__ inline float2 load_shared_pair(uint32_t shared) {
+  float2 v;
+  asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(shared) : "memory");
+  return v;
+}
+
+__device__ inline uint32_t load_shared_word(uint32_t shared) {
+  uint32_t v;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(shared) : "memory");
+  return v;
+}
+
+// What an earlier kernel of the stream wrote. Not ld.global.nc, which is for what nobody writes while
+// this kernel runs: with programmatic dependent launch it starts before that one has ended.
+__device__ inline uint4 load_written(const uint4* global) {
   uint4 v;
-  asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(global));
   return v;
 }
 
+__device__ inline float2 load_written(const float2* global) {
+  float2 v;
+  asm volatile("ld.global.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(global));
+  return v;
+}
+
+__device__ inline float load_written(const float* global) {
+  float v;
+  asm volatile("ld.global.f32 %0, [%1];" : "=f"(v) : "l"(global));
+  return v;
+}
+
+__device__ inline uint32_t load_written(const uint32_t* global) {
+  uint32_t v;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(global));
+  return v;
+}
+
 // c[16,8] += popc(a[16,128] AND b[128,8]); a row-major, b column-major, one bit a value.
 __device__ inline void mma_b1_m16n8k128(int (&c)[4], const uint32_t (&a)[2], uint32_t b) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k128.row.col.s32.b1.b1.s32.and.popc "
       "{%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
@@ -85,21 +123,83 @@ __device__ inline void mma_b1_m16n8k128(int (&c)[4], const uint32_t (&a)[2], uin
 
 // c[16,8] += popc(a[16,256] AND b[256,8]): the first two words of a and the first of b are k 0-127.
 __device__ inline void mma_b1_m16n8k256(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// d[16,8] = c[16,8] + a[16,32] · b[32,8]; a row-major, b column-major, int8.
+__device__ inline void mma_s8_m16n8k32(int (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                       const int (&c)[4]) {
+  asm(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(c[0]), "r"(c[1]),
+        "r"(c[2]), "r"(c[3]));
+}
+
 // c[16,8] += a[16,32] · b[32,8]; a row-major, b column-major, int8.
 __device__ inline void mma_s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile(
+  asm(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+
+// c[16,8] += a[16,16] · b[16,8] in FP32; a row-major, b column-major, halves.
+__device__ inline void mma_f16_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+#if __CUDA_ARCH__ == 900
+// Warpgroup MMA. Registers are the tensor cores' until wgmma_wait says that they are done.
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+template <int PENDING>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// Shared memory that was written by threads or cp.async, before tensor cores read it.
+__device__ inline void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Matrix descriptor of an operand whose rows are 128 bytes along k, in the 128-byte swizzle: 16-byte
+// chunk c of row r at c ^ (r % 8), eight rows in 1024 bytes (PTX, "matrix descriptor").
+__device__ inline uint64_t swizzled_operand(uint32_t shared) {
+  constexpr uint64_t SWIZZLE_128 = 1ull << 62, EIGHT_ROWS = 1024 >> 4, UNUSED = 1;
+  return SWIZZLE_128 | EIGHT_ROWS << 32 | UNUSED << 16 | ((shared & 0x3FFFF) >> 4);
+}
+
+// d[64,64] = a[64,32] . b[32,64], added to d where `add`; int8, a in the four warps' registers, each
+// with 16 rows as in mma_s8_m16n8k32, b row-major along k in shared memory.
+__device__ inline void wgmma_s8_m64n64k32(int (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 "
+      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
+      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+      "{%32,%33,%34,%35}, %36, p;\n}"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]), "+r"(d[4]), "+r"(d[5]),
+        "+r"(d[6]), "+r"(d[7]), "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
+        "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]), "+r"(d[16]), "+r"(d[17]),
+        "+r"(d[18]), "+r"(d[19]), "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
+        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]), "+r"(d[28]), "+r"(d[29]),
+        "+r"(d[30]), "+r"(d[31])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)));
+}
+#endif
 
 #if __CUDA_ARCH__ >= 900
 // All threads of a thread block cluster meet; what they wrote to shared memory before is seen after.

@@ -1,20 +1,54 @@
-// w8a8.cu: what cuBLASLt's int8 GEMM needs around it.
-//   quantize_rows   x half [M, K] -> codes int8 [M_PAD, K_PAD], scales float [M] (FP16 values)
-//   scale_sums      sums int32 [M, N] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
+// w8a8.cu: what cuBLAS's 8-bit GEMMs need around them.
+//   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values)
+//   scale_sums      sums [M, SUMS_STRIDE] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
+// Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float.
 #include "quantize.cuh"
 
-constexpr int BITS = 8;
-constexpr int THREADS = 256;       // of scale_sums
+#ifndef E4M3
+#define E4M3 0
+#endif
+#if E4M3 && __CUDA_ARCH__ < 890
+#error "E4M3 needs compute capability 8.9"
+#endif
+constexpr int THREADS = 128;       // of scale_sums
+constexpr int FEATURES = 4;        // of a thread of scale_sums
 constexpr int ROW_THREADS = 1024;  // of quantize_rows, which has one block a token
+
+#if E4M3
+using Sum = float;
+using Sums = float4;
+
+// As kernels/formats/fp8.py defines it, bit for bit but for the sign of a zero.
+__device__ inline float row_scale(float largest) {
+  return half_to_float(float_to_half(__fdiv_rn(largest, 448.0f)));
+}
+
+__device__ inline uint32_t row_code(float value, float scale) {
+  const float quotient = scale == 0.0f ? 0.0f : __fdiv_rn(value, scale);
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(quotient));
+  return pair & 255u;  // the second operand is the lower byte
+}
+#else
+using Sum = int;
+using Sums = int4;
+
+// As kernels/formats/symmetric.py defines it, bit for bit.
+__device__ inline float row_scale(float largest) { return scale_of<8>(largest); }
+
+__device__ inline uint32_t row_code(float value, float scale) {
+  return static_cast<uint32_t>(code_of<8>(value, scale)) & 255u;
+}
+#endif
 
 __device__ inline half_bits half_of(const uint4& v, int i) {
   const uint32_t word = i / 2 == 0 ? v.x : i / 2 == 1 ? v.y : i / 2 == 2 ? v.z : v.w;
   return static_cast<half_bits>(i % 2 == 0 ? word : word >> 16);
 }
 
-// Symmetric quantization as kernels/formats/symmetric.py defines it, one scale a row. grid: M.
+// One scale a row. grid: M.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-quantize_rows(const half_bits* x, int8_t* codes, float* scales, int k, int k_padded) {
+quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded) {
   __shared__ float partial[ROW_THREADS / 32];
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -35,31 +69,73 @@ quantize_rows(const half_bits* x, int8_t* codes, float* scales, int k, int k_pad
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < ROW_THREADS / 32; ++warp) largest = fmaxf(largest, partial[warp]);
-  const float scale = scale_of<BITS>(largest);
-  int8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
+  const float scale = row_scale(largest);
+  uint8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
   for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {
     const uint4 v = row_vectors[at];
     uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      words[i / 4] |= (static_cast<uint32_t>(code_of<BITS>(half_to_float(half_of(v, i)), scale)) & 255u) << (i % 4 * 8);
+      words[i / 4] |= row_code(half_to_float(half_of(v, i)), scale) << (i % 4 * 8);
     reinterpret_cast<uint2*>(out)[at] = make_uint2(words[0], words[1]);
   }
   for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS)
-    out[at] = static_cast<int8_t>(at < k ? code_of<BITS>(half_to_float(row[at]), scale) : 0);
+    out[at] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), scale) : 0u);
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
-// grid: (N / THREADS rounded up, M).
+// Whether FEATURES neighbouring halves of a row of n are one access.
+__device__ inline bool is_aligned(const half_bits* row, int n) {
+  return n % FEATURES == 0 && reinterpret_cast<uint64_t>(row) % (FEATURES * sizeof(half_bits)) == 0;
+}
+
+// FEATURES neighbouring halves; those at n and past it are zero.
+__device__ inline void load_features(float (&value)[FEATURES], const half_bits* from, int first, int n) {
+  if (is_aligned(from, n)) {
+    const uint2 v = *reinterpret_cast<const uint2*>(from + first);
+#pragma unroll
+    for (int i = 0; i < FEATURES; ++i)
+      value[i] = half_to_float(static_cast<half_bits>((i < 2 ? v.x : v.y) >> (i % 2 * 16)));
+  } else {
+#pragma unroll
+    for (int i = 0; i < FEATURES; ++i)
+      value[i] = first + i < n ? half_to_float(from[first + i]) : 0.0f;
+  }
+}
+
+// A thread has FEATURES neighbouring features, in one access where rows start on a multiple of them.
+// grid: (N / (THREADS * FEATURES) rounded up, M).
 extern "C" __global__ void __launch_bounds__(THREADS)
-scale_sums(const int* sums, const float* sx, const half_bits* sw, const half_bits* bias,
-           half_bits* y, int n) {
+scale_sums(const Sum* sums, const float* sx, const half_bits* sw, const half_bits* bias,
+           half_bits* y, int n, int sums_stride) {
   let_next_kernel_start();
+  const int first = (blockIdx.x * THREADS + threadIdx.x) * FEATURES;
+  if (first >= n) return;
+  float scale[FEATURES], value[FEATURES] = {};
+  load_features(scale, sw, first, n);  // constant, so before the GEMM has ended
+  if (bias != nullptr) load_features(value, bias, first, n);
   wait_for_previous_kernel();
-  const int feature = blockIdx.x * THREADS + threadIdx.x;
-  if (feature >= n) return;
-  const long long at = static_cast<long long>(blockIdx.y) * n + feature;
-  float value = static_cast<float>(sums[at]) * (sx[blockIdx.y] * half_to_float(sw[feature]));
-  if (bias != nullptr) value += half_to_float(bias[feature]);
-  y[at] = float_to_half(value);
+  const Sum* row_sums = sums + static_cast<long long>(blockIdx.y) * sums_stride + first;
+  Sum sum[FEATURES] = {};
+  if (sums_stride % FEATURES == 0) {  // rows may be longer than n, never shorter
+    const Sums v = *reinterpret_cast<const Sums*>(row_sums);
+    sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
+  } else {
+#pragma unroll
+    for (int i = 0; i < FEATURES; ++i) sum[i] = first + i < n ? row_sums[i] : Sum(0);
+  }
+  const float token_scale = sx[blockIdx.y];
+  uint32_t halves[FEATURES];
+#pragma unroll
+  for (int i = 0; i < FEATURES; ++i)
+    halves[i] = float_to_half(value[i] + static_cast<float>(sum[i]) * (token_scale * scale[i]));
+  half_bits* out = y + static_cast<long long>(blockIdx.y) * n + first;
+  if (is_aligned(out, n)) {
+    *reinterpret_cast<uint2*>(out) =
+        make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
+  } else {
+#pragma unroll
+    for (int i = 0; i < FEATURES; ++i)
+      if (first + i < n) out[i] = static_cast<half_bits>(halves[i]);
+  }
 }

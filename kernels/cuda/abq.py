@@ -24,7 +24,7 @@ from kernels.contract import (
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.runtime.module import load_function, shared_memory_limit
-from kernels.runtime.nvrtc import Build
+from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 CHUNK_K = 128  # values of k in 16 bytes of a plane
@@ -207,6 +207,7 @@ class ArbitraryBitGemm(LinearKernel):
     def _build(self, config: AbqConfig, tokens: int) -> Build:
         return Build.of(
             "abq.cu",
+            block=Block("abq", config.warps * 32, self._shared_bytes(config, tokens)),
             W_BITS=self.spec.weight.bits,
             A_BITS=self.spec.activation.bits,
             TOKENS=tokens,

@@ -22,13 +22,42 @@ from kernels.contract import (
 )
 from kernels.formats import Operand
 from kernels.runtime.module import load_function, shared_memory_limit
-from kernels.runtime.nvrtc import Build
+from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 GROUP = 128
 W_BITS = 6
 MMA_ROWS, MMA_COLS = 16, 8
+_PACK_WARPS = 8  # of a block in csrc/flexq_pack.cu, each with a group of activations
+_DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/flexq_btc.cu
 MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizations:
+    """What of the kernel is switched on (FlexQ, Table 6). csrc/flexq_btc.cu has the details."""
+
+    warp_reduction: bool = True
+    pipeline: bool = True
+    evict_first: bool = True
+    fused_dequant: bool = True
+
+    @property
+    def defines(self) -> dict[str, int]:
+        """The switches that the source takes; a pipeline is what more than one stage makes."""
+        named = asdict(self)
+        del named["pipeline"]
+        return {name.upper(): 0 for name, on in named.items() if not on}
+
+
+VARIANTS = {
+    "": Optimizations(),
+    "vanilla": Optimizations(warp_reduction=False, pipeline=False, evict_first=False),
+    "+warp-reduction": Optimizations(pipeline=False, evict_first=False),
+    "+pipeline": Optimizations(evict_first=False),
+    "+evict-first": Optimizations(),
+    "-fused-dequant": Optimizations(fused_dequant=False),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +68,21 @@ class BtcConfig(Config):
     warps: int
     stages: int
 
-    def build(self, a_bits: int, tokens: int) -> Build:
+    def build(self, a_bits: int, tokens: int, on: Optimizations) -> Build:
         """How csrc/flexq_btc.cu is compiled for this configuration and 1 to 8 tokens a block."""
         defines = {name.upper(): value for name, value in asdict(self).items()}
-        return Build.of("flexq_btc.cu", A_BITS=a_bits, TOKENS=tokens, **defines)
+        block = Block("flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, on))
+        defines |= {"A_BITS": a_bits, "TOKENS": tokens, **on.defines}
+        return Build.of("flexq_btc.cu", block=block, **defines)
 
-    def shared_bytes(self, a_bits: int, tokens: int) -> int:
+    def shared_bytes(self, a_bits: int, tokens: int, on: Optimizations) -> int:
         """Dynamic shared memory of a block, as csrc/flexq_btc.cu lays it out."""
         stage = self.row_tiles * (W_BITS * MMA_ROWS * 16 + MMA_ROWS * 2)
-        column_tiles = -(-tokens * a_bits // MMA_COLS)
-        reduction = self.warps * self.row_tiles * MMA_ROWS * (column_tiles * 4 + 1) * 4
-        return max(self.warps * self.stages * stage, reduction)
+        row_ints = -(-tokens * a_bits // MMA_COLS) * 4 + 1
+        reduction = self.warps * self.row_tiles * MMA_ROWS * row_ints * 4
+        scratch = 0 if on.warp_reduction else W_BITS * MMA_ROWS * MMA_COLS * 4
+        scratch += 0 if on.fused_dequant else MMA_ROWS * row_ints * 4
+        return max(self.warps * self.stages * stage, reduction) + self.warps * scratch
 
 
 # Those of all (1, 2) x (4, 8, 16) x (3, 4, 6) that were among the three fastest of some shape.
@@ -72,12 +105,17 @@ _CONFIGS = tuple(
 )
 
 
-class BinaryTensorCoreGemm(LinearKernel):
-    """`flexq-w6a<a_bits>`."""
+_UNPIPELINED = tuple(BtcConfig(row_tiles, warps, 1) for row_tiles in (1, 2) for warps in (4, 8))
 
-    def __init__(self, a_bits: int) -> None:
+
+class BinaryTensorCoreGemm(LinearKernel):
+    """`flexq-w6a<a_bits>` and its variants."""
+
+    def __init__(self, a_bits: int, variant: str = "") -> None:
+        self._on = VARIANTS[variant]
         self.spec = KernelSpec(
             name=f"flexq-w6a{a_bits}",
+            variant=variant,
             backend="cuda",
             weight=OperandFormat(W_BITS, GROUP),
             activation=OperandFormat(a_bits, GROUP),
@@ -129,45 +167,59 @@ class BinaryTensorCoreGemm(LinearKernel):
         shape = check_gemm(x, w, out)
         chosen = config if isinstance(config, BtcConfig) else self.default_config(shape)
         tokens, a_bits = min(shape.m, MAX_TOKENS), self.spec.activation.bits
-        function = load_function(chosen.build(a_bits, tokens), "flexq_btc")
+        build = chosen.build(a_bits, tokens, self._on)
+        group_sums = None
+        if not self._on.fused_dequant:
+            size = (-(-shape.k // GROUP), shape.m, shape.n)
+            group_sums = torch.empty(size, dtype=torch.int32, device=out.device)
         blocks = -(-shape.n // (MMA_ROWS * chosen.row_tiles))
-        function.launch(
+        sizes = (shape.m, shape.n, shape.k)
+        w_scales, x_scales = w.buffers["scales"], x.buffers["scales"]
+        operands = (w.buffers["planes"], w_scales, x.buffers["planes"], x_scales)
+        load_function(build, "flexq_btc").launch(
             (blocks, -(-shape.m // tokens), 1),
             chosen.warps * 32,
-            (
-                w.buffers["planes"],
-                w.buffers["scales"],
-                x.buffers["planes"],
-                x.buffers["scales"],
-                bias,
-                out,
-                shape.m,
-                shape.n,
-                shape.k,
-            ),
-            shared_bytes=chosen.shared_bytes(a_bits, tokens),
+            (*operands, bias, out, group_sums, *sizes),
+            shared_bytes=chosen.shared_bytes(a_bits, tokens, self._on),
             overlap_previous=True,
         )
+        if group_sums is not None:
+            load_function(build, "flexq_dequantize").launch(
+                (-(-shape.n // _DEQUANT_THREADS), shape.m, 1),
+                _DEQUANT_THREADS,
+                (group_sums, w_scales, x_scales, bias, out, *sizes),
+                overlap_previous=True,
+            )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         allowed = shared_memory_limit(torch.cuda.current_device())
         tokens, a_bits = min(gemm.m, MAX_TOKENS), self.spec.activation.bits
-        return [c for c in _configs(tokens) if c.shared_bytes(a_bits, tokens) <= allowed]
+        configs = self._configs(tokens)
+        return [c for c in configs if c.shared_bytes(a_bits, tokens, self._on) <= allowed]
 
     def default_config(self, gemm: GemmWorkload) -> BtcConfig:
-        return BtcConfig(row_tiles=1, warps=8, stages=4)
+        return BtcConfig(row_tiles=1, warps=8, stages=4 if self._on.pipeline else 1)
 
     def builds(self) -> Sequence[Build]:
         a_bits = self.spec.activation.bits
         packing = [Build.of("flexq_pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
-        main = [c.build(a_bits, tokens) for tokens in (1, 4, 8) for c in _configs(tokens)]
+        main = [
+            c.build(a_bits, tokens, self._on) for tokens in (1, 4, 8) for c in self._configs(tokens)
+        ]
         return [*packing, *main]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, BtcConfig) else self.default_config(gemm)
         a_bits = self.spec.activation.bits
-        main = chosen.build(a_bits, min(gemm.m, MAX_TOKENS))
+        main = chosen.build(a_bits, min(gemm.m, MAX_TOKENS), self._on)
         return [Build.of("flexq_pack.cu", BITS=a_bits), main]
+
+    def _configs(self, tokens: int) -> list[BtcConfig]:
+        """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
+        configs = _CONFIGS if self._on.pipeline else _UNPIPELINED
+        most_warps = 16 if self._on.fused_dequant else 8 if tokens <= 4 else 4
+        few_warps = [c for c in configs if c.warps <= most_warps]
+        return [c for c in few_warps if tokens <= 4 or c.row_tiles * c.warps <= 16]
 
     def _columns(self, m: int) -> int:
         return -(-m * self.spec.activation.bits // MMA_COLS) * MMA_COLS
@@ -182,13 +234,8 @@ class BinaryTensorCoreGemm(LinearKernel):
     ) -> None:
         a_bits, columns = self.spec.activation.bits, self._columns(packed.rows)
         function = load_function(Build.of("flexq_pack.cu", BITS=a_bits), name)
-        grid = (-(-packed.k // GROUP), -(-columns // a_bits), 1)
+        blocks = -(-packed.k // (GROUP * _PACK_WARPS))
+        grid = (blocks, -(-columns // a_bits), 1)
         arguments = (*inputs, packed.buffers["planes"], packed.buffers["scales"])
-        function.launch(
-            grid, 32, (*arguments, packed.rows, packed.k, columns), overlap_previous=overlap
-        )
-
-
-def _configs(tokens: int) -> list[BtcConfig]:
-    """Those that don't spill: the sums of many tokens need more than a 16th of the registers."""
-    return [c for c in _CONFIGS if tokens <= 4 or c.row_tiles * c.warps <= 16]
+        sizes = (packed.rows, packed.k, columns)
+        function.launch(grid, 32 * _PACK_WARPS, (*arguments, *sizes), overlap_previous=overlap)

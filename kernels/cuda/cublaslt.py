@@ -24,9 +24,11 @@ _CUDA_TYPES = {
     torch.float16: 2,
     torch.int8: 3,
     torch.int32: 10,
+    torch.float8_e4m3fn: 28,
 }
 _COMPUTE_32F, _COMPUTE_32I = 68, 72
 _TRANSPOSE = 1
+_ONE_SCALE_A_ROW = 3  # CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F
 # Split-K in place or in the compute type. Summing partial results in the output type (4) would be
 # FP16 sums: 4 units in the last place off at K = 4096.
 _EXACT_REDUCTIONS = 1 | 2
@@ -44,10 +46,16 @@ class LtConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class LtTypes:
-    """Types of the inputs and of what the library writes."""
+    """Types of the inputs and of what the library writes.
+
+    row_scales: the library multiplies by an FP32 scale a row of W and one a row of X. It does for
+    FP8 on compute capability 9.0 from version 12.9 on. Sums of int8 it writes as int32, or scaled
+    as int8: never as FP16 or FP32 (cuBLAS 13 documentation, table of cublasLtMatmul).
+    """
 
     inputs: torch.dtype
     output: torch.dtype
+    row_scales: bool = False
 
 
 class LtProblem:
@@ -55,20 +63,37 @@ class LtProblem:
 
     def __init__(self, m: int, n: int, k: int, types: LtTypes) -> None:
         lt = _bindings()
-        integer = types.inputs == torch.int8
-        compute, scale = (_COMPUTE_32I, 10) if integer else (_COMPUTE_32F, 0)
+        compute = _COMPUTE_32I if types.inputs == torch.int8 else _COMPUTE_32F
+        # Sums that stay int32 have an integer for alpha; all others are multiplied by an FP32 one.
+        stays_integer = types.output == torch.int32
+        scale = _CUDA_TYPES[torch.int32 if stays_integer else torch.float32]
         self._lt = lt
         self._desc = lt.matmul_desc_create(compute, scale)
-        transpose = ctypes.c_int32(_TRANSPOSE)
-        attribute = lt.MatmulDescAttribute.TRANSA
-        lt.matmul_desc_set_attribute(self._desc, attribute, ctypes.addressof(transpose), 4)
+        attributes = lt.MatmulDescAttribute
+        self._set(attributes.TRANSA, ctypes.c_int32(_TRANSPOSE))
+        if types.row_scales:
+            self._set(attributes.A_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
+            self._set(attributes.B_SCALE_MODE, ctypes.c_int32(_ONE_SCALE_A_ROW))
+            # Algorithms are found for scales that are there; which ones doesn't matter.
+            anywhere = _workspace(torch.cuda.current_device())
+            self._set_scales(anywhere, anywhere)
         inputs, output = _CUDA_TYPES[types.inputs], _CUDA_TYPES[types.output]
         self._w = lt.matrix_layout_create(inputs, k, n, k)
         self._x = lt.matrix_layout_create(inputs, k, m, k)
         self._y = lt.matrix_layout_create(output, n, m, n)
-        number = ctypes.c_int32 if integer else ctypes.c_float
+        number = ctypes.c_int32 if stays_integer else ctypes.c_float
         self._one, self._zero = number(1), number(0)
         self._algorithms, self.count = self._ask()
+
+    def _set(self, attribute: Any, value: Any) -> None:
+        self._lt.matmul_desc_set_attribute(
+            self._desc, attribute, ctypes.addressof(value), ctypes.sizeof(value)
+        )
+
+    def _set_scales(self, w_scales: torch.Tensor, x_scales: torch.Tensor) -> None:
+        attributes = self._lt.MatmulDescAttribute
+        self._set(attributes.A_SCALE_POINTER, ctypes.c_void_p(w_scales.data_ptr()))
+        self._set(attributes.B_SCALE_POINTER, ctypes.c_void_p(x_scales.data_ptr()))
 
     # An algorithm is the first field of its row, so a row's address is the algorithm's.
     def _ask(self) -> tuple[np.ndarray[Any, Any], int]:
@@ -104,8 +129,22 @@ class LtProblem:
             raise UnsupportedError("cuBLASLt has no algorithm for this shape and type")
         return results, found.value
 
-    def run(self, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, algorithm: int) -> None:
-        """y = x · w^T by the heuristic's algorithm of this index, on the current stream."""
+    def run(
+        self,
+        w: torch.Tensor,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        algorithm: int,
+        *,
+        w_scales: torch.Tensor | None = None,
+        x_scales: torch.Tensor | None = None,
+    ) -> None:
+        """y = x · w^T by the heuristic's algorithm of this index, on the current stream.
+
+        w_scales, x_scales: FP32 [N] and [M], for types with row_scales.
+        """
+        if w_scales is not None and x_scales is not None:
+            self._set_scales(w_scales, x_scales)
         device = torch.cuda.current_device()
         stream = torch.cuda.current_stream().cuda_stream
         workspace = _workspace(device)
@@ -140,7 +179,8 @@ def lt_problem(m: int, n: int, k: int, types: LtTypes, device: int) -> LtProblem
 def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtConfig]:
     """Every algorithm for M as it is and, where M is small, padded to 8 and 16.
 
-    Padding pays: the int8 kernels for M < 8 were slower than those for 8 or 16.
+    gemm.n: rows of W that the library is told. Padding pays: the int8 kernels for M < 8 were
+    slower than those for 8 or 16.
     """
     device = torch.cuda.current_device()
     paddings = sorted({max(gemm.m, p) for p in (1, 8, 16)})
@@ -148,10 +188,17 @@ def lt_candidates(gemm: GemmWorkload, k_padded: int, types: LtTypes) -> list[LtC
     for m_padded in paddings:
         try:
             count = lt_problem(m_padded, gemm.n, k_padded, types, device).count
-        except (UnsupportedError, RuntimeError):
+        except (UnsupportedError, _bindings().cuBLASLtError):
             continue  # no kernel for this padding: the next one may have
         configs += [LtConfig(algorithm, m_padded) for algorithm in range(count)]
     return configs
+
+
+def lt_version() -> tuple[int, int]:
+    """Major and minor version of the library that is loaded, for example (12, 9)."""
+    number = int(_bindings().get_version())
+    major = number // 10000
+    return major, number % 10000 // 100
 
 
 @cache

@@ -1,4 +1,10 @@
-"""The cuBLASLt baselines: W8A8 with per-row scales, and dense FP16."""
+"""The cuBLASLt baselines: W8A8 with per-row scales, and dense FP16.
+
+cuBLASLt can't apply the scales of W8A8 itself: sums of int8 leave it as int32 without an epilogue,
+or scaled as int8 (cuBLAS 13 documentation, section cublasLtMatmul, tables of supported data types).
+So one kernel of ours does, which reads 16 bytes at a time and may start before the GEMM has ended.
+`cublaslt-w8a8[sums]` is the GEMM without that kernel: what no way to apply them can be faster than.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +22,15 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.cuda.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
+from kernels.cuda.rows import INT8_ROWS
 from kernels.formats import Operand
-from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
-_INT8 = LtTypes(torch.int8, torch.int32)
+INT8 = LtTypes(torch.int8, torch.int32)
 _FP16 = LtTypes(torch.float16, torch.float16)
-_SCALING = Build.of("w8a8.cu")
-_THREADS, _ROW_THREADS = 256, 1024  # of scale_sums and quantize_rows in csrc/w8a8.cu
-_PADDED_ROWS = 16  # activations are allocated for the largest padding that is ever tried
+PADDED_ROWS = 16  # activations are allocated for the largest padding that is ever tried
+_ALIGNED = 16  # bytes: where the library wants rows to start
 
 
 class _LtGemm(LinearKernel):
@@ -37,19 +42,11 @@ class _LtGemm(LinearKernel):
     def _padded_k(self, k: int) -> int:
         return -(-k // self.k_multiple) * self.k_multiple
 
-    def _padded(self, matrix: torch.Tensor, rows: int) -> torch.Tensor:
-        """matrix [r, k] in a zeroed [rows, padded k]."""
-        padded = torch.zeros(
-            rows, self._padded_k(matrix.shape[1]), dtype=matrix.dtype, device=matrix.device
-        )
-        padded[: matrix.shape[0], : matrix.shape[1]] = matrix
-        return padded
-
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return lt_candidates(gemm, self._padded_k(gemm.k), self.types)
 
     def default_config(self, gemm: GemmWorkload) -> LtConfig:
-        return LtConfig(algorithm=0, m_padded=max(gemm.m, _PADDED_ROWS))
+        return LtConfig(algorithm=0, m_padded=max(gemm.m, PADDED_ROWS))
 
     def _multiply(
         self, shape: GemmWorkload, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, c: LtConfig
@@ -63,10 +60,23 @@ class _LtGemm(LinearKernel):
         return config if isinstance(config, LtConfig) else self.default_config(shape)
 
 
+def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A matrix in a zeroed one of [rows, columns]."""
+    larger = torch.zeros(rows, columns, dtype=matrix.dtype, device=matrix.device)
+    larger[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return larger
+
+
+def has_aligned_rows(x: torch.Tensor, columns: int) -> bool:
+    """Whether FP16 rows lie one after the other, each `columns` long and aligned."""
+    whole = x.dtype == torch.float16 and x.is_contiguous() and x.shape[1] == columns
+    return whole and x.data_ptr() % _ALIGNED == 0
+
+
 class Int8Gemm(_LtGemm):
     """`cublaslt-w8a8`: int8 GEMM by cuBLASLt, then one kernel that applies both scales."""
 
-    types = _INT8
+    types = INT8
     k_multiple = 16
     spec = KernelSpec(
         name="cublaslt-w8a8",
@@ -78,13 +88,13 @@ class Int8Gemm(_LtGemm):
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         buffers = {
-            "codes": self._padded(weight.values, weight.rows),
+            "codes": padded(weight.values, weight.rows, self._padded_k(weight.k)),
             "scales": checked_scales(weight, self.spec.weight)[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        rows = max(m, _PADDED_ROWS)
+        rows = max(m, PADDED_ROWS)
         buffers = {
             "codes": torch.zeros(rows, self._padded_k(k), dtype=torch.int8, device=device),
             "scales": torch.empty(m, dtype=torch.float32, device=device),
@@ -98,13 +108,10 @@ class Int8Gemm(_LtGemm):
         return packed
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        function = load_function(_SCALING, "quantize_rows")
-        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
-        arguments = (x.contiguous(), codes, scales, packed.k, codes.shape[1])
-        function.launch((packed.rows, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
+        INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
 
     def builds(self) -> Sequence[Build]:
-        return [_SCALING]
+        return [INT8_ROWS.build]
 
     def gemm(
         self,
@@ -119,10 +126,7 @@ class Int8Gemm(_LtGemm):
         chosen = self._config(shape, config)
         sums = torch.empty(chosen.m_padded, shape.n, dtype=torch.int32, device=out.device)
         self._multiply(shape, w.buffers["codes"], x.buffers["codes"], sums, chosen)
-        function = load_function(_SCALING, "scale_sums")
-        arguments = (sums, x.buffers["scales"], w.buffers["scales"], bias, out, shape.n)
-        grid = (-(-shape.n // _THREADS), shape.m, 1)
-        function.launch(grid, _THREADS, arguments, overlap_previous=True)
+        INT8_ROWS.scale(sums, x.buffers["scales"], w.buffers["scales"], bias, out)
 
 
 class Fp16Gemm(_LtGemm):
@@ -139,11 +143,11 @@ class Fp16Gemm(_LtGemm):
     )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
-        values = self._padded(weight.values, weight.rows)
+        values = padded(weight.values, weight.rows, self._padded_k(weight.k))
         return PackedOperand({"values": values}, weight.rows, weight.k)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        rows = max(m, _PADDED_ROWS)
+        rows = max(m, PADDED_ROWS)
         values = torch.zeros(rows, self._padded_k(k), dtype=torch.float16, device=device)
         return PackedOperand({"values": values}, m, k)
 
@@ -154,6 +158,24 @@ class Fp16Gemm(_LtGemm):
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"][: packed.rows, : packed.k] = x
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Activations that already lie as the library wants them are not copied."""
+        chosen = self._config(GemmWorkload(packed.rows, w.rows, packed.k), config)
+        if chosen.m_padded == packed.rows and has_aligned_rows(x, self._padded_k(packed.k)):
+            packed = PackedOperand({"values": x}, packed.rows, packed.k)
+        else:
+            self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=chosen)
 
     def gemm(
         self,

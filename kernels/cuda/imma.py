@@ -7,7 +7,6 @@ integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import torch
 
@@ -20,68 +19,26 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
+from kernels.cuda.imma_configs import (
+    GROUP,
+    MMA_ROWS,
+    MMA_TOKENS,
+    MOST_NATURAL,
+    TILE_BYTES,
+    WGMMA_ARCH,
+    AnyImmaConfig,
+    all_configs,
+    bucket_of,
+    configs_for,
+)
+from kernels.cuda.imma_heuristic import choose
 from kernels.formats import Operand
-from kernels.runtime.module import current_arch, load_function, shared_memory_limit
+from kernels.runtime.module import current_arch, load_function, shared_memory_limit, sm_count
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
-GROUP = 128
 W_BITS = 6
-MMA_ROWS, MMA_TOKENS = 16, 8
-TILE_BYTES = 1536  # imma_layout.cuh: 16 rows by 128 k
-SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
-COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further blocks
-
-
-@dataclass(frozen=True, slots=True)
-class ImmaConfig(Config):
-    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
-    ring; k_split: blocks of a cluster that share a row tile; col_tiles: of 8 tokens a block."""
-
-    row_tiles: int
-    warps: int
-    stages: int
-    k_split: int
-    col_tiles: int
-
-    @property
-    def build(self) -> Build:
-        """How csrc/flexq_imma.cu is compiled for this configuration."""
-        defines = {name.upper(): value for name, value in asdict(self).items()}
-        return Build.of("flexq_imma.cu", min_sm=90 if self.k_split > 1 else 80, **defines)
-
-    @property
-    def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block, as csrc/flexq_imma.cu lays it out."""
-        reduction = self.warps * self.row_tiles * self.col_tiles * SHARE_BYTES
-        return max(reduction, self.warps * self.stages * self.row_tiles * TILE_BYTES)
-
-
-# (row_tiles, warps, stages, k_split): those of all (1, 2, 4) x (4, 8, 16) x (2, 3, 4) x (1, 2, 4)
-# that were among the three fastest of some layer on an H200.
-_CHOICES = (
-    (1, 4, 2, 1),
-    (1, 4, 3, 1),
-    (1, 4, 4, 1),
-    (1, 8, 2, 1),
-    (1, 8, 3, 1),
-    (1, 16, 2, 1),
-    (1, 16, 3, 1),
-    (2, 4, 2, 1),
-    (2, 4, 3, 1),
-    (2, 4, 4, 1),
-    (2, 8, 2, 1),
-    (2, 8, 3, 1),
-    (2, 8, 4, 1),
-    (2, 16, 2, 1),
-    (2, 16, 3, 1),
-    (4, 8, 2, 1),
-    (4, 8, 3, 1),
-    (1, 4, 2, 2),
-    (2, 4, 2, 2),
-    (2, 8, 2, 2),
-    (2, 4, 2, 4),
-)
+_QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma_pack.cu
 
 
 class Int8TensorCoreGemm(LinearKernel):
@@ -122,16 +79,20 @@ class Int8TensorCoreGemm(LinearKernel):
 
     def pack_activation(self, x: Operand) -> PackedOperand:
         packed = self.empty_activation(x.rows, x.k, x.values.device)
-        packed.buffers["codes"][:, : x.k] = x.values
+        codes = packed.buffers["codes"]
+        codes[:, : x.k] = x.values
+        if _in_mma_order(x.rows):
+            codes.copy_(mma_order(codes))
         packed.buffers["scales"][:, : x.rows] = checked_scales(x, self.spec.activation).T
         return packed
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         codes, scales = packed.buffers["codes"], packed.buffers["scales"]
+        arguments = (x.contiguous(), codes, scales)
         load_function(self._packing, "quantize_rows").launch(
-            (scales.shape[0], scales.shape[1], 1),
-            32,
-            (x.contiguous(), codes, scales, packed.rows, packed.k),
+            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
+            32 * _QUANTIZE_WARPS,
+            (*arguments, packed.rows, packed.k, int(_in_mma_order(packed.rows))),
             overlap_previous=True,
         )
 
@@ -145,12 +106,10 @@ class Int8TensorCoreGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         shape = check_gemm(x, w, out)
-        c = config if isinstance(config, ImmaConfig) else self.default_config(shape)
-        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
-        chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
-        load_function(c.build, "flexq_imma").launch(
-            (blocks, chunks, 1),
-            c.warps * 32,
+        c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
+        load_function(c.build, c.function).launch(
+            c.grid(shape.m, shape.n),
+            c.threads,
             (
                 w.buffers["tiles"],
                 w.buffers["scales"],
@@ -167,31 +126,33 @@ class Int8TensorCoreGemm(LinearKernel):
             cluster=c.k_split,
         )
 
-    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+    def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
         device = torch.cuda.current_device()
         allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = _configs(_col_tiles(gemm.m))
+        configs = configs_for(gemm.m, in_mma_order=_in_mma_order(gemm.m))
         return [c for c in configs if c.shared_bytes <= allowed and c.build.runs_on(arch)]
 
-    def default_config(self, gemm: GemmWorkload) -> ImmaConfig:
-        return ImmaConfig(row_tiles=1, warps=8, stages=4, k_split=1, col_tiles=_col_tiles(gemm.m))
+    def tuning_bucket(self, m: int) -> int:
+        return bucket_of(m)
+
+    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
+        return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
 
     def builds(self) -> Sequence[Build]:
-        return [self._packing, *(c.build for tiles in COL_TILES for c in _configs(tiles))]
+        return [self._packing, *(config.build for config in all_configs())]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        chosen = config if isinstance(config, ImmaConfig) else self.default_config(gemm)
+        chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
         return [self._packing, chosen.build]
 
 
-def _col_tiles(m: int) -> int:
-    return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])
+def _in_mma_order(m: int) -> bool:
+    """Whether m tokens are for the kernel of csrc/flexq_imma_wgmma.cu, which reads that order."""
+    return m > MOST_NATURAL and current_arch(torch.cuda.current_device()) == WGMMA_ARCH
 
 
-def _configs(col_tiles: int) -> list[ImmaConfig]:
-    """Those that don't spill: the sums of many tokens need more than a 16th of the registers."""
-    configs = [ImmaConfig(*choice, col_tiles) for choice in _CHOICES]
-    if col_tiles == 1:
-        return configs
-    few_warps = [c for c in configs if c.row_tiles <= 2]
-    return [c for c in few_warps if col_tiles == 2 or c.warps <= 8]
+def mma_order(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [M, steps * 128] with each group's k in the order of the MMA (csrc/imma_layout.cuh)."""
+    lanes, mmas, halves = 4, 4, 2  # of 4 neighbouring k each
+    words = codes.view(codes.shape[0], -1, lanes, mmas, halves, 4)
+    return words.permute(0, 1, 3, 4, 2, 5).reshape(codes.shape)

@@ -1,4 +1,4 @@
-"""The read floor and the empty launch on a GPU."""
+"""The read floor, the empty launch and a launch of known length on a GPU."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from workloads.gemm import GemmWorkload
 _CHUNK_BYTES = 16  # of one load
 _DEFAULT_UNROLL = 8
 _UNROLLS = (4, 8)
+SPIN_CYCLES = 400_000  # 0.2 ms at 1,980 MHz: what a launch costs beside it is under 1 %
+_SPIN = Build.of("spin.cu", CYCLES=SPIN_CYCLES)
 _EMPTY = Build.of("probes.cu", UNROLL=_DEFAULT_UNROLL, OVERLAP=0)
 
 
@@ -126,6 +128,41 @@ class EmptyKernel(Probe):
 
     def builds(self) -> Sequence[Build]:
         return [_EMPTY]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        return self.builds()
+
+
+class Spin(Probe):
+    """`spin`: waits SPIN_CYCLES cycles, so that a change of known size can be made."""
+
+    spec = KernelSpec(
+        name="spin",
+        backend="cuda",
+        weight=OperandFormat(16),
+        activation=OperandFormat(16),
+        summary="waits a known number of cycles: to test comparisons",
+        stages=("gemm",),
+        reads_weights=False,
+    )
+
+    def allocate(self, gemm: GemmWorkload, device: torch.device, seed: int) -> PackedOperand:
+        cell = torch.zeros(1, dtype=torch.int64, device=device)
+        return PackedOperand({"cell": cell}, gemm.n, gemm.k)
+
+    def launch(self, operand: PackedOperand, config: Config | None = None) -> None:
+        load_function(_SPIN, "spin").launch((1, 1, 1), 32, (operand.buffers["cell"],))
+
+    def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
+        operand.buffers["cell"].fill_(-1)
+        self.launch(operand)
+        waited = int(operand.buffers["cell"])
+        # A turn of the loop is some tens of cycles.
+        exact = SPIN_CYCLES <= waited < SPIN_CYCLES + 1000
+        return ProbeResult(exact, f"waited {waited:,} cycles, expected {SPIN_CYCLES:,}")
+
+    def builds(self) -> Sequence[Build]:
+        return [_SPIN]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         return self.builds()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kernels.errors import CompileError, UnsupportedError
 from kernels.runtime.nvrtc import Cubin
+from kernels.runtime.occupancy import RESERVED_SHARED_BYTES
 
 _USAGE = re.compile(
     r"Function (?P<function>\w+):\s+REG:(?P<registers>\d+) STACK:(?P<stack>\d+) "
@@ -24,7 +25,7 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?(?P<name>[A-Z]
 class Resources:
     """Of one function: registers a thread, bytes of stack and spills a thread, static shared bytes.
 
-    On compute capability 9.0 the compiler counts 1 KB of shared memory that the system reserves.
+    The stack holds spilled registers too. shared_bytes is what the function declares.
     """
 
     registers: int
@@ -38,7 +39,10 @@ def resources(cubin: Cubin) -> dict[str, Resources]:
     text = _run("cuobjdump", "--dump-resource-usage", cubin)
     return {
         found["function"]: Resources(
-            int(found["registers"]), int(found["stack"]), int(found["local"]), int(found["shared"])
+            int(found["registers"]),
+            int(found["stack"]),
+            int(found["local"]),
+            _declared_bytes(int(found["shared"]), cubin.arch),
         )
         for found in _USAGE.finditer(text)
     }
@@ -57,6 +61,12 @@ def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
         elif found := _INSTRUCTION.search(line):
             current[found["name"]] += 1
     return counts
+
+
+def _declared_bytes(reported: int, arch: str) -> int:
+    """From compute capability 9.0 on the tool counts what the system keeps, where any is used."""
+    reserved = RESERVED_SHARED_BYTES if int(arch.removeprefix("sm_")) >= 90 else 0
+    return max(0, reported - reserved)
 
 
 def _run(tool: str, option: str, cubin: Cubin) -> str:

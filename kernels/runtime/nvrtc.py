@@ -3,39 +3,63 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from kernels.errors import CompileError, UnsupportedError
+from kernels.runtime.files import cache_folder, write_atomically
+from kernels.runtime.sources import source_hash
 
 COMMON_OPTIONS = ("--std=c++17",)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of one function, as its launcher asks for it: what occupancy follows from.
+
+    shared_bytes: dynamic shared memory; what the function declares itself is not in it.
+    """
+
+    function: str
+    threads: int
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
     """One way a source is compiled: its file in kernels/csrc and its `-D` defines.
 
-    min_sm: the first architecture that it compiles for, 80 for sm_80.
+    min_sm: the first architecture that it compiles for, 80 for sm_80. only_sm: the only one, by its
+    own instructions (90: sm_90a); None: it is portable.
+    block: of its main function; None: the defines don't tell.
     """
 
     source: str
     defines: tuple[tuple[str, int], ...] = ()
     min_sm: int = 80
+    block: Block | None = field(default=None, compare=False)
+    only_sm: int | None = None
 
     @classmethod
-    def of(cls, source: str, *, min_sm: int = 80, **defines: int) -> Build:
-        return cls(source, tuple(sorted(defines.items())), min_sm)
+    def of(
+        cls,
+        source: str,
+        *,
+        min_sm: int = 80,
+        block: Block | None = None,
+        only_sm: int | None = None,
+        **defines: int,
+    ) -> Build:
+        return cls(source, tuple(sorted(defines.items())), min_sm, block, only_sm)
 
     def runs_on(self, arch: str) -> bool:
         """Whether it compiles for an architecture, for example "sm_86"."""
-        return int(arch.removeprefix("sm_")) >= self.min_sm
+        sm = int(arch.removeprefix("sm_"))
+        return sm >= self.min_sm if self.only_sm is None else sm == self.only_sm
 
     @property
     def name(self) -> str:
@@ -63,13 +87,10 @@ def source_names() -> tuple[str, ...]:
 
 
 @cache
-def sources_hash() -> str:
-    """SHA-256 over every file of kernels/csrc: changes whenever any kernel's source does."""
-    digest = hashlib.sha256()
-    for path in sorted(_csrc().iterdir()):
-        if path.suffix in (".cu", ".cuh"):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+def builds_hash(builds: Sequence[Build]) -> str:
+    """SHA-256 over the sources of builds and all that they include: changes whenever they do."""
+    hashes = [source_hash(_csrc(), name) for name in sorted({build.source for build in builds})]
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @cache
@@ -80,17 +101,24 @@ def compile_build(build: Build, arch: str) -> Cubin:
     """
     source = build.source
     options = (
-        f"--gpu-architecture={arch}",
+        f"--gpu-architecture={arch}{'' if build.only_sm is None else 'a'}",
         *COMMON_OPTIONS,
         f"--include-path={_csrc()}",
         *(f"--define-macro={name}={value}" for name, value in build.defines),
     )
-    cached = _cache_folder() / f"{_key(source, options)}.cubin"
+    cached = cache_folder() / "cubin" / f"{_key(source, options)}.cubin"
     if cached.is_file():
         return Cubin(source, arch, cached.read_bytes())
     code = _run_nvrtc(source, options)
-    _write_atomically(cached, code)
+    write_atomically(cached, code)
     return Cubin(source, arch, code)
+
+
+@cache
+def compiler_version() -> str:
+    """NVRTC's, for example "13.0". Raises UnsupportedError if it isn't installed."""
+    _, major, minor = _nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"
 
 
 def _run_nvrtc(source: str, options: tuple[str, ...]) -> bytes:
@@ -132,26 +160,11 @@ def _nvrtc() -> Any:
 
 
 def _key(source: str, options: tuple[str, ...]) -> str:
-    _, major, minor = _nvrtc().nvrtcVersion()
     # The include path is where the package lies, which must not decide what the code is.
     portable = [option for option in options if not option.startswith("--include-path")]
-    text = "\0".join([sources_hash(), source, f"{major}.{minor}", *portable])
+    text = "\0".join([source_hash(_csrc(), source), source, compiler_version(), *portable])
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _csrc() -> Path:
     return Path(str(resources.files("kernels"))) / "csrc"
-
-
-def _cache_folder() -> Path:
-    override = os.environ.get("FLEXQ_BENCH_CACHE")
-    base = Path(override) if override else platformdirs.user_cache_path("flexq-bench")
-    return base / "cubin"
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Several workers may compile the same kernel at once: each sees a whole file or none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as handle:
-        handle.write(content)
-    os.replace(handle.name, path)

@@ -54,7 +54,8 @@ def test_an_older_database_is_refused_until_it_is_upgraded(old, build):
 
     with open_database(old, check_schema=False) as database:
         done = upgrade(database)
-    assert (done.before, done.after, done.changed) == (*schema.revisions()[:2], True)
+    first, *_, last = schema.revisions()
+    assert (done.before, done.after, done.changed) == (first, last, True)
 
     with open_database(old) as database, database.session() as session:
         add_record(session, build.a_record())

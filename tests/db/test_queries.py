@@ -256,3 +256,35 @@ def test_a_finished_run_knows_when(session, build):
 
     (summary,) = queries.runs(session)
     assert (summary.status, summary.finished_at) == ("interrupted", moment)
+
+
+def test_each_kind_of_gpu_has_its_own_last_attempt(session, build):
+    run = build.a_run(plan=("a",))
+    for name, gpu, status in (
+        ("h200 first", "NVIDIA H200", "failed"),
+        ("h200 again", "NVIDIA H200", "ok"),
+        ("a100", "NVIDIA A100", "noisy"),
+    ):
+        record = build.a_record(name, run=run, case="a", gpu=gpu, status=status)
+        add_record(session, record)
+
+    rows = queries.run_results(session, run.uuid)
+
+    assert {(row.gpu, row.status) for row in rows} == {
+        ("NVIDIA H200", "ok"), ("NVIDIA A100", "noisy"),
+    }  # fmt: skip
+    (summary,) = queries.runs(session)
+    assert summary.statuses == {"ok": 1, "noisy": 1}
+
+
+def test_an_attempt_that_failed_before_its_kernel_was_known_gives_way_to_a_later_one(
+    session, build
+):
+    run = build.a_run(plan=("a",))
+    unknown = build.a_record("1", run=run, case="a", status="failed", kernel_version=0)
+    add_record(session, unknown)
+    add_record(session, build.a_record("2", run=run, case="a"))
+
+    (row,) = queries.run_results(session, run.uuid)
+
+    assert row.status == "ok"

@@ -8,16 +8,12 @@ import pytest
 
 from kernels.errors import CompileError, KernelError
 from kernels.registry import resolve
-from kernels.resource_table import (
-    TARGETS,
-    ResourceRow,
-    all_builds,
-    measure_resources,
-    read_table,
-)
+from kernels.resource_table import all_builds, measure_resources, read_table
 from kernels.runtime import nvrtc
 from kernels.runtime.machine_code import instructions, resources
 from kernels.runtime.nvrtc import Build, compile_build
+from kernels.runtime.occupancy import TARGETS
+from kernels.runtime.resource_row import ResourceRow
 
 TABLE = Path(__file__).parent / "resources.csv"
 
@@ -65,6 +61,8 @@ def test_every_source_is_some_kernels() -> None:
         ("flexq-imma-w6a8", "flexq_imma", "IMMA"),
         ("abq-w6a6", "abq", "BMMA"),
         ("abq-w8a8", "abq", "BMMA"),
+        ("w8a16", "weight_only", "HMMA"),
+        ("w4a16", "weight_only", "HMMA"),
     ],
 )
 def test_a_kernel_runs_on_its_tensor_core(

@@ -38,6 +38,15 @@ def test_a_cancelled_element_is_judged_against_its_terms():
     assert float(error) == pytest.approx(0.001, rel=0.01)
 
 
+def test_sums_of_fewer_bits_are_judged_as_many_times_more_by_their_terms():
+    fp32, fp8 = a_reference([0.001], [1.0]), a_reference([0.001], [1.0])
+    fp8 = Reference(fp8.y, fp8.magnitude, sum_bits=14)
+
+    ratio = relative_error(half(0.002), fp32) / relative_error(half(0.002), fp8)
+
+    assert float(ratio) == pytest.approx(2.0**10, rel=0.03)
+
+
 def test_an_element_below_the_normal_range_is_judged_against_its_edge():
     error = relative_error(half(2.0**-20), a_reference([0.0]))
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.provenance import commit_of, source_hash
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.provenance import commit_at, commit_of, source_hash
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -41,6 +42,23 @@ def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree):
     assert commit.parent == git(tree, "rev-parse", "HEAD^")
     assert (commit.topo_order, commit.subject, commit.dirty) == (2, "second", False)
     assert commit.committed_at.endswith("+00:00")
+
+
+def test_any_commit_is_told_as_it_was_when_it_was_head(tree):
+    sha = git(tree, "rev-parse", "HEAD^")
+    (tree / "kernels" / "gemm.py").write_text("x = 2\n")
+    git(tree, "stash")
+    git(tree, "checkout", "-q", sha)
+    was = commit_of(tree)
+    git(tree, "checkout", "-q", "-")
+    git(tree, "stash", "pop")
+
+    assert commit_at(tree, sha) == was
+
+
+def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
+    with pytest.raises(InfrastructureError, match="git tells nothing about 0000"):
+        commit_at(tree, "0" * 40)
 
 
 def test_the_root_commit_has_no_parent(tree):

@@ -1,0 +1,132 @@
+"""The commit that changed a case: binary search by comparisons with a good commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from flexq_bench.regress import Confirmation, Verdict
+from kernels.runtime.files import cache_folder
+
+
+class Outcome(StrEnum):
+    CHANGED = "changed"  # nearer to bad than to good
+    UNCHANGED = "unchanged"
+    SKIPPED = "skipped"  # no answer: it doesn't build, its worker fails, or noise hides it
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one commit's comparison with good said. log_ratio: ln(commit / good); None: skipped."""
+
+    commit: str
+    outcome: Outcome
+    reason: str
+    log_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where the change lies.
+
+    suspects: the commit that made it; several where those between had no answer, oldest first.
+    last_unchanged: the commit before them. steps: of the search, by commit.
+    """
+
+    suspects: tuple[str, ...]
+    last_unchanged: str
+    steps: Mapping[str, Step]
+
+
+def search(
+    good: str,
+    commits: Sequence[str],
+    ask: Callable[[str], Step],
+    known: Mapping[str, Step] | None = None,
+) -> Found:
+    """Find the commit that made the change.
+
+    good: unchanged. commits: after it, oldest first, the last one changed. ask: compares a commit
+    with good. known: answers of an earlier search, not asked again. Of several changes one is
+    found, where the level crosses half of the whole. Raises ValueError if there is no commit.
+    """
+    if not commits:
+        raise ValueError("there is no commit to search")
+    steps = dict(known or {})
+    low, high = -1, len(commits) - 1
+    while True:
+        open_ones = [
+            i
+            for i in range(low + 1, high)
+            if commits[i] not in steps or steps[commits[i]].outcome is not Outcome.SKIPPED
+        ]
+        if not open_ones:
+            break
+        middle = min(open_ones, key=lambda i: (abs(2 * i - low - high), i))
+        commit = commits[middle]
+        if commit not in steps:
+            steps[commit] = ask(commit)
+        outcome = steps[commit].outcome
+        if outcome is Outcome.CHANGED:
+            high = middle
+        elif outcome is Outcome.UNCHANGED:
+            low = middle
+    return Found(
+        suspects=tuple(commits[low + 1 : high + 1]),
+        last_unchanged=good if low < 0 else commits[low],
+        steps=steps,
+    )
+
+
+def step_of(commit: str, found: Confirmation, whole: float, detail: str = "") -> Step:
+    """What a comparison with good says about a commit, when bad is `whole` (ln) away from good.
+
+    The line is half of the whole: a commit that the 99 % bounds put on neither side has no answer.
+    """
+    if found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+        return Step(commit, Outcome.SKIPPED, detail or found.reason)
+    towards = 1 if whole > 0 else -1
+    low, high = sorted((towards * found.low, towards * found.high))
+    half = abs(whole) / 2
+    if low > half:
+        return Step(commit, Outcome.CHANGED, found.reason, found.log_ratio)
+    if high < half:
+        return Step(commit, Outcome.UNCHANGED, found.reason, found.log_ratio)
+    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {found.reason}")
+
+
+class Journal:
+    """The answers of a search in a file, so that an interrupted one goes on.
+
+    A file and not the database: answers belong to one device and one pair of revisions, are of no
+    use once the search is over, and a case can be bisected where no database is.
+    """
+
+    def __init__(self, *identity: object) -> None:
+        key = hashlib.sha256("\0".join(map(str, identity)).encode()).hexdigest()
+        self.path = cache_folder() / "bisect" / f"{key[:32]}.json"
+
+    def read(self) -> dict[str, Step]:
+        """By commit; empty: nothing was begun, or the file can't be read."""
+        try:
+            rows = json.loads(self.path.read_text())
+            steps = [Step(**{**row, "outcome": Outcome(row["outcome"])}) for row in rows]
+        except (OSError, ValueError, TypeError, KeyError):
+            return {}
+        return {step.commit: step for step in steps}
+
+    def write(self, steps: Mapping[str, Step]) -> None:
+        """Keep these; a process that is killed meanwhile leaves the old ones."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as handle:
+            json.dump([asdict(step) for step in steps.values()], handle)
+        os.replace(handle.name, self.path)
+
+    def forget(self) -> None:
+        """The search is over."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,218 @@
+"""The performance gate: what was planned against what was compared, then the verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from enum import StrEnum
+
+from ci.policy import Policy, Waiver
+from db.engine import Database
+from db.records import CommitInfo
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.regress import Cause, Confirmation, Verdict
+from flexq_bench.verdicts import Compared, Comparer, Judged, Machine, Night, record_night
+from workloads.case import Case
+
+
+class Outcome(StrEnum):
+    """What the policy makes of a verdict, the worst first."""
+
+    MISSING = "missing"  # planned, and nothing to judge came back
+    REGRESSION = "regression"
+    AMBIGUOUS = "ambiguous"
+    WAIVED = "waived"
+    PASS = "pass"
+
+
+_EXIT_CODES = {
+    Outcome.MISSING: ExitCode.MISSING,
+    Outcome.REGRESSION: ExitCode.REGRESSION,
+    Outcome.AMBIGUOUS: ExitCode.AMBIGUOUS,
+}
+_NAN = math.nan
+_NOTHING = Confirmation(
+    Verdict.NO_DATA, Cause.NONE, "no result arrived", _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A planned case. Changes in percent of the base's time, positive is slower.
+
+    change, low, high None: nothing was judged. waiver: what turned it into `waived`.
+    """
+
+    case: Case
+    outcome: Outcome
+    verdict: str
+    cause: str
+    reason: str
+    change: float | None
+    low: float | None
+    high: float | None
+    limit: float
+    owner: str
+    waiver: Waiver | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """What a gate found. notes: about the policy itself. opened: ids of new alerts."""
+
+    base: CommitInfo
+    head: CommitInfo
+    gpu: str
+    policy: str
+    suite: str
+    findings: tuple[Finding, ...]  # in the plan's order
+    notes: tuple[str, ...]
+    opened: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Missing before all else: with results missing, the others say too little."""
+        outcomes = {finding.outcome for finding in self.findings}
+        return next((code for o, code in _EXIT_CODES.items() if o in outcomes), ExitCode.PASS)
+
+    @property
+    def compared(self) -> int:
+        """How many cases have a verdict."""
+        return sum(finding.verdict != Verdict.NO_DATA for finding in self.findings)
+
+    def with_outcome(self, outcome: Outcome) -> tuple[Finding, ...]:
+        """The findings of one outcome, the slowest first."""
+        found = [finding for finding in self.findings if finding.outcome is outcome]
+        return tuple(sorted(found, key=_slowness, reverse=True))
+
+
+def gate_perf(
+    policy: Policy,
+    plan: Sequence[Case],
+    comparer: Comparer,
+    database: Database,
+    machine: Machine,
+    base: CommitInfo,
+    head: CommitInfo,
+    *,
+    alerting: bool,
+    today: date,
+    on_result: Callable[[Compared], None],
+) -> GateReport:
+    """Compare the planned cases, store every verdict, and hold them against the policy.
+
+    plan: what must come back. comparer: goes through it, a result a case. alerting: as in
+    record_night. today: what waivers expire by. on_result: told of each result as it comes. Raises
+    what the comparer and the database raise; nothing is stored then.
+    """
+    received: dict[str, Compared] = {}
+    for compared in comparer(plan):
+        received[compared.case.key] = compared
+        on_result(compared)
+    with database.session() as session:
+        night = record_night(
+            session,
+            list(received.values()),
+            machine,
+            {base.sha: base, head.sha: head},
+            alerting=alerting,
+        )
+    judged = {one.case.key: one for one in night.judged}
+    findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
+    return _report(policy, machine, base, head, findings, night, today)
+
+
+def _report(
+    policy: Policy,
+    machine: Machine,
+    base: CommitInfo,
+    head: CommitInfo,
+    findings: tuple[Finding, ...],
+    night: Night,
+    today: date,
+) -> GateReport:
+    return GateReport(
+        base=base,
+        head=head,
+        gpu=machine.device.sku,
+        policy=policy.name,
+        suite=policy.suite.name,
+        findings=findings,
+        notes=tuple(_notes(policy, findings, today)),
+        opened=night.opened,
+        joined=night.joined,
+        fixed=night.fixed,
+    )
+
+
+def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> Finding:
+    limit = policy.limit_of(case).slower_percent
+    found = _NOTHING if judged is None else judged.confirmation
+    outcome = Outcome.MISSING if judged is None else _outcome(judged, limit)
+    waiver = None
+    # Being wrong is never waived: a wrong kernel has no speed to be lenient about.
+    if outcome is not Outcome.PASS and found.verdict is not Verdict.INCORRECT:
+        waiver = policy.waiver_of(case, today)
+    return Finding(
+        case,
+        Outcome.WAIVED if waiver else outcome,
+        found.verdict.value,
+        found.cause.value,
+        found.reason,
+        change=_percent(found.log_ratio),
+        low=_percent(found.low),
+        high=_percent(found.high),
+        limit=limit,
+        owner=policy.owner_of(case),
+        waiver=waiver,
+    )
+
+
+def _outcome(judged: Judged, limit: float) -> Outcome:
+    found: Confirmation = judged.confirmation
+    if found.verdict is Verdict.NO_DATA:
+        return Outcome.MISSING
+    if found.verdict is Verdict.INCORRECT:
+        return Outcome.REGRESSION
+    if judged.is_worse and math.expm1(found.log_ratio) * 100 > limit:
+        return Outcome.REGRESSION
+    # What is surely within the limit need not be known better.
+    if found.verdict is Verdict.AMBIGUOUS and math.expm1(found.high) * 100 > limit:
+        return Outcome.AMBIGUOUS
+    return Outcome.PASS
+
+
+def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str]:
+    cases = [finding.case for finding in findings]
+    notes = []
+    for waiver in policy.waivers:
+        who = f"waiver of {waiver.name} ({waiver.owner}: {waiver.reason})"
+        if waiver.has_expired(today):
+            notes.append(
+                f"{who} expired on {waiver.expires}: it counts no more, delete or renew it"
+            )
+        elif not any(waiver.fits(case) for case in cases):
+            notes.append(f"{who} fits no planned case: delete or correct it")
+        elif not any(finding.waiver is waiver for finding in findings):
+            notes.append(f"{who} was not needed")
+    notes += [
+        f"limit of {','.join(limit.kernels)} fits no planned case: delete or correct it"
+        for limit in policy.limits
+        if not any(limit.fits(case) for case in cases)
+    ]
+    return notes
+
+
+def _percent(log_ratio: float) -> float | None:
+    return 100 * math.expm1(log_ratio) if math.isfinite(log_ratio) else None
+
+
+def _slowness(finding: Finding) -> float:
+    # A wrong result comes before every slow one.
+    if finding.verdict == Verdict.INCORRECT:
+        return math.inf
+    return -math.inf if finding.change is None else finding.change

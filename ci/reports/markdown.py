@@ -1,0 +1,113 @@
+"""A gate's report as one comment of a pull request, which the next one replaces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ci.gate_perf import Finding, GateReport, Outcome
+from ci.reports.headline import between, change, headline, shape
+from flexq_bench.regress import Cause, Verdict
+
+# Invisible on the page: by it the next run finds the comment that it replaces.
+MARKER = "<!-- flexq-bench gate perf -->"
+# A comment holds 65,536 characters.
+_MOST_ROWS = 30  # of one table or list
+_MOST_CHARACTERS = 200  # of what a person wrote
+_LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
+
+
+def markdown(report: GateReport) -> str:
+    """What fails stands open, all else is folded. Text of people is shown as text."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: GateReport) -> Iterator[str]:
+    yield MARKER
+    yield f"### Performance gate {_text(headline(report))}"
+    yield ""
+    yield (
+        f"{_text(between(report))}, suite {_text(report.suite)}, policy {_text(report.policy)}. "
+        "Bounds are one-sided, 99 %, from interleaved runs on one device."
+    )
+    loud = [finding for outcome in _LOUD for finding in report.with_outcome(outcome)]
+    if loud:
+        yield ""
+        yield from _table(loud)
+    waived = report.with_outcome(Outcome.WAIVED)
+    if waived:
+        yield from _folded(f"{len(waived)} waived", _waivers(waived))
+    passed = report.with_outcome(Outcome.PASS)
+    faster = [f for f in passed if f.verdict == Verdict.FASTER][::-1]
+    if faster:
+        yield from _folded(f"{len(faster)} faster", _table(faster))
+    slower = [f for f in passed if f.verdict == Verdict.SLOWER]
+    if slower:
+        yield from _folded(f"{len(slower)} slower, and accepted", _table(slower))
+    if report.notes:
+        yield ""
+        yield from (f"- {_text(note)}" for note in report.notes[:_MOST_ROWS])
+        yield from _rest(len(report.notes))
+
+
+def _table(findings: Sequence[Finding]) -> Iterator[str]:
+    yield "| kernel | stage | M x N x K | change | limit | outcome | owner | |"
+    yield "| --- | --- | --- | ---: | ---: | --- | --- | --- |"
+    for finding in findings[:_MOST_ROWS]:
+        cells = (
+            f"`{finding.case.label}`",
+            f"{finding.case.stage} {finding.case.cache}",
+            shape(finding),
+            change(finding),
+            f"{finding.limit:g} %",
+            f"**{finding.outcome}**" if finding.outcome in _LOUD else finding.verdict,
+            _text(finding.owner),
+            _text(_why(finding)),
+        )
+        yield f"| {' | '.join(cells)} |"
+    yield from _rest(len(findings))
+
+
+def _why(finding: Finding) -> str:
+    """What the numbers beside it don't tell."""
+    if finding.change is None:
+        return finding.reason
+    if finding.cause not in (Cause.NONE, Cause.CODE):
+        return f"cause: {finding.cause}"
+    return ""
+
+
+def _waivers(findings: Sequence[Finding]) -> Iterator[str]:
+    for finding in findings[:_MOST_ROWS]:
+        waiver = finding.waiver
+        if waiver is not None:
+            told = change(finding) or finding.verdict
+            by = f"{waiver.reason} ({waiver.owner}, until {waiver.expires})"
+            yield f"- `{finding.case.key}` {told}: {_text(by)}"
+    yield from _rest(len(findings))
+
+
+def _rest(count: int) -> Iterator[str]:
+    if count > _MOST_ROWS:
+        yield ""
+        yield f"and {count - _MOST_ROWS} more: see the JSON report."
+
+
+def _folded(title: str, lines: Iterator[str]) -> Iterator[str]:
+    yield ""
+    yield f"<details><summary>{title}</summary>"
+    yield ""
+    yield from lines
+    yield ""
+    yield "</details>"
+
+
+def _text(words: str) -> str:
+    """Words that say nothing to Markdown or HTML, on one line."""
+    flat = " ".join(words.split())
+    if len(flat) > _MOST_CHARACTERS:
+        flat = f"{flat[: _MOST_CHARACTERS - 1]}…"
+    for sign, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
+        flat = flat.replace(sign, safe)
+    for sign in "\\`*_[]|#@!":
+        flat = flat.replace(sign, f"&#{ord(sign)};")
+    return flat

@@ -1,0 +1,117 @@
+"""Questions about the noise book and the live false-alarm rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, exists, or_, select
+from sqlalchemy.orm import Session, aliased
+
+from db.hashing import fingerprint
+from db.tables import FalseAlarmRate, Noise, Series
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseRow:
+    """The newest page of a series in the noise book; units and nulls as in db.tables.Noise."""
+
+    series_id: int
+    kernel: str
+    variant: str
+    stage: str
+    cache: str
+    m: int
+    n: int
+    k: int
+    gpu: str
+    comparisons: int
+    block_sigma: float | None
+    placement_sigma: float | None
+    comparison_sigma: float | None
+    estimate_sigma: float
+    noise_floor: float | None
+    smallest_step: float | None
+    computed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FalseAlarmRow:
+    """The rate at one time, alarms a canary, with its interval."""
+
+    since: datetime
+    until: datetime
+    canaries: int
+    alarms: int
+    rate: float
+    low: float
+    high: float
+    confidence: float
+
+
+def noise_book(session: Session) -> list[NoiseRow]:
+    """The newest page of every series that has one, ordered by kernel, GPU, shape."""
+    query = (
+        select(
+            Noise.series_id,
+            Series.kernel,
+            Series.variant,
+            Series.stage,
+            Series.cache,
+            Series.m,
+            Series.n,
+            Series.k,
+            Series.gpu,
+            Noise.comparisons,
+            Noise.block_sigma,
+            Noise.placement_sigma,
+            Noise.comparison_sigma,
+            Noise.estimate_sigma,
+            Noise.noise_floor,
+            Noise.smallest_step,
+            Noise.computed_at,
+        )
+        .join(Series, Noise.series_id == Series.id)
+        .where(_is_newest())
+        .order_by(
+            Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
+        )
+    )
+    return [NoiseRow(**row) for row in session.execute(query).mappings()]
+
+
+def noise_floors(session: Session, identities: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The floor (ln) of each series, by its identity; 0 where too little is known of it."""
+    hashes = [fingerprint(identity) for identity in identities]
+    query = (
+        select(Series.identity_hash, Noise.noise_floor)
+        .join(Series, Noise.series_id == Series.id)
+        .where(_is_newest(), Noise.noise_floor.is_not(None), Series.identity_hash.in_(set(hashes)))
+    )
+    known = {row.identity_hash: row.noise_floor for row in session.execute(query)}
+    return [known.get(identity, 0.0) for identity in hashes]
+
+
+def false_alarm_rates(session: Session, *, limit: int | None = None) -> list[FalseAlarmRow]:
+    """The live false-alarm rate over time, newest first."""
+    columns = [
+        column
+        for column in FalseAlarmRate.__table__.columns
+        if column.name not in ("id", "input_hash")
+    ]
+    newest = (FalseAlarmRate.until.desc(), FalseAlarmRate.id.desc())
+    rows = session.execute(select(*columns).order_by(*newest).limit(limit)).mappings()
+    return [FalseAlarmRow(**row) for row in rows]
+
+
+def _is_newest() -> ColumnElement[bool]:
+    later = aliased(Noise)
+    return ~exists().where(
+        later.series_id == Noise.series_id,
+        or_(
+            later.computed_at > Noise.computed_at,
+            (later.computed_at == Noise.computed_at) & (later.id > Noise.id),
+        ),
+    )

@@ -1,0 +1,256 @@
+"""Questions about decisions and alerts."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, func, select
+from sqlalchemy.orm import Session, aliased
+
+from db.errors import NotFoundError
+from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Series
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRow:
+    """A commit as people look at it. topo_order None: not in a git tree."""
+
+    sha: str
+    topo_order: int | None
+    subject: str
+    author: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlertRow:
+    """An alert and how much it holds.
+
+    good None: bad since the first measurement. worst: the largest ln(head / base) among its
+    decisions; None: only wrong results. series, decisions: how many are members.
+    """
+
+    id: int
+    family: str
+    state: str
+    good: CommitRow | None
+    bad: CommitRow
+    opened_at: datetime
+    closed_at: datetime | None  # None: open
+    note: str
+    series: tuple[int, ...]
+    decisions: int
+    gpus: tuple[str, ...]
+    worst: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertEventRow:
+    """A state that an alert was given. person empty: by the service itself."""
+
+    state: str
+    person: str
+    note: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    """A verdict on one series; units and nulls as in db.decisions.DecisionInfo."""
+
+    uuid: str
+    series_id: int
+    kernel: str
+    variant: str
+    stage: str
+    cache: str
+    gpu: str
+    m: int
+    n: int
+    k: int
+    base: str | None  # sha; None: history
+    head: str
+    head_order: int | None
+    alert_id: int | None
+    detector: str
+    detector_version: int
+    parameters: dict[str, Any]
+    input_hash: str
+    verdict: str
+    cause: str
+    reason: str
+    log_ratio: float | None
+    log_ratio_low: float | None
+    log_ratio_high: float | None
+    created_at: datetime
+
+
+def alerts(
+    session: Session, *, states: Sequence[str] = (), family: str | None = None
+) -> list[AlertRow]:
+    """Alerts in one of these states (none given: in any), newest first."""
+    conditions: list[ColumnElement[bool]] = []
+    if states:
+        conditions.append(Alert.state.in_(states))
+    if family is not None:
+        conditions.append(Alert.family == family)
+    return _alerts(session, *conditions)
+
+
+def alert_by_id(session: Session, alert_id: int) -> AlertRow:
+    """Raises NotFoundError if there is no such alert."""
+    found = _alerts(session, Alert.id == alert_id)
+    if not found:
+        raise NotFoundError(
+            f"no alert {alert_id}: `flexq-bench alerts list` shows those that are open, with "
+            "--state all all of them"
+        )
+    return found[0]
+
+
+def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
+    """What happened to an alert, oldest first."""
+    query = (
+        select(AlertEvent.state, AlertEvent.person, AlertEvent.note, AlertEvent.created_at)
+        .where(AlertEvent.alert_id == alert_id)
+        .order_by(AlertEvent.created_at, AlertEvent.id)
+    )
+    return [AlertEventRow(*row) for row in session.execute(query)]
+
+
+def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
+    """The members of an alert, the slowest first; wrong results before them."""
+    slowest = Decision.log_ratio.desc().nulls_first()
+    return _decisions(session, Decision.alert_id == alert_id, order=(slowest, Decision.uuid))
+
+
+def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
+    """The exact inputs of a decision. Raises NotFoundError if it is not stored."""
+    data = session.scalar(
+        select(DecisionEvidence.data)
+        .join(Decision, DecisionEvidence.decision_id == Decision.id)
+        .where(Decision.uuid == decision_uuid)
+    )
+    if data is None:
+        raise NotFoundError(f"no decision {decision_uuid} is stored with its evidence")
+    evidence: dict[str, Any] = json.loads(zlib.decompress(data))
+    return evidence
+
+
+def latest_decisions_from(
+    session: Session, base_sha: str, series_ids: Iterable[int]
+) -> dict[int, DecisionRow]:
+    """By series the decision about the latest commit compared with this base, on the line that
+    people watch."""
+    base = aliased(Commit)
+    found = _decisions(
+        session,
+        Decision.series_id.in_(list(series_ids)),
+        Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
+        Decision.head_commit_id != Decision.base_commit_id,
+        Decision.watched.is_(True),
+        order=(Commit.topo_order.nulls_first(), Decision.created_at, Decision.id),
+    )
+    return {row.series_id: row for row in found}
+
+
+def canaries(
+    session: Session, *, since: datetime | None = None, series_ids: Sequence[int] | None = None
+) -> list[DecisionRow]:
+    """Decisions about a commit compared with itself, oldest first. since: inclusive."""
+    conditions: list[ColumnElement[bool]] = [Decision.head_commit_id == Decision.base_commit_id]
+    if since is not None:
+        conditions.append(Decision.created_at >= since)
+    if series_ids is not None:
+        conditions.append(Decision.series_id.in_(series_ids))
+    return _decisions(session, *conditions, order=(Decision.created_at, Decision.id))
+
+
+def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow]:
+    rows = session.execute(
+        select(*Alert.__table__.columns)
+        .where(*conditions)
+        .order_by(Alert.opened_at.desc(), Alert.id.desc())
+    ).all()
+    commits = _commits(session, {r.bad_commit_id for r in rows} | {r.good_commit_id for r in rows})
+    members: dict[int, list[Any]] = defaultdict(list)
+    for member in session.execute(
+        select(Decision.alert_id, Decision.series_id, Series.gpu, func.count().label("decisions"))
+        .add_columns(func.max(Decision.log_ratio).label("worst"))
+        .join(Series, Decision.series_id == Series.id)
+        .where(Decision.alert_id.in_([row.id for row in rows]))
+        .group_by(Decision.alert_id, Decision.series_id, Series.gpu)
+        .order_by(Decision.series_id)
+    ):
+        members[member.alert_id].append(member)
+    return [
+        AlertRow(
+            id=row.id,
+            family=row.family,
+            state=row.state,
+            good=commits.get(row.good_commit_id),
+            bad=commits[row.bad_commit_id],
+            opened_at=row.opened_at,
+            closed_at=row.closed_at,
+            note=row.note,
+            series=tuple(member.series_id for member in members[row.id]),
+            decisions=sum(member.decisions for member in members[row.id]),
+            gpus=tuple(sorted({member.gpu for member in members[row.id]})),
+            worst=max((m.worst for m in members[row.id] if m.worst is not None), default=None),
+        )
+        for row in rows
+    ]
+
+
+def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, CommitRow]:
+    query = select(Commit.id, Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
+    wanted = [one for one in ids if one is not None]
+    rows = session.execute(query.where(Commit.id.in_(wanted)))
+    return {row.id: CommitRow(row.sha, row.topo_order, row.subject, row.author) for row in rows}
+
+
+def _decisions(
+    session: Session, *conditions: ColumnElement[bool], order: Sequence[Any]
+) -> list[DecisionRow]:
+    base = aliased(Commit)
+    query = (
+        select(
+            Decision.uuid,
+            Decision.series_id,
+            Series.kernel,
+            Series.variant,
+            Series.stage,
+            Series.cache,
+            Series.gpu,
+            Series.m,
+            Series.n,
+            Series.k,
+            base.sha.label("base"),
+            Commit.sha.label("head"),
+            Commit.topo_order.label("head_order"),
+            Decision.alert_id,
+            Decision.detector,
+            Decision.detector_version,
+            Decision.parameters,
+            Decision.input_hash,
+            Decision.verdict,
+            Decision.cause,
+            Decision.reason,
+            Decision.log_ratio,
+            Decision.log_ratio_low,
+            Decision.log_ratio_high,
+            Decision.created_at,
+        )
+        .select_from(Decision)
+        .join(Series, Decision.series_id == Series.id)
+        .join(Commit, Decision.head_commit_id == Commit.id)
+        .outerjoin(base, Decision.base_commit_id == base.id)
+        .where(*conditions)
+        .order_by(*order)
+    )
+    return [DecisionRow(**row) for row in session.execute(query).mappings()]

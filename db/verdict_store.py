@@ -1,0 +1,217 @@
+"""Writing decisions, alerts and the noise book. Each call takes the writer's lock, as db.store."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from db.decisions import (
+    ALERT_STATES,
+    OPEN_STATES,
+    DecisionInfo,
+    FalseAlarmInfo,
+    NoiseInfo,
+)
+from db.encoding import canonical
+from db.errors import NotFoundError, RecordError
+from db.hashing import canonical_json, fingerprint
+from db.locking import lock_for_writing
+from db.tables import (
+    Alert,
+    AlertEvent,
+    Base,
+    Commit,
+    Decision,
+    DecisionEvidence,
+    EpochBreak,
+    FalseAlarmRate,
+    Noise,
+)
+from db.writer import Writer
+
+_FIRST_STATE = ALERT_STATES[0]
+_COPIED = (
+    "uuid",
+    "watched",
+    "detector",
+    "detector_version",
+    "verdict",
+    "cause",
+    "reason",
+    "log_ratio",
+    "log_ratio_low",
+    "log_ratio_high",
+    "created_at",
+)
+
+
+def add_decision(session: Session, info: DecisionInfo) -> bool:
+    """Store a decision with its evidence; False: its uuid is stored, nothing changed.
+
+    Raises ValueError if the evidence is not plain JSON.
+    """
+    writer = Writer(session)
+    if session.scalar(select(Decision.id).where(Decision.uuid == info.uuid)) is not None:
+        return False
+    row = {name: getattr(info, name) for name in _COPIED} | {
+        "series_id": writer.series(info.series),
+        "base_commit_id": writer.commit(canonical(info.base)),
+        "head_commit_id": writer.commit(canonical(info.head)),
+        "device_id": writer.device(info.device),
+        "parameters": dict(info.parameters),
+        "input_hash": fingerprint(info.evidence),
+    }
+    decision_id = session.scalars(insert(Decision).values(row).returning(Decision.id)).one()
+    data = zlib.compress(canonical_json(info.evidence).encode())
+    session.execute(insert(DecisionEvidence).values(decision_id=decision_id, data=data))
+    return True
+
+
+def open_alert(
+    session: Session, family: str, good_sha: str, bad_sha: str, opened_at: datetime
+) -> int:
+    """The id of the alert of this range and family, made in state `new` if there is none.
+
+    The commits are stored ones, without local changes. Raises NotFoundError.
+    """
+    lock_for_writing(session.connection())
+    key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha})
+    found = session.scalar(select(Alert.id).where(Alert.group_key == key))
+    if found is not None:
+        return found
+    row = {
+        "group_key": key,
+        "family": family,
+        "state": _FIRST_STATE,
+        "good_commit_id": _commit_id(session, good_sha),
+        "bad_commit_id": _commit_id(session, bad_sha),
+        "opened_at": opened_at,
+        "note": "",
+    }
+    alert_id = session.scalars(insert(Alert).values(row).returning(Alert.id)).one()
+    _add_event(session, alert_id, _FIRST_STATE, "", "", opened_at)
+    return alert_id
+
+
+def join_alert(session: Session, alert_id: int, decision_uuids: Iterable[str]) -> None:
+    """Make decisions members of an alert. Those of another alert stay where they are."""
+    lock_for_writing(session.connection())
+    alert = _alert(session, alert_id)
+    session.execute(
+        update(Decision)
+        .where(Decision.uuid.in_(list(decision_uuids)), Decision.alert_id.is_(None))
+        .values(alert_id=alert_id)
+    )
+    if alert["state"] == "explained":
+        _break_epochs(session, alert_id, alert["bad_commit_id"])
+
+
+def set_alert_state(
+    session: Session, alert_id: int, state: str, *, person: str, note: str, at: datetime
+) -> None:
+    """Give an alert another state and keep who did it, when and why.
+
+    `explained` opens an epoch at the first bad commit in every series of the alert; any later
+    state takes that back. Raises NotFoundError if there is no such alert, RecordError if there is
+    no such state or the alert has it.
+    """
+    if state not in ALERT_STATES[1:]:
+        raise RecordError(
+            f"an alert can't be made {state!r}, only {', '.join(ALERT_STATES[1:])}: use one"
+        )
+    lock_for_writing(session.connection())
+    alert = _alert(session, alert_id)
+    if alert["state"] == state:
+        raise RecordError(f"alert {alert_id} is {state} already: nothing to change")
+    closed_at = None if state in OPEN_STATES else at
+    values = {"state": state, "closed_at": closed_at, "note": note or alert["note"]}
+    session.execute(update(Alert).where(Alert.id == alert_id).values(values))
+    _add_event(session, alert_id, state, person, note, at)
+    if state == "explained":
+        _break_epochs(session, alert_id, alert["bad_commit_id"])
+    else:
+        session.execute(delete(EpochBreak).where(EpochBreak.alert_id == alert_id))
+
+
+def add_noise(session: Session, info: NoiseInfo) -> bool:
+    """Add a page to the noise book; False: one that rests on the same decisions is there."""
+    row = _without(info, "decisions") | {"comparisons": len(info.decisions)}
+    return _add_derived(session, Noise, row, {"decisions": sorted(info.decisions)})
+
+
+def add_false_alarm_rate(session: Session, info: FalseAlarmInfo) -> bool:
+    """Store the rate; False: one of the same canaries is stored."""
+    row = _without(info, "decisions") | {"canaries": len(info.decisions)}
+    return _add_derived(session, FalseAlarmRate, row, {"decisions": sorted(info.decisions)})
+
+
+def _add_derived(
+    session: Session, table: type[Base], row: dict[str, Any], inputs: Mapping[str, Any]
+) -> bool:
+    lock_for_writing(session.connection())
+    columns = table.__table__.columns
+    row["input_hash"] = fingerprint(inputs)
+    same = [columns["input_hash"] == row["input_hash"]]
+    if "series_id" in row:
+        same.append(columns["series_id"] == row["series_id"])
+    if session.scalar(select(columns["id"]).where(*same)) is not None:
+        return False
+    session.execute(insert(table).values(row))
+    return True
+
+
+def _without(info: NoiseInfo | FalseAlarmInfo, left_out: str) -> dict[str, Any]:
+    return {name: getattr(info, name) for name in info.__slots__ if name != left_out}
+
+
+def _alert(session: Session, alert_id: int) -> Mapping[str, Any]:
+    query = select(*Alert.__table__.columns).where(Alert.id == alert_id)
+    found = session.execute(query).mappings().one_or_none()
+    if found is None:
+        last = session.scalar(select(func.max(Alert.id)))
+        there = f"the last one is {last}" if last else "there are none yet"
+        raise NotFoundError(
+            f"no alert {alert_id}: {there}, `flexq-bench alerts list` shows those that are open"
+        )
+    return dict(found)
+
+
+def _break_epochs(session: Session, alert_id: int, commit_id: int) -> None:
+    known = select(EpochBreak.series_id).where(EpochBreak.alert_id == alert_id)
+    series = session.scalars(
+        select(Decision.series_id)
+        .where(
+            Decision.alert_id == alert_id,
+            Decision.series_id.is_not(None),
+            Decision.series_id.not_in(known),
+        )
+        .distinct()
+    ).all()
+    rows = [{"series_id": one, "commit_id": commit_id, "alert_id": alert_id} for one in series]
+    if rows:
+        session.execute(insert(EpochBreak), rows)
+
+
+def _add_event(
+    session: Session, alert_id: int, state: str, person: str, note: str, at: datetime
+) -> None:
+    row = {
+        "alert_id": alert_id,
+        "state": state,
+        "person": person,
+        "note": note,
+        "created_at": at,
+    }
+    session.execute(insert(AlertEvent).values(row))
+
+
+def _commit_id(session: Session, sha: str) -> int:
+    found = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
+    if found is None:
+        raise NotFoundError(f"no commit {sha} is stored: name another database with --db")
+    return found

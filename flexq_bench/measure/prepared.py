@@ -1,0 +1,157 @@
+"""A case made ready on a device: bound, configured, checked and placed as often as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexq_bench.errors import MeasureError
+from flexq_bench.measure.check import CheckResult
+from flexq_bench.measure.clocks import Clock, Rotation
+from flexq_bench.measure.copies import copies_for
+from flexq_bench.measure.inputs import derive_seed
+from flexq_bench.measure.protocol import Protocol
+from flexq_bench.measure.subject import Buffers, bind
+from flexq_bench.measure.tuning import BriefTimer
+from kernels.autotune import TuningKey, TuningMemory, preferring
+from kernels.contract import Config, Kernel
+from kernels.runtime.module import binary_hash
+from kernels.runtime.nvrtc import builds_hash
+from workloads.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Buffers that were allocated for one placement, and the rotation that is timed over them."""
+
+    rotation: Rotation
+    buffers: Buffers
+    config: Config | None
+    clock: Clock
+    tolerance: float
+
+    def inspect(self) -> str:
+        """What is wrong with what the timed launches themselves compute; empty: nothing."""
+        self.buffers.poison()
+        self.clock.synchronize()
+        self.rotation.sample(1)
+        return self.buffers.inspect(self.config, self.tolerance)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningMachine:
+    """What a tuned choice holds for: the GPU's SKU, and the libraries and compiler that run."""
+
+    gpu: str
+    software: str
+
+
+class PreparedCase:
+    """A kernel at one shape, with its inputs drawn from the seed and packed.
+
+    config: what runs; the kernel's own heuristic until one is chosen or given.
+    copies: of the weights, in a rotation. seed: of the run. All methods want the clock's device to
+    be the current one. Raises UnsupportedError where the cache mode can't be had, and whatever the
+    kernel raises.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        case: Case,
+        device: torch.device,
+        clock: Clock,
+        protocol: Protocol,
+        *,
+        l2_bytes: int | None,
+        seed: int,
+    ) -> None:
+        self.case, self.kernel = case, kernel
+        self._clock, self._protocol, self._seed = clock, protocol, seed
+        self._subject = bind(kernel, case, device, seed)
+        self.input_distribution = self._subject.input_distribution
+        self._l2_bytes = l2_bytes
+        self.copies = self._needed_copies()
+        self.config = self._subject.default_config()
+
+    def _take(self, config: Config | None) -> None:
+        """Run this one; weights that it doesn't read are freed."""
+        self.config = config
+        self._subject.narrow(config)
+        self.copies = self._needed_copies()
+
+    def _needed_copies(self) -> int:
+        return copies_for(self.case.cache, self._subject.copy_bytes, self._l2_bytes, self._protocol)
+
+    @property
+    def binary_hash(self) -> str | None:
+        """Of the machine code that runs; None: a library's."""
+        return binary_hash(self.kernel.builds_for(self.case.gemm, self.config))
+
+    def choose_config(
+        self,
+        memory: TuningMemory,
+        machine: TuningMachine,
+        *,
+        favourite: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Take the fastest candidate, or the favourite (as a dict) where that is nearly as fast."""
+        candidates = self._subject.candidates()
+        if not candidates:
+            self.use_default()
+            return
+        seed = derive_seed(self._seed, self.case.key, "tuning")
+        timer = BriefTimer(
+            lambda: self._subject.place(self.copies, seed=seed), self._clock, self._protocol
+        )
+        spec, case = self.kernel.spec, self.case
+        key = TuningKey(
+            spec.label,
+            spec.version,
+            self._subject.tuning_bucket,
+            case.gemm.n,
+            case.gemm.k,
+            case.stage,
+            case.cache,
+            machine.gpu,
+            f"{machine.software} {builds_hash(tuple(self.kernel.builds()))}",
+            "" if favourite is None else str(dict(favourite)),
+        )
+        self._take(memory.choose(key, candidates, preferring(timer, favourite)))
+
+    def use_default(self) -> None:
+        """Take the kernel's own heuristic."""
+        self._take(self._subject.default_config())
+
+    def use_config(self, wanted: Mapping[str, Any]) -> None:
+        """Take the candidate that is this dict; empty: the default. Raises MeasureError."""
+        known = [self._subject.default_config(), *self._subject.candidates()]
+        for config in known:
+            if (config.as_dict() if config is not None else {}) == wanted:
+                self._take(config)
+                return
+        raise MeasureError(f"{self.case.label} has no configuration {dict(wanted)}")
+
+    def check(self, when: str) -> CheckResult:
+        """Whether it computes the right thing, on inputs drawn afresh. when: "before", "after"."""
+        seed = derive_seed(self._seed, self.case.gemm, "check", when)
+        return self._subject.check(self.config, seed=seed, tolerance=self._protocol.tolerance)
+
+    @contextmanager
+    def placed(self, index: int, *, beside: Buffers | None = None) -> Iterator[Placed]:
+        """Placement `index`: a rotation over buffers that are allocated now and freed on leaving.
+
+        beside: another subject's, whose weights are used where they are the same bytes.
+        """
+        seed = derive_seed(self._seed, self.case.key, "placement", index)
+        self._clock.release_memory()
+        buffers = self._subject.place(self.copies, seed=seed, beside=beside)
+        rotation = self._clock.rotation(buffers.bound(self.config), self.copies, self._protocol)
+        try:
+            yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
+        finally:
+            rotation.close()

@@ -1,0 +1,106 @@
+"""Lists and compiles the builds of another revision, with that revision's own `kernels` package.
+
+Run as a script by its path, so that nothing but the standard library and the packages of the
+revision are imported: `worker.py FOLDER SHAPES`, FOLDER the revision's checkout, SHAPES a JSON list
+of [m, n, k]. It writes one JSON object a line. First the list of builds, or {"error": ...}. Then it
+reads one line, {"out": FOLDER, "work": [[index, target], ...]}, and answers each item with
+{"index", "target", "code": file name} or {"index", "target", "error"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+PROTOCOL = 1
+
+
+def main(folder: str, shapes: str) -> None:
+    # What a kernel's module prints must not get between the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def answer(content: dict[str, Any]) -> None:
+        answers.write(json.dumps(content) + "\n")
+
+    try:
+        builds = _builds(Path(folder), json.loads(shapes))
+    except Exception as error:
+        answer({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
+        return
+    answer({"protocol": PROTOCOL, "builds": [_described(*item) for item in builds.items()]})
+    request = json.loads(sys.stdin.readline() or "null")
+    if request is None:
+        return
+    listed = list(builds)
+    work = [(index, listed[index], target) for index, target in request["work"]]
+    for item in _compiled(work, Path(request["out"])):
+        answer(item)
+
+
+def _builds(folder: Path, shapes: list[list[int]]) -> dict[Any, dict[str, list[str]]]:
+    """Each build with the kernels that have it, and with those of which it is the default."""
+    from kernels import registry
+    from workloads.gemm import GemmWorkload
+
+    if not Path(registry.__file__).is_relative_to(folder):
+        raise ImportError(f"kernels was imported from {registry.__file__}, not from {folder}")
+    builds: dict[Any, dict[str, list[str]]] = {}
+    for label in registry.labels("cuda"):
+        kernel = registry.resolve(label, "cuda")
+        for build in kernel.builds():
+            builds.setdefault(build, {"kernels": [], "default_of": []})["kernels"].append(label)
+        if not kernel.builds():
+            continue
+        defaults = {b for s in shapes for b in kernel.builds_for(GemmWorkload(*s), None)}
+        for build in defaults:
+            owners = builds.setdefault(build, {"kernels": [], "default_of": []})
+            owners["default_of"].append(label)
+    return builds
+
+
+def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:
+    block = getattr(build, "block", None)  # older revisions don't tell
+    return {
+        "source": build.source,
+        "defines": [list(define) for define in build.defines],
+        "min_sm": build.min_sm,
+        "block": block and [block.function, block.threads, block.shared_bytes],
+        **owners,
+    }
+
+
+def _compiled(work: list[tuple[int, Any, str]], out: Path) -> Iterator[dict[str, Any]]:
+    compile_one = partial(_compile, out)
+    # NVRTC compiles one source at a time in a process, however many threads ask.
+    processes = min(os.cpu_count() or 1, len(work))
+    if processes <= 1:
+        yield from map(compile_one, work)
+        return
+    with ProcessPoolExecutor(processes, mp_context=get_context("fork")) as pool:
+        yield from pool.map(compile_one, work)
+
+
+def _compile(out: Path, item: tuple[int, Any, str]) -> dict[str, Any]:
+    from kernels.runtime.nvrtc import compile_build
+
+    index, build, target = item
+    answer: dict[str, Any] = {"index": index, "target": target}
+    try:
+        code = compile_build(build, target).code
+    except Exception as error:
+        return answer | {"error": " ".join(str(error).split()) or type(error).__name__}
+    name = f"{index}-{target}.cubin"
+    (out / name).write_bytes(code)
+    return answer | {"code": name}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,165 @@
+"""The rule that turns evidence into a verdict, with its name, version and parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flexq_bench.comparing import BASELINE
+from flexq_bench.probes import floor_kernel, is_probe
+from flexq_bench.regress import Cause, Confirmation, Verdict, attribute, confirm, confirm_night
+from flexq_bench.regress.confirm import (
+    CLOCK_TOLERANCE,
+    CONFIDENCE,
+    FALSE_DISCOVERY_RATE,
+    FEWEST_BLOCKS,
+    FEWEST_PLACEMENTS,
+    SMALLEST_CHANGE,
+)
+from flexq_bench.verdicts.compared import Compared
+from flexq_bench.verdicts.evidence import Evidence
+from workloads.case import Case
+
+NAME = "interleaved"
+# Raise it with every change that can give the same evidence another verdict.
+VERSION = 1
+# A comparison that is ambiguous is looked at a second time; each look has half of the rate.
+RATE = FALSE_DISCOVERY_RATE / 2
+PARAMETERS: dict[str, Any] = {
+    "confidence": CONFIDENCE,
+    "smallest_change": SMALLEST_CHANGE,
+    "false_discovery_rate": RATE,
+    "clock_tolerance": CLOCK_TOLERANCE,
+    "fewest_blocks": FEWEST_BLOCKS,
+    "fewest_placements": FEWEST_PLACEMENTS,
+}
+
+_Place = tuple[str, int, int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A case of two commits with its verdict, and what the verdict rests on."""
+
+    compared: Compared
+    evidence: Evidence
+    confirmation: Confirmation
+
+    @property
+    def case(self) -> Case:
+        return self.compared.case
+
+    @property
+    def is_canary(self) -> bool:
+        """Whether a commit was compared with itself."""
+        return self.compared.base == self.compared.head
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether the code made it slower or wrong. A slow machine is not the code's doing."""
+        found = self.confirmation
+        if found.verdict is Verdict.INCORRECT:
+            return True
+        return found.verdict is Verdict.SLOWER and found.cause is not Cause.ENVIRONMENT
+
+
+def judge(evidence: Evidence) -> Confirmation:
+    """The verdict on evidence, the same whenever it is computed.
+
+    The comparison by itself (`confirm`); where it changed, what the floor and the baseline kernel
+    say about the cause (`attribute`); then beside the other comparisons of its night
+    (`confirm_night`). Raises ValueError if the comparison's lengths differ.
+    """
+    found = confirm(evidence.comparison)
+    if evidence.detail and found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+        found = replace(found, reason=evidence.detail)
+    anchored = evidence.floor is not None or evidence.baseline is not None
+    if found.cause is Cause.CODE and anchored:
+        cause = attribute(found.log_ratio, floor=evidence.floor, baseline=evidence.baseline)
+        found = replace(found, cause=cause, reason=f"{found.reason}{_anchors(evidence, cause)}")
+    others = (replace(found, p_value=p_value) for p_value in evidence.beside)
+    return confirm_night((found, *others), rate=RATE)[0]
+
+
+def judge_night(
+    comparisons: Sequence[Compared],
+    *,
+    noise_floors: Sequence[float],
+    weight_bits: Sequence[int],
+) -> list[Judged]:
+    """The verdicts on all comparisons of one night, in the order given.
+
+    noise_floors: ln, of each comparison's series, by its own A/A runs; 0: unknown. weight_bits: of
+    each one's kernel. Canaries, which compare a commit with itself, are judged among themselves.
+    """
+    inputs = [
+        replace(compared.comparison, noise_floor=max(floor, compared.comparison.noise_floor))
+        for compared, floor in zip(comparisons, noise_floors, strict=True)
+    ]
+    alone = [confirm(comparison) for comparison in inputs]
+    changes = _changes(comparisons, alone)
+    judged = []
+    for i, (compared, bits) in enumerate(zip(comparisons, weight_bits, strict=True)):
+        floor, baseline = _anchors_of(compared, bits, changes)
+        evidence = Evidence(
+            case=compared.case.key,
+            comparison=inputs[i],
+            beside=tuple(
+                other.p_value
+                for j, other in enumerate(alone)
+                if j != i
+                and math.isfinite(other.p_value)
+                and _is_canary(comparisons[j]) == _is_canary(compared)
+            ),
+            floor=floor,
+            baseline=baseline,
+            detail=compared.detail,
+            base_binary=compared.base_binary,
+            head_binary=compared.head_binary,
+            base_config=compared.base_config,
+            head_config=compared.head_config,
+        )
+        judged.append(Judged(compared, evidence, judge(evidence)))
+    return judged
+
+
+def _is_canary(compared: Compared) -> bool:
+    return compared.base == compared.head
+
+
+def _changes(
+    comparisons: Sequence[Compared], alone: Sequence[Confirmation]
+) -> Mapping[tuple[str, str, str], float]:
+    """ln(head / base) by base, head and case."""
+    return {
+        (compared.base, compared.head, compared.case.key): found.log_ratio
+        for compared, found in zip(comparisons, alone, strict=True)
+        if math.isfinite(found.log_ratio)
+    }
+
+
+def _anchors_of(
+    compared: Compared, weight_bits: int, changes: Mapping[tuple[str, str, str], float]
+) -> tuple[float | None, float | None]:
+    """Changes of the floor and of the baseline kernel between the same commits, at this shape."""
+    case = compared.case
+    if is_probe(case.kernel):
+        return None, None
+    floor = Case(floor_kernel(weight_bits), replace(case.gemm, m=1), cache=case.cache)
+    baseline = replace(case, kernel=BASELINE, variant="")
+    commits = (compared.base, compared.head)
+    return (
+        changes.get((*commits, floor.key)),
+        None if baseline.key == case.key else changes.get((*commits, baseline.key)),
+    )
+
+
+def _anchors(evidence: Evidence, cause: Cause) -> str:
+    told = [
+        f"{name} {math.expm1(change):+.2%}"
+        for name, change in (("the floor", evidence.floor), (BASELINE, evidence.baseline))
+        if change is not None
+    ]
+    return f"; beside it {' and '.join(told)}: {cause}"

@@ -1,0 +1,71 @@
+"""The exact inputs of a verdict, as values that a database keeps and gives back bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flexq_bench.regress import Comparison
+
+_BLOCKS = ("base_us", "head_us", "base_mhz", "head_mhz")  # a number a block, or unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All that a verdict rests on.
+
+    beside: p-values of the other comparisons judged in the same night. floor, baseline: ln changes
+    of the read floor and of the frozen baseline kernel between the same commits; None: not
+    compared. The rest is told to people and judged by nobody.
+    """
+
+    case: str  # Case.key
+    comparison: Comparison
+    beside: tuple[float, ...] = ()
+    floor: float | None = None
+    baseline: float | None = None
+    detail: str = ""
+    base_binary: str | None = None
+    head_binary: str | None = None
+    base_config: Mapping[str, Any] | None = None
+    head_config: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values without NaN or infinities; `from_dict` gives the same evidence."""
+        flat = {item.name: getattr(self, item.name) for item in fields(self)}
+        comparison = {f.name: getattr(self.comparison, f.name) for f in fields(Comparison)}
+        comparison |= {name: _encoded(comparison[name]) for name in _BLOCKS}
+        comparison["placement"] = np.asarray(self.comparison.placement).tolist()
+        return flat | {"comparison": comparison, "beside": list(self.beside)}
+
+    @classmethod
+    def from_dict(cls, flat: Mapping[str, Any]) -> Evidence:
+        """Raises TypeError or KeyError if it is not what `as_dict` gave."""
+        comparison = dict(flat["comparison"])
+        comparison |= {name: _decoded(comparison[name]) for name in _BLOCKS}
+        comparison["placement"] = tuple(comparison["placement"])
+        values = {
+            **flat,
+            "comparison": Comparison(**comparison),
+            "beside": tuple(flat["beside"]),
+        }
+        return cls(**values)
+
+
+def _encoded(values: ArrayLike | None) -> list[float | str | None] | None:
+    """NaN as null and infinities as text: JSON has neither."""
+    if values is None:
+        return None
+    numbers = np.asarray(values, dtype=np.float64).tolist()
+    return [v if math.isfinite(v) else None if math.isnan(v) else str(v) for v in numbers]
+
+
+def _decoded(values: list[float | str | None] | None) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    return tuple(math.nan if value is None else float(value) for value in values)

@@ -1,0 +1,131 @@
+"""Choosing a configuration by timing the candidates, and remembering the choice.
+
+The timer is given: what a time is, and on what buffers, is for whoever measures to say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kernels.contract import Config
+from kernels.runtime.files import cache_folder, write_atomically
+
+TimeUs = Callable[[Config], float]
+_CLEARLY = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class TuningKey:
+    """All that a choice depends on.
+
+    kernel: its label; version: of what the label means. m: the tokens' bucket. gpu: its SKU.
+    software: of the sources and libraries that run. favourite: what was preferred, as text.
+    """
+
+    kernel: str
+    version: int
+    m: int
+    n: int
+    k: int
+    stage: str
+    cache: str
+    gpu: str
+    software: str
+    favourite: str = ""
+
+    @property
+    def hash(self) -> str:
+        text = json.dumps(asdict(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def choose_config(candidates: Sequence[Config], time_us: TimeUs) -> Config:
+    """The fastest candidate. One that raises is passed over.
+
+    time_us: microseconds a launch under a configuration.
+    Raises ValueError if there is no candidate, and what the last one raised if all do.
+    """
+    if not candidates:
+        raise ValueError("there is no candidate to choose from")
+    best: tuple[float, Config] | None = None
+    last_error: Exception | None = None
+    for config in candidates:
+        try:
+            microseconds = time_us(config)
+        except Exception as error:
+            last_error = error
+            continue
+        if best is None or microseconds < best[0]:
+            best = microseconds, config
+    if best is None:
+        assert last_error is not None  # every candidate raised
+        raise last_error
+    return best[1]
+
+
+def preferring(time_us: TimeUs, favourite: Mapping[str, Any] | None) -> TimeUs:
+    """Times with which the favourite wins unless another configuration is clearly faster.
+
+    favourite: as a dict. Brief times tell percents apart: where two commits are compared, a choice
+    between equals must not differ by chance.
+    """
+
+    def timed(config: Config) -> float:
+        microseconds = time_us(config)
+        return microseconds * (1 - _CLEARLY) if config.as_dict() == favourite else microseconds
+
+    return timed
+
+
+class TuningMemory:
+    """Choices already made: in this process, and on disk where it has a folder.
+
+    folder None: forgotten with the process. A choice on disk is a small JSON file, a folder a SKU;
+    deleting it forgets the choice. One that is damaged, or no longer a candidate, is made anew.
+    fresh: what is on disk is not read, only written.
+    """
+
+    def __init__(self, folder: Path | None = None, *, fresh: bool = False) -> None:
+        self._folder, self._fresh = folder, fresh
+        self._chosen: dict[TuningKey, Config] = {}
+
+    def choose(self, key: TuningKey, candidates: Sequence[Config], time_us: TimeUs) -> Config:
+        """The remembered choice of `key` if it is a candidate, else choose_config's."""
+        known = self._chosen.get(key) or self._read(key, candidates)
+        if known is None or known not in candidates:
+            known = choose_config(candidates, time_us)
+            self._write(key, known)
+        self._chosen[key] = known
+        return known
+
+    def _path(self, key: TuningKey) -> Path | None:
+        if self._folder is None:
+            return None
+        sku = "".join(c if c.isalnum() else "-" for c in key.gpu)
+        return self._folder / sku / f"{key.hash}.json"
+
+    def _read(self, key: TuningKey, candidates: Sequence[Config]) -> Config | None:
+        path = self._path(key)
+        if path is None or self._fresh or not path.is_file():
+            return None
+        try:
+            chosen = json.loads(path.read_text())["config"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return next((config for config in candidates if config.as_dict() == chosen), None)
+
+    def _write(self, key: TuningKey, config: Config) -> None:
+        path = self._path(key)
+        if path is not None:
+            content = {"key": asdict(key), "config": config.as_dict()}
+            write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def tuning_folder() -> Path:
+    """Where choices are kept between processes: beside the compiled kernels."""
+    return cache_folder() / "tuning"

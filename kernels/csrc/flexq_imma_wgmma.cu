@@ -1,0 +1,142 @@
+// flexq_imma_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, 6-bit
+// weights, many tokens. Weights are those of flexq_imma.cu, so one packed weight serves decode and
+// prefill; tokens are in the order of the MMA (imma_layout.cuh).
+//
+// A warpgroup of four warps has 64 rows, widened in registers, and all TOKENS of the block, in granules
+// of 64: while the tensor cores are at one granule, the warps convert and scale the sums of the last.
+// K_SPLIT neighbouring blocks, a cluster, take the groups in turn and add in a fixed order: results are
+// the same from run to run.
+#if !defined(WARPGROUPS) || !defined(GRANULES) || !defined(STAGES) || !defined(K_SPLIT)
+#error "WARPGROUPS, GRANULES, STAGES and K_SPLIT choose the kernel"
+#endif
+constexpr int THREADS = WARPGROUPS * 128;
+constexpr int TILES = WARPGROUPS * 4;
+constexpr int TOKENS = GRANULES * 64;
+#include "imma_block.cuh"
+
+constexpr int GRANULE = 64;
+constexpr int BUFFERS = GRANULES == 1 ? 1 : 2;
+constexpr int AHEAD = STAGES - 1;
+static_assert(STAGES >= 2, "one stage is multiplied while the others load");
+
+// A lane's share of the sums of 64 rows and 64 tokens: as eight mma.m16n8k32 side by side.
+struct Sums {
+  int of[GRANULE / 2];
+
+  // Keeps the compiler from reading the sums before they are there.
+  __device__ inline void touch() {
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+  }
+};
+
+struct Weights {
+  uint32_t a[MMAS][4];
+  float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+};
+
+__device__ inline void read_weights(Weights& weights, uint32_t stage, int tile, int lane) {
+  const WeightTile packed = read_tile(stage + TILES_AT + tile * TILE_BYTES, lane);
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  weights.top = half_to_float(static_cast<half_bits>(scales));
+  weights.bottom = half_to_float(static_cast<half_bits>(scales >> 16));
+}
+
+// The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
+__device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tokens) {
+  sums.touch();
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i)
+    wgmma_s8_m64n64k32(sums.of, weights.a[i], swizzled_operand(tokens + i * MMA_K), i > 0);
+  wgmma_commit();
+}
+
+__device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float top, float bottom,
+                                  uint32_t token_scales, int lane) {
+  sums.touch();
+#pragma unroll
+  for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
+    const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
+    float* t = total + 4 * j;
+    const int* s = sums.of + 4 * j;
+    t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
+    t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
+    t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
+    t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
+                 const half_bits* bias, half_bits* y, int m, int n, int k) {
+  extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
+  const uint32_t ring = shared_address(shared);
+  const int steps = (k + GROUP - 1) / GROUP, first_tile = blockIdx.y * TILES;
+  const int first_token = static_cast<int>(blockIdx.x) / K_SPLIT * TOKENS;
+  const Copies copies(m, steps, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
+
+  let_next_kernel_start();
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    const int step = rank + s * K_SPLIT;
+    if (step < steps) copies.load_weights(ring + s * STAGE_BYTES, w, sw, step);
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    const int step = rank + s * K_SPLIT;
+    if (step < steps) copies.load_tokens(ring + s * STAGE_BYTES, x, sx, step);
+    cp_async_commit();
+  }
+
+  float total[GRANULES][GRANULE / 2] = {};
+  Weights weights;
+  Sums sums[BUFFERS];  // of the granule that is multiplied and of the one that is scaled
+  int slot = 0;
+
+  for (int step = rank; step < steps; step += K_SPLIT) {
+    cp_async_wait<AHEAD - 1>();
+    fence_async_proxy();  // what this thread copied is for the tensor cores to read
+    __syncthreads();
+    const int ahead = step + AHEAD * K_SPLIT;
+    const uint32_t ahead_stage = ring + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE_BYTES;
+    if (ahead < steps) {
+      copies.load_weights(ahead_stage, w, sw, ahead);
+      copies.load_tokens(ahead_stage, x, sx, ahead);
+    }
+    cp_async_commit();
+
+    const uint32_t stage = ring + slot * STAGE_BYTES, token_scales = stage + TOKEN_SCALES_AT;
+    read_weights(weights, stage, warp, lane);
+    multiply(sums[0], weights, stage);
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g) {
+      if (g + 1 < GRANULES) {
+        multiply(sums[(g + 1) % BUFFERS], weights, stage + (g + 1) * GRANULE * GROUP);
+        wgmma_wait<1>();
+      } else {
+        wgmma_wait<0>();
+      }
+      add_scaled(total[g], sums[g % BUFFERS], weights.top, weights.bottom, token_scales + g * GRANULE * 4, lane);
+    }
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+
+  // Through shared memory, [token][row], so that a token's outputs are written side by side.
+  cp_async_wait<0>();
+  __syncthreads();
+  float* out = reinterpret_cast<float*>(shared);
+#pragma unroll
+  for (int g = 0; g < GRANULES; ++g)
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) {
+      const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
+      out[token * OUT_STRIDE + warp * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = total[g][i];
+    }
+  write_out(out, bias, y, m, n, first_tile, first_token, rank);
+}

@@ -1,0 +1,136 @@
+// imma_block.cuh: what the kernels for many tokens share. A block owns TILES * 16 rows of W and TOKENS
+// tokens; weights, codes and scales of one group of k are a stage of a cp.async ring of the whole block.
+// K_SPLIT neighbouring blocks, a cluster, own the same outputs and take the groups in turn.
+//
+// The including source defines TILES, TOKENS, THREADS and K_SPLIT first.
+#pragma once
+#include "imma_layout.cuh"
+
+#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
+#error "thread block clusters need compute capability 9.0"
+#endif
+constexpr int ROWS = TILES * MMA_ROWS;
+constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
+constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens: codes start on a multiple
+constexpr int TILES_AT = TOKENS * GROUP;   // in a stage, behind the codes
+constexpr int SCALES_AT = TILES_AT + TILES * TILE_BYTES;
+constexpr int TOKEN_SCALES_AT = SCALES_AT + TILES * SCALE_BYTES;
+constexpr int STAGE_BYTES =
+    (TOKEN_SCALES_AT + TOKENS * 4 + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
+constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: a token's rows start in other banks than the last's
+static_assert(THREADS % 64 == 0, "a thread's copies of codes all have the same place in the swizzle");
+static_assert(TILES * 2 <= 32 && TOKENS / 4 <= THREADS - 32, "scales: first warp, of tokens: the others");
+
+// Where 16 bytes of a token's 128 lie: swizzled, so that a warp's 16-byte reads meet no conflict.
+__device__ inline int code_chunk(int token, int chunk) { return token * GROUP + (chunk ^ (token & 7)) * 16; }
+
+// What one thread copies of every stage. Offsets are bytes and fit 32 bits: the launcher sees to it.
+struct Copies {
+  static constexpr int CHUNKS = TILE_BYTES / 16, WEIGHTS = (TILES * CHUNKS + THREADS - 1) / THREADS;
+  static constexpr int TOKEN_STEP = THREADS / 8, CODES = (TOKENS + TOKEN_STEP - 1) / TOKEN_STEP;
+  uint32_t weights[WEIGHTS], scales, codes, row_stride, token_scales, token_scales_stride;
+  int tokens_left;   // from this thread's first to the last token
+  bool has_scales, has_token_scales, inside_scales;
+
+  __device__ Copies(int m, int steps, int row_tiles, int first_tile, int first_token) {
+    const int t = threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < WEIGHTS; ++i) {
+      const int c = t + i * THREADS;
+      const int tile = min(first_tile + c / CHUNKS, row_tiles - 1);  // past the end: never stored
+      weights[i] = static_cast<uint32_t>(tile) * steps * TILE_BYTES + c % CHUNKS * 16;
+    }
+    has_scales = t < TILES * 2;
+    scales = static_cast<uint32_t>(min(first_tile + t / 2, row_tiles - 1)) * steps * SCALE_BYTES + t % 2 * 16;
+    row_stride = static_cast<uint32_t>(steps) * GROUP;
+    codes = (first_token + t / 8) * row_stride + t % 8 * 16;
+    tokens_left = m - first_token - t / 8;
+    const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS, pair = (t - 32) * 4;
+    has_token_scales = t >= 32 && pair < TOKENS;
+    inside_scales = first_token + pair < m_padded;
+    token_scales = (inside_scales ? first_token + pair : 0) * 4;
+    token_scales_stride = m_padded * 4;
+  }
+
+  __device__ void load_weights(uint32_t stage, const unsigned char* w, const unsigned char* sw,
+                               int step) const {
+    const unsigned char* from = w + static_cast<uint32_t>(step) * TILE_BYTES;
+#pragma unroll
+    for (int i = 0; i < WEIGHTS; ++i)
+      if ((i + 1) * THREADS <= TILES * CHUNKS || threadIdx.x < TILES * CHUNKS - i * THREADS)
+        cp_async_16(stage + TILES_AT + (threadIdx.x + i * THREADS) * 16, from + weights[i]);
+    if (has_scales)
+      cp_async_16(stage + SCALES_AT + threadIdx.x * 16,
+                  sw + static_cast<uint32_t>(step) * SCALE_BYTES + scales);
+  }
+
+  __device__ void load_tokens(uint32_t stage, const int8_t* x, const float* sx, int step) const {
+    const int8_t* from = x + static_cast<uint32_t>(step) * GROUP + codes;
+    const uint32_t to = stage + code_chunk(threadIdx.x / 8, threadIdx.x % 8);
+#pragma unroll
+    for (int i = 0; i < CODES; ++i)
+      if ((i + 1) * TOKEN_STEP <= TOKENS || threadIdx.x / 8 < TOKENS - i * TOKEN_STEP)
+        cp_async_16_or_zero(to + i * TOKEN_STEP * GROUP, from + i * TOKEN_STEP * row_stride,
+                            i * TOKEN_STEP < tokens_left);
+    if (has_token_scales)
+      cp_async_16_or_zero(
+          stage + TOKEN_SCALES_AT + (threadIdx.x - 32) * 16,
+          reinterpret_cast<const char*>(sx) + static_cast<uint32_t>(step) * token_scales_stride +
+              token_scales,
+          inside_scales);
+  }
+};
+
+// The blocks that share a tile of the output, or the one block, wait for each other.
+__device__ inline void meet() {
+#if K_SPLIT > 1
+  cluster_sync();
+#else
+  __syncthreads();
+#endif
+}
+
+__device__ inline float4 share_of(const float* mine, [[maybe_unused]] int rank) {
+#if K_SPLIT > 1
+  return load_cluster(shared_address(mine), rank);
+#else
+  return *reinterpret_cast<const float4*>(mine);
+#endif
+}
+
+// y from out [TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
+// share of four times the result: summed in a fixed order, a token's outputs written side by side.
+__device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
+                                 int first_tile, int first_token, int rank) {
+  meet();
+  const bool wide = n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
+  for (int e = rank * THREADS + threadIdx.x; e < TOKENS * ROWS / 8; e += K_SPLIT * THREADS) {
+    const int token = first_token + e / (ROWS / 8), row = e % (ROWS / 8) * 8;
+    const int feature = first_tile * MMA_ROWS + row;
+    if (token >= m || feature >= n) continue;
+    float sums[8] = {};
+#pragma unroll
+    for (int from = 0; from < K_SPLIT; ++from) {
+      const float* at = out + e / (ROWS / 8) * OUT_STRIDE + row;
+      const float4 low = share_of(at, from), high = share_of(at + 4, from);
+      sums[0] += low.x, sums[1] += low.y, sums[2] += low.z, sums[3] += low.w;
+      sums[4] += high.x, sums[5] += high.y, sums[6] += high.z, sums[7] += high.w;
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float b = bias == nullptr || feature + i >= n ? 0.0f : half_to_float(bias[feature + i]);
+      const uint32_t bits = float_to_half(sums[i] * 0.25f + b);
+      words[i / 2] = i % 2 == 0 ? bits : words[i / 2] | bits << 16;
+    }
+    half_bits* to = y + static_cast<long long>(token) * n + feature;
+    if (wide) {
+      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        if (feature + i < n) to[i] = static_cast<half_bits>(words[i / 2] >> (i % 2 * 16));
+    }
+  }
+  if constexpr (K_SPLIT > 1) meet();  // nobody's shared memory goes while another reads it
+}

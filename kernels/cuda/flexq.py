@@ -1,0 +1,150 @@
+"""`flexq`: FlexQ's numbers by whichever tensor core is faster for the GPU, the shape and M."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, check_gemm
+from kernels.cuda.btc import MAX_TOKENS, BinaryTensorCoreGemm
+from kernels.cuda.imma import Int8TensorCoreGemm
+from kernels.cuda.imma_configs import bucket_of
+from kernels.errors import ShapeError
+from kernels.formats import Operand
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
+
+_BINARY, _INT8 = "btc", "imma"
+
+
+@dataclass(frozen=True, slots=True)
+class FlexqConfig(Config):
+    """engine: "btc" or "imma"; choice: that engine's own configuration."""
+
+    engine: str
+    choice: Config
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"engine": self.engine, **asdict(self.choice)}
+
+
+class FlexqGemm(LinearKernel):
+    """`flexq` (W6A6) and `flexq[w6a8]`.
+
+    Packed weights and activations are in both layouts until `narrow` has been told which
+    configuration runs.
+    """
+
+    def __init__(self, a_bits: int, variant: str = "") -> None:
+        binary, int8 = BinaryTensorCoreGemm(a_bits), Int8TensorCoreGemm(a_bits)
+        self._engines: dict[str, LinearKernel] = {_BINARY: binary, _INT8: int8}
+        self.spec = KernelSpec(
+            name="flexq",
+            variant=variant,
+            backend="cuda",
+            weight=int8.spec.weight,
+            activation=int8.spec.activation,
+            summary=f"FlexQ W6A{a_bits}, the faster of flexq-w6a{a_bits} and "
+            f"flexq-imma-w6a{a_bits}",
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _joined({name: e.pack_weight(weight) for name, e in self._engines.items()})
+
+    def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
+        chosen = self._chosen(config, GemmWorkload(1, w.rows, w.k))
+        return _joined({chosen.engine: _part(w, chosen.engine)})
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _joined({name: e.pack_activation(x) for name, e in self._engines.items()})
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        engines = self._engines.items()
+        return _joined({name: e.empty_activation(m, k, device) for name, e in engines})
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        for name, engine in self._engines.items():
+            engine.activate(x, _part(packed, name))
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        chosen = self._chosen(config, check_gemm(x, w, out))
+        mine = _part(x, chosen.engine), _part(w, chosen.engine)
+        self._engines[chosen.engine].gemm(*mine, out, bias=bias, config=chosen.choice)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        chosen = self._chosen(config, check_gemm(packed, w, out))
+        mine = _part(packed, chosen.engine), _part(w, chosen.engine)
+        engine = self._engines[chosen.engine]
+        engine.linear(x, *mine, out, bias=bias, config=chosen.choice)
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        # Beyond MAX_TOKENS the binary kernel reads the weights again for every MAX_TOKENS.
+        names = (_BINARY, _INT8) if self._has_binary() and gemm.m <= MAX_TOKENS else (_INT8,)
+        return [
+            FlexqConfig(name, choice)
+            for name in names
+            for choice in self._engines[name].candidates(gemm)
+        ]
+
+    def tuning_bucket(self, m: int) -> int:
+        return bucket_of(m)
+
+    def default_config(self, gemm: GemmWorkload) -> FlexqConfig:
+        choice = self._engines[_INT8].default_config(gemm)
+        assert choice is not None  # this engine always has one
+        return FlexqConfig(_INT8, choice)
+
+    def builds(self) -> Sequence[Build]:
+        return [build for engine in self._engines.values() for build in engine.builds()]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = self._chosen(config, gemm)
+        return self._engines[chosen.engine].builds_for(gemm, chosen.choice)
+
+    def _chosen(self, config: Config | None, gemm: GemmWorkload) -> FlexqConfig:
+        return config if isinstance(config, FlexqConfig) else self.default_config(gemm)
+
+    def _has_binary(self) -> bool:
+        return torch.cuda.get_device_capability() <= self._engines[_BINARY].spec.max_capability
+
+
+def _joined(parts: dict[str, PackedOperand]) -> PackedOperand:
+    first = next(iter(parts.values()))
+    buffers = {
+        f"{engine}.{name}": buffer
+        for engine, part in parts.items()
+        for name, buffer in part.buffers.items()
+    }
+    return PackedOperand(buffers, first.rows, first.k)
+
+
+def _part(packed: PackedOperand, engine: str) -> PackedOperand:
+    prefix = f"{engine}."
+    buffers = {
+        name.removeprefix(prefix): buffer
+        for name, buffer in packed.buffers.items()
+        if name.startswith(prefix)
+    }
+    if not buffers:
+        raise ShapeError(f"these weights were narrowed and have no {engine} layout: pack them anew")
+    return PackedOperand(buffers, packed.rows, packed.k)

@@ -1,0 +1,275 @@
+"""How the int8 tensor-core kernels may be compiled, and which way fits a shape.
+
+Two sources read the same packed operands: csrc/flexq_imma.cu for few tokens, where every weight is
+read once and nothing is shared, and csrc/flexq_imma_tiled.cu for many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from kernels.contract import Config
+from kernels.runtime.nvrtc import Block, Build
+
+GROUP = 128
+MMA_ROWS, MMA_TOKENS = 16, 8
+TILE_BYTES = 1536  # imma_layout.cuh: 16 rows by 128 k
+_SCALE_BYTES = MMA_ROWS * 2  # of a tile
+_SWIZZLE_BYTES = 1024  # imma_block.cuh: 8 tokens; a stage is whole ones
+_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+COL_TILES = (1, 2, 4)  # of 8 tokens, in one block of the kernel for few tokens
+WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
+MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
+MOST_FEW = 64  # tokens: from here on the kernel for few never won
+LEAST_MANY = 16  # tokens: up to here the kernel for many never won
+
+
+@dataclass(frozen=True, slots=True)
+class ImmaConfig(Config):
+    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
+    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
+    start only behind the loop over K; col_tiles: of 8 tokens a block."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    k_split: int
+    late: int
+    col_tiles: int
+
+    @property
+    def function(self) -> str:
+        """The kernel, and the source of csrc that it is in."""
+        return "flexq_imma"
+
+    @property
+    def build(self) -> Build:
+        """How csrc/flexq_imma.cu is compiled for this configuration."""
+        return _build(self)
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as csrc/flexq_imma.cu lays it out."""
+        reduction = self.warps * self.row_tiles * self.col_tiles * _SHARE_BYTES
+        return max(reduction, self.warps * self.stages * self.row_tiles * TILE_BYTES)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the row tiles, each k_split times; the chunks of tokens."""
+        blocks = -(-n // (MMA_ROWS * self.row_tiles)) * self.k_split
+        return blocks, -(-m // (self.col_tiles * MMA_TOKENS)), 1
+
+
+@dataclass(frozen=True, slots=True)
+class TiledConfig(Config):
+    """A block is row_warps x token_warps warps, each with row_tiles of 16 rows by col_tiles of 8
+    tokens; stages of the block's ring; k_split: blocks of a cluster that share an output tile."""
+
+    row_warps: int
+    row_tiles: int
+    token_warps: int
+    col_tiles: int
+    stages: int
+    k_split: int
+
+    @property
+    def function(self) -> str:
+        """The kernel, and the source of csrc that it is in."""
+        return "flexq_imma_tiled"
+
+    @property
+    def build(self) -> Build:
+        """How csrc/flexq_imma_tiled.cu is compiled for this configuration."""
+        return _build(self)
+
+    @property
+    def threads(self) -> int:
+        return self.row_warps * self.token_warps * 32
+
+    @property
+    def rows(self) -> int:
+        return self.row_warps * self.row_tiles * MMA_ROWS
+
+    @property
+    def tokens(self) -> int:
+        return self.token_warps * self.col_tiles * MMA_TOKENS
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as csrc/flexq_imma_tiled.cu lays it out."""
+        return _block_bytes(self)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaConfig(Config):
+    """A block is warpgroups of 64 rows each by granules of 64 tokens; stages of the block's ring;
+    k_split: blocks of a cluster that share an output tile."""
+
+    warpgroups: int
+    granules: int
+    stages: int
+    k_split: int
+
+    @property
+    def function(self) -> str:
+        """The kernel, and the source of csrc that it is in."""
+        return "flexq_imma_wgmma"
+
+    @property
+    def build(self) -> Build:
+        """How csrc/flexq_imma_wgmma.cu is compiled for this configuration."""
+        return _build(self)
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups * 64
+
+    @property
+    def tokens(self) -> int:
+        return self.granules * 64
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block, as csrc/imma_block.cuh lays it out."""
+        return _block_bytes(self)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+
+AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig
+
+
+def _block_bytes(config: TiledConfig | WgmmaConfig) -> int:
+    """Shared memory of csrc/imma_block.cuh: the ring of stages, or the outputs."""
+    tiles = config.rows // MMA_ROWS
+    used = config.tokens * (GROUP + 4) + tiles * (TILE_BYTES + _SCALE_BYTES)
+    stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
+    return max(config.stages * stage, config.tokens * (config.rows + 4) * 4)
+
+
+def _build(config: AnyImmaConfig) -> Build:
+    defines = {name.upper(): value for name, value in asdict(config).items()}
+    return Build.of(
+        f"{config.function}.cu",
+        min_sm=90 if config.k_split > 1 else 80,
+        only_sm=90 if isinstance(config, WgmmaConfig) else None,
+        block=Block(config.function, config.threads, config.shared_bytes),
+        **defines,
+    )
+
+
+# (row_tiles, warps, stages, k_split, late): those of all (1, 2, 4) x (4, 8, 16) x (2, 3, 4) x
+# (1, 2, 4) x (0, 1) that were among the three fastest of some layer on an H200.
+_FEW_TOKENS = (
+    (1, 4, 2, 1, 0),
+    (1, 4, 3, 1, 0),
+    (1, 4, 4, 1, 0),
+    (1, 8, 2, 1, 0),
+    (1, 8, 3, 1, 0),
+    (1, 16, 2, 1, 0),
+    (1, 16, 3, 1, 0),
+    (2, 4, 2, 1, 0),
+    (2, 4, 3, 1, 0),
+    (2, 4, 4, 1, 0),
+    (2, 8, 2, 1, 0),
+    (2, 8, 3, 1, 0),
+    (2, 8, 4, 1, 0),
+    (2, 16, 2, 1, 0),
+    (2, 16, 3, 1, 0),
+    (4, 8, 2, 1, 0),
+    (4, 8, 3, 1, 0),
+    (1, 4, 2, 2, 0),
+    (2, 4, 2, 2, 0),
+    (2, 8, 2, 2, 0),
+    (2, 4, 2, 4, 0),
+    (1, 8, 2, 1, 1),
+    (2, 4, 2, 1, 1),
+    (2, 8, 2, 1, 1),
+    (1, 4, 2, 2, 1),
+    (2, 8, 2, 2, 1),
+)
+# (row_warps, row_tiles, token_warps, col_tiles, stages, k_split): those that a greedy choice needs
+# to come within 2 % of the best of 132, over the shapes and numbers of tokens that were timed on an
+# H200; and some for GPUs without clusters.
+_MANY_TOKENS = (
+    (4, 2, 1, 8, 3, 1),
+    (4, 2, 1, 8, 4, 1),
+    (4, 2, 1, 8, 3, 2),
+    (4, 2, 1, 8, 4, 2),
+    (4, 2, 1, 4, 4, 1),
+    (4, 2, 1, 4, 2, 2),
+    (4, 2, 1, 4, 3, 2),
+    (4, 2, 1, 4, 4, 2),
+    (4, 2, 1, 4, 3, 4),
+    (4, 1, 2, 4, 4, 2),
+    (4, 1, 1, 4, 3, 1),
+    (2, 1, 2, 4, 4, 1),
+)
+# (warpgroups, granules, stages, k_split): the same greedy choice of 33, within 1 %.
+_WGMMA = (
+    (1, 1, 3, 2),
+    (1, 1, 4, 2),
+    (1, 1, 4, 4),
+    (1, 2, 3, 1),
+    (1, 2, 3, 2),
+    (1, 2, 3, 4),
+    (1, 2, 4, 2),
+    (1, 4, 2, 1),
+    (1, 4, 2, 2),
+    (2, 4, 2, 1),
+)
+
+
+def configs_for(m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
+    """Every configuration for m tokens of this order, whatever the GPU."""
+    if in_mma_order:
+        return [WgmmaConfig(*choice) for choice in _WGMMA]
+    configs: list[AnyImmaConfig] = []
+    if m <= MOST_FEW:
+        configs += few_tokens(col_tiles_for(m))
+    if m > LEAST_MANY:
+        configs += many_tokens()
+    return configs
+
+
+def col_tiles_for(m: int) -> int:
+    """Tiles of 8 tokens that one block of the kernel for few tokens takes."""
+    return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])
+
+
+def few_tokens(col_tiles: int) -> list[ImmaConfig]:
+    """Those that don't spill: the sums of many tokens need more than a 16th of the registers."""
+    configs = [ImmaConfig(*choice, col_tiles) for choice in _FEW_TOKENS]
+    if col_tiles == 1:
+        return configs
+    few_warps = [c for c in configs if c.row_tiles <= 2]
+    return [c for c in few_warps if col_tiles == 2 or c.warps <= 8]
+
+
+def many_tokens() -> list[TiledConfig]:
+    """Every configuration of the kernel for many tokens."""
+    return [TiledConfig(*choice) for choice in _MANY_TOKENS]
+
+
+def all_configs() -> list[AnyImmaConfig]:
+    """Every configuration for every number of tokens."""
+    few = [config for tiles in COL_TILES for config in few_tokens(tiles)]
+    return [*few, *many_tokens(), *(WgmmaConfig(*choice) for choice in _WGMMA)]
+
+
+def bucket_of(m: int) -> int:
+    """The power of two that m tokens are rounded up to: they have the same configurations."""
+    return 1 << (m - 1).bit_length()

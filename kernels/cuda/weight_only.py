@@ -1,0 +1,231 @@
+"""Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only.cu).
+
+`w8a16` has one scale an output feature, `w4a16` one per 128 k. Both widen exactly to FP16 in
+registers and sum in FP32 on the FP16 tensor core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.dense import has_aligned_rows, padded
+from kernels.formats import Operand
+from kernels.runtime.module import current_arch, load_function, shared_memory_limit
+from kernels.runtime.nvrtc import Block, Build
+from workloads.gemm import GemmWorkload
+
+STEP_K = 128  # of a tile, and of a group of 4-bit weights
+MMA_ROWS, MMA_TOKENS = 16, 8
+_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+_TOKEN_MULTIPLE = 8  # of a token's values in memory: 16 bytes
+COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further blocks
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnlyConfig(Config):
+    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
+    ring; k_split: blocks of a cluster that share a row tile; col_tiles: of 8 tokens a block."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    k_split: int
+    col_tiles: int
+
+
+# (row_tiles, warps, stages, k_split)
+_CHOICES = (
+    (1, 4, 3, 1),
+    (1, 8, 2, 1),
+    (1, 8, 3, 1),
+    (1, 16, 2, 1),
+    (1, 4, 2, 2),
+    (2, 4, 2, 1),
+    (2, 4, 3, 1),
+    (2, 4, 4, 1),
+    (2, 8, 2, 1),
+    (2, 8, 4, 1),
+    (2, 16, 2, 1),
+    (2, 4, 2, 2),
+    (2, 8, 2, 2),
+    (4, 8, 2, 1),
+    (4, 8, 3, 1),
+    (4, 16, 2, 1),
+    (4, 8, 2, 2),
+)
+
+
+def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes int8 [N,K] as the tiles of csrc/weight_only.cu: uint8 [N/16, K/128, bytes of a tile].
+
+    Both are rounded up; codes past the edges are zero. bits: 8 or 4.
+    """
+    row_tiles, steps = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // STEP_K)
+    whole = padded(codes, row_tiles * MMA_ROWS, steps * STEP_K)
+    biased = (whole.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    # A row is half·8 + of_lane; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
+    split = biased.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
+    if bits == 8:
+        tile, half, of_lane, step, vector, quarter, odd, pair, value = range(9)
+        ordered = split.permute(tile, step, vector, of_lane, quarter, odd, pair, half, value)
+        return ordered.reshape(row_tiles, steps, -1)
+    # The halves of the rows are the nibbles of a byte; two vectors of k are one of a lane's.
+    bytes_of = (split[:, 0] | split[:, 1] << 4).view(row_tiles, 8, steps, 2, 2, 4, 2, 2, 2)
+    tile, of_lane, step, load, vector, quarter, odd, pair, value = range(9)
+    ordered = bytes_of.permute(tile, step, load, of_lane, quarter, vector, odd, value, pair)
+    return ordered.reshape(row_tiles, steps, -1)
+
+
+def tile_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Scales FP16 [N, K/128] as [N/16, K/128, 8, 2]: those of rows r and r + 8 together."""
+    row_tiles, steps = -(-scales.shape[0] // MMA_ROWS), scales.shape[1]
+    whole = padded(scales, row_tiles * MMA_ROWS, steps)
+    return whole.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
+
+
+class WeightOnlyGemm(LinearKernel):
+    """`w8a16` and `w4a16`."""
+
+    def __init__(self, bits: int) -> None:
+        group = STEP_K if bits == 4 else None
+        scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        self.spec = KernelSpec(
+            name=f"w{bits}a16",
+            backend="cuda",
+            weight=OperandFormat(bits, group),
+            activation=OperandFormat(16),
+            summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
+        )
+        self._bits = bits
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        buffers = {
+            "tiles": tile_weights(weight.values, self._bits),
+            "scales": tile_scales(scales) if self._bits == 4 else scales[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        values = torch.zeros(m, _padded_k(k), dtype=torch.float16, device=device)
+        return PackedOperand({"values": values}, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        self.activate(x.values, packed)
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.buffers["values"][:, : packed.k] = x
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Activations that already lie as the kernel wants them are not copied."""
+        if has_aligned_rows(x, _padded_k(packed.k)):
+            packed = PackedOperand({"values": x}, packed.rows, packed.k)
+        else:
+            self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=config)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        c = config if isinstance(config, WeightOnlyConfig) else self.default_config(shape)
+        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
+        chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
+        values = x.buffers["values"]
+        load_function(self._build(c), "weight_only").launch(
+            (blocks, chunks, 1),
+            c.warps * 32,
+            (
+                w.buffers["tiles"],
+                w.buffers["scales"],
+                values,
+                bias,
+                out,
+                shape.m,
+                shape.n,
+                shape.k,
+                values.shape[1],
+            ),
+            shared_bytes=self._shared_bytes(c),
+            overlap_previous=True,
+            cluster=c.k_split,
+        )
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        device = torch.cuda.current_device()
+        allowed, arch = shared_memory_limit(device), current_arch(device)
+        configs = self._configs(_col_tiles(gemm.m))
+        return [
+            c for c in configs if self._shared_bytes(c) <= allowed and self._build(c).runs_on(arch)
+        ]
+
+    def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
+        return WeightOnlyConfig(2, 8, 2, 1, _col_tiles(gemm.m))
+
+    def builds(self) -> Sequence[Build]:
+        return [self._build(c) for tiles in COL_TILES for c in self._configs(tiles)]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
+        return [self._build(chosen)]
+
+    def _configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
+        """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
+        configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES]
+        if col_tiles == 1:
+            return configs
+        few_warps = [c for c in configs if c.row_tiles == 1 or c.warps <= 8]
+        return [c for c in few_warps if col_tiles == 2 or c.row_tiles <= 2]
+
+    def _build(self, c: WeightOnlyConfig) -> Build:
+        defines = {name.upper(): value for name, value in asdict(c).items()}
+        return Build.of(
+            "weight_only.cu",
+            min_sm=90 if c.k_split > 1 else 80,
+            block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
+            W_BITS=self._bits,
+            **defines,
+        )
+
+    def _shared_bytes(self, c: WeightOnlyConfig) -> int:
+        """Dynamic shared memory of a block, as csrc/weight_only.cu lays it out."""
+        tile = MMA_ROWS * STEP_K * self._bits // 8
+        reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
+        return max(reduction, c.warps * c.stages * c.row_tiles * tile)
+
+
+def _padded_k(k: int) -> int:
+    return -(-k // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
+
+
+def _col_tiles(m: int) -> int:
+    return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])

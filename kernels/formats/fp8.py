@@ -1,0 +1,32 @@
+"""Scaled E4M3: FP8 codes of four exponent and three mantissa bits with one scale a row."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats.operand import Operand
+
+LARGEST = 448.0  # of E4M3 without infinities (OCP 8-bit floating point specification, table 1)
+
+
+def quantize_e4m3(matrix: torch.Tensor) -> Operand:
+    """Quantize [rows, K] to E4M3 codes with one FP16 scale a row.
+
+    scale = fp16(max|x| / 448), code = e4m3(x / scale) by an FP32 division with the *stored* scale,
+    rounded half to even and saturated at ±448. A row whose scale rounds to zero in FP16 has codes
+    of zero.
+
+    Raises ShapeError if the matrix is not two-dimensional, and ValueError if it holds NaN or
+    infinity.
+    """
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    work = matrix.to(torch.float32)
+    scales = (work.abs().amax(dim=1, keepdim=True) / LARGEST).to(torch.float16)
+    divisor = torch.where(scales == 0, torch.inf, scales.float())
+    # torch turns what is past the range into NaN instead of saturating.
+    codes = (work / divisor).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return Operand(codes, scales, 8, None)

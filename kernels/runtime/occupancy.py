@@ -1,0 +1,75 @@
+"""How many blocks of a function an SM holds at once, from what the function needs.
+
+Limits are those of NVIDIA's CUDA Programming Guide, "Compute Capabilities", tables of technical
+specifications and of shared memory capacities. How registers and shared memory are handed out (in
+256 registers a warp, over four partitions of an SM, in 128 bytes, 1 KB of each block kept by the
+system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on a GPU asks the driver as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.errors import UnsupportedError
+
+RESERVED_SHARED_BYTES = 1024  # that the system keeps of each block, from compute capability 8.0 on
+WARP = 32
+_KB = 1024
+_REGISTERS = 65536  # of an SM
+_PARTITIONS = 4  # of an SM: a warp's registers lie in one of them
+_MAX_THREADS = 1024  # of a block
+_REGISTER_UNIT = 256  # registers of a warp are a multiple of it
+_SHARED_UNIT = 128  # bytes of a block are a multiple of it
+
+
+@dataclass(frozen=True, slots=True)
+class SmLimits:
+    """What an SM has room for; block_shared_bytes: the most that one block may ask for."""
+
+    blocks: int
+    warps: int
+    shared_bytes: int
+    block_shared_bytes: int
+
+
+LIMITS = {
+    "sm_80": SmLimits(32, 64, 164 * _KB, 163 * _KB),
+    "sm_86": SmLimits(16, 48, 100 * _KB, 99 * _KB),
+    "sm_89": SmLimits(24, 48, 100 * _KB, 99 * _KB),
+    "sm_90": SmLimits(32, 64, 228 * _KB, 227 * _KB),
+}
+# What the fleet has: A100; RTX 3090 Ti and A6000; Ada; H200.
+TARGETS = tuple(LIMITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """Of one SM: blocks that run at once, and their warps. Zero: not even one block fits."""
+
+    blocks: int
+    warps: int
+
+
+def occupancy(target: str, *, registers: int, threads: int, shared_bytes: int) -> Occupancy:
+    """Blocks and warps of an SM of `target`, for example "sm_86".
+
+    registers: of a thread. threads: of a block. shared_bytes: of a block, static and dynamic,
+    without the part that the system keeps. Raises UnsupportedError for a target without limits.
+    """
+    limits = LIMITS.get(target)
+    if limits is None:
+        raise UnsupportedError(f"no limits of {target} are known: there are {', '.join(LIMITS)}")
+    warps = -(-threads // WARP)
+    warp_registers = _rounded_up(registers * WARP, _REGISTER_UNIT)
+    if threads > _MAX_THREADS or shared_bytes > limits.block_shared_bytes:
+        return Occupancy(0, 0)
+    block_bytes = _rounded_up(shared_bytes + RESERVED_SHARED_BYTES, _SHARED_UNIT)
+    blocks = min(limits.blocks, limits.warps // warps, limits.shared_bytes // block_bytes)
+    if warp_registers:
+        resident_warps = _REGISTERS // _PARTITIONS // warp_registers * _PARTITIONS
+        blocks = min(blocks, resident_warps // warps)
+    return Occupancy(blocks, blocks * warps)
+
+
+def _rounded_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit

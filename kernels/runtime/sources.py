@@ -1,0 +1,32 @@
+"""What the compiler reads when it is given one of our sources."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+
+
+def source_hash(folder: Path, source: str) -> str:
+    """SHA-256 over a source in `folder` and all that it includes from there, also conditionally.
+
+    Equal hashes, defines, options and compilers give equal machine code. Raises OSError if the
+    source is not there.
+    """
+    texts: dict[str, bytes] = {}
+    _read(folder, source, texts)
+    digest = hashlib.sha256()
+    for name in sorted(texts):
+        content = texts[name]
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _read(folder: Path, name: str, texts: dict[str, bytes]) -> None:
+    texts[name] = (folder / name).read_bytes()
+    for included in _INCLUDE.findall(texts[name].decode(errors="replace")):
+        # A header that is missing is the compiler's to complain about, with its line.
+        if included not in texts and (folder / included).is_file():
+            _read(folder, included, texts)

@@ -1,0 +1,111 @@
+"""The search for the commit that made a change: questions asked, skips, and going on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from ci.bisect import Journal, Outcome, Step, search, step_of
+from flexq_bench.regress import Comparison, confirm
+
+COMMITS = [f"c{i:02}" for i in range(1, 33)]
+
+
+def answering(culprit: str, skipped: frozenset[str] = frozenset(), asked: list[str] | None = None):
+    """Answers as commits would give; every question is noted."""
+
+    def ask(commit: str) -> Step:
+        if asked is not None:
+            asked.append(commit)
+        if commit in skipped:
+            return Step(commit, Outcome.SKIPPED, "does not build")
+        changed = commit >= culprit
+        return Step(commit, Outcome.CHANGED if changed else Outcome.UNCHANGED, "", 0.0)
+
+    return ask
+
+
+@pytest.mark.parametrize("culprit", COMMITS)
+def test_every_culprit_is_found_in_a_few_questions(culprit):
+    asked: list[str] = []
+
+    found = search("good", COMMITS, answering(culprit, asked=asked))
+
+    assert found.suspects == (culprit,)
+    assert found.last_unchanged == ("good" if culprit == "c01" else f"c{int(culprit[1:]) - 1:02}")
+    assert len(asked) <= 5
+
+
+def test_commits_without_an_answer_are_gone_around():
+    found = search("good", COMMITS, answering("c20", frozenset({"c16", "c17", "c24"})))
+
+    assert found.suspects == ("c20",)
+    assert found.steps["c16"].outcome is Outcome.SKIPPED
+
+
+def test_what_can_not_be_told_apart_are_all_suspects():
+    found = search("good", COMMITS, answering("c20", frozenset({"c18", "c19"})))
+
+    assert found.suspects == ("c18", "c19", "c20")
+    assert found.last_unchanged == "c17"
+
+
+def test_answers_of_an_interrupted_search_are_not_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    before: list[str] = []
+    whole = search("good", COMMITS, answering("c20", asked=before))
+    Journal("case", "good", "bad").write({c: whole.steps[c] for c in before[:3]})
+
+    after: list[str] = []
+    known = Journal("case", "good", "bad").read()
+    found = search("good", COMMITS, answering("c20", asked=after), known)
+
+    assert found.suspects == ("c20",)
+    assert after == before[3:]
+    assert Journal("case", "good", "other").read() == {}
+
+
+def test_a_journal_that_is_damaged_counts_as_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    journal = Journal("case")
+    journal.write({"a": Step("a", Outcome.CHANGED, "slower", 0.02)})
+    assert journal.read()["a"].log_ratio == 0.02
+
+    journal.path.write_text(journal.path.read_text()[:10])
+
+    assert journal.read() == {}
+
+
+def compared(change: float, scatter: float = 0.001):
+    """A comparison of 6 pairs of processes."""
+    head = [100 * math.exp(change + scatter * sign) for sign in (1, -1, 1, -1, 1, -1) for _ in "ab"]
+    return confirm(Comparison([100.0] * 12, head, [i // 2 for i in range(12)]))
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+@pytest.mark.parametrize(
+    ("share", "scatter", "outcome"),
+    [
+        (0.0, 0.001, Outcome.UNCHANGED),
+        (0.3, 0.001, Outcome.UNCHANGED),
+        (0.7, 0.001, Outcome.CHANGED),
+        (1.0, 0.001, Outcome.CHANGED),
+        (0.5, 0.001, Outcome.SKIPPED),
+        (1.0, 0.05, Outcome.SKIPPED),
+    ],
+)
+def test_a_commit_belongs_to_the_end_that_it_is_nearer_to(direction, share, scatter, outcome):
+    whole = 0.04 * direction
+
+    assert step_of("a", compared(share * whole, scatter), whole).outcome is outcome
+
+
+def test_a_commit_without_data_is_skipped_with_the_reason():
+    nothing = confirm(Comparison([], [], []))
+
+    step = step_of("a", nothing, 0.04, "the worker died")
+
+    assert (step.outcome, step.reason, step.log_ratio) == (Outcome.SKIPPED, "the worker died", None)
+    assert step_of("a", replace(nothing, reason="few"), 0.04).reason == "few"

@@ -1,0 +1,142 @@
+"""The performance gate: what was planned, what came back, and what the policy makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from db import queries
+from flexq_bench.exit_codes import ExitCode
+
+WAIVER = """
+[[waiver]]
+kernels = ["flexq-w6a6"]
+reason = "known"
+owner = "Ada"
+expires = 2026-01-31
+"""
+
+
+def outcomes(report):
+    return [str(finding.outcome) for finding in report.findings]
+
+
+def test_what_stays_the_same_passes(gate, compared):
+    report = gate(compared("flexq-w6a6"), compared("cublas-fp16"))
+
+    assert (outcomes(report), report.exit_code) == (["pass", "pass"], ExitCode.PASS)
+
+
+def test_a_slow_down_beyond_the_limit_fails(gate, compared):
+    report = gate(compared("flexq-w6a6", 1.05), compared("cublas-fp16"))
+
+    assert (outcomes(report), report.exit_code) == (["regression", "pass"], ExitCode.REGRESSION)
+    assert report.findings[0].change == pytest.approx(5, abs=0.2)
+
+
+def test_a_slow_down_within_the_limit_of_its_kernel_passes(gate, compared):
+    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 6\nowner = "flexq"\n'
+
+    report = gate(compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.05), policy=limit)
+
+    assert outcomes(report) == ["pass", "regression"]
+    assert report.findings[0].verdict == "slower"
+    assert [finding.owner for finding in report.findings] == ["flexq", "kernels"]
+
+
+def test_a_wrong_result_fails_whatever_its_limit(gate, compared):
+    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 1000\n'
+
+    report = gate(compared("flexq-w6a6", correct=False), policy=limit + WAIVER)
+
+    assert (outcomes(report), report.exit_code) == (["regression"], ExitCode.REGRESSION)
+
+
+def test_what_cannot_be_told_is_ambiguous(gate, compared):
+    report = gate(compared("flexq-w6a6", 1.02, noise=0.05))
+
+    assert (outcomes(report), report.exit_code) == (["ambiguous"], ExitCode.AMBIGUOUS)
+
+
+def test_what_is_surely_within_the_limit_need_not_be_told_better(gate, compared):
+    limit = '[[limit]]\nkernels = ["flexq-*"]\nslower_percent = 50\n'
+
+    report = gate(compared("flexq-w6a6", 1.02, noise=0.05), policy=limit)
+
+    assert report.findings[0].verdict == "ambiguous"
+    assert report.exit_code == ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    "changes", [{"placements": 2}, {"placements": 0, "detail": "base has no such kernel"}]
+)
+def test_a_planned_case_without_data_is_missing(gate, compared, changes):
+    report = gate(compared("flexq-w6a6", **changes), compared("cublas-fp16"))
+
+    assert (outcomes(report), report.exit_code) == (["missing", "pass"], ExitCode.MISSING)
+    assert changes.get("detail", "blocks") in report.findings[0].reason
+
+
+def test_a_planned_case_that_never_arrived_is_missing(gate, compared):
+    here, lost = compared("cublas-fp16"), compared("flexq-w6a6")
+
+    report = gate(here, plan=[lost.case, here.case])
+
+    assert outcomes(report) == ["missing", "pass"]
+    assert report.findings[0].reason == "no result arrived"
+    assert report.exit_code == ExitCode.MISSING
+
+
+def test_missing_comes_before_slow_and_slow_before_ambiguous(gate, compared):
+    slow, unclear = compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.02, noise=0.05)
+    lost = compared("flexq-w6a8").case
+
+    assert gate(slow, unclear).exit_code == ExitCode.REGRESSION
+    assert gate(slow, unclear, plan=[slow.case, unclear.case, lost]).exit_code == ExitCode.MISSING
+
+
+def test_the_same_machine_code_fails_nobody(gate, compared):
+    report = gate(compared("flexq-w6a6", 1.05, same_binary=True))
+
+    assert (report.findings[0].cause, report.exit_code) == ("environment", ExitCode.PASS)
+
+
+@pytest.mark.parametrize(
+    "change", [{"ratio": 1.05}, {"ratio": 1.02, "noise": 0.05}, {"placements": 0}]
+)
+def test_a_waiver_turns_a_finding_into_a_named_one(gate, compared, change):
+    report = gate(compared("flexq-w6a6", **change), policy=WAIVER)
+
+    assert (outcomes(report), report.exit_code) == (["waived"], ExitCode.PASS)
+    assert (report.findings[0].waiver.owner, report.findings[0].waiver.reason) == ("Ada", "known")
+
+
+def test_an_expired_waiver_counts_no_more_and_is_named(gate, compared):
+    expired = WAIVER.replace("2026-01-31", "2026-01-14")
+
+    report = gate(compared("flexq-w6a6", 1.05), policy=expired)
+
+    assert report.exit_code == ExitCode.REGRESSION
+    assert "flexq-w6a6 (Ada: known) expired on 2026-01-14" in report.notes[0]
+
+
+def test_what_a_policy_says_in_vain_is_named(gate, compared):
+    vain = '[[limit]]\nkernels = ["abq-*"]\nslower_percent = 1\n' + WAIVER.replace("6a6", "6a8")
+
+    report = gate(compared("flexq-w6a6"), policy=vain + WAIVER)
+
+    assert [note.partition(" (")[0].partition(" fits")[0] for note in report.notes] == [
+        "waiver of flexq-w6a8", "waiver of flexq-w6a6", "limit of abq-*",
+    ]  # fmt: skip
+    assert report.exit_code == ExitCode.PASS
+
+
+def test_every_verdict_is_stored_and_only_a_watched_line_alerts(gate, compared, database):
+    gate(compared("flexq-w6a6", 1.05))
+    with database.session() as session:
+        assert queries.alerts(session) == []
+
+    report = gate(compared("flexq-w6a6", 1.05, seed=2), alerting=True)
+
+    with database.session() as session:
+        (alert,) = queries.alerts(session)
+    assert report.opened == (alert.id,)

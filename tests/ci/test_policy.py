@@ -1,0 +1,160 @@
+"""Policy files: what they mean, and what is wrong with one."""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from ci.policy import load_policy
+from workloads.case import Case
+from workloads.errors import WorkloadError
+from workloads.gemm import GemmWorkload
+
+TOP = 'version = 1\nsuite = "smoke"\nslower_percent = 2\nowner = "all"\n'
+WAIVER = """
+[[waiver]]
+kernels = ["flexq-w6a6"]
+reason = "known"
+owner = "Ada"
+expires = 2026-01-31
+"""
+
+
+@pytest.fixture
+def policy(tmp_path: Path):
+    def read(text: str):
+        path = tmp_path / "gate.toml"
+        path.write_text(text)
+        return load_policy(str(path))
+
+    return read
+
+
+def case(label: str, m: int = 1, n: int = 256, k: int = 256) -> Case:
+    name, _, variant = label.rstrip("]").partition("[")
+    return Case(name, GemmWorkload(m, n, k), variant=variant)
+
+
+def test_the_policy_that_comes_with_the_package_can_be_loaded():
+    found = load_policy("default")
+
+    assert found.name == "default"
+    assert found.limit_of(case("flexq-w6a6")).slower_percent == 1.0
+    assert found.owner_of(case("read-6")) == "kernels"
+
+
+def test_the_policy_in_the_documentation_can_be_loaded(policy):
+    page = Path(__file__).parents[2] / "docs" / "verdicts.md"
+    (example,) = re.findall(r"```toml\n(.*?)```", page.read_text(), re.S)
+
+    found = policy(example)
+
+    assert (len(found.limits), len(found.waivers)) == (1, 1)
+
+
+def test_the_first_limit_that_fits_counts(policy):
+    found = policy(
+        TOP
+        + '[[limit]]\nkernels = ["flexq-w6a6"]\nslower_percent = 1\nowner = "Ada"\n'
+        + '[[limit]]\nkernels = ["flexq-*", "flexq-*[*]"]\nslower_percent = 3\n'
+    )
+
+    limits = [
+        found.limit_of(case(label)).slower_percent
+        for label in ("flexq-w6a6", "flexq-w6a8", "flexq-w6a6[plain]", "cublas-fp16")
+    ]
+    assert limits == [1, 3, 3, 2]
+    assert (found.owner_of(case("flexq-w6a6")), found.owner_of(case("flexq-w6a8"))) == (
+        "Ada", "all",
+    )  # fmt: skip
+
+
+def test_a_waiver_counts_to_the_end_of_its_last_day(policy):
+    found = policy(TOP + WAIVER)
+
+    assert found.waiver_of(case("flexq-w6a6"), date(2026, 1, 31)) is not None
+    assert found.waiver_of(case("flexq-w6a6"), date(2026, 2, 1)) is None
+    assert found.waiver_of(case("flexq-w6a8"), date(2026, 1, 1)) is None
+
+
+def test_a_waiver_may_be_of_shapes_and_sizes_only(policy):
+    found = policy(TOP + WAIVER + 'shapes = ["256x256"]\nm = "1,4:8"\n')
+    day = date(2026, 1, 1)
+
+    assert found.waiver_of(case("flexq-w6a6", m=5), day) is found.waivers[0]
+    assert found.waiver_of(case("flexq-w6a6", m=2), day) is None
+    assert found.waiver_of(case("flexq-w6a6", n=512), day) is None
+    assert found.waivers[0].name == "flexq-w6a6 256x256 m=1,4,5,6,7,8"
+
+
+def test_an_expired_waiver_is_followed_by_one_that_counts(policy):
+    found = policy(TOP + WAIVER + WAIVER.replace("2026-01-31", "2027-01-31"))
+
+    assert found.waiver_of(case("flexq-w6a6"), date(2026, 6, 1)) is found.waivers[1]
+
+
+def test_a_suite_of_one_s_own_lies_beside_the_policy(policy, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'description = "mine"\n[[group]]\nkernels = ["flexq*"]\nm = "1"\nshapes = ["32x32"]\n'
+    )
+
+    assert policy(TOP.replace("smoke", "mine.toml")).suite.name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "gate.toml: version is missing: begin with version = 1"),
+        ("version = 2\nnew_key = 1", "version is 2, this flexq-bench reads 1"),
+        ("version = true", "version is True"),
+        (TOP + "slower_percnt = 1", "no key 'slower_percnt' here: the keys are slower_percent"),
+        (TOP.replace('suite = "smoke"\n', ""), "suite is missing"),
+        (TOP.replace("smoke", "smok"), "suite: no suite 'smok': there are smoke"),
+        (TOP.replace("= 2", "= -1"), "slower_percent must be a number of at least 0, got -1"),
+        (TOP.replace("= 2", "= nan"), "slower_percent must be a number of at least 0, got nan"),
+        (TOP.replace("= 2", '= "2"'), "got '2'"),
+        (
+            TOP + '[[limit]]\nkernels = ["flexq*"]\nslower_pct = 1',
+            "gate.toml, limit 1: no key 'slower_pct' here: the keys are slower_percent",
+        ),
+        (
+            TOP + '[[limit]]\nkernels = ["FlexQ W6"]\nslower_percent = 1',
+            "limit 1: kernels: a kernel is written name",
+        ),
+        (TOP + "[[limit]]\nkernels = []\nslower_percent = 1", "kernels must be a list of strings"),
+        (TOP + WAIVER.replace("reason", "reasn"), "waiver 1: no key 'reasn' here: the keys are r"),
+        (TOP + WAIVER.replace('owner = "Ada"\n', ""), "waiver 1: owner is missing"),
+        (TOP + WAIVER.replace("2026-01-31", '"soon"'), "expires must be a date like 2026-01-31"),
+        (TOP + WAIVER.replace("2026-01-31", "2026-01-31T10:00:00"), "expires must be a date"),
+        (TOP + WAIVER + 'shapes = ["256"]', "shapes must be N x K, for example 4096x4096"),
+        (TOP + WAIVER + 'm = "x"', "waiver 1: m: "),
+        (TOP + "limit = 3", "limit must be tables, each under [[limit]]"),
+        ("version = ", "gate.toml is not TOML"),
+    ],
+)
+def test_what_is_wrong_with_a_policy_is_said_in_one_line(policy, text, says):
+    with pytest.raises(WorkloadError) as caught:
+        policy(text)
+
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_limit_of_a_kernel_that_the_suite_has_not_is_an_error(policy, tmp_path):
+    (tmp_path / "mine.toml").write_text(
+        'description = "mine"\n[[group]]\nkernels = ["flexq-w6a6"]\nm = "1"\nshapes = ["32x32"]\n'
+    )
+    text = TOP.replace("smoke", "mine.toml")
+
+    with pytest.raises(WorkloadError, match=r"limit 1: kernels: .*'flexq-w6a7'.* flexq-w6a6"):
+        policy(text + '[[limit]]\nkernels = ["flexq-w6a7"]\nslower_percent = 1')
+
+
+def test_an_unknown_policy_names_those_there_are():
+    with pytest.raises(WorkloadError, match="no policy 'defalt': there is default; or give a"):
+        load_policy("defalt")
+    with pytest.raises(WorkloadError, match=r"can't read nowhere/x\.toml"):
+        load_policy("nowhere/x.toml")

@@ -1,0 +1,152 @@
+"""`alerts` and `explain`: what got worse, what people say about it, and why it was said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from db.engine import open_database
+from db.records import DeviceInfo
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.verdicts import Machine, record_night
+
+
+@pytest.fixture
+def alert(database, commits, compared) -> str:
+    """The id of a stored alert about two kernels."""
+    machine = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"))
+    slow = [compared("flexq-w6a6", 1.05), compared("flexq-w6a8", 1.03), compared("cublas-fp16")]
+    with open_database(str(database)) as opened, opened.session() as session:
+        (found,) = record_night(session, slow, machine, commits, alerting=True).opened
+    return str(found)
+
+
+@pytest.fixture
+def empty(database) -> None:
+    open_database(str(database)).close()
+
+
+def listed(cli, *options) -> list[dict]:
+    ran = cli("alerts", "list", *options, "--json")
+    assert ran.code == ExitCode.PASS, ran.err
+    return json.loads(ran.out)
+
+
+def test_an_open_alert_is_listed_with_its_range(cli, alert):
+    (row,) = listed(cli)
+    assert (row["id"], row["state"], row["family"]) == (int(alert), "new", "flexq")
+
+    shown = cli("alerts", "list").out
+    assert "0000000000..0000000000" in shown
+    assert "+5.0%" in shown
+
+
+@pytest.mark.parametrize(
+    ("verb", "state", "is_open"),
+    [
+        ("acknowledge", "acknowledged", True),
+        ("explained", "explained", False),
+        ("fixed", "fixed", False),
+        ("false-alarm", "false-alarm", False),
+    ],
+)
+def test_people_give_an_alert_its_state(cli, alert, verb, state, is_open):
+    ran = cli("alerts", verb, alert, "--note", "as wanted", "--by", "Ada")
+
+    assert ran.code == ExitCode.PASS
+    assert f"alert {alert}: new -> {state}, by Ada" in ran.out
+    assert bool(listed(cli)) == is_open
+    assert listed(cli, "--state", state)[0]["note"] == "as wanted"
+    assert f"{state}, by Ada: as wanted" in cli("explain", alert).out
+
+
+@pytest.mark.parametrize("verb", ["explained", "false-alarm"])
+@pytest.mark.parametrize("note", [(), ("--note", " ")])
+def test_what_closes_for_good_needs_a_reason(cli, alert, verb, note):
+    ran = cli("alerts", verb, alert, *note)
+
+    assert ran.code == ExitCode.USAGE
+    assert "--note" in ran.error
+
+
+def test_the_person_is_the_user_unless_named(cli, alert, monkeypatch):
+    monkeypatch.setenv("LOGNAME", "grace")
+
+    assert "by grace" in cli("alerts", "fixed", alert).out
+
+
+@pytest.mark.parametrize("arguments", [("alerts", "fixed", "99"), ("explain", "99")])
+def test_an_alert_that_is_not_there_is_wrong_usage(cli, alert, arguments):
+    ran = cli(*arguments)
+
+    assert ran.code == ExitCode.USAGE
+    assert "no alert 99" in ran.error
+
+
+def test_the_state_that_it_has_is_wrong_usage(cli, alert):
+    cli("alerts", "fixed", alert)
+
+    ran = cli("alerts", "fixed", alert)
+
+    assert ran.code == ExitCode.USAGE
+    assert "is fixed already" in ran.error
+
+
+def test_an_unknown_state_names_the_nearest(cli, alert):
+    ran = cli("alerts", "list", "--state", "acknowledge")
+
+    assert ran.code == ExitCode.USAGE
+    assert "no state 'acknowledge': there are acknowledged" in ran.error
+
+
+@pytest.mark.usefixtures("empty")
+def test_no_alert_is_said(cli):
+    assert "no alert is open" in cli("alerts", "list").out
+    assert "no alert was ever opened" in cli("alerts", "list", "--state", "all").out
+    assert listed(cli) == []
+
+
+def test_explain_computes_every_verdict_again_and_draws_it(cli, alert, tmp_path):
+    ran = cli("explain", alert, "--png", str(tmp_path / "why.png"))
+
+    assert ran.code == ExitCode.PASS
+    assert "2 of 2 verdicts agree with their evidence to the last bit" in ran.out
+    assert ran.out.count("estimate") == 2
+    assert "Change 2 (Ada)" in ran.out
+    assert f"bisect 1 --good {1:040x}"[:26] in ran.out
+    assert (tmp_path / "why.png").stat().st_size > 1000
+
+
+def test_explain_draws_no_more_than_asked_for(cli, alert):
+    assert cli("explain", alert, "--most", "1").out.count("estimate") == 1
+
+
+def test_explain_for_machines_holds_the_evidence(cli, alert):
+    found = json.loads(cli("explain", alert, "--json").out)
+
+    first = found["decisions"][0]
+    assert first["agrees"] is True
+    assert len(first["evidence"]["comparison"]["base_us"]) == 12
+    assert found["events"][0]["state"] == "new"
+
+
+def test_a_verdict_that_does_not_agree_is_an_infrastructure_error(cli, alert, database):
+    import sqlite3
+
+    with sqlite3.connect(database) as connection:
+        connection.execute("UPDATE decision SET verdict = 'same' WHERE alert_id IS NOT NULL")
+    connection.close()
+
+    ran = cli("explain", alert)
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "verdict was 'same', is 'slower' when computed again" in ran.out
+    assert "0 of 2 verdicts agree" in ran.out
+
+
+def test_a_png_that_cannot_be_written_is_wrong_usage(cli, alert, tmp_path):
+    ran = cli("explain", alert, "--png", str(tmp_path / "no" / "why.png"))
+
+    assert ran.code == ExitCode.USAGE
+    assert "can't write" in ran.error

@@ -1,0 +1,170 @@
+"""`bisect`: from a series to the commit, told step by step."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+
+import pytest
+
+import flexq_bench.interleave
+from flexq_bench.interleave import CaseComparison
+from flexq_bench.interleave.process import WorkerError
+from flexq_bench.regress import Comparison, confirm
+
+CASE = "cublas-fp16 gemm hot m1n32k32"
+
+
+@pytest.fixture
+def commits(tmp_path, monkeypatch):
+    """Eight commits that look like ours, oldest first; the current folder is their checkout."""
+    folder = tmp_path / "checkout"
+    package = folder / "flexq_bench" / "interleave"
+    package.mkdir(parents=True)
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        done = subprocess.run(
+            ["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    git("init", "-q", "-b", "main")
+    (package.parent / "__init__.py").touch()
+    made = []
+    for number in range(8):
+        (package / "worker.py").write_text(str(number))
+        git("add", ".")
+        git("commit", "-q", "-m", f"change {number}")
+        made.append(git("rev-parse", "HEAD"))
+    monkeypatch.chdir(folder)
+    return made
+
+
+@pytest.fixture
+def speeds(monkeypatch):
+    """What commits take, microseconds: a number, or an exception. Counts the comparisons."""
+
+    def use(by_commit: dict[str, object]) -> list[str]:
+        asked: list[str] = []
+
+        def compare(_repository, base, head, cases, *, on_block=None, **_options):
+            asked.append(head)
+            if isinstance(by_commit[head], BaseException):
+                raise by_commit[head]
+            scatter = [math.exp(0.001 * (-1) ** (i // 2)) for i in range(12)]
+            comparison = Comparison(
+                (float(by_commit[base]),) * 12,
+                tuple(float(by_commit[head]) * value for value in scatter),
+                tuple(i // 2 for i in range(12)),
+            )
+            yield CaseComparison(cases[0], base, head, comparison, confirm(comparison))
+
+        monkeypatch.setattr(flexq_bench.interleave, "compare_commits", compare)
+        return asked
+
+    return use
+
+
+def bisected(cli, commits, *more):
+    ends = ("--good", commits[0], "--bad", commits[-1])
+    return cli("bisect", CASE, *ends, "--backend", "cpu", *more)
+
+
+def test_the_commit_that_made_it_slower_is_named(cli, commits, speeds):
+    speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
+
+    ran = bisected(cli, commits)
+
+    assert ran.code == 1
+    assert ran.out.splitlines()[-2:] == [
+        "the commit that made it slower:",
+        f"  {commits[5][:10]} change 5",
+    ]
+
+
+def test_a_commit_that_made_it_faster_is_no_regression(cli, commits, speeds):
+    speeds({commit: 100 if i < 3 else 90 for i, commit in enumerate(commits)})
+
+    ran = bisected(cli, commits, "--json")
+
+    found = json.loads(ran.out)
+    assert (ran.code, found["suspects"]) == (0, [commits[3]])
+    assert found["relative_change"] == pytest.approx(-0.1, abs=0.001)
+
+
+def test_commits_whose_worker_fails_are_skipped_and_said(cli, commits, speeds):
+    by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
+    for broken in (3, 5):
+        by_commit[commits[broken]] = WorkerError("it died: SyntaxError")
+    speeds(by_commit)
+
+    ran = bisected(cli, commits)
+
+    assert ran.code == 3
+    assert f"{commits[5][:10]} skipped: it died: SyntaxError" in ran.out
+    assert [line.split()[0] for line in ran.out.splitlines()[-2:]] == [
+        commits[5][:10],
+        commits[6][:10],
+    ]
+
+
+def test_an_interrupted_search_goes_on_where_it_was(cli, commits, speeds):
+    by_commit = {commit: 100 if i < 6 else 104 for i, commit in enumerate(commits)}
+    speeds({**by_commit, commits[5]: KeyboardInterrupt()})
+    assert bisected(cli, commits).code == 130
+
+    asked = speeds(by_commit)
+    ran = bisected(cli, commits)
+
+    assert ran.code == 1
+    assert asked[0] == commits[5]
+    assert commits[-1] not in asked
+    assert "going on with" in ran.out
+    again = speeds(by_commit)
+    bisected(cli, commits)
+    assert again[0] == commits[-1]  # a finished search leaves nothing behind
+
+
+@pytest.mark.parametrize(("bad", "code", "word"), [(100, 0, "same"), (100.95, 3, "ambiguous")])
+def test_without_a_change_there_is_nothing_to_search(cli, commits, speeds, bad, code, word):
+    asked = speeds({commits[0]: 100, commits[-1]: bad})
+
+    ran = bisected(cli, commits)
+
+    assert ran.code == code
+    assert f"nothing to search: bad against good is {word}" in ran.out
+    assert len(asked) == 1
+
+
+def test_a_stored_series_names_the_case(cli, measured, commits, speeds):
+    speeds({commit: 100 if i < 5 else 104 for i, commit in enumerate(commits)})
+    (row,) = [
+        row
+        for row in json.loads(cli("list", "series", "--json").out)
+        if row["kernel"] == "cublas-fp16"
+    ]
+
+    ends = ("--good", commits[0], "--bad", commits[-1], "--backend", "cpu", "--json")
+    found = json.loads(cli("bisect", str(row["id"]), *ends).out)
+
+    assert found["case"] == "cublas-fp16 gemm cold m1n32k32"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((CASE, "--good", "main", "--bad", "main~1"), "is not an ancestor of"),
+        ((CASE, "--good", "main", "--bad", "main"), "nothing to search"),
+        ((CASE, "--good", "gone", "--bad", "main"), "no revision 'gone'"),
+        (("some words", "--good", "main~1", "--bad", "main"), "is not the key of a case"),
+        (("99", "--good", "main~1", "--bad", "main"), "no series 99"),
+    ],
+)
+def test_what_can_not_be_searched_is_one_line(cli, measured, commits, arguments, message):
+    ran = cli("bisect", *arguments, "--backend", "cpu")
+
+    assert ran.code == 2
+    assert message in ran.error

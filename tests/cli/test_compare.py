@@ -1,0 +1,240 @@
+"""`compare`: what its two names are, the table, the JSON and the exit code."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import flexq_bench.interleave
+from db.engine import open_database
+from db.queries import runs
+from flexq_bench.cli import main
+from flexq_bench.interleave import CaseComparison
+from flexq_bench.interleave.process import WorkerError
+from flexq_bench.interleave.report import exit_code_of_verdicts
+from flexq_bench.interleave.stored import compare_stored
+from flexq_bench.regress import Comparison, Verdict, confirm
+
+ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend", "cpu")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A checkout with two commits that look like ours, and the current folder."""
+    folder = tmp_path / "checkout"
+    package = folder / "flexq_bench" / "interleave"
+    package.mkdir(parents=True)
+
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
+
+    git("init", "-q", "-b", "main")
+    (package.parent / "__init__.py").touch()
+    for version in ("1", "2"):
+        (package / "worker.py").write_text(version)
+        git("add", ".")
+        git("commit", "-q", "-m", version)
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Comparisons are made up: head is slower by `change` (ln) in every case."""
+
+    def use(change: float = 0.0, error: Exception | None = None, blocks: int = 12) -> None:
+        def compare(*arguments, on_block=None, **_options):
+            if error is not None:
+                raise error
+            *_, base, head, cases = arguments
+            for case in cases:
+                spread = [change + 0.001 * (-1) ** (i // 2) for i in range(blocks)]
+                comparison = Comparison(
+                    (100.0,) * blocks,
+                    tuple(100 * math.exp(value) for value in spread),
+                    tuple(i // 2 for i in range(blocks)),
+                )
+                yield CaseComparison(case, base, head, comparison, confirm(comparison))
+
+        monkeypatch.setattr(flexq_bench.interleave, "compare_commits", compare)
+        monkeypatch.setattr(flexq_bench.interleave, "compare_kernels", compare)
+
+    return use
+
+
+@pytest.mark.parametrize(
+    ("change", "blocks", "code", "word"),
+    [
+        (0.0, 12, 0, "same"),
+        (-0.05, 12, 0, "faster"),
+        (0.05, 12, 1, "slower, code"),
+        (0.0095, 12, 3, "ambiguous"),
+        (0.05, 6, 4, "no-data"),
+    ],
+)
+def test_the_exit_code_and_the_table_are_the_verdict_s(
+    cli, repository, compared, change, blocks, code, word
+):
+    compared(change, blocks=blocks)
+
+    ran = cli("compare", "main~1", "main", *ONE_CASE)
+
+    assert ran.code == code
+    assert f"{word}" in ran.out
+    assert "main against main~1, taking turns on cpu" in ran.out
+    assert ran.err == ""
+
+
+def test_json_has_every_block_and_no_nan(cli, repository, compared):
+    compared(0.05, blocks=6)
+
+    found = json.loads(cli("compare", "main~1", "main", *ONE_CASE, "--json").out)
+
+    (case, *_) = found["cases"]
+    assert (found["kind"], found["exit_code"]) == ("commits", 4)
+    assert case["log_ratio"] is None
+    assert case["comparison"]["base_us"] == [100.0] * 6
+    assert found["rules"]["processes"] == 6
+
+
+def test_two_labels_are_kernels_on_the_shapes_of_the_suite(cli, compared):
+    compared(0.05)
+
+    ran = cli("compare", "cublas-fp16", "flexq-w6a6", "--m", "1,8", "--backend", "cpu", "--json")
+
+    found = json.loads(ran.out)
+    assert (ran.code, found["kind"]) == (1, "kernels")
+    assert {case["case"] for case in found["cases"]} == {
+        f"cublas-fp16 gemm cold m{m}n512k1376" for m in (1, 8)
+    }
+
+
+def test_probes_are_compared_only_where_they_are_asked_for(cli, repository, compared):
+    compared()
+
+    every = json.loads(cli("compare", "main~1", "main", "--backend", "cpu", "--json").out)
+    some = json.loads(
+        cli("compare", "main", "main", "--kernels", "read-6", "--backend", "cpu", "--json").out
+    )
+
+    assert not [c for c in every["cases"] if c["case"].startswith(("read", "empty", "spin"))]
+    assert {c["case"].split()[0] for c in some["cases"]} == {"read-6"}
+
+
+def test_a_commit_whose_worker_does_not_start(cli, repository, compared):
+    compared(error=WorkerError("abc died (exit code 1) at 'describe': SyntaxError"))
+
+    ran = cli("compare", "main~1", "main", *ONE_CASE)
+
+    assert ran.code == 5
+    assert ran.error == "flexq-bench: abc died (exit code 1) at 'describe': SyntaxError"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("main", "mian"), "no revision 'mian'"),
+        (("flexq-w6a6", "main"), "flexq-w6a6 is a kernel and main is none"),
+        (("flexq-w6a6", "abq-w6a6", "--kernels", "flexq*"), "leave out --kernels"),
+        (("main", "main", "--suite", "smokey"), "smoke"),
+        (("main", "main", "--device", "cuda:7"), "no device 'cuda:7'"),
+        (("main", "main", "--models", "llama-7b"), "has no model"),
+        (("dead", "beef", "--kind", "runs"), "no database|no run"),
+    ],
+)
+def test_what_can_not_be_compared_is_one_line(cli, repository, arguments, message):
+    ran = cli("compare", *arguments)
+
+    assert ran.code == 2
+    assert any(part in ran.error for part in message.split("|")), ran.error
+
+
+def test_outside_of_a_repository(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    ran = cli("compare", "main~1", "main")
+
+    assert ran.code == 2
+    assert "is not in a git repository" in ran.error
+
+
+@pytest.fixture
+def two_runs(measured: Path, tmp_path: Path) -> tuple[str, str]:
+    """The uuids of two runs of the same cases, older first."""
+    out = ("--db", str(measured))
+    shape = ("--m", "1", "--n", "32", "--k", "32")
+    assert main(("sweep", "--kernels", "cublas-fp16", *shape, *out)) == 0
+    shutil.copy(measured, tmp_path / "copy.sqlite")
+    with open_database(str(measured)) as database, database.session() as session:
+        newer, older = runs(session)
+    return older.uuid, newer.uuid
+
+
+def test_stored_runs_are_set_beside_each_other_and_it_says_so(cli, two_runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    older, newer = two_runs
+
+    ran = cli("compare", older[:13], newer[:13])
+
+    assert ran.code in (0, 1, 3)
+    assert "95 % interval" in ran.out
+    assert "the runs were measured apart, so what differs may be the machine" in ran.out
+    found = json.loads(cli("compare", older, newer, "--json").out)
+    assert (found["kind"], found["interleaved"]) == ("runs", False)
+    assert {case["case"].split()[0] for case in found["cases"]} == {
+        "cublas-fp16",
+        "empty",
+        "read-16",
+    }
+
+
+class Stored:
+    """A result of a stored run."""
+
+    def __init__(self, median, half=0.1, *, series_id=1, status="ok", case="a"):
+        self.case, self.gpu, self.series_id = case, "GPU", series_id
+        self.status, self.detail = status, "why" if status != "ok" else ""
+        self.median_us = median
+        self.ci_low_us = None if median is None else median - half
+        self.ci_high_us = None if median is None else median + half
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        (Stored(100), Stored(105), Verdict.SLOWER),
+        (Stored(100), Stored(95), Verdict.FASTER),
+        (Stored(100), Stored(100.2), Verdict.SAME),
+        (Stored(100, 2), Stored(101.5, 2), Verdict.AMBIGUOUS),
+        (Stored(100), Stored(50, series_id=2), Verdict.NO_DATA),
+        (Stored(100), Stored(None, status="failed"), Verdict.NO_DATA),
+        (Stored(100), Stored(50, status="incorrect"), Verdict.INCORRECT),
+        (Stored(100), Stored(100, case="b"), Verdict.NO_DATA),
+    ],
+)
+def test_two_stored_results_compare_within_one_series(base, head, verdict):
+    found = compare_stored([base], [head])
+
+    assert {row.verdict for row in found} == {verdict}
+    assert all((row.ratio is None) == (verdict in ("no-data", "incorrect")) for row in found)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "code"),
+    [
+        ([], 0),
+        (["same", "faster"], 0),
+        (["same", "slower", "no-data"], 1),
+        (["incorrect"], 1),
+        (["ambiguous", "no-data"], 4),
+        (["ambiguous", "same"], 3),
+    ],
+)
+def test_the_worst_verdict_decides(verdicts, code):
+    assert exit_code_of_verdicts(map(Verdict, verdicts)) == code

@@ -1,0 +1,189 @@
+"""`gate perf`: revisions, policy, reports and the exit code. The comparison itself is made up."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flexq_bench import interleave
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.probes import is_probe
+
+SUITE = 'description = "mine"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["32x32"]\n'
+POLICY = 'version = 1\nsuite = "mine.toml"\nslower_percent = 2\n'
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@localhost")
+    done = subprocess.run(
+        ["git", *identity, "-C", str(folder), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two commits, `base` and HEAD."""
+    folder = tmp_path / "repository"
+    (folder / "flexq_bench").mkdir(parents=True)
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    for number in (1, 2):
+        (folder / "flexq_bench" / "__init__.py").write_text(f"number = {number}\n")
+        git(folder, "add", "--all")
+        git(folder, "commit", "--quiet", "--message", f"Change {number}")
+        if number == 1:
+            git(folder, "tag", "base")
+    return folder
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> str:
+    (tmp_path / "mine.toml").write_text(SUITE)
+    path = tmp_path / "gate.toml"
+    path.write_text(POLICY)
+    return str(path)
+
+
+@pytest.fixture
+def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
+    """gate(1.05, "--markdown", …): the kernel takes 1.05 times as long; None: no result."""
+
+    def run(ratio, *options, **changes):
+        def compare_commits(repository, base, head, cases, *, device, seed):
+            for case in cases if ratio is not None else ():
+                steady = is_probe(case.kernel)
+                made = compared(case.kernel, 1.0 if steady else ratio, **changes)
+                yield replace(made, case=case, base=base, head=head)
+
+        monkeypatch.setattr(interleave, "compare_commits", compare_commits)
+        where = ("--repository", str(repository), "--device", "cpu", "--policy", policy)
+        return cli("gate", "perf", "--base", "base", *where, *options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("ratio", "changes", "code"),
+    [
+        (1.0, {}, ExitCode.PASS),
+        (1.2, {}, ExitCode.REGRESSION),
+        (1.0, {"correct": False}, ExitCode.REGRESSION),
+        (1.02, {"noise": 0.05}, ExitCode.AMBIGUOUS),
+    ],
+)
+def test_the_exit_code_is_the_answer(gate, ratio, changes, code):
+    assert gate(ratio, **changes).code == code
+
+
+def test_floors_are_compared_and_the_empty_kernel_is_not(gate):
+    cases = json.loads(gate(1.0, "--json", "-").out)["cases"]
+
+    assert [case["kernel"] for case in cases] == ["read-16", "cublas-fp16"]
+
+
+def test_the_reports_are_written(gate, tmp_path):
+    files = {name: tmp_path / f"report.{name}" for name in ("md", "xml", "json")}
+    options = zip(("--markdown", "--junit", "--json"), map(str, files.values()), strict=True)
+
+    ran = gate(1.2, *(word for pair in options for word in pair))
+
+    assert "failed: " in ran.out
+    assert "<!-- flexq-bench gate perf -->" in files["md"].read_text()
+    assert "<testsuites" in files["xml"].read_text()
+    assert json.loads(files["json"].read_text())["exit_code"] == 1
+
+
+def test_json_on_stdout_has_it_to_itself(gate, repository):
+    ran = gate(1.2, "--json", "-")
+
+    found = json.loads(ran.out)
+    assert found["head"] == git(repository, "rev-parse", "HEAD")
+    assert "failed: " in ran.err
+
+
+def test_an_alert_is_opened_only_when_asked_for(gate, cli):
+    gate(1.2)
+    assert json.loads(cli("alerts", "list", "--json").out) == []
+
+    ran = gate(1.2, "--alert", seed=2)
+
+    (opened,) = json.loads(cli("alerts", "list", "--json").out)
+    assert f"explain {opened['id']}" in ran.out
+    assert (opened["family"], opened["bad"]["subject"]) == ("cublas", "Change 2")
+
+
+def test_a_revision_against_itself_fills_the_noise_book(gate, cli):
+    for seed in range(5):
+        assert gate(1.0, "--base", "HEAD", seed=seed).code == ExitCode.PASS
+
+    book = json.loads(cli("list", "noise", "--json").out)
+    assert [(row["case"], row["comparisons"]) for row in book] == [
+        ("cublas-fp16 gemm cold m1n32k32", 5), ("read-16 gemm cold m1n32k32", 5),
+    ]  # fmt: skip
+    (rate, *_) = json.loads(cli("list", "false-alarms", "--json").out)
+    assert (rate["canaries"], rate["alarms"]) == (10, 0)
+    shown = cli("list", "noise").out
+    assert "cublas-fp16" in shown  # the table breaks long names where the terminal ends
+    assert "%" in shown
+
+
+@pytest.mark.parametrize(("ratio", "changes"), [(None, {}), (1.0, {"placements": 0})])
+def test_a_base_without_any_result_is_missing_in_one_line(gate, tmp_path, ratio, changes):
+    ran = gate(ratio, "--json", str(tmp_path / "report.json"), **changes)
+
+    assert ran.code == ExitCode.MISSING
+    assert "nothing of suite mine could be compared between" in ran.error
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 4
+
+
+def test_a_revision_that_git_does_not_know_is_wrong_usage(gate):
+    ran = gate(1.0, "--head", "mian")
+
+    assert ran.code == ExitCode.USAGE
+    assert "no revision 'mian'" in ran.error
+    assert "main" in ran.error
+
+
+def test_local_changes_are_refused(gate, repository):
+    (repository / "flexq_bench" / "__init__.py").write_text("edited = True\n")
+
+    ran = gate(1.0)
+
+    assert ran.code == ExitCode.USAGE
+    assert "local changes" in ran.error
+
+
+def test_a_shallow_clone_without_the_base_says_what_to_fetch(gate, repository, tmp_path):
+    clone = tmp_path / "clone"
+    subprocess.run(
+        ["git", "clone", "--quiet", "--depth", "1", f"file://{repository}", str(clone)], check=True
+    )
+
+    ran = gate(1.0, "--repository", str(clone))
+
+    assert ran.code == ExitCode.USAGE
+    assert "git fetch --unshallow" in ran.error
+
+
+def test_a_policy_with_a_typo_is_wrong_usage(gate, policy):
+    Path(policy).write_text(POLICY.replace("slower_percent", "slower_percnt"))
+
+    ran = gate(1.0)
+
+    assert ran.code == ExitCode.USAGE
+    assert "gate.toml: no key 'slower_percnt' here: the keys are slower_percent" in ran.error
+
+
+def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(gate, tmp_path):
+    ran = gate(None, "--junit", str(tmp_path / "no" / "x.xml"))
+
+    assert ran.code == ExitCode.USAGE
+    assert "--junit" in ran.error

@@ -1,0 +1,93 @@
+"""What tests of several rooms make up: commits that were compared, and the commits themselves."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+
+def _sha(order: int) -> str:
+    return f"{order:040x}"
+
+
+@pytest.fixture(scope="session")
+def sha() -> Callable[[int], str]:
+    """The id of the commit with this place in the ancestry."""
+    return _sha
+
+
+@pytest.fixture(scope="session")
+def commits() -> dict[str, Any]:
+    """Twenty commits on one line, by id."""
+    from db.records import CommitInfo
+
+    return {
+        _sha(order): CommitInfo(
+            sha=_sha(order),
+            parent=_sha(order - 1),
+            topo_order=order,
+            dirty=False,
+            subject=f"Change {order}",
+            author="Ada",
+        )
+        for order in range(1, 21)
+    }
+
+
+@pytest.fixture(scope="session")
+def compared() -> Callable[..., Any]:
+    """compared("flexq-w6a6", 1.05): a comparison where the head takes 1.05 times as long.
+
+    base, head: places in the ancestry. noise: sigma (ln) of a placement; drawn by case and commits.
+    Other fields are those of CaseComparison and Comparison.
+    """
+    import numpy as np
+
+    from flexq_bench.interleave.values import CaseComparison
+    from flexq_bench.regress import Comparison, confirm
+    from workloads.case import Case
+    from workloads.gemm import GemmWorkload
+
+    def make(
+        kernel: str = "flexq-w6a6",
+        ratio: float = 1.0,
+        *,
+        base: int = 1,
+        head: int = 2,
+        shape: tuple[int, int, int] = (1, 256, 256),
+        noise: float = 0.0005,
+        placements: int = 6,
+        cache: str = "cold",
+        **changes: Any,
+    ) -> CaseComparison:
+        case = Case(kernel, GemmWorkload(*shape), cache=cache)
+        seed = zlib.crc32(f"{case.key} {ratio} {base} {head} {changes.get('seed')}".encode())
+        rng = np.random.default_rng(seed)
+        labels = np.repeat(np.arange(placements), 2)
+        offsets = rng.normal(math.log(ratio), noise, placements)[labels]
+        scatter = rng.normal(0, noise / 4, labels.size)
+        comparison = Comparison(
+            base_us=tuple(float(v) for v in np.full(labels.size, 10.0)),
+            head_us=tuple(float(v) for v in 10.0 * np.exp(offsets + scatter)),
+            placement=tuple(int(v) for v in labels),
+            correct=changes.get("correct", True),
+            same_binary=changes.get("same_binary", False),
+        )
+        return CaseComparison(
+            case,
+            _sha(base),
+            _sha(head),
+            comparison,
+            confirm(comparison),
+            base_binary="one",
+            head_binary="one" if comparison.same_binary else "other",
+            base_config={"block_n": 64},
+            head_config={"block_n": 128},
+            detail=changes.get("detail", ""),
+        )
+
+    return make

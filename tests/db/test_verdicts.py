@@ -1,0 +1,315 @@
+"""Decisions, alerts and the noise book in the database, on both kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from db import queries
+from db.decisions import DecisionInfo, FalseAlarmInfo, NoiseInfo
+from db.errors import NotFoundError, RecordError
+from db.exchange import export_records
+from db.queries import Filters
+from db.store import add_record
+from db.tables import Series
+from db.verdict_store import (
+    add_decision,
+    add_false_alarm_rate,
+    add_noise,
+    join_alert,
+    open_alert,
+    set_alert_state,
+)
+from db.writer import series_identity
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def decide(session, build):
+    """decide("uuid", base=1, head=2, m=8, verdict="slower"): stores a decision."""
+
+    def store(uuid="one", *, base=1, head=2, m=1, **changes):
+        info = DecisionInfo(
+            uuid=uuid,
+            series=series_identity(build.a_record(m=m)),
+            base=build.a_commit(base),
+            head=build.a_commit(head),
+            device=build.a_device(),
+            watched=True,
+            detector="interleaved",
+            detector_version=1,
+            parameters={"confidence": 0.99},
+            evidence={"base_us": [1 / 3], "note": "ü"},
+            verdict="slower",
+            cause="code",
+            reason="+5 %",
+            log_ratio=0.05,
+            log_ratio_low=0.04,
+            log_ratio_high=0.06,
+            created_at=NOW,
+        )
+        return add_decision(session, dataclasses.replace(info, **changes))
+
+    return store
+
+
+@pytest.fixture
+def alert(session, build, decide):
+    """An alert of the range from commit 1 to commit 2 with one decision about M = 1."""
+    decide()
+    alert_id = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
+    join_alert(session, alert_id, ["one"])
+    return alert_id
+
+
+def give(session, alert, state, *, note="because", at=NOW):
+    set_alert_state(session, alert, state, person="Ada", note=note, at=at)
+
+
+def test_a_decision_comes_back_with_its_exact_evidence(session, decide):
+    assert decide() is True
+
+    (row,) = decisions(session)
+    assert (row.verdict, row.cause, row.log_ratio, row.parameters) == (
+        "slower", "code", 0.05, {"confidence": 0.99},
+    )  # fmt: skip
+    assert queries.decision_evidence(session, "one") == {"base_us": [1 / 3], "note": "ü"}
+
+
+def test_a_decision_stored_twice_changes_nothing(session, decide):
+    decide()
+
+    assert decide(verdict="same") is False
+    assert next(iter(decisions(session))).verdict == "slower"
+
+
+def decisions(session):
+    """Those with commit 1 as their base."""
+    series = session.scalars(select(Series.id)).all()
+    return queries.latest_decisions_from(session, f"{1:040x}", series).values()
+
+
+def test_evidence_that_json_cannot_hold_is_refused(decide):
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        decide(evidence={"x": float("nan")})
+
+
+def test_a_decision_and_a_record_share_their_series_commits_and_device(session, build, decide):
+    add_record(session, build.a_record())
+    decide()
+
+    (series,) = queries.list_series(session)
+    (row,) = decisions(session)
+    assert row.series_id == series.id
+
+
+def test_unknown_evidence_and_alerts_are_not_found(session, alert):
+    with pytest.raises(NotFoundError, match="no decision two"):
+        queries.decision_evidence(session, "two")
+    with pytest.raises(NotFoundError, match="no alert 999"):
+        queries.alert_by_id(session, 999)
+    with pytest.raises(NotFoundError, match=f"no alert 999: the last one is {alert}"):
+        give(session, 999, "fixed")
+    with pytest.raises(NotFoundError, match="no commit nothing"):
+        open_alert(session, "flexq", "nothing", "nothing", NOW)
+
+
+def test_an_alert_opens_once(session, build, alert):
+    again = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
+    other = open_alert(session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
+
+    assert again == alert != other
+    assert [event.state for event in queries.alert_events(session, alert)] == ["new"]
+
+
+def test_an_alert_tells_what_it_holds(session, decide, alert):
+    decide("two", m=8, log_ratio=0.2)
+    decide("three", m=8, verdict="incorrect", log_ratio=None)
+    join_alert(session, alert, ["two", "three"])
+
+    row = queries.alert_by_id(session, alert)
+    assert (row.good.topo_order, row.bad.topo_order, row.bad.subject) == (1, 2, "Change 2")
+    assert (len(row.series), row.decisions, row.worst, row.gpus) == (2, 3, 0.2, ("NVIDIA H200",))
+    order = [d.uuid for d in queries.alert_decisions(session, alert)]
+    assert order == ["three", "two", "one"]
+
+
+def test_a_decision_stays_in_its_first_alert(session, build, decide, alert):
+    other = open_alert(session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
+    join_alert(session, other, ["one"])
+
+    assert queries.alert_decisions(session, other) == []
+
+
+def test_the_life_of_an_alert_is_kept(session, alert):
+    give(session, alert, "acknowledged", note="on it")
+    give(session, alert, "fixed", note="", at=NOW + timedelta(hours=1))
+
+    row = queries.alert_by_id(session, alert)
+    assert (row.state, row.closed_at, row.note) == ("fixed", NOW + timedelta(hours=1), "on it")
+    events = queries.alert_events(session, alert)
+    assert [(e.state, e.person, e.note) for e in events] == [
+        ("new", "", ""), ("acknowledged", "Ada", "on it"), ("fixed", "Ada", ""),
+    ]  # fmt: skip
+
+
+def test_a_closed_alert_can_be_opened_again(session, alert):
+    give(session, alert, "false-alarm")
+    give(session, alert, "acknowledged")
+
+    assert queries.alert_by_id(session, alert).closed_at is None
+
+
+@pytest.mark.parametrize("state", ["new", "done"])
+def test_only_states_that_people_give_are_taken(session, alert, state):
+    with pytest.raises(RecordError, match="acknowledged, explained, fixed, false-alarm"):
+        give(session, alert, state)
+
+
+def test_the_state_that_it_has_is_refused(session, alert):
+    give(session, alert, "fixed")
+
+    with pytest.raises(RecordError, match=f"alert {alert} is fixed already"):
+        give(session, alert, "fixed")
+
+
+def test_alerts_are_found_by_state_and_family_the_newest_first(session, build, alert):
+    later = open_alert(
+        session, "abq", build.a_commit(1).sha, build.a_commit(2).sha, NOW + timedelta(days=1)
+    )
+    give(session, alert, "explained")
+
+    assert [row.id for row in queries.alerts(session)] == [later, alert]
+    assert [row.id for row in queries.alerts(session, states=("new",))] == [later]
+    assert [row.id for row in queries.alerts(session, family="flexq")] == [alert]
+
+
+def a_history(session, build, count, *, m=1, **changes):
+    for order in range(1, count + 1):
+        add_record(
+            session, build.a_record(f"r{order}", m=m, commit=build.a_commit(order), **changes)
+        )
+    return queries.list_series(session, Filters(m=(m,)))[0].id
+
+
+def test_explained_opens_an_epoch_in_the_alert_s_series_only(session, build, alert):
+    series, other = a_history(session, build, 4), a_history(session, build, 4, m=8)
+    give(session, alert, "explained")
+
+    assert [p.epoch for p in queries.series_history(session, series)] == [1, 2, 2, 2]
+    assert [p.epoch for p in queries.series_history(session, other)] == [1, 1, 1, 1]
+
+
+def test_another_state_takes_the_epoch_back(session, build, alert):
+    series = a_history(session, build, 4)
+    give(session, alert, "explained")
+    give(session, alert, "false-alarm")
+
+    assert {p.epoch for p in queries.series_history(session, series)} == {1}
+
+
+def test_a_series_that_joins_an_explained_alert_gets_its_epoch_too(session, build, decide, alert):
+    series = a_history(session, build, 3, m=8)
+    give(session, alert, "explained")
+    decide("two", m=8)
+    join_alert(session, alert, ["two"])
+
+    assert [p.epoch for p in queries.series_history(session, series)] == [1, 2, 2]
+
+
+def test_what_records_say_is_not_changed_by_verdicts(session, build, alert):
+    a_history(session, build, 3)
+    before = list(export_records(session))
+    give(session, alert, "explained")
+
+    assert list(export_records(session)) == before
+
+
+def base_order(session, series):
+    base = queries.trusted_base(session, series, trail=2)
+    return None if base is None else int(base, 16)
+
+
+def test_the_trusted_base_trails_the_newest_result(session, build):
+    assert queries.trusted_base(session, 1) is None
+    assert base_order(session, a_history(session, build, 1)) == 1
+    assert base_order(session, a_history(session, build, 8)) == 6
+
+
+def test_the_trusted_base_is_not_later_than_the_last_good_commit_of_an_open_alert(
+    session, build, alert
+):
+    series = a_history(session, build, 8)
+    assert base_order(session, series) == 1
+
+    give(session, alert, "false-alarm")
+    assert base_order(session, series) == 6
+
+
+def test_the_trusted_base_is_of_the_newest_epoch(session, build, decide):
+    series = a_history(session, build, 8)
+    decide("late", base=6, head=7)
+    late = open_alert(session, "flexq", build.a_commit(6).sha, build.a_commit(7).sha, NOW)
+    join_alert(session, late, ["late"])
+    give(session, late, "explained")
+
+    assert base_order(session, series) == 7
+
+
+def a_noise(series_id, **changes):
+    fields = {
+        "series_id": series_id,
+        "computed_at": NOW,
+        "decisions": ("one",),
+        "placements": 6,
+        "blocks": 12,
+        "block_sigma": 0.001,
+        "placement_sigma": 0.002,
+        "comparison_sigma": None,
+        "estimate_sigma": 0.003,
+        "noise_floor": None,
+        "smallest_step": None,
+    }
+    return NoiseInfo(**fields | changes)
+
+
+def test_the_noise_book_opens_at_the_newest_page_of_a_series(session, build):
+    series = a_history(session, build, 1)
+    later = NOW + timedelta(days=1)
+
+    assert add_noise(session, a_noise(series)) is True
+    assert add_noise(session, a_noise(series, computed_at=later)) is False
+    newer = a_noise(series, decisions=("one", "two"), computed_at=later, noise_floor=0.02)
+    assert add_noise(session, newer) is True
+
+    (page,) = queries.noise_book(session)
+    assert (page.comparisons, page.noise_floor, page.kernel) == (2, 0.02, "flexq-w6a6")
+
+
+def test_the_floor_of_a_series_is_found_by_its_identity(session, build):
+    add_noise(session, a_noise(a_history(session, build, 1), noise_floor=0.02))
+    known, unknown = (series_identity(build.a_record(m=m)) for m in (1, 8))
+
+    assert queries.noise_floors(session, [unknown, known, known]) == [0.0, 0.02, 0.02]
+
+
+def test_the_false_alarm_rate_is_kept_over_time(session):
+    rate = FalseAlarmInfo(NOW, NOW, ("one", "two"), 1, 0.5, 0.01, 0.99, 0.95)
+
+    assert add_false_alarm_rate(session, rate) is True
+    assert add_false_alarm_rate(session, rate) is False
+    later = dataclasses.replace(rate, decisions=("a",), until=NOW + timedelta(days=1))
+    assert add_false_alarm_rate(session, later) is True
+    assert [row.canaries for row in queries.false_alarm_rates(session)] == [1, 2]
+
+
+def test_a_commit_beside_itself_is_a_canary(session, decide):
+    decide("same", base=2, head=2)
+    decide("other", base=1, head=2)
+
+    assert [row.uuid for row in queries.canaries(session)] == ["same"]
+    assert queries.canaries(session, since=NOW + timedelta(seconds=1)) == []

@@ -1,0 +1,30 @@
+"""Taking turns on a GPU: the probe of known length, and two kernels in one worker."""
+
+from __future__ import annotations
+
+import torch
+
+from flexq_bench.interleave import InterleaveRules, compare_kernels
+from flexq_bench.regress import Verdict
+from kernels.registry import resolve
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+
+def test_the_spin_waits_its_cycles():
+    probe = resolve("spin", "cuda")
+    operand = probe.allocate(GemmWorkload(1, 1, 1), torch.device("cuda:0"), 0)
+
+    assert probe.check(operand).exact
+
+
+def test_a_kernel_is_as_fast_as_itself_and_its_clock_is_known():
+    rules = InterleaveRules.with_processes(1)
+    case = Case.from_key("flexq-w6a6 gemm cold m4n4096k4096")
+
+    (found,) = compare_kernels("flexq-w6a6", "flexq-w6a6", [case], rules=rules)
+
+    assert found.confirmation.verdict in (Verdict.SAME, Verdict.AMBIGUOUS)
+    assert abs(found.confirmation.log_ratio) < 0.02
+    assert found.comparison.base_mhz is not None
+    assert found.base_binary == found.head_binary is not None

@@ -1,0 +1,84 @@
+"""A worker that measures nothing: it says what behaviour.json in its tree tells it to.
+
+us: of every turn. offsets: of ln(us), one a process of a tree in the order started. die_at,
+hang_at, fail_at, babble_at: an operation. refuse: a message for every case. wrong: what is wrong.
+config, binary: what prepare tells. needed: bytes.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+TREE = Path.cwd()
+told = json.loads((TREE / "behaviour.json").read_text())
+starts = TREE / "starts"
+number = len(starts.read_text()) if starts.exists() else 0
+starts.write_text("x" * (number + 1))
+offsets = told.get("offsets", [0.0])
+us = told.get("us", 100.0) * math.exp(offsets[number % len(offsets)])
+if told.get("print"):
+    sys.stderr.write("loading a library\n")
+log = (TREE / "log").open("a")
+
+
+def reply(message):
+    name = message["do"]
+    log.write(json.dumps(message) + "\n")
+    log.flush()
+    if name == told.get("die_at"):
+        sys.stderr.write("Traceback\nImportError: no module named gone\n")
+        os._exit(3)
+    if name == told.get("hang_at"):
+        time.sleep(600)
+    if name == told.get("babble_at"):
+        return None
+    if name == told.get("fail_at"):
+        return {"error": "RuntimeError: CUDA error: an illegal memory access", "refused": False}
+    if name == "prepare" and told.get("refuse"):
+        return {"error": told["refuse"], "refused": True}
+    return {"reply": ANSWERS[name](message)}
+
+
+def describe(_message):
+    device = {"uuid": told.get("uuid", "CPU-1"), "sku": "CPU"}
+    version = told.get("version", 1)
+    return {
+        "version": version,
+        "protocol": 1,
+        "root": told.get("root", str(TREE)),
+        "device": device,
+    }
+
+
+def prepare(message):
+    config = message["config"]
+    if config is None:
+        config = message["favourite"] or told.get("config", {})
+    return {"config": config, "binary": told.get("binary"), "wrong": told.get("wrong", "")}
+
+
+def turn(_message):
+    return {"samples_us": [us, us, us], "mhz": told.get("mhz"), "valid": told.get("valid", True)}
+
+
+ANSWERS = {
+    "describe": describe,
+    "memory": lambda _: {"needed": told.get("needed", 1), "free": 100},
+    "prepare": prepare,
+    "place": lambda _: {"copies": 1, "shared": False},
+    "turn": turn,
+    "leave": lambda _: {"wrong": told.get("wrong_after", "")},
+    "release": lambda _: {},
+}
+
+for line in sys.stdin:
+    message = json.loads(line)
+    answer = reply(message)
+    if answer is None:
+        sys.stdout.write("hello\n")
+    else:
+        sys.stdout.write(json.dumps({"id": message["id"], **answer}) + "\n")
+    sys.stdout.flush()

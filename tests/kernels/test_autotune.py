@@ -1,0 +1,99 @@
+"""Choosing a configuration by time, beside another commit's choice, and remembering it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from kernels.autotune import TuningKey, TuningMemory, choose_config, preferring
+from kernels.contract import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(Config):
+    size: int
+
+
+KEY = TuningKey("flexq-w6a6", 1, 8, 4096, 4096, "gemm", "cold", "NVIDIA H200", "sources 1")
+TILES = [Tile(8), Tile(16)]
+
+
+class Timer:
+    """Times that are given, counting how often they are asked for."""
+
+    def __init__(self, **us_by_size: float) -> None:
+        self.times = {int(size.removeprefix("t")): us for size, us in us_by_size.items()}
+        self.asked = 0
+
+    def __call__(self, tile: Tile) -> float:
+        self.asked += 1
+        return self.times[tile.size]
+
+
+@pytest.mark.parametrize(
+    ("favourite_us", "chosen"), [(100.0, 8), (100.9, 8), (101.5, 16), (99.0, 8)]
+)
+def test_a_favourite_wins_unless_another_is_clearly_faster(favourite_us, chosen):
+    times = {8: favourite_us, 16: 100.0}
+    timed = preferring(lambda tile: times[tile.size], {"size": 8})
+
+    assert choose_config([Tile(16), Tile(8)], timed) == Tile(chosen)
+
+
+def test_without_a_favourite_the_fastest_wins():
+    timed = preferring(lambda tile: 100.0 + tile.size, None)
+
+    assert choose_config([Tile(16), Tile(8)], timed) == Tile(8)
+
+
+def test_a_choice_is_made_once_and_read_by_the_next_process(tmp_path):
+    timer = Timer(t8=2.0, t16=1.0)
+    assert TuningMemory(tmp_path).choose(KEY, TILES, timer) == Tile(16)
+    assert timer.asked == 2
+
+    turned = Timer(t8=1.0, t16=2.0)
+    assert TuningMemory(tmp_path).choose(KEY, TILES, turned) == Tile(16)
+    assert turned.asked == 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"software": "sources 2"},
+        {"gpu": "NVIDIA A100"},
+        {"m": 16},
+        {"k": 8192},
+        {"version": 2},
+        {"stage": "linear"},
+    ],
+)
+def test_a_choice_holds_only_for_what_it_was_made_for(tmp_path, change):
+    TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
+
+    timer = Timer(t8=1.0, t16=2.0)
+    assert TuningMemory(tmp_path).choose(replace(KEY, **change), TILES, timer) == Tile(8)
+
+
+def test_a_fresh_memory_times_again_and_overwrites_what_is_on_disk(tmp_path):
+    TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
+    fresh = TuningMemory(tmp_path, fresh=True)
+    assert fresh.choose(KEY, TILES, Timer(t8=1.0, t16=2.0)) == Tile(8)
+
+    assert TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=9.0, t16=1.0)) == Tile(8)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"config": {"size": 64}}', '{"key": 1}'])
+def test_a_damaged_or_outdated_file_means_timing_again(tmp_path, content):
+    TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
+    (file,) = tmp_path.rglob("*.json")
+    file.write_text(content)
+
+    assert TuningMemory(tmp_path).choose(KEY, TILES, Timer(t8=1.0, t16=2.0)) == Tile(8)
+
+
+def test_a_memory_without_a_folder_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    TuningMemory().choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
+
+    assert not list(tmp_path.rglob("*"))

@@ -1,0 +1,39 @@
+"""What runs where nothing was timed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.cuda.imma_configs import ImmaConfig, TiledConfig, WgmmaConfig, configs_for
+from kernels.cuda.imma_heuristic import choose
+from workloads.gemm import GemmWorkload
+
+TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
+SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 512), (512, 65536))
+
+
+@pytest.mark.parametrize("sms", [40, 84, 108, 132])
+@pytest.mark.parametrize("in_mma_order", [False, True])
+def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in_mma_order):
+    for m in TOKENS:
+        can_run = configs_for(m, in_mma_order=in_mma_order)
+        for n, k in SHAPES:
+            assert choose(can_run, GemmWorkload(m, n, k), sms) in can_run
+
+
+def test_without_clusters_the_choice_has_none():
+    for m in TOKENS:
+        can_run = [c for c in configs_for(m, in_mma_order=False) if c.k_split == 1]
+        assert choose(can_run, GemmWorkload(m, 4096, 4096), 84).k_split == 1
+
+
+def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
+    configs = configs_for(32, in_mma_order=False)
+
+    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), 132), TiledConfig)
+    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), 132), ImmaConfig)
+
+
+def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernel():
+    assert all(isinstance(c, WgmmaConfig) for c in configs_for(64, in_mma_order=True))
+    assert not any(isinstance(c, WgmmaConfig) for c in configs_for(64, in_mma_order=False))

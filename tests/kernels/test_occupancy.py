@@ -1,0 +1,175 @@
+"""How many blocks fit an SM, and that no kernel asks for one that doesn't."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from kernels.contract import LinearKernel
+from kernels.errors import UnsupportedError
+from kernels.registry import labels, resolve
+from kernels.resource_table import read_table
+from kernels.runtime import module
+from kernels.runtime.nvrtc import Block, Build
+from kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
+from workloads.gemm import GemmWorkload
+
+TABLE = Path(__file__).parent / "resources.csv"
+KB = 1024
+SHAPES = [GemmWorkload(m, 512, 512) for m in (1, 2, 4, 8, 16, 64)]
+
+
+@pytest.mark.parametrize(
+    ("target", "registers", "threads", "shared", "expected"),
+    [
+        # 49 KB and the system's 1 KB: 50 of 100 KB.
+        ("sm_86", 40, 256, 49 * KB, Occupancy(2, 16)),
+        ("sm_86", 40, 256, 49 * KB + 1, Occupancy(1, 8)),
+        ("sm_80", 40, 256, 49 * KB, Occupancy(3, 24)),
+        ("sm_90", 40, 256, 49 * KB, Occupancy(4, 32)),
+        # 255 registers of 32 threads are rounded up to 8192: two warps a partition.
+        ("sm_90", 255, 256, 0, Occupancy(1, 8)),
+        # 40 registers are 1280 a warp: 12 warps a partition, and 48 is all that sm_86 holds.
+        ("sm_86", 40, 32 * 12, 0, Occupancy(4, 48)),
+        ("sm_80", 41, 32 * 12, 0, Occupancy(3, 36)),
+        # Small blocks run into the number of blocks.
+        ("sm_80", 16, 32, 0, Occupancy(32, 32)),
+        ("sm_86", 16, 32, 0, Occupancy(16, 16)),
+        ("sm_89", 16, 32, 0, Occupancy(24, 24)),
+        # Nothing fits.
+        ("sm_86", 16, 32, 99 * KB, Occupancy(1, 1)),
+        ("sm_86", 16, 32, 99 * KB + 1, Occupancy(0, 0)),
+        ("sm_80", 16, 32, 163 * KB + 1, Occupancy(0, 0)),
+        ("sm_90", 16, 32, 227 * KB + 1, Occupancy(0, 0)),
+        ("sm_90", 129, 512, 0, Occupancy(0, 0)),
+        ("sm_90", 16, 1025, 0, Occupancy(0, 0)),
+    ],
+)
+def test_what_runs_out_first_decides(
+    target: str, registers: int, threads: int, shared: int, expected: Occupancy
+) -> None:
+    found = occupancy(target, registers=registers, threads=threads, shared_bytes=shared)
+
+    assert found == expected
+
+
+def test_a_target_without_known_limits_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no limits of sm_70 are known: there are sm_80"):
+        occupancy("sm_70", registers=32, threads=32, shared_bytes=0)
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let the current device look like one of a target to whoever asks torch and the driver."""
+
+    def pretend(target: str) -> None:
+        number = int(target.removeprefix("sm_"))
+        limit = LIMITS[target].block_shared_bytes
+        driver = SimpleNamespace(
+            CUdevice_attribute=SimpleNamespace(
+                CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97
+            ),
+            cuDeviceGetAttribute=lambda _attribute, _device: (0, limit),
+        )
+        monkeypatch.setattr(module, "_driver", lambda: driver)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1000 + number)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda *_device: divmod(number, 10)
+        )
+        properties = SimpleNamespace(multi_processor_count=84)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
+
+    module.shared_memory_limit.cache_clear()
+    return pretend
+
+
+def tuned_kernels() -> Iterator[LinearKernel]:
+    """The kernels whose builds tell of their blocks."""
+    for label in labels("cuda"):
+        kernel = resolve(label, "cuda")
+        builds = kernel.builds_for(SHAPES[0], None)
+        if isinstance(kernel, LinearKernel) and any(build.block for build in builds):
+            yield kernel
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_candidate_needs_more_than_the_target_has(
+    on_device: Callable[[str], None], target: str
+) -> None:
+    on_device(target)
+    unfit = {row.build for row in read_table(TABLE) if row.target == target and not row.fits}
+    limit = LIMITS[target].block_shared_bytes
+
+    for kernel in tuned_kernels():
+        for shape in SHAPES:
+            chosen = [kernel.default_config(shape), *kernel.candidates(shape)]
+            builds = [build for c in chosen for build in kernel.builds_for(shape, c)]
+            assert all(build.runs_on(target) for build in builds)
+            assert [b.name for b in builds if b.block and b.block.shared_bytes > limit] == []
+            assert unfit.isdisjoint(build.name for build in builds)
+
+
+def test_candidates_that_fit_only_a_larger_gpu_are_left_out_of_a_smaller_one(
+    on_device: Callable[[str], None],
+) -> None:
+    kernel = resolve("abq-w8a8", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    counts = {}
+    for target in ("sm_86", "sm_80", "sm_90"):
+        on_device(target)
+        counts[target] = len(kernel.candidates(SHAPES[0]))
+
+    assert 0 < counts["sm_86"] < counts["sm_80"] < counts["sm_90"]
+
+
+def test_the_table_marks_what_does_not_fit() -> None:
+    rows = read_table(TABLE)
+    small = [r for r in rows if r.dynamic_bytes is not None and r.target == "sm_86"]
+
+    assert {r.fits for r in small} == {True, False}
+    for row in small:
+        needed = row.shared_bytes + (row.dynamic_bytes or 0)
+        assert row.fits or needed > 99 * KB or row.registers * (row.threads or 0) > 65536
+
+
+def test_a_build_tells_of_the_block_that_is_launched(
+    on_device: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: dict[tuple[Build, str], set[tuple[int, int]]] = {}
+
+    def load(build: Build, name: str) -> SimpleNamespace:
+        def launch(_grid: object, threads: int, _arguments: object, **options: int) -> None:
+            shared = options.get("shared_bytes", 0)
+            launched.setdefault((build, name), set()).add((threads, shared))
+
+        return SimpleNamespace(launch=launch)
+
+    for name, imported in list(sys.modules.items()):
+        if name.startswith("kernels.cuda.") and hasattr(imported, "load_function"):
+            monkeypatch.setattr(imported, "load_function", load)
+    on_device("sm_90")
+    compared = set()
+    for kernel in tuned_kernels():
+        if not kernel.builds():
+            continue
+        w = kernel.pack_weight(kernel.quantize_weight(torch.ones(64, 512)))
+        for m in (1, 3, 8):
+            shape = GemmWorkload(m, 64, 512)
+            x = kernel.empty_activation(m, shape.k, torch.device("cpu"))
+            out = torch.empty(m, shape.n, dtype=torch.float16)
+            for config in (kernel.default_config(shape), *kernel.candidates(shape)):
+                launched.clear()
+                kernel.gemm(x, w, out, config=config)
+                for build in kernel.builds_for(shape, config):
+                    if build.block is not None:
+                        block = build.block
+                        blocks = launched[build, block.function]
+                        assert {Block(block.function, *b) for b in blocks} == {block}, build.name
+                        compared.add(build.source)
+
+    assert {"abq.cu", "flexq_btc.cu", "flexq_imma.cu"} <= compared

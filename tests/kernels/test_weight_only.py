@@ -1,0 +1,74 @@
+"""The weight-only kernels' layout and builds, on a machine without a GPU."""
+
+from __future__ import annotations
+
+import operands
+import pytest
+import torch
+
+from kernels.contract import LinearKernel
+from kernels.cuda.weight_only import WeightOnlyGemm, tile_scales, tile_weights
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+
+def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
+    """The two codes of an A operand register, as kernels/csrc/weight_only.cu reads them.
+
+    words: int64 [tiles, steps, words of one lane].
+    """
+    if bits == 8:
+        word = words[:, :, 2 * mma + register // 2]
+        return [((word >> 8 * (2 * (register % 2) + half)) & 255) - 128 for half in (0, 1)]
+    return [((words[:, :, mma] >> 4 * (register + 4 * half)) & 15) - 8 for half in (0, 1)]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+def test_every_lane_finds_the_fragments_of_the_mma(bits: int, n: int, k: int) -> None:
+    codes = operands.random_codes(n, k, bits, seed=n)
+    tiles = tile_weights(codes, bits)
+    row_tiles, steps = tiles.shape[:2]
+    vectors = tiles.view(torch.int32).view(row_tiles, steps, -1, 32, 4).to(torch.int64)
+
+    # PTX ISA, mma.m16n8k16: lane l has rows l/4 and l/4 + 8 of A in registers 0, 2 and 1, 3. Which
+    # k its halves stand for is the kernel's own choice, the same for both operands.
+    found = torch.zeros(row_tiles, 16, steps, 128, dtype=torch.int64)
+    for lane in range(32):
+        words = vectors[:, :, :, lane].reshape(row_tiles, steps, -1)
+        for mma in range(8):
+            for register in range(4):
+                row = lane // 4 + 8 * (register % 2)
+                at = 32 * (mma // 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register // 2)
+                low, high = operand_register(words, bits, mma, register)
+                found[:, row, :, at], found[:, row, :, at + 1] = low, high
+
+    expected = torch.zeros(row_tiles * 16, steps * 128, dtype=torch.int64)
+    expected[:n, :k] = codes
+    assert torch.equal(found.view(expected.shape), expected)
+
+
+def test_scales_of_rows_eight_apart_lie_together() -> None:
+    scales = torch.arange(20 * 3).view(20, 3).half()
+
+    tiled = tile_scales(scales)
+
+    assert tiled.shape == (2, 3, 8, 2)
+    assert tiled[0, 2, 5].tolist() == [scales[5, 2], scales[13, 2]]
+    assert tiled[1, 1, 3].tolist() == [scales[19, 1], 0]
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, None), (4, 128)])
+def test_packed_weights_take_what_the_floor_reads(bits: int, group: int | None) -> None:
+    kernel = WeightOnlyGemm(bits)
+    weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
+
+    assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, group)
+
+
+@pytest.mark.parametrize("label", ["w8a16", "w4a16"])
+def test_both_backends_agree_on_the_formats(label: str) -> None:
+    cpu, cuda = resolve(label, "cpu"), resolve(label, "cuda")
+
+    assert isinstance(cuda, LinearKernel)
+    assert (cpu.spec.weight, cpu.spec.activation) == (cuda.spec.weight, cuda.spec.activation)

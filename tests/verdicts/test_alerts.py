@@ -1,0 +1,240 @@
+"""From verdicts to alerts: who is alerted, how often, and when it is over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from db import queries
+from db.records import DeviceInfo
+from db.verdict_store import set_alert_state
+from flexq_bench.verdicts import Machine, record_night
+from flexq_bench.verdicts.families import kernel_family
+
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+
+
+def states(session):
+    return {alert.id: alert.state for alert in queries.alerts(session)}
+
+
+def only_alert(session):
+    (alert,) = queries.alerts(session)
+    return alert
+
+
+def test_one_alert_however_many_series_a_change_hits(session, record, compared):
+    night = record(
+        *(compared("flexq-w6a6", 1.05, shape=(m, 256, 256)) for m in (1, 2, 4)),
+        compared("flexq-w6a8", 1.05),
+        compared("cublas-fp16"),
+    )
+
+    alert = only_alert(session)
+    assert night.opened == (alert.id,)
+    assert (alert.family, alert.state, len(alert.series)) == ("flexq", "new", 4)
+    assert alert.worst == pytest.approx(0.0488, abs=0.002)
+
+
+def test_another_gpu_joins_the_same_alert(session, record, compared):
+    record(compared("flexq-w6a6", 1.05))
+    record(compared("flexq-w6a6", 1.05), on=Machine("cpu", DeviceInfo("CPU-2", "Other", "cpu")))
+
+    alert = only_alert(session)
+    assert alert.gpus == ("A CPU", "Other")
+    assert len(alert.series) == 2
+
+
+def test_another_family_is_another_alert(session, record, compared):
+    record(compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.05))
+
+    assert sorted(alert.family for alert in queries.alerts(session)) == ["cublas", "flexq"]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "family"),
+    [
+        ("flexq-w6a8", "flexq"),
+        ("flexq-imma-w6a6", "flexq-imma"),
+        ("abq-w2*a8", "abq"),
+        ("cublaslt-w8a8", "cublaslt"),
+        ("cublas-fp16", "cublas"),
+        ("read-6", "read"),
+        ("empty", "empty"),
+    ],
+)
+def test_a_family_is_a_name_without_its_bits(kernel, family):
+    assert kernel_family(kernel) == family
+
+
+def test_a_night_recorded_twice_changes_nothing(session, record, compared):
+    first = record(compared("flexq-w6a6", 1.05))
+    again = record(compared("flexq-w6a6", 1.05))
+
+    assert (first.opened, again.opened) == ((only_alert(session).id,), ())
+    assert only_alert(session).decisions == 1
+    assert len(queries.alert_events(session, only_alert(session).id)) == 1
+
+
+def test_a_later_night_that_sees_the_same_joins(session, record, compared):
+    record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
+    later = record(compared("flexq-w6a6", 1.05, base=3, head=8), night=2)
+
+    alert = only_alert(session)
+    assert later.joined == (alert.id,)
+    assert alert.decisions == 2
+    assert alert.bad.topo_order == 6
+
+
+@pytest.mark.parametrize(("base", "head", "count"), [(5, 9, 1), (1, 4, 1), (6, 9, 2), (1, 3, 2)])
+def test_ranges_that_share_a_commit_are_one_alert(session, record, compared, base, head, count):
+    record(compared("flexq-w6a6", 1.05, base=3, head=6))
+    record(compared("flexq-w6a6", 1.05, base=base, head=head), night=2)
+
+    assert len(queries.alerts(session)) == count
+
+
+def test_the_narrowest_range_of_a_night_is_the_alert_s(session, record, compared):
+    record(
+        compared("flexq-w6a6", 1.05, base=1, head=8),
+        compared("flexq-w6a8", 1.05, base=5, head=8),
+        compared("flexq-w6a8", 1.05, base=3, head=8, shape=(2, 256, 256)),
+    )
+
+    assert only_alert(session).good.topo_order == 5
+
+
+def test_the_same_machine_code_never_alerts_and_is_an_environment_effect(session, record, compared):
+    night = record(compared("flexq-w6a6", 1.05, same_binary=True))
+
+    assert (night.judged[0].confirmation.verdict, night.judged[0].confirmation.cause) == (
+        "slower", "environment",
+    )  # fmt: skip
+    assert queries.alerts(session) == []
+
+
+def test_what_the_floor_and_the_baseline_share_is_the_machine_s(session, record, compared):
+    slow = [compared(kernel, 1.05) for kernel in ("flexq-w6a6", "cublaslt-w8a8", "read-6")]
+
+    night = record(*slow)
+
+    first = night.judged[0]
+    assert (first.confirmation.verdict, first.confirmation.cause) == ("slower", "environment")
+    # Nothing stands beside the anchors themselves.
+    assert {alert.family for alert in queries.alerts(session)} == {"cublaslt", "read"}
+
+
+def test_a_kernel_that_slows_down_beside_steady_anchors_is_the_code_s(session, record, compared):
+    night = record(compared("flexq-w6a6", 1.05), compared("cublaslt-w8a8"), compared("read-6"))
+
+    assert night.judged[0].confirmation.cause == "code"
+    assert only_alert(session).family == "flexq"
+
+
+def test_a_wrong_result_alerts(session, record, compared):
+    record(compared("flexq-w6a6", correct=False, detail="head: 3 values differ"))
+
+    alert = only_alert(session)
+    assert alert.worst is None
+    (decision,) = queries.alert_decisions(session, alert.id)
+    assert (decision.verdict, decision.reason) == ("incorrect", "head: 3 values differ")
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.95])
+def test_the_same_or_faster_alerts_nobody(session, record, compared, ratio):
+    record(compared("flexq-w6a6", ratio))
+
+    assert queries.alerts(session) == []
+
+
+def test_a_commit_beside_itself_alerts_nobody(session, record, compared):
+    record(compared("flexq-w6a6", 1.05, base=2, head=2))
+
+    assert queries.alerts(session) == []
+
+
+def test_a_pull_request_is_stored_and_alerts_nobody(session, record, compared):
+    night = record(compared("flexq-w6a6", 1.05), alerting=False)
+
+    assert (night.opened, queries.alerts(session)) == ((), [])
+
+
+def test_a_fix_closes_once_every_series_is_back(session, record, compared):
+    both = ("flexq-w6a6", "flexq-w6a8")
+    record(*(compared(kernel, 1.05, base=3, head=6) for kernel in both), night=1)
+    one = record(compared(both[0], base=3, head=8), night=2)
+    other = record(compared(both[1], base=3, head=9), night=3)
+
+    alert = only_alert(session)
+    assert (one.fixed, other.fixed) == ((), (alert.id,))
+    assert alert.state == "fixed"
+    assert alert.closed_at is not None
+    assert "back at the level" in queries.alert_events(session, alert.id)[-1].note
+
+
+def test_one_series_that_is_still_slow_keeps_it_open(session, record, compared):
+    record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
+    record(
+        compared("flexq-w6a6", 1.0, base=3, head=8),
+        compared("flexq-w6a8", 1.05, base=3, head=8),
+        night=2,
+    )
+
+    assert only_alert(session).state in ("new", "acknowledged")
+
+
+def test_a_pull_request_that_would_fix_it_has_not_fixed_it(session, record, compared):
+    both = ("flexq-w6a6", "flexq-w6a8")
+    record(*(compared(kernel, 1.05, base=3, head=6) for kernel in both), night=1)
+    record(compared(both[0], base=3, head=8), night=2, alerting=False)
+    record(compared(both[1], base=3, head=9), night=3)
+
+    assert only_alert(session).state == "new"
+
+
+@pytest.mark.parametrize(("base", "head"), [(5, 8), (3, 5), (3, 6)])
+def test_only_the_last_good_level_after_the_bad_commit_is_a_fix(
+    session, record, compared, base, head
+):
+    record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
+    record(compared("flexq-w6a6", 1.0, base=base, head=head), night=2)
+
+    assert only_alert(session).state == "new"
+
+
+def test_what_comes_back_after_a_fix_is_a_new_alert(session, record, compared):
+    record(compared("flexq-w6a6", 1.05, base=3, head=6), night=1)
+    record(compared("flexq-w6a6", 1.0, base=3, head=8), night=2)
+    record(compared("flexq-w6a6", 1.05, base=3, head=9), night=3)
+
+    assert sorted(states(session).values()) == ["fixed", "new"]
+
+
+@pytest.mark.parametrize("state", ["explained", "false-alarm"])
+def test_a_range_that_people_decided_about_is_not_asked_about_again(
+    session, record, compared, state
+):
+    (alert,) = record(compared("flexq-w6a6", 1.05, base=3, head=6)).opened
+    set_alert_state(session, alert, state, person="Ada", note="known", at=NOW)
+    later = record(compared("flexq-w6a8", 1.05, base=3, head=6), night=2)
+
+    assert later.joined == (alert,)
+    assert states(session) == {alert: state}
+
+
+def test_commits_outside_of_a_git_tree_share_an_alert_only_by_name(
+    session, machine, compared, commits
+):
+    unordered = {key: replace(info, topo_order=None) for key, info in commits.items()}
+    for base, head in ((3, 6), (3, 8), (4, 9)):
+        record_night(
+            session,
+            [compared("flexq-w6a6", 1.05, base=base, head=head)],
+            machine,
+            unordered,
+            alerting=True,
+        )
+
+    assert len(queries.alerts(session)) == 2
