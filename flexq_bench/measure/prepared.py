@@ -104,10 +104,6 @@ class PreparedCase:
         if not candidates:
             self.use_default()
             return
-        seed = derive_seed(self._seed, self.case.key, "tuning")
-        timer = BriefTimer(
-            lambda: self._subject.place(self.copies, seed=seed), self._clock, self._protocol
-        )
         spec, case = self.kernel.spec, self.case
         key = TuningKey(
             spec.label,
@@ -121,7 +117,19 @@ class PreparedCase:
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))}",
             "" if favourite is None else str(dict(favourite)),
         )
-        self._take(memory.choose(key, candidates, preferring(timer, favourite)))
+        self._take(memory.choose(key, candidates, preferring(self._timer(), favourite)))
+
+    def time_candidates(self) -> Iterator[tuple[Config, float]]:
+        """Every candidate with its brief time, in microseconds a launch."""
+        timer = self._timer()
+        for config in self._subject.candidates():
+            yield config, timer(config)
+
+    def _timer(self) -> BriefTimer:
+        seed = derive_seed(self._seed, self.case.key, "tuning")
+        return BriefTimer(
+            lambda: self._subject.place(self.copies, seed=seed), self._clock, self._protocol
+        )
 
     def use_default(self) -> None:
         """Take the kernel's own heuristic."""

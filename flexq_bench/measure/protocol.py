@@ -23,6 +23,7 @@ class Protocol:
 
     warm_up:            before the first placement; clocks and caches settle.
     rewarm:             before each later one; only its own buffers are new.
+    retune:             before each candidate that is timed briefly, on buffers that are there.
     min_cache_factor:   a cold rotation's weights exceed this many times the L2 cache …
     cache_factor:       … and this many where that takes at most many_copies copies. At 4, kernels
                         that mark weights evict-first still found some of the round before: on an
@@ -46,6 +47,7 @@ class Protocol:
     version: int
     warm_up: WarmUp
     rewarm: WarmUp
+    retune: WarmUp
     min_sample_us: float
     target_sample_us: float
     batch_s: float
@@ -81,6 +83,7 @@ PROTOCOL_CUDA = Protocol(
     version=PROTOCOL_VERSION,
     warm_up=WarmUp(min_s=0.3, max_s=3.0),
     rewarm=WarmUp(min_s=0.03, max_s=0.3),
+    retune=WarmUp(min_s=0.004, max_s=0.05),
     min_sample_us=50.0,
     target_sample_us=400.0,
     batch_s=0.02,
@@ -98,6 +101,7 @@ PROTOCOL_CPU = Protocol(
     version=PROTOCOL_VERSION,
     warm_up=WarmUp(min_s=0.02, max_s=0.1, agreement=0.05),
     rewarm=WarmUp(min_s=0.002, max_s=0.02, agreement=0.05),
+    retune=WarmUp(min_s=0.002, max_s=0.02, agreement=0.05),
     min_sample_us=50.0,
     target_sample_us=200.0,
     batch_s=0.01,

@@ -41,7 +41,7 @@ class BriefTimer:
         self._buffers: Buffers | None = None
 
     def __call__(self, config: Config) -> float:
-        phase = self._protocol.rewarm
+        phase = self._protocol.retune
         if self._buffers is None:
             self._buffers = self._place()
             phase = self._protocol.warm_up

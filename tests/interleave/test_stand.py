@@ -21,6 +21,7 @@ FAST = replace(
     PROTOCOL_CPU,
     warm_up=WarmUp(0.0, 0.005, agreement=1.0),
     rewarm=WarmUp(0.0, 0.005, agreement=1.0),
+    retune=WarmUp(0.0, 0.005, agreement=1.0),
     batch_s=0.001,
 )
 

@@ -101,6 +101,7 @@ FAST = replace(
     PROTOCOL_CPU,
     warm_up=WarmUp(0.0, 0.005, agreement=1.0),
     rewarm=WarmUp(0.0, 0.005, agreement=1.0),
+    retune=WarmUp(0.0, 0.005, agreement=1.0),
     target_sample_us=50.0,
     batch_s=0.0005,
     min_device_s=0.0005,

@@ -1,0 +1,190 @@
+"""What the int8 tensor-core kernels lose where nothing is tuned, and the fit behind the choice.
+
+    python benchmarks/kernels/heuristic.py measure --out times.json.gz [--shapes 120] [--seconds 400]
+    python benchmarks/kernels/heuristic.py report times.json.gz
+    python benchmarks/kernels/heuristic.py fit times.json.gz
+
+`measure` needs a GPU: it times every configuration of flexq-imma-w6a6, weights cold, over random
+layer shapes. `report` prints how much slower the heuristic's choice was than the fastest. `fit`
+prints new weights for few tokens (kernels/cuda/imma_heuristic.py, WEIGHTS), and what they lose on
+shapes that they were not fitted to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import minimize
+
+from kernels.cuda.imma_configs import AnyImmaConfig, ImmaConfig, all_configs
+from kernels.cuda.imma_heuristic import WEIGHTS, choose, features
+from workloads.gemm import GemmWorkload
+
+TOKENS = (1, 8, 16, 24, 32, 64, 128, 512)
+KERNEL = "flexq-imma-w6a6"
+SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
+BY_NAME = {str(config): config for config in all_configs()}
+SOFTNESS = 0.012  # of the choice while fitting: scores closer than this share it
+TOO_SLOW = 0.05
+
+Times = dict[GemmWorkload, dict[AnyImmaConfig, float]]
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
+    """N and K, log-uniform; most are multiples of 128, as in models."""
+    drawn, shapes = random.Random(seed), []
+    while len(shapes) < count:
+        n, k = (int(2 ** drawn.uniform(9.5, 15.2)) for _ in range(2))
+        step = 128 if drawn.random() < 0.8 else 16
+        n, k = n // step * step, k // step * step
+        if SMALLEST < n * k < LARGEST:
+            shapes.append((n, k))
+    return shapes
+
+
+def measure(out: Path, shapes: int, seconds: float, seed: int) -> None:
+    from flexq_bench.measure import Meter
+    from workloads.case import Case
+
+    meter, began, rows = Meter("cuda"), time.monotonic(), []
+    with meter.device_guard():
+        for n, k in random_shapes(shapes, seed):
+            for m in TOKENS:
+                prepared = meter.prepare(Case(kernel=KERNEL, gemm=GemmWorkload(m, n, k)))
+                for config, microseconds in prepared.time_candidates():
+                    rows.append([m, n, k, str(config), microseconds])
+            content = json.dumps({"sms": meter.device_info.sm_count, "times": rows})
+            out.write_bytes(gzip.compress(content.encode(), mtime=0))
+            if time.monotonic() - began > seconds:
+                break
+    say(f"{len(rows)} times in {out}")
+
+
+def read(path: Path) -> tuple[Times, int]:
+    content = json.loads(gzip.decompress(path.read_bytes()))
+    times: Times = {}
+    for m, n, k, name, microseconds in content["times"]:
+        if name in BY_NAME:  # a configuration may be gone since
+            times.setdefault(GemmWorkload(m, n, k), {})[BY_NAME[name]] = microseconds
+    return times, content["sms"]
+
+
+def report(times: Times, sms: int) -> None:
+    say("| M | shapes | mean loss | 95 % of shapes within | worst |")
+    say("| ---: | ---: | ---: | ---: | ---: |")
+    for m in sorted({gemm.m for gemm in times}):
+        losses = [
+            timed[choose(list(timed), gemm, sms)] / min(timed.values()) - 1
+            for gemm, timed in times.items()
+            if gemm.m == m
+        ]
+        within, worst = np.quantile(losses, 0.95), max(losses)
+        say(f"| {m} | {len(losses)} | {statistics.mean(losses):.1%} | {within:.1%} | {worst:.1%} |")
+
+
+class Samples:
+    """Features and relative times of every configuration at every shape with few tokens."""
+
+    def __init__(self, times: Times, col_tiles: int, sms: int) -> None:
+        self.shapes: list[tuple[int, int]] = []
+        self.features: list[np.ndarray] = []
+        self.losses: list[np.ndarray] = []
+        for gemm, timed in times.items():
+            few = [c for c in timed if isinstance(c, ImmaConfig) and c.col_tiles == col_tiles]
+            if few:
+                found = np.array([timed[c] for c in few])
+                self.shapes.append((gemm.n, gemm.k))
+                self.features.append(np.array([features(c, gemm, sms) for c in few]))
+                self.losses.append(found / found.min() - 1)
+
+    def lost(self, weights: np.ndarray, chosen: Sequence[int]) -> list[float]:
+        """By the configuration of the lowest score, at each chosen index."""
+        return [float(self.losses[i][np.argmin(self.features[i] @ weights)]) for i in chosen]
+
+    def fit(self, chosen: Sequence[int]) -> np.ndarray:
+        """Weights under which a soft choice of the lowest score loses least."""
+        width = self.features[0].shape[1]
+
+        def cost(weights: np.ndarray) -> tuple[float, np.ndarray]:
+            total, slope = 0.0, np.zeros(width)
+            for i in chosen:
+                score = self.features[i] @ weights
+                share = np.exp(-(score - score.min()) / SOFTNESS)
+                share /= share.sum()
+                price = self.losses[i] + 4 * np.maximum(0, self.losses[i] - TOO_SLOW)
+                mean = float(share @ price)
+                total += mean
+                slope -= (share * (price - mean)) @ self.features[i] / SOFTNESS
+            count = len(chosen)
+            return (
+                total / count + 2e-4 * float(weights @ weights),
+                slope / count + 4e-4 * weights,
+            )
+
+        best = None
+        for seed in range(6):
+            start = np.random.RandomState(seed).uniform(0, 0.6, width)
+            found = minimize(cost, start, jac=True, method="L-BFGS-B")
+            if best is None or found.fun < best.fun:
+                best = found
+        assert best is not None
+        return np.asarray(best.x)
+
+    def folds(self, count: int = 4) -> Iterator[tuple[list[int], list[int]]]:
+        """Indices to fit to and to judge by; a shape is in one of the two."""
+        shapes = sorted(set(self.shapes))
+        random.Random(0).shuffle(shapes)
+        for fold in range(count):
+            held = set(shapes[fold::count])
+            inside = [i for i, shape in enumerate(self.shapes) if shape not in held]
+            yield inside, [i for i, shape in enumerate(self.shapes) if shape in held]
+
+
+def fit(times: Times, sms: int) -> None:
+    for col_tiles in WEIGHTS:
+        samples = Samples(times, col_tiles, sms)
+        unseen = [
+            loss
+            for fitted, held in samples.folds()
+            for loss in samples.lost(samples.fit(fitted), held)
+        ]
+        weights = samples.fit(range(len(samples.shapes)))
+        say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
+        say(
+            f"   shapes not fitted to: mean loss {statistics.mean(unseen):.1%}, "
+            f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    measuring = verbs.add_parser("measure")
+    measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--shapes", type=int, default=120)
+    measuring.add_argument("--seconds", type=float, default=400)
+    measuring.add_argument("--seed", type=int, default=1)
+    for name in ("report", "fit"):
+        verbs.add_parser(name).add_argument("times", type=Path)
+    options = parser.parse_args()
+    if options.verb == "measure":
+        measure(options.out, options.shapes, options.seconds, options.seed)
+    else:
+        (report if options.verb == "report" else fit)(*read(options.times))
+
+
+if __name__ == "__main__":
+    main()
