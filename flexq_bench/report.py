@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from flexq_bench.comparing import BASELINE, Result, Row, half_width_percent
+from flexq_bench.comparing import BASELINE, Result, Row, common_speedups, half_width_percent
 from flexq_bench.probes import EMPTY_KERNEL, is_probe
 from workloads.case import kernel_label
+from workloads.published import PublishedSpeedup
 
 
 def results_table(rows: Sequence[Row[Result]]) -> Table:
@@ -27,6 +29,33 @@ def results_table(rows: Sequence[Row[Result]]) -> Table:
         ends_shape = i + 1 == len(rows) or _shape(rows[i + 1].result) != _shape(row.result)
         table.add_row(*_cells(row), end_section=ends_shape, style=_style(row.result))
     return table
+
+
+def published_table(
+    results: Sequence[Result], published: Sequence[PublishedSpeedup]
+) -> Table | None:
+    """What a paper states beside the geometric mean of ours; None: there is nothing to compare.
+
+    Ours is over the layers, weights cold, of which a run has both times.
+    """
+    table = Table(title="published, not measured here", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("kernel", "over", "M", "published", "on", "measured", "shapes", "source"):
+        numeric = name in ("M", "published", "measured", "shapes")
+        table.add_column(name, justify="right" if numeric else "left")
+    for stated in published:
+        ours = common_speedups(results, stated.kernel, stated.baseline, stated.m)
+        if ours:
+            table.add_row(
+                stated.kernel,
+                Text(stated.baseline),
+                str(stated.m),
+                f"{stated.speedup:.2f}×",
+                stated.hardware,
+                f"{statistics.geometric_mean(ours):.2f}×",
+                str(len(ours)),
+                stated.source,
+            )
+    return table if table.row_count else None
 
 
 def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:

@@ -1,13 +1,13 @@
 """What the int8 tensor-core kernels lose where nothing is tuned, and the fit behind the choice.
 
-    python benchmarks/kernels/heuristic.py measure --out times.json.gz [--shapes 120] [--seconds 400]
+    python benchmarks/kernels/heuristic.py measure --out times.json.gz [--shapes 120] [--seconds N]
     python benchmarks/kernels/heuristic.py report times.json.gz
     python benchmarks/kernels/heuristic.py fit times.json.gz
 
 `measure` needs a GPU: it times every configuration of flexq-imma-w6a6, weights cold, over random
 layer shapes. `report` prints how much slower the heuristic's choice was than the fastest. `fit`
-prints new weights for few tokens (kernels/cuda/imma_heuristic.py, WEIGHTS), and what they lose on
-shapes that they were not fitted to.
+prints new WEIGHTS and COSTS for kernels/cuda/imma_heuristic.py, and what they lose on shapes that
+they were not fitted to.
 """
 
 from __future__ import annotations
@@ -25,8 +25,25 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import minimize
 
-from kernels.cuda.imma_configs import AnyImmaConfig, ImmaConfig, all_configs
-from kernels.cuda.imma_heuristic import WEIGHTS, choose, features
+from kernels.cuda.imma_configs import (
+    LEAST_MANY,
+    MMA_ROWS,
+    MOST_NATURAL,
+    AnyImmaConfig,
+    ImmaConfig,
+    TiledConfig,
+    WgmmaConfig,
+    all_configs,
+)
+from kernels.cuda.imma_heuristic import (
+    COSTS,
+    MANY_ROWS,
+    WEIGHTS,
+    choose,
+    features,
+    read_us,
+    waves_of,
+)
 from workloads.gemm import GemmWorkload
 
 TOKENS = (1, 8, 16, 24, 32, 64, 128, 512)
@@ -45,7 +62,8 @@ def say(line: str) -> None:
 
 def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     """N and K, log-uniform; most are multiples of 128, as in models."""
-    drawn, shapes = random.Random(seed), []
+    drawn = random.Random(seed)
+    shapes: list[tuple[int, int]] = []
     while len(shapes) < count:
         n, k = (int(2 ** drawn.uniform(9.5, 15.2)) for _ in range(2))
         step = 128 if drawn.random() < 0.8 else 16
@@ -143,30 +161,101 @@ class Samples:
         assert best is not None
         return np.asarray(best.x)
 
-    def folds(self, count: int = 4) -> Iterator[tuple[list[int], list[int]]]:
-        """Indices to fit to and to judge by; a shape is in one of the two."""
-        shapes = sorted(set(self.shapes))
-        random.Random(0).shuffle(shapes)
-        for fold in range(count):
-            held = set(shapes[fold::count])
-            inside = [i for i, shape in enumerate(self.shapes) if shape not in held]
-            yield inside, [i for i, shape in enumerate(self.shapes) if shape in held]
+
+class CostSamples:
+    """Waves and relative times of the configurations of one kernel that COSTS knows."""
+
+    def __init__(self, times: Times, kind: type, sms: int) -> None:
+        self.configs = [config for config in COSTS if isinstance(config, kind)]
+        rows = [
+            (gemm, timed)
+            for gemm, timed in times.items()
+            if sum(config in timed for config in self.configs) > len(self.configs) / 2
+        ]
+        self.shapes = [(gemm.n, gemm.k) for gemm, _ in rows]
+        us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
+        self.missing = np.isnan(us)
+        self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
+        waves = [[waves_of(c, gemm, sms) for c in self.configs] for gemm, _ in rows]
+        self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
+        self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
+        known = [COSTS[config] for config in self.configs]
+        self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
+
+    def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
+        """As cost_us of kernels/cuda/imma_heuristic.py, of all configurations at once."""
+        start, alone, each = costs.reshape(-1, 3).T
+        whole, resident, last, steps = np.moveaxis(self.waves[chosen], 2, 0)
+        busy = whole * np.maximum(alone, each * resident)
+        busy = busy + (last > 0) * np.maximum(alone, each * last)
+        us = ((start + steps * busy) ** 4 + self.floor[chosen] ** 4) ** 0.25
+        return np.where(self.missing[chosen], np.inf, us)
+
+    def lost(self, costs: np.ndarray, chosen: Sequence[int]) -> list[float]:
+        """By the configuration of the lowest estimate, at each chosen index."""
+        best = self.estimates(costs, chosen).argmin(axis=1)
+        return [float(self.losses[i, j]) for i, j in zip(chosen, best, strict=True)]
+
+    def fit(self, chosen: Sequence[int]) -> np.ndarray:
+        """Costs near the known ones under which a soft choice of the lowest loses least."""
+        price = self.losses[chosen] + 3 * np.maximum(0, self.losses[chosen] - 0.08)
+
+        def cost(costs: np.ndarray) -> float:
+            score = np.log(self.estimates(costs, chosen))
+            share = np.exp(-(score - score.min(axis=1, keepdims=True)) / 0.03)
+            share /= share.sum(axis=1, keepdims=True)
+            away = np.log(costs / self.known)
+            return float((share * price).sum() / len(chosen) + 0.02 * np.mean(away * away))
+
+        found, bounds = self.known, [(0.05, 9.0)] * self.known.size
+        for _ in range(4):
+            found = minimize(cost, found, method="L-BFGS-B", bounds=bounds).x
+        return np.asarray(found)
+
+
+def folds(
+    shapes: Sequence[tuple[int, int]], count: int = 4
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Indices to fit to and to judge by; a shape is in one of the two."""
+    distinct = sorted(set(shapes))
+    random.Random(0).shuffle(distinct)
+    for fold in range(count):
+        held = set(distinct[fold::count])
+        inside = [i for i, shape in enumerate(shapes) if shape not in held]
+        yield inside, [i for i, shape in enumerate(shapes) if shape in held]
 
 
 def fit(times: Times, sms: int) -> None:
     for col_tiles in WEIGHTS:
         samples = Samples(times, col_tiles, sms)
-        unseen = [
-            loss
-            for fitted, held in samples.folds()
-            for loss in samples.lost(samples.fit(fitted), held)
-        ]
-        weights = samples.fit(range(len(samples.shapes)))
+        weights = say_unseen(samples)
         say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
-        say(
-            f"   shapes not fitted to: mean loss {statistics.mean(unseen):.1%}, "
-            f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
-        )
+    few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
+    border = MANY_ROWS * MMA_ROWS * sms
+    parts = (
+        (ImmaConfig, {gemm: timed for gemm, timed in few.items() if gemm.n <= border}),
+        (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
+        (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
+    )
+    for kind, seen in parts:
+        of_kind = CostSamples(seen, kind, sms)
+        costs = say_unseen(of_kind)
+        for config, (start, alone, each) in zip(of_kind.configs, costs.reshape(-1, 3), strict=True):
+            say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
+
+
+def say_unseen(samples: Samples | CostSamples) -> np.ndarray:
+    """Say what a fit loses on shapes that it hasn't seen; the fit to all of them."""
+    unseen = [
+        loss
+        for fitted, held in folds(samples.shapes)
+        for loss in samples.lost(samples.fit(fitted), held)
+    ]
+    say(
+        f"{len(unseen)} shapes not fitted to: mean loss {statistics.mean(unseen):.1%}, "
+        f"95 % within {np.quantile(unseen, 0.95):.1%}, worst {max(unseen):.1%}"
+    )
+    return samples.fit(range(len(samples.shapes)))
 
 
 def main() -> None:

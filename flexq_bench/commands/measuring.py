@@ -25,10 +25,11 @@ from flexq_bench.execution import Executor, LocalExecutor
 from flexq_bench.measure import Tuning
 from flexq_bench.plan import build_plan
 from flexq_bench.provenance import current_commit
-from flexq_bench.report import problem_lines, results_table
+from flexq_bench.report import problem_lines, published_table, results_table
 from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run
 from kernels.contract import Backend
 from workloads.case import Case
+from workloads.published import published_speedups
 from workloads.suite import Suite
 
 NO_CLUSTER = "none"
@@ -134,6 +135,9 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = setup.people
     out.print(results_table(compare_with_baseline(results)))
+    published = published_table(results, published_speedups(run.suite))
+    if published is not None:
+        out.print(published)
     for line in problem_lines(results):
         say(out, line)
     if missing:

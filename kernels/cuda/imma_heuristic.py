@@ -85,7 +85,7 @@ def features(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> tuple[float, .
     idle = math.log(f.turns * config.warps * config.k_split / f.steps)
     resident_warps = min(per_sm, f.resident) * config.warps
     flight = min(f.turns, config.stages - 1) * config.row_tiles * TILE_BYTES * resident_warps
-    read_us = _read_us(gemm)
+    weights_us = read_us(gemm)
     return (
         unequal * early,
         unequal * late,
@@ -101,9 +101,9 @@ def features(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> tuple[float, .
         1.0 / f.turns,
         max(0.0, math.log(40e3 / flight)),
         max(0.0, math.log(flight / 64e3)),
-        f.blocks * config.warps / 1000 / read_us,
+        f.blocks * config.warps / 1000 / weights_us,
         late,
-        late / read_us,
+        late / weights_us,
         float(config.k_split > 1),
         float(config.stages - 2),
         float(config.row_tiles == 1),
@@ -127,7 +127,7 @@ WEIGHTS: dict[int, tuple[float, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Cost:
+class Cost:
     """Microseconds: start_us of a launch; a step of K takes alone_us, or each_us times the blocks
     that share an SM, whichever is more. registers: of a thread, where fit_of doesn't know them."""
 
@@ -137,48 +137,52 @@ class _Cost:
     registers: int = 0
 
 
-# Fitted to times on an H200; the keys are the fields of the configurations.
-# ImmaConfig with four column tiles, without the last field.
-_FOUR_TILES = {
-    (1, 4, 3, 1, 0): _Cost(1.41, 0.854, 0.329),
-    (1, 8, 3, 1, 0): _Cost(1.38, 0.607, 0.879),
-    (2, 4, 3, 1, 0): _Cost(1.29, 0.927, 0.543),
-    (2, 8, 2, 1, 1): _Cost(1.39, 1.102, 0.055),
-    (2, 8, 2, 2, 1): _Cost(2.76, 1.660, 0.022),
-    (3, 4, 2, 1, 0): _Cost(1.97, 1.201, 0.626),
-    (3, 4, 2, 2, 0): _Cost(2.60, 1.544, 0.041),
-    (3, 4, 3, 1, 0): _Cost(2.32, 1.100, 0.573),
-}
-# TiledConfig.
-_TILED = {
-    (2, 1, 2, 4, 4, 1): _Cost(2.45, 0.704, 0.115, 100),
-    (4, 1, 1, 4, 3, 1): _Cost(1.94, 0.651, 0.004, 99),
-    (4, 1, 2, 4, 4, 2): _Cost(2.74, 0.489, 0.366, 101),
-    (4, 2, 1, 4, 2, 2): _Cost(3.15, 0.901, 0.348, 168),
-    (4, 2, 1, 4, 3, 2): _Cost(3.22, 0.843, 0.311, 166),
-    (4, 2, 1, 4, 3, 4): _Cost(5.05, 0.851, 0.405, 166),
-    (4, 2, 1, 4, 4, 1): _Cost(2.15, 0.526, 0.435, 166),
-    (4, 2, 1, 4, 4, 2): _Cost(3.35, 0.836, 0.310, 166),
-    (4, 2, 1, 8, 3, 1): _Cost(2.24, 0.905, 0.510, 229),
-    (4, 2, 1, 8, 3, 2): _Cost(3.24, 0.962, 0.511, 242),
-    (4, 2, 1, 8, 4, 1): _Cost(1.21, 0.907, 0.529, 229),
-    (4, 2, 1, 8, 4, 2): _Cost(3.63, 0.907, 0.503, 242),
-}
-# WgmmaConfig.
-_WGMMA = {
-    (1, 1, 3, 2): _Cost(4.84, 0.625, 0.238, 115),
-    (1, 1, 4, 2): _Cost(3.57, 0.662, 0.258, 115),
-    (1, 1, 4, 4): _Cost(5.14, 0.587, 0.337, 115),
-    (1, 2, 3, 1): _Cost(5.05, 0.562, 0.38, 166),
-    (1, 2, 3, 2): _Cost(6.44, 0.652, 0.395, 166),
-    (1, 2, 3, 4): _Cost(7.35, 0.851, 0.503, 166),
-    (1, 2, 4, 2): _Cost(3.61, 0.742, 0.46, 166),
-    (1, 4, 2, 1): _Cost(3.26, 1.4, 0.025, 254),
-    (1, 4, 2, 2): _Cost(3.97, 1.55, 0.048, 254),
-    (2, 4, 2, 1): _Cost(3.07, 1.5, 0.013, 254),
+# Fitted to times on an H200.
+COSTS: dict[AnyImmaConfig, Cost] = {
+    ImmaConfig(1, 4, 3, 1, 0, 4): Cost(1.23, 0.964, 0.321),
+    ImmaConfig(1, 8, 3, 1, 0, 4): Cost(0.746, 0.607, 1.16),
+    ImmaConfig(2, 4, 3, 1, 0, 4): Cost(1.5, 0.979, 0.504),
+    ImmaConfig(2, 8, 2, 1, 1, 4): Cost(1.22, 1.28, 0.055),
+    ImmaConfig(2, 8, 2, 2, 1, 4): Cost(3.2, 1.39, 0.05),
+    ImmaConfig(3, 4, 2, 1, 0, 4): Cost(1.97, 1.2, 0.778),
+    ImmaConfig(3, 4, 2, 2, 0, 4): Cost(2.57, 1.42, 0.05),
+    ImmaConfig(3, 4, 3, 1, 0, 4): Cost(2.32, 1.1, 0.747),
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.26, 0.903, 0.547, 229),
+    TiledConfig(4, 2, 1, 8, 4, 1): Cost(1.24, 0.898, 0.605, 229),
+    TiledConfig(4, 2, 1, 8, 3, 2): Cost(3.27, 0.962, 0.62, 242),
+    TiledConfig(4, 2, 1, 8, 4, 2): Cost(3.67, 0.907, 0.611, 242),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(2.75, 0.712, 0.237, 166),
+    TiledConfig(4, 2, 1, 4, 2, 2): Cost(3.23, 0.914, 0.579, 168),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(2.88, 0.944, 0.309, 166),
+    TiledConfig(4, 2, 1, 4, 4, 2): Cost(3.38, 1.18, 0.313, 166),
+    TiledConfig(4, 2, 1, 4, 3, 4): Cost(3.83, 1.3, 0.4, 166),
+    TiledConfig(4, 1, 2, 4, 4, 2): Cost(2.77, 0.497, 0.376, 101),
+    TiledConfig(4, 1, 1, 4, 3, 1): Cost(1.94, 0.651, 0.05, 99),
+    TiledConfig(2, 1, 2, 4, 4, 1): Cost(2.47, 0.727, 0.115, 100),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.96, 0.953, 0.235, 115),
+    WgmmaConfig(1, 1, 4, 2): Cost(3.13, 0.799, 0.263, 115),
+    WgmmaConfig(1, 1, 4, 4): Cost(4.01, 0.976, 0.366, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(1.72, 0.947, 0.335, 166),
+    WgmmaConfig(1, 2, 3, 2): Cost(6.21, 0.883, 0.334, 166),
+    WgmmaConfig(1, 2, 3, 4): Cost(8.65, 1.17, 0.445, 166),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.6, 0.841, 0.421, 166),
+    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.38, 0.05, 254),
+    WgmmaConfig(1, 4, 2, 2): Cost(4.8, 1.44, 0.05, 254),
+    WgmmaConfig(2, 4, 2, 1): Cost(3.31, 1.14, 0.05, 254),
 }
 # Row tiles an SM: from here on, 17 to 32 tokens are faster in the kernel for many.
-_MANY_ROWS = 4.0
+MANY_ROWS = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Waves:
+    """Blocks of a grid as they follow each other: whole waves of `resident` blocks an SM, then one
+    of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes."""
+
+    whole: int
+    resident: int
+    last: int
+    steps: int
 
 
 def choose(configs: Sequence[AnyImmaConfig], gemm: GemmWorkload, sms: int) -> AnyImmaConfig:
@@ -189,50 +193,44 @@ def choose(configs: Sequence[AnyImmaConfig], gemm: GemmWorkload, sms: int) -> An
         weights = WEIGHTS[few[0].col_tiles]
         return min(few, key=lambda c: _score(features(c, gemm, sms), weights))
     rows_an_sm = gemm.n / MMA_ROWS / sms
-    if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= _MANY_ROWS)):
-        return min(few, key=lambda c: _four_tiles_us(c, gemm, sms))
-    return min(many, key=lambda c: _many_us(c, gemm, sms))
+    if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
+        return min(few, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
+    return min(many, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
+
+
+def waves_of(config: AnyImmaConfig, gemm: GemmWorkload, sms: int) -> Waves:
+    """How the blocks of a configuration that COSTS knows follow each other on a GPU."""
+    x, y, _ = config.grid(gemm.m, gemm.n)
+    if isinstance(config, ImmaConfig):
+        f = fit_of(config, gemm, sms)
+        resident, steps = f.resident, f.turns
+    else:
+        registers = -(-COSTS[config].registers // 8) * 8
+        by_registers = _REGISTERS // (config.threads * registers)
+        by_shared = _SM_SHARED_BYTES // (config.shared_bytes + _BLOCK_SHARED_BYTES)
+        resident = max(1, min(by_registers, by_shared))
+        steps = math.ceil(gemm.k / (GROUP * config.k_split))
+    whole, rest = divmod(x * y, sms * resident)
+    return Waves(whole, resident, -(-rest // sms), steps)
+
+
+def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
+    """Waves of blocks, each as long as the busiest SM's; never less than reading the weights."""
+
+    def wave_us(on_an_sm: int) -> float:
+        return waves.steps * max(cost.alone_us, cost.each_us * on_an_sm)
+
+    busy_us = cost.start_us + waves.whole * wave_us(waves.resident)
+    if waves.last:
+        busy_us += wave_us(waves.last)
+    return float((busy_us**4 + read_us(gemm) ** 4) ** 0.25)
+
+
+def read_us(gemm: GemmWorkload) -> float:
+    """Reading the packed weights at an H200's bandwidth."""
+    bytes_a_code = (TILE_BYTES + MMA_ROWS * 2) / (MMA_ROWS * GROUP)
+    return gemm.n * gemm.k * bytes_a_code / _READ_BYTES_US
 
 
 def _score(values: Sequence[float], weights: Sequence[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True))
-
-
-def _four_tiles_us(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> float:
-    key = (config.row_tiles, config.warps, config.stages, config.k_split, config.late)
-    f = fit_of(config, gemm, sms)
-    chunks = config.grid(gemm.m, gemm.n)[1]
-    return _waves_us(_FOUR_TILES[key], f.blocks * chunks, f.resident, f.turns, gemm, sms)
-
-
-def _many_us(config: TiledConfig | WgmmaConfig, gemm: GemmWorkload, sms: int) -> float:
-    costs = _TILED if isinstance(config, TiledConfig) else _WGMMA
-    cost = costs[tuple(config.as_dict().values())]
-    registers = -(-cost.registers // 8) * 8
-    resident = min(
-        _REGISTERS // (config.threads * registers),
-        _SM_SHARED_BYTES // (config.shared_bytes + _BLOCK_SHARED_BYTES),
-    )
-    x, y, _ = config.grid(gemm.m, gemm.n)
-    steps = math.ceil(gemm.k / (GROUP * config.k_split))
-    return _waves_us(cost, x * y, max(1, resident), steps, gemm, sms)
-
-
-def _waves_us(
-    cost: _Cost, blocks: int, resident: int, steps: int, gemm: GemmWorkload, sms: int
-) -> float:
-    """Waves of blocks, each as long as the busiest SM's; never less than reading the weights."""
-
-    def wave_us(on_an_sm: int) -> float:
-        return steps * max(cost.alone_us, cost.each_us * on_an_sm)
-
-    whole, rest = divmod(blocks, sms * resident)
-    busy_us = (
-        cost.start_us + whole * wave_us(resident) + (wave_us(-(-rest // sms)) if rest else 0.0)
-    )
-    return float((busy_us**4 + _read_us(gemm) ** 4) ** 0.25)
-
-
-def _read_us(gemm: GemmWorkload) -> float:
-    bytes_a_code = (TILE_BYTES + MMA_ROWS * 2) / (MMA_ROWS * GROUP)
-    return gemm.n * gemm.k * bytes_a_code / _READ_BYTES_US

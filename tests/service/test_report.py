@@ -9,8 +9,9 @@ from rich.console import Console
 
 from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.recording import build_record
-from flexq_bench.report import problem_lines, results_table
+from flexq_bench.report import problem_lines, published_table, results_table
 from flexq_bench.running import new_run
+from workloads.published import PublishedSpeedup, published_speedups
 
 
 @pytest.fixture
@@ -76,3 +77,38 @@ def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
 
     assert [line.partition(":")[0] for line in lines] == ["incorrect", "failed", "unsupported"]
     assert "and 1 more" in lines[1]
+
+
+def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
+    stated = [
+        PublishedSpeedup("fig", "Paper, Table 1", "RTX 3090 Ti", "flexq-w6a6", "abq-w6a6", m, 1.24)
+        for m in (1, 4)
+    ]
+    results = [
+        result("abq-w6a6", n=256, median_us=20.0),
+        result("flexq-w6a6", n=256, median_us=10.0),
+        result("abq-w6a6", n=512, median_us=80.0),
+        result("flexq-w6a6", n=512, median_us=10.0),
+        result("abq-w6a6", n=1024, median_us=500.0),  # alone: not part of the mean
+    ]
+    table = published_table(results, stated)
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+
+    (row,) = [line for line in out.getvalue().splitlines() if "flexq-w6a6" in line]
+    assert row.split()[:7] == ["flexq-w6a6", "abq-w6a6", "1", "1.24×", "RTX", "3090", "Ti"]
+    assert "4.00×" in row  # of 2 and 8
+    assert "Paper, Table 1" in row
+
+
+def test_nothing_is_published_of_a_suite_that_no_paper_has(result):
+    assert published_speedups("smoke") == ()
+    assert published_table([result("flexq-w6a6")], published_speedups("paper-fig10")) is None
+
+
+def test_flexq_s_figure_10_has_an_average_for_each_baseline_and_m():
+    stated = published_speedups("paper-fig10")
+
+    assert {(s.baseline, s.m) for s in stated} == {
+        (baseline, m) for baseline in ("cublas-w8a8[gemmex]", "abq-w6a6") for m in (1, 4, 8)
+    }
