@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -12,10 +11,10 @@ from pathlib import Path
 
 from db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.git import GitError, git_output
 
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
-_GIT_TIMEOUT_S = 20.0
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml"}
 _FIELD_SEPARATOR = "\x1f"
 
@@ -94,18 +93,10 @@ def is_dirty(root: Path) -> bool:
 def _git(root: Path, *arguments: str) -> str | None:
     """Output of a git command in `root`; None if it failed, or there is no git."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        log.debug("git %s: %s", " ".join(arguments), error)
+        return git_output(root, *arguments)
+    except GitError as error:
+        log.debug("%s", error)
         return None
-    return done.stdout.strip()
 
 
 def _package_commit(root: Path) -> CommitInfo:

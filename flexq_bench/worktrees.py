@@ -8,25 +8,22 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.git import run_git
 from flexq_bench.provenance import is_dirty
 from kernels.runtime.files import cache_folder
 
-_GIT_TIMEOUT_S = 120.0  # a checkout of a large tree on a slow disk
 _NAMED = 8  # revisions that an error names, nearest first
-# Inside a git hook these point at the hook's repository, whichever folder git is told.
-_OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
 
 
 def repository_of(folder: Path) -> Path:
     """The top folder of the git tree that `folder` lies in. Raises UsageError if there is none."""
-    done = _git(folder, "rev-parse", "--show-toplevel")
+    done = run_git(folder, "rev-parse", "--show-toplevel")
     if done.returncode != 0:
         raise UsageError(f"{folder} is not in a git repository: {_last_line(done.stderr)}")
     return Path(done.stdout.strip())
@@ -38,17 +35,17 @@ def resolve_revision(repository: Path, revision: str) -> str:
     Raises UsageError with the nearest names if git doesn't know it, or with what to fetch if the
     clone is shallow and may lack it.
     """
-    done = _git(
+    done = run_git(
         repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
     )
     if done.returncode == 0:
         return done.stdout.strip()
-    if _git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+    if run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true":
         raise UsageError(
             f"no revision {revision!r} in this shallow clone: git fetch --unshallow first "
             "(in a workflow: fetch-depth: 0)"
         )
-    names = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
     near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
     there_are = ", ".join(near) or "no branches and no tags"
     raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
@@ -56,7 +53,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
 
 def refuse_local_changes(repository: Path, sha: str) -> None:
     """Raise UsageError if `sha` is checked out with changes on top, which would not be judged."""
-    head = _git(repository, "rev-parse", "HEAD").stdout.strip()
+    head = run_git(repository, "rev-parse", "HEAD").stdout.strip()
     if head == sha and is_dirty(repository):
         raise UsageError(
             f"{repository} has local changes that {sha[:10]} has not: commit or stash them first"
@@ -76,7 +73,7 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
     _remove_abandoned(repository, home)
     folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
     try:
-        done = _git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
+        done = run_git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
         if done.returncode != 0:
             raise InfrastructureError(f"git can't check out {sha[:10]}: {_last_line(done.stderr)}")
         yield folder
@@ -85,10 +82,10 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
 
 
 def _remove(repository: Path, folder: Path) -> None:
-    _git(repository, "worktree", "remove", "--force", "--force", str(folder))
+    run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
     if folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        _git(repository, "worktree", "prune")
+        run_git(repository, "worktree", "prune")
 
 
 def _remove_abandoned(repository: Path, home: Path) -> None:
@@ -120,22 +117,6 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True
     return True
-
-
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
-    try:
-        return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_GIT_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            env=environment | {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InfrastructureError(f"git {arguments[0]} does not run: {error}") from error
 
 
 def _last_line(text: str) -> str:

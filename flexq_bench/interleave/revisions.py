@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.errors import UsageError
+from flexq_bench.git import GitError, git_output
 from flexq_bench.interleave.messages import MODULE
 from flexq_bench.provenance import PACKAGES
 from flexq_bench.worktrees import resolve_revision
 
 WORKING_TREE = "."
-_TIMEOUT_S = 120.0
 _FULL_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# Inside a git hook these point at the hook's repository, whichever folder git is told.
-_OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
 # A commit of the working tree is nobody's: it is made for a comparison and no branch holds it.
 _NOBODY = {
     f"GIT_{who}_{what}": value
@@ -30,10 +25,6 @@ _NOBODY = {
 
 class RevisionError(UsageError):
     """A revision that can't be compared; the message says why and what to do."""
-
-
-class GitError(InfrastructureError):
-    """Git itself failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +56,22 @@ def commits_between(repository: Path, good: str, bad: str) -> list[str]:
     good, bad: ids. Raises RevisionError if good is not an ancestor of bad.
     """
     try:
-        _git(repository, "merge-base", "--is-ancestor", good, bad)
+        git_output(repository, "merge-base", "--is-ancestor", good, bad)
     except GitError:
         raise RevisionError(
             f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
             "made from"
         ) from None
     between = f"{good}..{bad}"
-    listed = _git(repository, "rev-list", "--first-parent", "--reverse", between, "--", *PACKAGES)
+    listed = git_output(
+        repository, "rev-list", "--first-parent", "--reverse", between, "--", *PACKAGES
+    )
     return listed.splitlines()
 
 
 def subject_of(repository: Path, commit: str) -> str:
     """The first line of a commit's message."""
-    return _git(repository, "log", "-1", "--format=%s", commit)
+    return git_output(repository, "log", "-1", "--format=%s", commit)
 
 
 def _resolve(repository: Path, revision: str) -> Revision:
@@ -109,7 +102,7 @@ def _refuse_changes(repository: Path, written: str, revision: Revision) -> None:
 
 def _has(repository: Path, commit: str, path: str) -> bool:
     try:
-        _git(repository, "cat-file", "-e", f"{commit}:{path}")
+        git_output(repository, "cat-file", "-e", f"{commit}:{path}")
     except GitError:
         return False
     return True
@@ -125,7 +118,7 @@ def _working_tree(repository: Path) -> Revision:
     if tree == _tree_of(repository, head):
         return Revision(head, head)
     message = ("-m", "the working tree, for a comparison")
-    made = _git(repository, "commit-tree", tree, "-p", head, *message, environment=_NOBODY)
+    made = git_output(repository, "commit-tree", tree, "-p", head, *message, environment=_NOBODY)
     return Revision(f"{head}-dirty", made)
 
 
@@ -133,33 +126,12 @@ def _tree_now(repository: Path) -> str:
     """The tree that committing all of our packages now would make; the index stays as it is."""
     with tempfile.TemporaryDirectory() as folder:
         index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
-        _git(repository, "read-tree", "HEAD", environment=index)
+        git_output(repository, "read-tree", "HEAD", environment=index)
         present = [name for name in PACKAGES if (repository / name).is_dir()]
         if present:
-            _git(repository, "add", "--all", "--", *present, environment=index)
-        return _git(repository, "write-tree", environment=index)
+            git_output(repository, "add", "--all", "--", *present, environment=index)
+        return git_output(repository, "write-tree", environment=index)
 
 
 def _tree_of(repository: Path, commit: str) -> str:
-    return _git(repository, "rev-parse", f"{commit}^{{tree}}")
-
-
-def _git(repository: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
-    """Output of a git command in a repository. Raises GitError with what git says."""
-    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(repository), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
-            env={**inherited, **(environment or {})},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise GitError(f"git {arguments[0]} does not run: {error}") from None
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        raise GitError(f"git {arguments[0]}: {said[-1]}")
-    return done.stdout.strip()
+    return git_output(repository, "rev-parse", f"{commit}^{{tree}}")

@@ -1,0 +1,47 @@
+"""Git, as all of this package calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from flexq_bench.errors import InfrastructureError
+
+_TIMEOUT_S = 120.0  # a checkout of a large tree on a slow disk
+# Inside a git hook these point at the hook's repository, whichever folder git is told.
+_OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
+
+
+class GitError(InfrastructureError):
+    """Git itself failed."""
+
+
+def run_git(
+    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A git command in a folder, whatever its exit code. Raises GitError if it doesn't run."""
+    inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
+    own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
+    try:
+        return subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            env={**inherited, **own, **(environment or {})},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise GitError(f"git {arguments[0]} does not run: {error}") from error
+
+
+def git_output(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+    """Output of a git command in a folder. Raises GitError with what git says if it fails."""
+    done = run_git(folder, *arguments, environment=environment)
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise GitError(f"git {arguments[0]}: {said[-1]}")
+    return done.stdout.strip()
