@@ -17,9 +17,7 @@
     !defined(K_SPLIT) || !defined(LATE)
 #error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"
 #endif
-#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
-#error "thread block clusters need compute capability 9.0"
-#endif
+#include "k_split.cuh"
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
 static_assert(STAGES >= 2, "one stage is computed while the others load");
@@ -72,23 +70,6 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
     s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
-}
-
-// The blocks that share rows of tiles, or the one block, wait for each other.
-__device__ inline void meet() {
-#if K_SPLIT > 1
-  cluster_sync();
-#else
-  __syncthreads();
-#endif
-}
-
-__device__ inline float4 share_of(const float4* mine, [[maybe_unused]] int rank) {
-#if K_SPLIT > 1
-  return load_cluster(shared_address(mine), rank);
-#else
-  return *mine;
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)

@@ -15,10 +15,6 @@
 constexpr int GROUP = 128;       // values of k that share one scale; also k of one MMA
 constexpr int CHUNK = 16;        // rows of W in one MMA
 constexpr int WORDS = GROUP / 32;
-#ifndef PACK_WARPS
-#define PACK_WARPS 8
-#endif
-//constexpr int PACK_WARPS = 8;    // of a block that packs activations; each has a step
 
 __device__ inline void load_codes(int (&code)[WORDS], const int8_t* codes, int row, int rows,
                                   int step, int k, int lane) {
@@ -40,13 +36,11 @@ extern "C" __global__ void pack_weights(const int8_t* codes, uint4* planes, int 
   if (lane < BITS) planes[(tile * BITS + lane) * CHUNK + row_in_chunk] = words;
 }
 
-// grid: (K/128 over PACK_WARPS, M rounded up so that M·BITS fills 8 columns).
+// grid: (K/128, M rounded up so that M·BITS fills 8 columns); one warp.
 extern "C" __global__ void pack_activations(const int8_t* codes, const half_bits* scales,
                                             uint4* planes, float* scale_out, int m, int k,
                                             int columns) {
-  const int lane = threadIdx.x % 32, step = blockIdx.x * PACK_WARPS + threadIdx.x / 32;
-  const int token = blockIdx.y, steps = (k + GROUP - 1) / GROUP;
-  if (step >= steps) return;
+  const int lane = threadIdx.x, step = blockIdx.x, token = blockIdx.y, steps = gridDim.x;
   int code[WORDS];
   load_codes(code, codes, token, m, step, k, lane);
   const uint4 words = ballot_planes<BITS>(code, lane);
@@ -60,9 +54,7 @@ extern "C" __global__ void quantize_pack(const half_bits* x, uint4* planes, floa
                                          int k, int columns) {
   let_next_kernel_start();
   wait_for_previous_kernel();
-  const int lane = threadIdx.x % 32, step = blockIdx.x * PACK_WARPS + threadIdx.x / 32;
-  const int token = blockIdx.y;
-  if (step * GROUP >= k) return;
+  const int lane = threadIdx.x, step = blockIdx.x, token = blockIdx.y;
   float value[WORDS];
   float largest = 0.0f;
 #pragma unroll

@@ -5,10 +5,8 @@
 // The including source defines TILES, TOKENS, THREADS and K_SPLIT first.
 #pragma once
 #include "imma_layout.cuh"
+#include "k_split.cuh"
 
-#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
-#error "thread block clusters need compute capability 9.0"
-#endif
 constexpr int ROWS = TILES * MMA_ROWS;
 constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
 constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens: codes start on a multiple
@@ -81,23 +79,6 @@ struct Copies {
   }
 };
 
-// The blocks that share a tile of the output, or the one block, wait for each other.
-__device__ inline void meet() {
-#if K_SPLIT > 1
-  cluster_sync();
-#else
-  __syncthreads();
-#endif
-}
-
-__device__ inline float4 share_of(const float* mine, [[maybe_unused]] int rank) {
-#if K_SPLIT > 1
-  return load_cluster(shared_address(mine), rank);
-#else
-  return *reinterpret_cast<const float4*>(mine);
-#endif
-}
-
 // y from out [TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
 // share of four times the result: summed in a fixed order, a token's outputs written side by side.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
@@ -111,8 +92,9 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
     float sums[8] = {};
 #pragma unroll
     for (int from = 0; from < K_SPLIT; ++from) {
-      const float* at = out + e / (ROWS / 8) * OUT_STRIDE + row;
-      const float4 low = share_of(at, from), high = share_of(at + 4, from);
+      const float* mine = out + e / (ROWS / 8) * OUT_STRIDE + row;
+      const float4* at = reinterpret_cast<const float4*>(mine);
+      const float4 low = share_of(at, from), high = share_of(at + 1, from);
       sums[0] += low.x, sums[1] += low.y, sums[2] += low.z, sums[3] += low.w;
       sums[4] += high.x, sums[5] += high.y, sums[6] += high.z, sums[7] += high.w;
     }

@@ -27,9 +27,7 @@
     !defined(STAGES) || !defined(K_SPLIT)
 #error "W_BITS, COL_TILES, ROW_TILES, WARPS, STAGES and K_SPLIT choose the kernel"
 #endif
-#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
-#error "thread block clusters need compute capability 9.0"
-#endif
+#include "k_split.cuh"
 static_assert(W_BITS == 4 || W_BITS == 8, "4-bit weights in groups or 8-bit weights by row");
 static_assert(STAGES >= 2, "one stage is computed while the others load");
 
@@ -168,23 +166,6 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
 #pragma unroll
     for (int e = 0; e < 4; ++e)
       total[j][e] = W_BITS == 8 ? sums[j][e] : total[j][e] + sums[j][e] * (e < 2 ? top : bottom);
-}
-
-// The blocks that share rows of tiles, or the one block, wait for each other.
-__device__ inline void meet() {
-#if K_SPLIT > 1
-  cluster_sync();
-#else
-  __syncthreads();
-#endif
-}
-
-__device__ inline float4 share_of(const float4* mine, [[maybe_unused]] int rank) {
-#if K_SPLIT > 1
-  return load_cluster(shared_address(mine), rank);
-#else
-  return *mine;
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)

@@ -28,7 +28,6 @@ from workloads.gemm import GemmWorkload
 GROUP = 128
 W_BITS = 6
 MMA_ROWS, MMA_COLS = 16, 8
-_PACK_WARPS = 8  # of a block in csrc/flexq_pack.cu, each with a group of activations
 _DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/flexq_btc.cu
 MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
 
@@ -234,8 +233,8 @@ class BinaryTensorCoreGemm(LinearKernel):
     ) -> None:
         a_bits, columns = self.spec.activation.bits, self._columns(packed.rows)
         function = load_function(Build.of("flexq_pack.cu", BITS=a_bits), name)
-        blocks = -(-packed.k // (GROUP * _PACK_WARPS))
-        grid = (blocks, -(-columns // a_bits), 1)
+        # One warp a block: blocks of several warps made M = 8 slower at large K on an H200.
+        grid = (-(-packed.k // GROUP), -(-columns // a_bits), 1)
         arguments = (*inputs, packed.buffers["planes"], packed.buffers["scales"])
         sizes = (packed.rows, packed.k, columns)
-        function.launch(grid, 32 * _PACK_WARPS, (*arguments, *sizes), overlap_previous=overlap)
+        function.launch(grid, 32, (*arguments, *sizes), overlap_previous=overlap)
