@@ -114,3 +114,40 @@ def test_no_driver_no_extra(machine, tmp_path):
     done = machine.run("cuda-extra", str(tmp_path / "missing"))
 
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_machine_with_a_browser_is_left_alone(machine):
+    machine.install("chromium", "exit 1")
+    machine.install("chromedriver", "exit 1")
+    machine.install("apt-get", "echo asked >&2; exit 1")
+
+    done = machine.run("browser")
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("user", [0, 1000])
+def test_a_browser_that_cannot_be_installed_is_said_in_one_line_and_fails_nothing(machine, user):
+    machine.install("id", f"echo {user}")
+    machine.install("timeout", 'shift; exec "$@"')
+    machine.install("apt-get", "exit 100")
+
+    done = machine.run("browser")
+
+    assert done.returncode == 0
+    assert done.stderr.count("\n") == 1
+    assert "browser tests will be skipped" in done.stderr
+
+
+def test_a_browser_is_installed_where_that_is_allowed(machine, tmp_path):
+    machine.install("id", "echo 0")
+    machine.install("timeout", 'shift; exec "$@"')
+    machine.install("apt-get", f'echo "$*" >> {tmp_path}/asked')
+
+    done = machine.run("browser")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (
+        "install -y --no-install-recommends chromium chromium-driver"
+        in (tmp_path / "asked").read_text()
+    )
