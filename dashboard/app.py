@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.pages import results
+from dashboard.views import alert, history, overview, results
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
-pages = [
-    st.Page(
-        results.page,
-        title="Results",
-        icon=":material/table_chart:",
-        url_path="results",
-        default=True,
-    )
-]
-st.navigation(pages).run()
+# The first one is where the app opens.
+st.navigation([overview.as_page(), alert.as_page(), history.as_page(), results.as_page()]).run()

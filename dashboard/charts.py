@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 
 from dashboard.colors import Style
 
-_GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
+GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
 _SPREAD = 0.7  # of the place between two layers, what the kernels of one layer share
 _HEIGHT = 440
-_WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
+WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 
 
 def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, Style]) -> go.Figure:
@@ -131,14 +131,14 @@ def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
             yref="paper",
             yanchor="bottom",
             showarrow=False,
-            font={"color": _GREY},
+            font={"color": GREY},
         )
         if inside[0]:
-            figure.add_vline(inside[0] - 0.5, line={"color": _GREY, "width": 1}, opacity=0.5)
+            figure.add_vline(inside[0] - 0.5, line={"color": GREY, "width": 1}, opacity=0.5)
 
 
 def _rule(figure: go.Figure, at: float, words: str) -> None:
-    line = {"color": _GREY, "width": 1.5, "dash": "dash"}
+    line = {"color": GREY, "width": 1.5, "dash": "dash"}
     figure.add_hline(at, line=line, name=words, showlegend=True)
 
 
@@ -146,7 +146,7 @@ def _log_ticks(values: Iterable[float]) -> list[float] | None:
     """1, 2 and 5 of each decade that a log axis with these values shows; None: too few of them,
     so Plotly chooses. Its own choice over several decades leaves the zeros away."""
     shown = [*values, 1.0]
-    if max(shown) < _WIDE * min(shown):
+    if max(shown) < WIDE * min(shown):
         return None
     decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
     return [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]

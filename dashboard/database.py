@@ -1,4 +1,5 @@
-"""The database that the app reads, and what a reader sees when it can't be read."""
+"""The database that the app reads, what a reader sees when it can't be read, and the one door
+through which people's words on alerts are written."""
 
 from __future__ import annotations
 
@@ -6,14 +7,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import streamlit as st
 
 from dashboard.words import as_text
+from db import queries
 from db.engine import Database, open_database
-from db.errors import DatabaseError
+from db.errors import DatabaseError, ReadOnlyError, RecordError
+from db.queries import AlertRow
 from db.urls import ENVIRONMENT_VARIABLE
+from db.verdict_store import add_alert_note, set_alert_state
+from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
 
 
 def current_database() -> Database:
@@ -22,6 +28,35 @@ def current_database() -> Database:
     Raises DatabaseError; a failure is not remembered, so a reload tries again.
     """
     return _opened(os.environ.get(ENVIRONMENT_VARIABLE)).database
+
+
+def is_read_only() -> bool:
+    """Whether the app was started so that it writes nothing at all."""
+    return bool(os.environ.get(READ_ONLY_VARIABLE))
+
+
+def write_alert(seen: AlertRow, state: str, *, person: str, note: str) -> None:
+    """Give an alert this state and note; the state that it has: add the note alone.
+
+    This is all that the app ever writes: every page reads through a connection that can't.
+
+    seen: the alert as the viewer saw it; who decides on what is no longer so is told. Raises
+    DatabaseError, and ReadOnlyError where the app was started to write nothing.
+    """
+    if is_read_only():
+        raise ReadOnlyError("this dashboard is read-only: start one without --read-only")
+    now = datetime.now(UTC)
+    url = os.environ.get(ENVIRONMENT_VARIABLE)
+    with open_database(url, create=False) as database, database.session() as session:
+        now_is = queries.alert_by_id(session, seen.id).state
+        if now_is != seen.state:
+            raise RecordError(
+                f"alert {seen.id} was {seen.state} and is {now_is} by now: reload the page"
+            )
+        if state == now_is:
+            add_alert_note(session, seen.id, person=person, note=note, at=now)
+        else:
+            set_alert_state(session, seen.id, state, person=person, note=note, at=now)
 
 
 @contextmanager

@@ -33,9 +33,13 @@ class Link:
         shown: Callable[[T], str] = str,
         written: Callable[[T], str] = str,
         in_a_row: bool = False,
+        always: bool = False,
     ) -> T:
-        """One of the options, by a list or by buttons in a row; no control where there is one."""
-        if len(options) < 2 and name not in st.query_params:
+        """One of the options, by a list or by buttons in a row; no control where there is one.
+
+        always: in the URL even at its default, which will be another one tomorrow.
+        """
+        if len(options) < 2 and name not in st.query_params and not always:
             return default
         wanted = self._wanted(name, label, options, written)
         key = self._prepare(name, options, wanted[0] if wanted else default)
@@ -44,7 +48,7 @@ class Link:
         else:
             value = place.selectbox(label, options, format_func=shown, key=key)
         assert value is not None  # only an empty list of options gives none
-        self._write(name, [] if value == default else [written(value)])
+        self._write(name, [] if value == default and not always else [written(value)])
         return value
 
     def many(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -28,6 +29,11 @@ def as_code(text: str) -> str:
 def short_commit(sha: str, dirty: bool) -> str:
     """`b4d8aaa012`, with a + where the tree had changes; what a wheel calls itself stays whole."""
     return (sha if sha.startswith("pkg-") else sha[:_SHORT_SHA]) + ("+" if dirty else "")
+
+
+def as_change(log_ratio: float | None) -> str:
+    """`+5.13 %` of ln(head / base); a dash for None."""
+    return "–" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.2f} %"
 
 
 def zone_named(name: str | None) -> tzinfo:

@@ -19,6 +19,7 @@ CLOSED_STATES = (
     "false-alarm",  # there was nothing
 )
 ALERT_STATES = OPEN_STATES + CLOSED_STATES
+STATES_WITH_A_REASON = ("explained", "false-alarm")  # nobody is asked again: a note says why
 
 
 @dataclass(frozen=True, slots=True)

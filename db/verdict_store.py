@@ -138,6 +138,21 @@ def set_alert_state(
         session.execute(delete(EpochBreak).where(EpochBreak.alert_id == alert_id))
 
 
+def add_alert_note(
+    session: Session, alert_id: int, *, person: str, note: str, at: datetime
+) -> None:
+    """Say something about an alert and leave its state. Raises NotFoundError; RecordError: no note.
+
+    The note becomes the alert's newest; earlier ones stay in its events.
+    """
+    if not note.strip():
+        raise RecordError(f"the note on alert {alert_id} is empty: write one, or set a state")
+    lock_for_writing(session.connection())
+    state = _alert(session, alert_id)["state"]
+    session.execute(update(Alert).where(Alert.id == alert_id).values(note=note))
+    _add_event(session, alert_id, state, person, note, at)
+
+
 def add_noise(session: Session, info: NoiseInfo) -> bool:
     """Add a page to the noise book; False: one that rests on the same decisions is there."""
     row = _without(info, "decisions") | {"comparisons": len(info.decisions)}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import AmbiguousError, NotFoundError
@@ -96,17 +96,30 @@ def latest_complete_runs(session: Session, *, suite: str | None = None) -> dict[
     is missing.
     """
     complete = or_(Run.status == "complete", and_(_has_plan(), ~_has_missing()))
-    newest = select(Run.id).where(complete).order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
+    query = select(Run.id).where(complete)
     if suite is not None:
-        newest = newest.where(Run.suite == suite)
-    found: dict[str, int] = {}
-    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
-        run_id = session.scalar(newest.where(_measured_on(gpu)))
-        if run_id is not None:
-            found[gpu] = run_id
-    ids = list(dict.fromkeys(found.values()))
-    by_id = dict(zip(ids, _summaries(session, ids), strict=True))
-    return {gpu: by_id[run_id] for gpu, run_id in found.items()}
+        query = query.where(Run.suite == suite)
+    return _newest_by_gpu(session, query)
+
+
+def latest_runs(
+    session: Session, *, suite: str | None = None, without_suite: str | None = None
+) -> dict[str, RunSummary]:
+    """By GPU SKU the newest run with a result on it, however it ended.
+
+    without_suite: leave those of this suite out, and GPUs that only it knows.
+    """
+    query = select(Run.id)
+    if suite is not None:
+        query = query.where(Run.suite == suite)
+    if without_suite is not None:
+        query = query.where(Run.suite != without_suite)
+    return _newest_by_gpu(session, query)
+
+
+def suite_names(session: Session) -> tuple[str, ...]:
+    """Every suite that was ever run, sorted."""
+    return tuple(session.scalars(select(Run.suite).distinct().order_by(Run.suite)))
 
 
 def run_info(session: Session, run_uuid: str) -> RunInfo:
@@ -151,6 +164,18 @@ def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
         .order_by(PlannedCase.position)
     )
     return tuple(session.scalars(query))
+
+
+def _newest_by_gpu(session: Session, of: Select[int]) -> dict[str, RunSummary]:
+    newest = of.order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
+    found: dict[str, int] = {}
+    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
+        run_id = session.scalar(newest.where(_measured_on(gpu)))
+        if run_id is not None:
+            found[gpu] = run_id
+    ids = list(dict.fromkeys(found.values()))
+    by_id = dict(zip(ids, _summaries(session, ids), strict=True))
+    return {gpu: by_id[run_id] for gpu, run_id in found.items()}
 
 
 def _measured_on(gpu: str) -> ColumnElement[bool]:

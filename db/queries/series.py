@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -41,6 +41,26 @@ class SeriesRow:
     protocol_version: int
     gpu: str
     measurements: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesName:
+    """What tells people one series from another one."""
+
+    id: int
+    kernel: str
+    kernel_version: int
+    variant: str
+    backend: str
+    stage: str
+    cache: str
+    metric: str
+    unit: str
+    m: int
+    n: int
+    k: int
+    protocol_version: int
+    gpu: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +118,15 @@ def list_series(session: Session, filters: Filters | None = None) -> list[Series
         )
     )
     return [SeriesRow(**row) for row in session.execute(query).mappings()]
+
+
+def series_names(session: Session) -> list[SeriesName]:
+    """Every series, ordered by kernel, GPU, shape. It reads no measurement."""
+    query = select(*(Series.__table__.columns[field.name] for field in fields(SeriesName)))
+    ordered = query.order_by(
+        Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
+    )
+    return [SeriesName(**row) for row in session.execute(ordered).mappings()]
 
 
 def series_history(session: Session, series_id: int) -> list[HistoryPoint]:

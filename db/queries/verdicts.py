@@ -123,6 +123,19 @@ def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
     return [AlertEventRow(*row) for row in session.execute(query)]
 
 
+def commits_between(session: Session, after: int, up_to: int) -> list[CommitRow]:
+    """Stored commits at places after < place <= up_to of the ancestry, oldest first.
+
+    Commits that nothing was ever measured at are not stored.
+    """
+    query = (
+        select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
+        .where(Commit.topo_order > after, Commit.topo_order <= up_to, ~Commit.dirty)
+        .order_by(Commit.topo_order, Commit.sha)
+    )
+    return [CommitRow(*row) for row in session.execute(query)]
+
+
 def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
     """The members of an alert, the slowest first; wrong results before them."""
     slowest = Decision.log_ratio.desc().nulls_first()

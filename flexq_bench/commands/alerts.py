@@ -114,10 +114,11 @@ def false_alarm(
 
 def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_json: bool) -> None:
     from db import queries
+    from db.decisions import STATES_WITH_A_REASON
     from db.engine import open_database
     from db.verdict_store import set_alert_state
 
-    if state in ("explained", "false-alarm") and not note.strip():
+    if state in STATES_WITH_A_REASON and not note.strip():
         raise UsageError(f"--note is empty: say why alert {alert} is {state}")
     person = by if by is not None else getpass.getuser()
     now = datetime.now(UTC)

@@ -26,7 +26,7 @@ def dashboard(
         str, typer.Option("--address", help="To listen on; 0.0.0.0 shows it to the network.")
     ] = "127.0.0.1",
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Never write to the database.")
+        bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
     db: DbOption = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flexq_bench.verdicts.compared import Compared, Comparer, Machine
 from flexq_bench.verdicts.detector import Judged, judge, judge_night
 from flexq_bench.verdicts.evidence import Evidence
-from flexq_bench.verdicts.explaining import Recomputed, recompute
+from flexq_bench.verdicts.explaining import Recomputed, recompute, recompute_decision
 from flexq_bench.verdicts.night import Night, record_night
 
 __all__ = [
@@ -19,5 +19,6 @@ __all__ = [
     "judge",
     "judge_night",
     "recompute",
+    "recompute_decision",
     "record_night",
 ]

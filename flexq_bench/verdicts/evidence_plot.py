@@ -33,7 +33,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Placement:
+class Placement:
     """Changes of one placement's blocks, in percent of the base's time."""
 
     label: str
@@ -46,7 +46,7 @@ def terminal_plot(panel: Panel) -> list[Text]:
 
     The scale is in percent, around no change, as wide as the farthest block.
     """
-    placements = _placements(panel.comparison)
+    placements = placements_of(panel.comparison)
     if not placements:
         return [Text("no block that may be compared")]
     farthest = max(abs(change) for p in placements for change in p.blocks)
@@ -91,7 +91,7 @@ def write_png(path: Path, panels: Sequence[Panel]) -> None:
 
 
 def _draw(axis: Axes, panel: Panel) -> None:
-    placements = _placements(panel.comparison)
+    placements = placements_of(panel.comparison)
     for position, placement in enumerate(placements):
         axis.plot(placement.blocks, [position] * len(placement.blocks), ".", color="0.6")
         axis.plot([placement.mean], [position], "D", color="tab:blue", markersize=5)
@@ -111,13 +111,14 @@ def _draw(axis: Axes, panel: Panel) -> None:
     axis.set_title(f"{panel.title}: {found.verdict}", fontsize="small")
 
 
-def _placements(comparison: Comparison) -> list[_Placement]:
+def placements_of(comparison: Comparison) -> list[Placement]:
+    """The blocks that were judged, by placement; raises ValueError if lengths differ."""
     ratios, labels, _ = usable_blocks(comparison)
     found = []
     for label in np.unique(labels):
         logs = ratios[labels == label]
         blocks = tuple(_percent(float(value)) for value in logs)
-        found.append(_Placement(str(label), blocks, _percent(float(logs.mean()))))
+        found.append(Placement(str(label), blocks, _percent(float(logs.mean()))))
     return found
 
 

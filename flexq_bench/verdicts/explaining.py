@@ -33,10 +33,12 @@ class Recomputed:
 def recompute(session: Session, alert_id: int) -> list[Recomputed]:
     """The decisions of an alert, the slowest first. Raises NotFoundError: no such alert."""
     queries.alert_by_id(session, alert_id)
-    return [_again(session, row) for row in queries.alert_decisions(session, alert_id)]
+    decisions = queries.alert_decisions(session, alert_id)
+    return [recompute_decision(session, row) for row in decisions]
 
 
-def _again(session: Session, row: DecisionRow) -> Recomputed:
+def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
+    """One decision beside what its evidence says today."""
     try:
         flat = queries.decision_evidence(session, row.uuid)
     except NotFoundError:

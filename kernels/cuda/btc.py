@@ -202,8 +202,10 @@ class BinaryTensorCoreGemm(LinearKernel):
     def builds(self) -> Sequence[Build]:
         a_bits = self.spec.activation.bits
         packing = [Build.of("flexq_pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
+        # A variant's registers grow with its tokens; of the kernel itself all sizes are looked at.
+        sizes = (MAX_TOKENS,) if self.spec.variant else (1, 4, MAX_TOKENS)
         main = [
-            c.build(a_bits, tokens, self._on) for tokens in (1, 4, 8) for c in self._configs(tokens)
+            c.build(a_bits, tokens, self._on) for tokens in sizes for c in self._configs(tokens)
         ]
         return [*packing, *main]
 

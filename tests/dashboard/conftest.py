@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import streamlit as st
@@ -12,13 +15,15 @@ from streamlit.testing.v1 import AppTest
 
 sys.path.insert(0, str(Path(__file__).parent))  # its helper `made_results`
 
-from made_results import COMMIT, records_of
+from made_results import COMMIT, H200, records_of
 
-from db.engine import open_database
+from db.engine import Session, open_database
 from db.exchange import import_file, write_records
-from db.records import Record, RunInfo
+from db.records import DeviceInfo, Record, RunInfo
 from db.store import begin_run
+from flexq_bench.verdicts import Machine, Night, record_night
 
+FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 
 
@@ -34,6 +39,21 @@ class Store:
         write_records(file, records)
         with open_database(str(self.path)) as database, database.session() as session:
             import_file(session, file)
+
+    def judge(
+        self, *comparisons: Any, night: int = 1, commits: Mapping[str, Any], **changes: Any
+    ) -> Night:
+        """Stores the verdicts of a night on an H200, alerting."""
+        at = FIRST_NIGHT + timedelta(days=night)
+        options = {"alerting": True, "at": at} | changes
+        machine = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu"))
+        with open_database(str(self.path)) as database, database.session() as session:
+            return record_night(session, comparisons, machine, commits, **options)
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        with open_database(str(self.path)) as database, database.session() as session:
+            yield session
 
     def declare(self, run: RunInfo) -> None:
         with open_database(str(self.path)) as database, database.session() as session:
@@ -69,3 +89,23 @@ def open_app() -> Iterator[Callable[..., AppTest]]:
 
     yield opened
     st.cache_resource.clear()
+
+
+@pytest.fixture
+def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    """open_page("results", m="8"): one page by itself.
+
+    AppTest opens the app's first page only, and loses that one at the second run.
+    """
+
+    def opened(name: str, **link: str | list[str]) -> AppTest:
+        app = AppTest.from_string(
+            f"from dashboard.views.{name} import page\npage()", default_timeout=30
+        )
+        for key, value in link.items():
+            app.query_params[key.replace("_", "-")] = value
+        app.run()
+        assert not app.exception, app.exception
+        return app
+
+    return opened

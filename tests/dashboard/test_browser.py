@@ -11,13 +11,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from db.engine import open_database
+from db.engine import Database, open_database
 from db.exchange import import_file
+from db.records import CommitInfo, DeviceInfo
+from flexq_bench.verdicts import Machine, record_night
 
 ROOT = Path(__file__).parents[2]
 ARTIFACTS = ROOT / ".artifacts"
@@ -80,15 +83,34 @@ def wait_for(condition: Callable[[], object], otherwise: str, seconds: float = 6
 
 
 @pytest.fixture(scope="module")
-def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The dashboard on the example results."""
+def examples(
+    tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any
+) -> Iterator[str]:
+    """The dashboard on the example results, and a night that opened an alert."""
     path = tmp_path_factory.mktemp("dashboard") / "examples.sqlite"
     with open_database(str(path)) as database:
         for file in (ROOT / "examples" / "h200" / f"paper-fig10-{part}.parquet" for part in PARTS):
             with database.session() as session:
                 import_file(session, file)
+        _judge_a_night(database, compared, commits)
     with dashboard_on(path) as url:
         yield url
+
+
+def _judge_a_night(database: Database, compared: Any, commits: dict[str, CommitInfo]) -> None:
+    """One alert about a commit whose subject is no friend of ours."""
+    evil = {
+        sha: replace(info, subject=f"<img src=x onerror=alert(1)> **{info.subject}**")
+        for sha, info in commits.items()
+    }
+    slow = [
+        compared(kernel, 1.05, base=3, head=6, shape=(m, 4096, 4096))
+        for kernel in ("flexq-w6a6", "flexq-w6a8")
+        for m in (1, 4)
+    ]
+    machine = Machine("cpu", DeviceInfo("GPU-1", "NVIDIA H200", "cuda"))
+    with database.session() as session:
+        record_night(session, slow, machine, evil, alerting=True)
 
 
 @pytest.fixture
@@ -106,6 +128,13 @@ def browser(tmp_path: Path) -> Iterator[Any]:
     driver.quit()
 
 
+def errors(browser: Any) -> list[str]:
+    """What the browser's console calls an error, but for how Streamlit finds out below which path
+    it is served: at a link to a page it asks there first, and is told that there is nothing."""
+    severe = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    return [message for message in severe if "/_stcore/" not in message or " 404 " not in message]
+
+
 def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
     """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
     media = [{"name": "prefers-color-scheme", "value": theme}]
@@ -118,14 +147,14 @@ def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str)
     ARTIFACTS.mkdir(exist_ok=True)
     browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
     assert not browser.find_elements("css selector", "[data-testid=stException]")
-    assert [e for e in browser.get_log("browser") if e["level"] == "SEVERE"] == []
+    assert errors(browser) == []
     said: str = browser.find_element("tag name", "body").text
     return said
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: str) -> None:
-    url = f"{examples}/?chart-m=8"
+    url = f"{examples}/results?chart-m=8"
 
     said = look(browser, url, "[data-testid=stDataFrame]", theme=theme, name=f"results-{theme}")
 
@@ -139,7 +168,7 @@ def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: 
 def test_the_table_is_saved_as_the_link_narrows_it(
     examples: str, browser: Any, tmp_path: Path
 ) -> None:
-    link = f"{examples}/?kernel=flexq-imma-w6a6&m=4"
+    link = f"{examples}/results?kernel=flexq-imma-w6a6&m=4"
     look(browser, link, "[data-testid=stDownloadButton]", name="results-narrowed")
 
     browser.find_element("css selector", "[data-testid=stDownloadButton] button").click()
@@ -152,11 +181,63 @@ def test_the_table_is_saved_as_the_link_narrows_it(
     assert all(float(row["speedup_low"]) <= float(row["speedup"]) for row in rows)
 
 
-def test_an_empty_database_says_what_to_do(browser: Any, tmp_path: Path) -> None:
-    path = tmp_path / "empty.sqlite"
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard on an empty database."""
+    path = tmp_path_factory.mktemp("dashboard") / "empty.sqlite"
     open_database(str(path)).close()
-
     with dashboard_on(path) as url:
-        said = look(browser, url, "[data-testid=stAlert]", name="results-empty")
+        yield url
 
-    assert "run smoke" in said
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [("", "run smoke"), ("alert", "gate perf"), ("history", "run smoke"), ("results", "run smoke")],
+)
+def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, told: str) -> None:
+    said = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=f"empty-{page}")
+
+    assert told in said
+
+
+def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
+    said = look(browser, examples, "[data-testid=stPageLink]", name="overview")
+    assert "Alert 1: flexq" in said
+    assert "**Change 6**" in said  # text, neither bold nor an image
+    assert not browser.find_elements("css selector", "img[src=x]")
+
+    browser.find_element("css selector", "[data-testid=stPageLink] a").click()
+    wait_for(
+        lambda: browser.find_elements("css selector", ".js-plotly-plot .scatterlayer .point"),
+        "no evidence is drawn",
+    )
+    assert "alert=1" in browser.current_url
+    said = look(browser, browser.current_url, ".js-plotly-plot .scatterlayer .point", name="alert")
+    assert "bisect" in said
+    assert not browser.find_elements("css selector", "img[src=x]")
+
+    browser.find_element("css selector", "textarea").send_keys("<b>looking</b> at it")
+    browser.find_element(
+        "css selector", "[data-testid=stForm] [data-testid=stTextInput] input"
+    ).send_keys("Ada")
+    wait_for(
+        lambda: browser.find_element("css selector", "textarea").get_attribute("value"), "no note"
+    )
+    browser.find_element("css selector", "[data-testid=stFormSubmitButton] button").click()
+    wait_for(
+        lambda: "Saved: alert 1" in browser.find_element("tag name", "body").text,
+        "the note is not saved",
+    )
+    assert "Note: <b>looking</b> at it" in browser.find_element("tag name", "body").text
+    assert errors(browser) == []
+
+
+def test_a_history_is_drawn_as_the_link_narrows_it(examples: str, browser: Any) -> None:
+    link = f"{examples}/history?kernel=flexq-imma-w6a6&model=llama-7b&layer=o_proj"
+
+    said = look(browser, link, ".js-plotly-plot .scatterlayer .point", name="history")
+
+    assert "commit, by ancestry" in said
+    assert "median time (µs" in said
+    assert "flexq-imma-w6a6" in said
+    assert "kernel=flexq-imma-w6a6" in browser.current_url

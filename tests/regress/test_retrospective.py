@@ -36,33 +36,61 @@ def test_each_of_several_steps_is_found_either_way():
     assert [point.relative_change > 0 for point in found] == [True, False]
 
 
-@pytest.mark.parametrize(("draw", "most"), [("gaussian", 2), ("t3", 16)])
-def test_noise_alone_seldom_has_a_change_point(draw, most):
-    rng = np.random.default_rng(5)
-    rows = rng.standard_normal((200, 200))
-    if draw == "t3":
-        rows = rng.standard_t(3, (200, 200)) / np.sqrt(3)
+def noise(kind: str, rows: int, seed: int) -> np.ndarray:
+    """Logs with a standard deviation of 1 %, [rows, 200]."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.standard_normal((rows, 200))
+    if kind == "t3":
+        drawn = rng.standard_t(3, drawn.shape) / np.sqrt(3)
+    if kind == "spikes":
+        drawn = 0.7 * drawn + 4.1 * (rng.random(drawn.shape) < 0.03)
+    if kind == "memory":
+        for night in range(1, 200):
+            drawn[:, night] = 0.6 * drawn[:, night - 1] + 0.8 * drawn[:, night]
+    if kind == "modes":
+        switched = np.cumsum(rng.random(drawn.shape) < 0.1, axis=1)
+        drawn = 0.98 * np.where(switched % 2, 1, -1) + 0.2 * drawn
+    return 0.01 * drawn
 
-    false = sum(bool(change_points(100 * np.exp(0.01 * row))) for row in rows)
+
+@pytest.mark.parametrize(
+    ("kind", "most"), [("gaussian", 2), ("t3", 9), ("spikes", 9), ("memory", 9), ("modes", 5)]
+)
+def test_noise_alone_seldom_has_a_change_point(kind, most):
+    false = sum(bool(change_points(100 * np.exp(row))) for row in noise(kind, 200, seed=5))
 
     assert false <= most  # of 200
 
 
-def test_noise_with_memory_is_not_taken_for_steps():
-    rng = np.random.default_rng(6)
-    rows = rng.standard_normal((100, 200))
-    for night in range(1, 200):
-        rows[:, night] = 0.6 * rows[:, night - 1] + 0.8 * rows[:, night]
+@pytest.mark.parametrize("kind", ["gaussian", "t3", "spikes", "memory", "modes"])
+def test_a_step_in_noise_is_found_whatever_the_noise(kind):
+    rows = noise(kind, 20, seed=6)
+    rows[:, 100:] += np.log1p(0.05)
 
-    false = sum(bool(change_points(100 * np.exp(0.01 * row))) for row in rows)
+    found = [[p.index for p in change_points(np.exp(row))] for row in rows]
 
-    assert false <= 10
+    assert sum(any(abs(at - 100) <= 3 for at in indices) for indices in found) >= 18
 
 
 def test_going_back_and_forth_between_two_levels_is_no_change():
-    values = a_series(*[(108, 12), (121, 12)] * 4, sigma=0.002)
+    values = a_series(*[(108, 12), (121, 12)] * 3, sigma=0.002)
 
     assert change_points(values) == ()
+
+
+def test_there_and_back_twice_may_be_changes_and_their_repairs():
+    values = a_series(*[(108, 30), (121, 30)] * 2, sigma=0.002)
+
+    assert [point.index for point in change_points(values)] == [30, 60, 90]
+
+
+def test_a_step_of_both_modes_is_the_only_change():
+    before, after = [(108, 12), (121, 12)] * 4, [(125, 12), (140, 12)] * 4
+
+    (found,) = change_points(a_series(*before, *after, sigma=0.002))
+
+    assert found.index == 96
+    assert found.relative_change == pytest.approx(265 / 229 - 1, abs=0.003)
 
 
 def test_no_step_before_10_values_none_shorter_than_3_none_below_1_percent():

@@ -8,6 +8,7 @@ import streamlit as st
 from dashboard import charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import as_csv, narrowed, results_frame
 from dashboard.links import Link
 from dashboard.results_table import show_table
@@ -45,6 +46,11 @@ _INTERVALS = (
 )
 
 
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Results", icon=":material/table_chart:", url_path="results")
+
+
 def page() -> None:
     """Choose runs, narrow them, look."""
     st.header("Results")
@@ -55,7 +61,7 @@ def page() -> None:
 def _show(database: Database) -> None:
     listed = list_runs(database)
     if not listed:
-        _say_that_it_is_empty(database)
+        say_that_it_is_empty(database)
         return
     link = Link("results")
     on_top = st.empty()
@@ -184,16 +190,6 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
         st.plotly_chart(charts.floor_by_layer(part, styles), key="floor")
     else:
         st.info("The floor was not measured in this run, so there is nothing to compare with.")
-
-
-def _say_that_it_is_empty(database: Database) -> None:
-    measure = invocation.command("run", "smoke", *invocation.database_arguments(database))
-    load = invocation.command("db", "import", "FILE", *invocation.database_arguments(database))
-    st.info(
-        f"No results in {as_code(database.url)} yet. Measure something: {as_code(measure)}, or "
-        f"load records that another machine wrote: {as_code(load)}. Then reload this page.",
-        icon=":material/science:",
-    )
 
 
 def _say_that_nothing_came(shown: ShownRuns) -> None:

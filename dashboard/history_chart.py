@@ -1,0 +1,114 @@
+"""The chart of histories: values over commits, with their intervals and epochs."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.charts import GREY, WIDE
+from dashboard.colors import Style
+from dashboard.words import short_commit
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_NAMED = 24  # commits below the axis, at most
+_HEIGHT = 440
+_LEGEND_PX = 24  # a series
+
+
+def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: str) -> go.Figure:
+    """A line a series with the band of its 95 % intervals; a dashed rule where an epoch begins.
+
+    frame: see dashboard.history_frame.COLUMNS. Series of one kernel share its colour and differ in
+    their line. value, unit: of the axis, for example "median time" and "µs". The axis is
+    logarithmic where the values are far apart. A line does not go on from one epoch to the next.
+    """
+    figure = go.Figure()
+    drawn: dict[str, int] = {}
+    for _, rows in frame.groupby("series", sort=False):
+        label, name = str(rows["label"].iloc[0]), str(rows["name"].iloc[0])
+        dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
+        drawn[label] = drawn.get(label, 0) + 1
+        # A chart takes what looks like markup for markup.
+        _add_series(figure, html.escape(name), rows, styles[label], dash, unit)
+    for at in sorted(_epoch_starts(frame)):
+        figure.add_vline(at - 0.5, line={"color": GREY, "width": 1.5, "dash": "dash"})
+    commits = frame.drop_duplicates("place").sort_values("place")
+    shown = commits.iloc[:: max(1, -(-len(commits) // _NAMED))]
+    figure.update_xaxes(
+        title="commit, by ancestry",
+        tickvals=shown["place"].tolist(),
+        ticktext=[short_commit(sha, dirty=False) for sha in shown["commit"]],
+        zeroline=False,
+    )
+    is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
+    figure.update_yaxes(
+        title=f"{value} ({unit}{', log scale' if is_wide else ''})",
+        **({"type": "log", "dtick": "D2"} if is_wide else {}),
+    )
+    figure.update_layout(
+        height=_HEIGHT + _LEGEND_PX * frame["series"].nunique(),
+        margin={"l": 10, "r": 40, "t": 20, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        showlegend=True,
+        hoverlabel={"align": "left"},
+    )
+    return figure
+
+
+def _add_series(
+    figure: go.Figure, name: str, rows: pd.DataFrame, style: Style, dash: str, unit: str
+) -> None:
+    for position, (_, part) in enumerate(rows.groupby("epoch", sort=False)):
+        alone = len(part) == 1  # a band needs two points
+        if not alone:
+            figure.add_scatter(
+                x=[*part["place"], *reversed(part["place"].tolist())],
+                y=[*part["high"], *reversed(part["low"].tolist())],
+                fill="toself",
+                fillcolor=style.color,
+                opacity=0.2,
+                mode="none",
+                hoverinfo="skip",
+                legendgroup=name,
+                showlegend=False,
+            )
+        figure.add_scatter(
+            name=name,
+            x=part["place"],
+            y=part["value"],
+            error_y={
+                "type": "data",
+                "array": part["high"] - part["value"],
+                "arrayminus": part["value"] - part["low"],
+                "visible": alone,
+            },
+            mode="lines+markers",
+            line={"color": style.color, "width": 2, "dash": dash},
+            marker={"color": style.color, "symbol": style.symbol, "size": 8},
+            text=[_hover(row, unit) for row in part.to_dict("records")],
+            hovertemplate=f"<b>{name}</b><br>%{{text}}<extra></extra>",
+            legendgroup=name,
+            showlegend=position == 0,
+        )
+
+
+def _epoch_starts(frame: pd.DataFrame) -> set[int]:
+    """Places where some series is in another epoch than at its point before."""
+    starts: set[int] = set()
+    for _, rows in frame.groupby("series", sort=False):
+        is_new = rows["epoch"].ne(rows["epoch"].shift()) & rows["epoch"].shift().notna()
+        starts.update(int(place) for place in rows.loc[is_new, "place"])
+    return starts
+
+
+def _hover(row: Mapping[Any, Any], unit: str) -> str:
+    return (
+        f"{row['value']:.5g} {unit} ({row['low']:.5g} to {row['high']:.5g})<br>"
+        f"commit {short_commit(str(row['commit']), dirty=False)}, run {str(row['run'])[:8]}<br>"
+        f"epoch {row['epoch']}"
+    )

@@ -1,1 +1,0 @@
-"""The pages: one function each, called by Streamlit with nothing."""

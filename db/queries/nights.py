@@ -1,0 +1,102 @@
+"""Questions about the latest night: what came back, and what was concluded."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.queries.filters import is_latest_attempt
+from db.tables import Commit, Decision, Measurement, Run, Series
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """Results of a run on one kind of GPU that ended alike.
+
+    cases: how many, by their last measurement. example: the key of one of them.
+    """
+
+    run: str  # uuid
+    gpu: str
+    status: str
+    detail: str
+    cases: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class NightRow:
+    """What was concluded last on one kind of GPU.
+
+    heads: shas of the commits judged. verdicts: how many decisions by verdict.
+    """
+
+    gpu: str
+    created_at: datetime
+    heads: tuple[str, ...]
+    verdicts: dict[str, int]
+
+
+def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]:
+    """How the cases of these runs ended, most cases first."""
+    cases = func.count().label("cases")
+    query = (
+        select(
+            Run.uuid.label("run"),
+            Series.gpu,
+            Measurement.status,
+            Measurement.detail,
+            cases,
+            func.min(Measurement.case_key).label("example"),
+        )
+        .select_from(Measurement)
+        .join(Run, Measurement.run_id == Run.id)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(Run.uuid.in_(list(run_uuids)), is_latest_attempt())
+        .group_by(Run.uuid, Series.gpu, Measurement.status, Measurement.detail)
+        .order_by(cases.desc(), Measurement.status, Measurement.detail, Series.gpu)
+    )
+    return [OutcomeRow(**row) for row in session.execute(query).mappings()]
+
+
+def latest_nights(session: Session) -> list[NightRow]:
+    """By kind of GPU the verdicts that were stored together last, by its name.
+
+    Only of the line that people watch; a commit compared with itself is no verdict on it.
+    """
+    nights = []
+    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
+        concluded = (
+            Series.gpu == gpu,
+            Decision.watched.is_(True),
+            Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
+        )
+        at = session.scalar(
+            select(Decision.created_at)
+            .join(Series, Decision.series_id == Series.id)
+            .where(*concluded)
+            .order_by(Decision.created_at.desc())
+            .limit(1)
+        )
+        if at is None:
+            continue
+        verdicts: dict[str, int] = defaultdict(int)
+        heads: dict[str, None] = {}
+        for sha, verdict, count in session.execute(
+            select(Commit.sha, Decision.verdict, func.count())
+            .select_from(Decision)
+            .join(Series, Decision.series_id == Series.id)
+            .join(Commit, Decision.head_commit_id == Commit.id)
+            .where(*concluded, Decision.created_at == at)
+            .group_by(Commit.sha, Commit.topo_order, Decision.verdict)
+            .order_by(Commit.topo_order, Commit.sha, Decision.verdict)
+        ):
+            heads[sha] = None
+            verdicts[verdict] += count
+        nights.append(NightRow(gpu, at, tuple(heads), dict(verdicts)))
+    return nights

@@ -1,0 +1,291 @@
+"""The Alert page as a person meets it, and what it may write."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sqlite3
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from dashboard.database import current_database, write_alert
+from db import queries
+from db.errors import ReadOnlyError
+from db.verdict_store import set_alert_state
+from flexq_bench.commands.reproducing import reproduction
+
+NOW = datetime(2026, 1, 3, tzinfo=UTC)
+
+
+@pytest.fixture
+def open_alert(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return partial(open_page, "alert")
+
+
+@pytest.fixture
+def alerted(store, compared, commits):
+    """A database with one alert: two kernels are 5 % slower in commit 6 than in commit 3."""
+    slow = [
+        compared("flexq-w6a6", 1.05, base=3, head=6, shape=(8, 4096, 4096)),
+        compared("flexq-w6a8", 1.03, base=3, head=6),
+    ]
+    between = compared("cublas-fp16", base=4, head=5)
+    store.judge(*slow, between, commits=commits)
+    return store
+
+
+def words(app: AppTest) -> str:
+    parts = [
+        *(*app.header, *app.markdown, *app.caption, *app.info),
+        *(*app.warning, *app.error, *app.success),
+    ]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def table(app: AppTest, *, of: str) -> Any:
+    """The table that has this column."""
+    return next(one.value for one in app.dataframe if of in one.value.columns)
+
+
+def commands(app: AppTest) -> list[str]:
+    return [code.value for code in app.code]
+
+
+def alert_of(store: Any, alert_id: int = 1) -> Any:
+    with store.session() as session:
+        return queries.alert_by_id(session, alert_id)
+
+
+def fill(app: AppTest, *, state: str | None = None, note: str = "", person: str = "Ada") -> AppTest:
+    if state is not None:
+        next(box for box in app.selectbox if box.label == "State").set_value(state)
+    app.text_area[0].set_value(note)
+    app.text_input[0].set_value(person)
+    app.button[0].click().run()
+    assert not app.exception, app.exception
+    return app
+
+
+def test_without_alerts_it_says_how_one_comes(store, open_alert):
+    assert "gate perf" in words(open_alert())
+
+
+def test_an_alert_that_is_not_there_is_said_and_no_other_one_shown(alerted, open_alert):
+    app = open_alert(alert="99")
+
+    assert "There is no alert 99" in words(app)
+    assert not app.dataframe
+
+
+def test_the_newest_open_alert_is_shown_and_linked(alerted, open_alert, compared, commits):
+    alerted.judge(compared("abq-w6a6", 1.1, base=8, head=9), night=2, commits=commits)
+
+    app = open_alert()
+
+    assert app.header[0].value.startswith("Alert 2")
+    assert app.query_params["alert"] == "2"
+    assert open_alert(alert="1").header[0].value.startswith("Alert 1")
+
+
+def test_a_branch_beside_the_bad_commit_is_not_in_the_range(
+    alerted, open_alert, compared, commits, sha
+):
+    aside = dataclasses.replace(commits[sha(9)], topo_order=6, subject="Aside")
+    night = compared("cublas-fp16", base=4, head=9)
+    alerted.judge(night, night=2, commits=commits | {sha(9): aside})
+
+    assert "Aside" not in table(open_alert(), of="subject")["subject"].tolist()
+
+
+def test_the_commits_of_the_range_have_subject_and_author(alerted, open_alert):
+    rows = table(open_alert(), of="subject").to_dict("records")
+
+    assert [(row[""], row["subject"], row["author"]) for row in rows] == [
+        ("last good", "Change 3", "Ada"),
+        ("", "Change 4", "Ada"),
+        ("", "Change 5", "Ada"),
+        ("first seen bad", "Change 6", "Ada"),
+    ]
+    assert "one of 3 commits" in words(open_alert())
+
+
+def test_members_stand_slowest_first_with_their_bounds(alerted, open_alert):
+    members = table(open_alert(), of="99 % bounds")
+
+    assert members["kernel"].tolist() == ["flexq-w6a6", "flexq-w6a8"]
+    assert members["verdict"].tolist() == ["slower", "slower"]
+    assert all(float(change.split()[0]) == pytest.approx(wanted, abs=0.2)
+               for change, wanted in zip(members["change"], (5, 3), strict=True))  # fmt: skip
+    low, high = (float(part.split()[0]) for part in members["99 % bounds"][0].split(" to "))
+    assert low < float(members["change"][0].split()[0]) < high
+
+
+def test_the_evidence_is_drawn_by_placement(alerted, open_alert):
+    (chart,) = open_alert().get("plotly_chart")
+
+    assert "change of the time" in chart.proto.spec
+    assert "99 % bounds" in chart.proto.spec
+
+
+def test_another_verdict_s_evidence_is_in_the_link(alerted, open_alert):
+    app = open_alert()
+    box = next(box for box in app.selectbox if box.label == "Evidence of")
+
+    app = box.select_index(1).run()
+
+    assert "flexq-w6a8" in commands(app)[1]
+    assert "flexq-w6a8" in commands(open_alert(verdict=app.query_params["verdict"]))[1]
+
+
+def test_clocks_and_machine_code_are_told(store, open_alert, compared, commits):
+    one = compared("flexq-w6a6", 1.05)
+    blocks = len(one.comparison.base_us)
+    clocked = dataclasses.replace(
+        one.comparison,
+        base_mhz=(1980.0,) * blocks,
+        head_mhz=(1980.0,) * (blocks - 1) + (1500.0,),
+    )
+    store.judge(dataclasses.replace(one, comparison=clocked), commits=commits)
+
+    said = words(open_alert())
+
+    assert "base 1980 MHz, head 1500 to 1980 MHz" in said
+    assert "the clocks of the two disagree: 1 blocks" in said
+    assert "Machine code: **differs**" in said
+
+
+def test_the_same_machine_code_is_called_out(store, open_alert, compared, commits):
+    store.judge(
+        compared("flexq-w6a6", correct=False, same_binary=True, detail="3 values differ"),
+        commits=commits,
+    )
+
+    app = open_alert()
+
+    assert "Machine code: **the same" in words(app)
+    assert "wrong results" in app.header[0].value
+
+
+def test_evidence_that_was_changed_is_not_trusted(alerted, open_alert):
+    with sqlite3.connect(alerted.path) as connection:
+        for rowid, data in connection.execute("SELECT decision_id, data FROM decision_evidence"):
+            changed = zlib.compress(zlib.decompress(data).replace(b"10.0", b"11.0"))
+            connection.execute(
+                "UPDATE decision_evidence SET data = ? WHERE decision_id = ?", (changed, rowid)
+            )
+
+    assert "Don't trust this verdict: its evidence is not what was judged" in words(open_alert())
+
+
+def test_the_commands_reproduce_bisect_and_explain(alerted, open_alert, sha):
+    explain, compare, bisect = commands(open_alert())
+
+    assert shlex.split(explain)[-4:-2] == ["explain", "1"]
+    asked = shlex.split(compare)
+    start = asked.index("compare")
+    assert asked[start + 1 : start + 3] == [sha(3)[:10], sha(6)[:10]]
+    options = dict(zip(asked[start + 3 :: 2], asked[start + 4 :: 2], strict=True))
+    assert options["--kernels"] == "flexq-w6a6"
+    assert options["--m"] == "8"
+    assert (options["--stage"], options["--cache"]) == ("gemm", "cold")
+    assert options["--suite"] in ("nightly", "paper-fig10")
+    assert options["--db"] == str(alerted.path)
+    assert "--good 0000000000 --bad 0000000000" in bisect
+
+
+def test_each_commit_stands_where_the_command_wants_it(alerted):
+    row = alert_of(alerted)
+    with alerted.session() as session:
+        member = queries.alert_decisions(session, row.id)[0]
+    good = dataclasses.replace(row.good, sha="a" * 40)
+    row = dataclasses.replace(row, good=good, bad=dataclasses.replace(row.bad, sha="b" * 40))
+    member = dataclasses.replace(member, base="c" * 40, head="d" * 40)
+
+    again = reproduction(row, member, current_database())
+
+    assert f"compare {'c' * 10} {'d' * 10} " in again.compare
+    assert f"bisect {member.series_id} --good {'a' * 10} --bad {'b' * 10}" in again.bisect
+    nothing_good = reproduction(dataclasses.replace(row, good=None), member, current_database())
+    assert (nothing_good.compare, nothing_good.bisect) == (None, None)
+
+
+def test_a_shape_that_no_suite_has_comes_with_a_suite(store, open_alert, compared, commits):
+    store.judge(compared("flexq-w6a6", 1.05, shape=(3, 640, 384)), commits=commits)
+
+    suite, compare = commands(open_alert())[1:3]
+
+    assert 'shapes = ["640x384"]' in suite
+    assert "--suite alert-1.toml" in compare
+
+
+def test_a_state_and_a_note_are_stored_with_the_name(alerted, open_alert):
+    app = fill(open_alert(), state="acknowledged", note="on it", person=" Ada ")
+
+    row = alert_of(alerted)
+    assert (row.state, row.note) == ("acknowledged", "on it")
+    with alerted.session() as session:
+        assert queries.alert_events(session, 1)[-1].person == "Ada"
+    assert "Saved: alert 1 is acknowledged." in words(app)
+    assert app.text_area[0].value == ""
+
+
+def test_a_note_alone_leaves_the_state(alerted, open_alert):
+    fill(open_alert(), note="seen on all GPUs")
+
+    assert (alert_of(alerted).state, alert_of(alerted).note) == ("new", "seen on all GPUs")
+
+
+@pytest.mark.parametrize(
+    ("filled_in", "told"),
+    [
+        ({}, "Nothing to save"),
+        ({"state": "explained"}, "Write a note that says why it is explained"),
+        ({"state": "fixed", "person": " "}, "Write your name"),
+    ],
+)
+def test_what_is_missing_is_said_and_nothing_stored(alerted, open_alert, filled_in, told):
+    app = fill(open_alert(), **filled_in)
+
+    assert told in words(app)
+    assert alert_of(alerted).state == "new"
+
+
+def test_who_decides_on_what_is_no_longer_so_is_told(alerted, monkeypatch):
+    seen = alert_of(alerted)
+    with alerted.session() as session:
+        set_alert_state(session, 1, "fixed", person="Bo", note="", at=NOW)
+
+    with pytest.raises(Exception, match="was new and is fixed by now"):
+        write_alert(seen, "acknowledged", person="Ada", note="")
+    assert alert_of(alerted).state == "fixed"
+
+
+def test_a_read_only_app_has_no_form_and_writes_nothing(alerted, open_alert, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_READ_ONLY", "1")
+
+    app = open_alert()
+
+    assert "read-only" in words(app)
+    assert not app.button
+    with pytest.raises(ReadOnlyError):
+        write_alert(alert_of(alerted), "fixed", person="Ada", note="")
+    assert alert_of(alerted).state == "new"
+
+
+def test_what_pages_read_through_can_not_write(alerted):
+    with pytest.raises(ReadOnlyError), current_database().session() as session:
+        set_alert_state(session, 1, "fixed", person="Ada", note="", at=NOW)
+    assert alert_of(alerted).state == "new"
+
+
+def test_a_note_is_never_markup(alerted, open_alert):
+    fill(open_alert(), note="<b>x</b> [a](http://evil.example) $x^2$ :smile:")
+
+    raw = "\n".join(str(part.value) for part in open_alert().markdown)
+    assert r"\<b\>x\</b\> \[a\]\(http\://evil\.example\) \$x\^2\$ \:smile\:" in raw

@@ -1,0 +1,195 @@
+"""The History page as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from made_results import COMMIT, H200, a_record, a_run
+from streamlit.testing.v1 import AppTest
+
+
+@pytest.fixture
+def open_history(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return partial(open_page, "history")
+
+
+@pytest.fixture
+def told(store):
+    """Five commits, stored in another order than they follow each other; a driver between two."""
+    for order in (3, 1, 5, 2, 4):
+        store.add(*points(order))
+    return store
+
+
+def points(order: int, **changes: Any) -> list[Any]:
+    """flexq at M = 1 and 8, and cublas, at a commit."""
+    commit = replace(COMMIT, sha=f"{order:02x}" * 20, topo_order=order)
+    run = a_run(f"run {order}")
+    fields = {
+        "commit": commit,
+        "environment": {"driver": "1" if order < 4 else "2"},
+        "created_at": f"2025-11-2{order}T10:00:00+00:00",
+    } | changes
+    return [
+        a_record(run, m=1, median_us=8.0 + order, **fields),
+        a_record(run, m=8, median_us=10.0 + order, **fields),
+        a_record(run, m=1, kernel="cublas-fp16", median_us=20.0, **fields),
+    ]
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def chart(app: AppTest) -> dict[str, Any]:
+    (drawn,) = app.get("plotly_chart")
+    figure: dict[str, Any] = json.loads(drawn.proto.spec)
+    return figure
+
+
+def lines(app: AppTest) -> list[Any]:
+    return [trace for trace in chart(app)["data"] if trace["mode"] == "lines+markers"]
+
+
+def test_an_empty_database_says_how_to_fill_it(store, open_history):
+    assert "run smoke" in words(open_history())
+
+
+def test_points_follow_ancestry_not_the_clock_of_storing(told, open_history):
+    table = open_history(kernel="flexq-w6a6", m="1").dataframe[0].value
+
+    assert table["commit"].str[:2].tolist() == ["01", "02", "03", "04", "05"]
+    assert table["median time (µs)"].tolist() == [9.0, 10.0, 11.0, 12.0, 13.0]
+    assert table["run"].tolist()[0] == f"results?run={a_run('run 1').uuid[:8]}"
+
+
+def test_filters_in_the_link_choose_the_series(told, open_history):
+    def drawn(**link):
+        return sorted({trace["name"].split(" N=")[0] for trace in lines(open_history(**link))})
+
+    assert drawn() == ["cublas-fp16 M=1", "flexq-w6a6 M=1", "flexq-w6a6 M=8"]
+    assert drawn(kernel="flexq-w6a6") == ["flexq-w6a6 M=1", "flexq-w6a6 M=8"]
+    assert drawn(m="8") == ["flexq-w6a6 M=8"]
+    assert drawn(model="llama-7b", layer="o_proj", m="8") == ["flexq-w6a6 M=8"]
+
+
+def test_a_model_without_the_shape_leaves_the_series_out(told, open_history):
+    told.add(*points(1, n=5120, k=5120, model="llama-13b"))
+
+    names = {trace["name"] for trace in lines(open_history(model="llama-13b"))}
+
+    assert names
+    assert all("N=5120" in name for name in names)
+
+
+def test_a_filter_chosen_on_the_page_goes_into_the_link(told, open_history):
+    app = open_history()
+    kernels = next(widget for widget in app.multiselect if widget.label == "Kernel")
+
+    app = kernels.select("cublas-fp16").run()
+
+    assert app.query_params["kernel"] == "cublas-fp16"
+    assert {trace["name"].split()[0] for trace in lines(app)} == {"cublas-fp16"}
+
+
+def test_percent_of_the_floor_is_asked_for_by_the_link(told, open_history):
+    app = open_history(kernel="flexq-w6a6", m="1", show="% of floor")
+
+    table = app.dataframe[0].value
+    assert table["floor / median (%)"].tolist() == pytest.approx(
+        [100 * 4.0 / median for median in (9, 10, 11, 12, 13)]
+    )
+    assert (table["low"] < table["floor / median (%)"]).all()
+    assert (table["floor / median (%)"] < table["high"]).all()
+    assert chart(app)["layout"]["yaxis"]["title"]["text"] == "floor / median (%)"
+
+
+def test_every_value_is_drawn_with_its_interval(told, open_history):
+    app = open_history(kernel="flexq-w6a6", m="1")
+
+    bands = [trace for trace in chart(app)["data"] if trace.get("fill") == "toself"]
+    assert [len(band["x"]) for band in bands] == [6, 4]  # there and back: three points, then two
+
+
+def test_a_line_ends_where_an_epoch_does_and_a_dashed_rule_says_so(told, open_history):
+    app = open_history(kernel="flexq-w6a6", m="1")
+
+    assert [len(trace["text"]) for trace in lines(app)] == [3, 2]
+    (rule,) = chart(app)["layout"]["shapes"]
+    assert (rule["x0"], rule["line"]["dash"]) == (2.5, "dash")
+
+
+def test_hovering_tells_run_and_commit(told, open_history):
+    text = lines(open_history(kernel="flexq-w6a6", m="1"))[0]["text"][0]
+
+    assert "commit 0101010101" in text
+    assert f"run {a_run('run 1').uuid[:8]}" in text
+
+
+def test_series_of_one_kernel_share_its_colour_and_differ_in_their_line(told, open_history):
+    drawn = {
+        trace["name"].split(" N=")[0]: (trace["line"]["color"], trace["line"]["dash"])
+        for trace in lines(open_history())
+    }
+
+    one, other = drawn["flexq-w6a6 M=1"], drawn["flexq-w6a6 M=8"]
+    assert one[0] == other[0] != drawn["cublas-fp16 M=1"][0]
+    assert one[1] != other[1]
+
+
+def test_one_point_has_a_bar(store, open_history):
+    store.add(a_record())
+
+    (trace,) = lines(open_history())
+
+    assert trace["error_y"]["visible"]
+
+
+def test_results_that_are_not_accepted_say_why_nothing_is_drawn(store, open_history):
+    store.add(a_record(status="failed", median_us=None, accepted=False, detail="boom"))
+
+    app = open_history()
+
+    assert "No accepted result" in words(app)
+    assert not app.get("plotly_chart")
+
+
+def test_too_many_series_are_cut_and_it_says_so(store, open_history):
+    store.add(*(a_record(m=m) for m in range(1, 15)))
+
+    app = open_history()
+
+    assert len({trace["name"] for trace in lines(app)}) == 12
+    assert "first 12 of 14 series" in words(app)
+
+
+def test_a_link_to_a_series_that_is_not_there_says_so(told, open_history):
+    assert "kernel no-such" in words(open_history(kernel="no-such"))
+
+
+def test_names_from_records_are_never_markup_in_the_chart(store, open_history):
+    store.add(a_record(gpu='<a href="http://evil.example">H200</a>'))
+
+    (trace,) = lines(open_history())
+
+    assert "<a" not in trace["name"]
+    assert "<a" not in trace["hovertemplate"]
+
+
+def test_probes_are_no_kernels_to_follow(told, open_history):
+    told.add(a_record(kernel="read-6", m=1, floor_us=None, tops=None))
+
+    kernels = next(w for w in open_history().multiselect if w.label == "Kernel")
+
+    assert kernels.options == ["cublas-fp16", "flexq-w6a6"]
+
+
+def test_one_gpu_is_no_choice(told, open_history):
+    assert H200 in lines(open_history())[0]["name"]
+    assert "GPU" not in [widget.label for widget in open_history().multiselect]

@@ -1,0 +1,161 @@
+"""What the latest night was, in both kinds of database."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from db import queries
+from db.decisions import DecisionInfo
+from db.errors import NotFoundError, RecordError
+from db.queries import NightRow, OutcomeRow
+from db.store import add_record
+from db.verdict_store import add_alert_note, add_decision, open_alert
+from db.writer import series_identity
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def decide(session, build):
+    """decide(base=1, head=2, gpu="NVIDIA H200", night=1): stores a decision."""
+    count = iter(range(1000))
+
+    def store(*, base=1, head=2, gpu="NVIDIA H200", night=1, **changes):
+        info = DecisionInfo(
+            uuid=f"decision {next(count)}",
+            series=series_identity(build.a_record(gpu=gpu)),
+            base=build.a_commit(base),
+            head=build.a_commit(head),
+            device=build.a_device(sku=gpu),
+            watched=True,
+            detector="interleaved",
+            detector_version=1,
+            parameters={},
+            evidence={},
+            verdict="slower",
+            cause="code",
+            reason="",
+            log_ratio=0.05,
+            log_ratio_low=0.04,
+            log_ratio_high=0.06,
+            created_at=NOW + timedelta(days=night),
+        )
+        add_decision(session, dataclasses.replace(info, **changes))
+
+    return store
+
+
+def test_the_latest_night_of_each_gpu_is_counted_by_verdict(session, decide):
+    decide(verdict="faster", night=1)
+    decide(night=2)
+    decide(base=2, head=3, night=2)
+    decide(verdict="same", night=2)
+    decide(gpu="NVIDIA A100", verdict="ambiguous", night=1)
+
+    assert queries.latest_nights(session) == [
+        NightRow("NVIDIA A100", NOW + timedelta(days=1), (f"{2:040x}",), {"ambiguous": 1}),
+        NightRow(
+            "NVIDIA H200",
+            NOW + timedelta(days=2),
+            (f"{2:040x}", f"{3:040x}"),
+            {"same": 1, "slower": 2},
+        ),
+    ]
+
+
+def test_pull_requests_and_commits_beside_themselves_are_no_night(session, decide):
+    decide(night=1)
+    decide(night=2, watched=False)
+    decide(night=3, base=2, head=2)
+
+    (night,) = queries.latest_nights(session)
+    assert night.created_at == NOW + timedelta(days=1)
+
+
+def test_outcomes_are_grouped_by_status_and_reason(session, build):
+    boom = {"status": "failed", "detail": "boom", "accepted": False}
+    for m in (1, 2, 4):
+        add_record(session, build.a_record(m=m, **boom))
+    add_record(session, build.a_record(m=8))
+    add_record(session, build.a_record("other", run=build.a_run("other"), m=8))
+
+    run = build.a_run().uuid
+    case = "flexq-w6a6 gemm cold m{}n4096k4096"
+    assert queries.run_outcomes(session, [run]) == [
+        OutcomeRow(run, "NVIDIA H200", "failed", "boom", 3, case.format(1)),
+        OutcomeRow(run, "NVIDIA H200", "ok", "", 1, case.format(8)),
+    ]
+
+
+def test_only_the_last_attempt_at_a_case_is_an_outcome(session, build):
+    first = {"status": "failed", "detail": "boom", "accepted": False}
+    add_record(session, build.a_record("first", **first))
+    add_record(session, build.a_record("second", created_at="2025-11-21T11:00:00+00:00"))
+
+    (outcome,) = queries.run_outcomes(session, [build.a_run().uuid])
+    assert (outcome.status, outcome.cases) == ("ok", 1)
+
+
+def test_the_latest_run_of_each_gpu_counts_however_it_ended(session, build):
+    def run(name, day, **changes):
+        return build.a_run(name, created_at=f"2025-11-2{day}T10:00:00+00:00", **changes)
+
+    done, broken = run("done", 1), run("broken", 2, status="failed", suite="nightly")
+    static = run("static", 3, suite="static")
+    add_record(session, build.a_record(run=done))
+    add_record(session, build.a_record(run=broken))
+    add_record(session, build.a_record("other", run=done, gpu="NVIDIA A100"))
+    add_record(session, build.a_record(run=static, gpu="sm_90"))
+
+    def latest(**narrowed):
+        return {gpu: found.uuid for gpu, found in queries.latest_runs(session, **narrowed).items()}
+
+    assert latest(without_suite="static") == {"NVIDIA A100": done.uuid, "NVIDIA H200": broken.uuid}
+    assert latest(suite="smoke") == {"NVIDIA A100": done.uuid, "NVIDIA H200": done.uuid}
+    assert queries.suite_names(session) == ("nightly", "smoke", "static")
+
+
+def test_commits_between_are_those_after_the_first_up_to_the_second(session, build):
+    for order in (4, 2, 3, 1, 5):
+        commit = build.a_commit(order)
+        add_record(session, build.a_record(run=build.a_run(str(order)), commit=commit))
+    dirty = build.a_commit(3, dirty=True)
+    add_record(session, build.a_record(run=build.a_run("dirty"), commit=dirty))
+
+    found = queries.commits_between(session, 2, 4)
+
+    assert [commit.subject for commit in found] == ["Change 3", "Change 4"]
+
+
+def test_series_are_named_without_a_measurement_being_needed(session, build, decide):
+    decide()
+    add_record(session, build.a_record(kernel="abq-w6a6", m=8))
+
+    named = queries.series_names(session)
+
+    assert [(one.kernel, one.m, one.unit) for one in named] == [
+        ("abq-w6a6", 8, "us"),
+        ("flexq-w6a6", 1, "us"),
+    ]
+
+
+def test_a_note_is_kept_and_leaves_the_state(session, build, decide):
+    decide()
+    alert = open_alert(session, "flexq", build.a_commit(1).sha, build.a_commit(2).sha, NOW)
+
+    add_alert_note(session, alert, person="Ada", note="seen", at=NOW + timedelta(days=1))
+
+    row = queries.alert_by_id(session, alert)
+    assert (row.state, row.note, row.closed_at) == ("new", "seen", None)
+    last = queries.alert_events(session, alert)[-1]
+    assert (last.state, last.person, last.note) == ("new", "Ada", "seen")
+
+
+def test_an_empty_note_and_one_about_nothing_are_refused(session):
+    with pytest.raises(RecordError, match="the note on alert 1 is empty"):
+        add_alert_note(session, 1, person="Ada", note=" ", at=NOW)
+    with pytest.raises(NotFoundError, match="no alert 999"):
+        add_alert_note(session, 999, person="Ada", note="seen", at=NOW)
