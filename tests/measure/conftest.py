@@ -111,6 +111,12 @@ FAST = replace(
 )
 
 
+@pytest.fixture(autouse=True)
+def no_choices_of_earlier_tests(tmp_path, monkeypatch):
+    """What a test tunes is not what another, or an earlier run of the tests, has tuned."""
+    monkeypatch.setattr("flexq_bench.measure.tuning.tuning_folder", lambda: tmp_path / "tuning")
+
+
 @pytest.fixture
 def fake_linear():
     return FakeLinear
