@@ -20,7 +20,7 @@ SANITIZER = shutil.which("compute-sanitizer") or shutil.which(
 AT_ONCE = 8  # processes: the tool spends its time on the CPU
 # 49 widths of one source: these stand for all of them.
 ABQ = ("abq-w2a2", "abq-w3a5", "abq-w6a6", "abq-w8a8")
-# racecheck reports hazards in a kernel of cuBLASLt's (nvjet_…), and breaks when told to leave it out.
+# racecheck reports hazards in a kernel of cuBLASLt's (nvjet_…) and breaks if told to skip it.
 OF_A_LIBRARY = {("racecheck", "cublaslt-fp8")}
 
 pytestmark = pytest.mark.skipif(
