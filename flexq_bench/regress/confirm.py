@@ -16,7 +16,7 @@ FEWEST_BLOCKS = 10
 FEWEST_PLACEMENTS = 5
 CONFIDENCE = 0.99  # of each one-sided bound
 SMALLEST_CHANGE = float(np.log1p(0.01))
-FALSE_DISCOVERY_RATE = 0.025  # across the confirmations of a night
+FALSE_DISCOVERY_RATE = 0.015  # across the confirmations of a night
 CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
 
 

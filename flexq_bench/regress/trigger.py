@@ -16,7 +16,7 @@ FEWEST = 5
 SIGMAS = 2.0
 # However noisy a series is, a change of this size (ln) is looked at: noise costs confirmations,
 # it does not make us blind.
-ALWAYS = 0.02
+ALWAYS = 0.018
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
     """Whether the latest accepted result of a series differs from its history, either way.
 
     history: [n], oldest first, accepted results of the latest one's epoch; the last 30 count.
-    latest: in the same unit. A difference is 2 robust sigmas (MAD, at least 0.2 %) or 2 %, from the
-    median of the 30 or of the newest 5. no-data: fewer than 5 usable results, or latest is not a
-    positive number. Half of the work is to be wrong cheaply: 1 night in 10 of a quiet series is a
+    latest: in the same unit. A difference is 2 robust sigmas (MAD, at least 0.2 %) or 1.8 %, from
+    the median of the 30 or of the newest 5. no-data: fewer than 5 usable results, or latest is no
+    positive number. Half of the work is to be wrong cheaply: 1 night in 7 of a quiet series is a
     candidate, `confirm` decides. Raises ValueError if history is not one-dimensional.
     """
     logs, _ = positive_logs(history)
