@@ -14,6 +14,7 @@ from db.queries.noise import (
 from db.queries.records import run_records
 from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
+    RunName,
     RunSummary,
     latest_complete_runs,
     latest_runs,
@@ -22,7 +23,9 @@ from db.queries.runs import (
     run_by_uuid_prefix,
     run_cases_received,
     run_info,
+    run_names,
     runs,
+    runs_by_uuid,
     suite_names,
 )
 from db.queries.series import (
@@ -65,6 +68,7 @@ __all__ = [
     "NoiseRow",
     "OutcomeRow",
     "ResultRow",
+    "RunName",
     "RunSummary",
     "SeriesName",
     "SeriesRow",
@@ -91,10 +95,12 @@ __all__ = [
     "run_by_uuid_prefix",
     "run_cases_received",
     "run_info",
+    "run_names",
     "run_outcomes",
     "run_records",
     "run_results",
     "runs",
+    "runs_by_uuid",
     "samples_of",
     "series_history",
     "series_names",
