@@ -6,6 +6,7 @@ from db.tables.base import Base
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
+from db.tables.releases import Release
 from db.tables.results import AccuracyResult, DecodeResult, ReferenceValue
 from db.tables.runs import Job, PlannedCase, Run
 from db.tables.series import Epoch, Series
@@ -38,6 +39,7 @@ __all__ = [
     "Noise",
     "PlannedCase",
     "ReferenceValue",
+    "Release",
     "Run",
     "Sample",
     "Series",
