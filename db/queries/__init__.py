@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from db.queries.details import ResultDetail, result_detail
 from db.queries.filters import Filters
+from db.queries.latest import gpu_names, latest_results, results_at_commit
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
@@ -12,6 +14,8 @@ from db.queries.noise import (
     noise_floors,
 )
 from db.queries.records import run_records
+from db.queries.references import reference_values
+from db.queries.releases import ReleaseRow, releases
 from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
     RunName,
@@ -67,6 +71,8 @@ __all__ = [
     "NightRow",
     "NoiseRow",
     "OutcomeRow",
+    "ReleaseRow",
+    "ResultDetail",
     "ResultRow",
     "RunName",
     "RunSummary",
@@ -81,15 +87,21 @@ __all__ = [
     "decision_evidence",
     "false_alarm_rates",
     "filter_values",
+    "gpu_names",
     "kernel_names",
     "latest_complete_runs",
     "latest_decisions_from",
     "latest_nights",
+    "latest_results",
     "latest_runs",
     "list_series",
     "missing_cases",
     "noise_book",
     "noise_floors",
+    "reference_values",
+    "releases",
+    "result_detail",
+    "results_at_commit",
     "results_table",
     "run_by_idempotency_key",
     "run_by_uuid_prefix",

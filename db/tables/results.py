@@ -76,16 +76,20 @@ class ReferenceValue(Base):
     __tablename__ = "reference_value"
     id: Mapped[int] = mapped_column(primary_key=True)
     fingerprint: Mapped[str] = mapped_column(unique=True)  # of all the columns but value and note
-    source: Mapped[str]  # the paper and its version
-    source_table: Mapped[str]  # table or figure in it
-    kernel: Mapped[str]
-    model: Mapped[str]  # empty: given for a shape alone
-    layer: Mapped[str]  # empty: given for a shape or a whole model
+    source: Mapped[str]  # the paper
+    source_table: Mapped[str]  # table, figure or part of it
+    kernel: Mapped[str]  # a kernel's label; of whole models a scheme
+    baseline: Mapped[str]  # what a ratio is over, named alike; empty: not a ratio
+    model: Mapped[str]  # empty: over all models of the source, or given for a shape alone
+    layer: Mapped[str]  # empty: over all layers, or of a whole model
     m: Mapped[int | None] = mapped_column(BigInteger)  # null: not a number of one GEMM
-    n: Mapped[int | None] = mapped_column(BigInteger)  # null: as m
-    k: Mapped[int | None] = mapped_column(BigInteger)  # null: as m
+    n: Mapped[int | None] = mapped_column(BigInteger)  # null: over several shapes, or as m
+    k: Mapped[int | None] = mapped_column(BigInteger)  # null: as n
+    suite: Mapped[str]  # ours with the layers it is about; empty: it is not about single layers
     metric: Mapped[str]
+    task: Mapped[str]  # what a model was asked, for example wikitext2; empty: no such thing
     value: Mapped[float]
     unit: Mapped[str]
-    hardware: Mapped[str]
-    note: Mapped[str]  # empty: nothing to add
+    bound: Mapped[str]  # `up to`: the best case; `at most`: the worst; empty: mean or single value
+    hardware: Mapped[str]  # empty: not told, or it makes no difference
+    note: Mapped[str]  # how it differs from what is measured here; empty: nothing to add

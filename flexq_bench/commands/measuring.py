@@ -25,6 +25,7 @@ from flexq_bench.execution import Executor, LocalExecutor
 from flexq_bench.measure import Tuning
 from flexq_bench.plan import build_plan
 from flexq_bench.provenance import current_commit
+from flexq_bench.references import keep_references
 from flexq_bench.report import problem_lines, published_table, results_table
 from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run
 from kernels.contract import Backend
@@ -58,6 +59,7 @@ class Setup:
 def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
     """Measure a suite as a new run; the exit code."""
     with open_database(setup.db) as database, open_executor(setup) as executor:
+        keep_references(database)
         plan = build_plan(suite, executor.backend, executor.capability, asked_kernels=asked_kernels)
         if plan.skipped:
             log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))

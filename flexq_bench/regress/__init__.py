@@ -7,7 +7,7 @@ from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
 from flexq_bench.regress.proportion import proportion_interval
-from flexq_bench.regress.ratio import ratio_interval
+from flexq_bench.regress.ratio import geometric_mean, ratio_interval
 from flexq_bench.regress.retrospective import ChangePoint, change_points
 from flexq_bench.regress.trigger import Trigger, trigger
 from flexq_bench.regress.verdict import Cause, Verdict
@@ -30,6 +30,7 @@ __all__ = [
     "confirm",
     "confirm_night",
     "creep",
+    "geometric_mean",
     "hierarchical_interval",
     "median_interval",
     "noise_levels",
