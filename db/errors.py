@@ -13,6 +13,7 @@ DatabaseError
 │   └── OlderSchemaError    waits for `flexq-bench db upgrade`
 ├── NotFoundError           no such run or measurement
 │   └── AmbiguousError      several runs answer to the prefix
+├── StaleError              somebody changed meanwhile what was to be changed
 ├── ConflictError           two runs claim the same idempotency key
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
@@ -72,6 +73,10 @@ class NotFoundError(DatabaseError):
 
 class AmbiguousError(NotFoundError):
     """Several runs answer to the prefix."""
+
+
+class StaleError(DatabaseError):
+    """What was to be changed is no longer as it was seen."""
 
 
 class ConflictError(DatabaseError):

@@ -147,9 +147,12 @@ def test_a_release_between_two_measured_commits_has_the_level_before_it(told, op
     app = open_history(kernel="flexq-w6a6", m="1", shape="4096x4096", show="relative to a release")
 
     table = app.dataframe[0].value
-    assert dict(zip(table["commit"].str[:2], table["time / time at v1 (%)"].round(6), strict=True))[
-        "04"
-    ] == 100.0
+    assert (
+        dict(zip(table["commit"].str[:2], table["time / time at v1 (%)"].round(6), strict=True))[
+            "04"
+        ]
+        == 100.0
+    )
 
 
 def test_series_younger_than_the_release_say_so(told, open_history):

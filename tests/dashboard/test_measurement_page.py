@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from made_results import a_record
+from made_results import a_record, numbers
 from streamlit.testing.v1 import AppTest
 
 SAMPLES = ((8.0, 8.2, 7.9), (8.1, 9.5))
@@ -48,13 +46,6 @@ def words(app: AppTest) -> str:
 
 def charts(app: AppTest) -> list[dict[str, Any]]:
     return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
-
-
-def numbers(values: Any) -> list[float]:
-    """What a chart's array holds, however Plotly packs it."""
-    if isinstance(values, dict):
-        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
-    return list(values)
 
 
 def traces(chart: dict[str, Any], name: str) -> list[dict[str, Any]]:
