@@ -56,7 +56,9 @@ from db.queries.verdicts import (
     canaries,
     commits_between,
     decision_evidence,
+    decisions_between,
     latest_decisions_from,
+    recent_commits,
 )
 
 __all__ = [
@@ -85,6 +87,7 @@ __all__ = [
     "canaries",
     "commits_between",
     "decision_evidence",
+    "decisions_between",
     "false_alarm_rates",
     "filter_values",
     "gpu_names",
@@ -98,6 +101,7 @@ __all__ = [
     "missing_cases",
     "noise_book",
     "noise_floors",
+    "recent_commits",
     "reference_values",
     "releases",
     "result_detail",
