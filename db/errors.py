@@ -14,6 +14,7 @@ DatabaseError
 ├── NotFoundError           no such run or measurement
 │   └── AmbiguousError      several runs answer to the prefix
 ├── ConflictError           two runs claim the same idempotency key
+├── LimitError              a requester has too much waiting
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
     └── RecordFormatError   … read from a file: with its name and line
@@ -76,6 +77,10 @@ class AmbiguousError(NotFoundError):
 
 class ConflictError(DatabaseError):
     """Two different runs claim the same idempotency key."""
+
+
+class LimitError(DatabaseError):
+    """A requester would have more waiting or running than one may have."""
 
 
 class ResultsFileError(DatabaseError):

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from db.queries.costs import capability_of, case_seconds
 from db.queries.filters import Filters
+from db.queries.fleet import (
+    JobRow,
+    OffsetRow,
+    Progress,
+    WorkerRow,
+    device_offsets,
+    jobs_of,
+    progress,
+    quarantined_jobs,
+    workers,
+)
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
@@ -12,6 +24,7 @@ from db.queries.noise import (
     noise_floors,
 )
 from db.queries.records import run_records
+from db.queries.requests import RequestRow, request_by_uuid_prefix, requests
 from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
     RunSummary,
@@ -61,22 +74,31 @@ __all__ = [
     "FilterValues",
     "Filters",
     "HistoryPoint",
+    "JobRow",
     "NightRow",
     "NoiseRow",
+    "OffsetRow",
     "OutcomeRow",
+    "Progress",
+    "RequestRow",
     "ResultRow",
     "RunSummary",
     "SeriesName",
     "SeriesRow",
+    "WorkerRow",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
     "alerts",
     "canaries",
+    "capability_of",
+    "case_seconds",
     "commits_between",
     "decision_evidence",
+    "device_offsets",
     "false_alarm_rates",
     "filter_values",
+    "jobs_of",
     "kernel_names",
     "latest_complete_runs",
     "latest_decisions_from",
@@ -86,6 +108,10 @@ __all__ = [
     "missing_cases",
     "noise_book",
     "noise_floors",
+    "progress",
+    "quarantined_jobs",
+    "request_by_uuid_prefix",
+    "requests",
     "results_table",
     "run_by_idempotency_key",
     "run_by_uuid_prefix",
@@ -100,4 +126,5 @@ __all__ = [
     "series_names",
     "suite_names",
     "trusted_base",
+    "workers",
 ]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from db.tables.base import Base
+from db.tables.fleet import DeviceOffset, Job, Request, TuningChoice, Worker
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
 from db.tables.results import AccuracyResult, DecodeResult, ReferenceValue
-from db.tables.runs import Job, PlannedCase, Run
+from db.tables.runs import PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
     Alert,
@@ -29,6 +30,7 @@ __all__ = [
     "DecisionEvidence",
     "DecodeResult",
     "Device",
+    "DeviceOffset",
     "Environment",
     "Epoch",
     "EpochBreak",
@@ -38,7 +40,10 @@ __all__ = [
     "Noise",
     "PlannedCase",
     "ReferenceValue",
+    "Request",
     "Run",
     "Sample",
     "Series",
+    "TuningChoice",
+    "Worker",
 ]
