@@ -23,6 +23,7 @@ from flexq_bench.commands import (
     run,
     static,
     sweep,
+    worker,
 )
 from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("worker")(worker.worker)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)

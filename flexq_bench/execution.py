@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Protocol, Self
 
+from db.queries.costs import WALL_S
 from db.records import DeviceInfo
 from flexq_bench.errors import MeasureError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA, Measured, Meter, Tuning
@@ -48,6 +50,11 @@ class Executor(Protocol):
         """Compute capability of its GPUs; None on CPUs."""
         ...
 
+    @property
+    def gpu(self) -> str:
+        """Their SKU."""
+        ...
+
     def check(self, cases: Sequence[Case]) -> None:
         """Raise MeasureError if a case would not fit in memory, before anything is allocated."""
         ...
@@ -84,6 +91,10 @@ class LocalExecutor:
     def capability(self) -> Capability | None:
         return self._worker.capability
 
+    @property
+    def gpu(self) -> str:
+        return self._worker.device.sku
+
     def check(self, cases: Sequence[Case]) -> None:
         for case in cases:
             self._meter.check_memory(case)
@@ -109,11 +120,17 @@ def worker_of(meter: Meter) -> Worker:
 
 
 def measure_case(meter: Meter, case: Case) -> Measured:
-    """Measure a case; one that no longer fits the memory is a failed case, not the run's end."""
+    """Measure a case; one that no longer fits the memory is a failed case, not the run's end.
+
+    The seconds that all of it took stand in `extra`: estimates are made of them.
+    """
+    begun = time.perf_counter()
     try:
-        return meter.measure(case)
+        measured = meter.measure(case)
     except MeasureError as error:
-        return failed(case, str(error), backend=meter.backend, seed=meter.seed)
+        measured = failed(case, str(error), backend=meter.backend, seed=meter.seed)
+    wall_s = round(time.perf_counter() - begun, 3)
+    return replace(measured, extra={**measured.extra, WALL_S: wall_s})
 
 
 def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:

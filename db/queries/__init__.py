@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from db.queries.costs import capability_of, case_seconds
 from db.queries.details import ResultDetail, result_detail
 from db.queries.filters import Filters
+from db.queries.fleet import (
+    JobRow,
+    OffsetRow,
+    Progress,
+    WorkerRow,
+    device_offsets,
+    jobs_of,
+    progress,
+    quarantined_jobs,
+    workers,
+)
 from db.queries.latest import gpu_names, latest_results, results_at_commit
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
@@ -16,6 +28,7 @@ from db.queries.noise import (
 from db.queries.records import run_records
 from db.queries.references import reference_values
 from db.queries.releases import ReleaseRow, releases
+from db.queries.requests import RequestRow, request_by_uuid_prefix, requests
 from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
     RunName,
@@ -70,27 +83,36 @@ __all__ = [
     "FilterValues",
     "Filters",
     "HistoryPoint",
+    "JobRow",
     "NightRow",
     "NoiseRow",
+    "OffsetRow",
     "OutcomeRow",
+    "Progress",
     "ReleaseRow",
+    "RequestRow",
     "ResultDetail",
     "ResultRow",
     "RunName",
     "RunSummary",
     "SeriesName",
     "SeriesRow",
+    "WorkerRow",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
     "alerts",
     "canaries",
+    "capability_of",
+    "case_seconds",
     "commits_between",
     "decision_evidence",
     "decisions_between",
+    "device_offsets",
     "false_alarm_rates",
     "filter_values",
     "gpu_names",
+    "jobs_of",
     "kernel_names",
     "latest_complete_runs",
     "latest_decisions_from",
@@ -101,9 +123,13 @@ __all__ = [
     "missing_cases",
     "noise_book",
     "noise_floors",
+    "progress",
+    "quarantined_jobs",
     "recent_commits",
     "reference_values",
     "releases",
+    "request_by_uuid_prefix",
+    "requests",
     "result_detail",
     "results_at_commit",
     "results_table",
@@ -122,4 +148,5 @@ __all__ = [
     "series_names",
     "suite_names",
     "trusted_base",
+    "workers",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from db.tables.base import Base
+from db.tables.fleet import DeviceOffset, Job, Request, TuningChoice, Worker
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
 from db.tables.releases import Release
 from db.tables.results import AccuracyResult, DecodeResult, ReferenceValue
-from db.tables.runs import Job, PlannedCase, Run
+from db.tables.runs import PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
     Alert,
@@ -30,6 +31,7 @@ __all__ = [
     "DecisionEvidence",
     "DecodeResult",
     "Device",
+    "DeviceOffset",
     "Environment",
     "Epoch",
     "EpochBreak",
@@ -40,7 +42,10 @@ __all__ = [
     "PlannedCase",
     "ReferenceValue",
     "Release",
+    "Request",
     "Run",
     "Sample",
     "Series",
+    "TuningChoice",
+    "Worker",
 ]

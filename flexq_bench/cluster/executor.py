@@ -70,6 +70,10 @@ class RayExecutor:
     def capability(self) -> Capability | None:
         return self._slots[0].worker.capability
 
+    @property
+    def gpu(self) -> str:
+        return self._slots[0].worker.device.sku
+
     def __enter__(self) -> Self:
         gpus = 0 if self._asked == "cpu" else None
         with ExitStack() as opening:
