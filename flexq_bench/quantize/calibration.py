@@ -80,8 +80,11 @@ class BlockStream:
             self._inputs[index] = self.run(module, hidden)
         self.block += 1
 
-    def run(self, module: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        """The block's output for hidden states [1, length, hidden]; keeps gradients."""
+    def run(self, module: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
+        """The block's output for hidden states [1, length, hidden]; keeps gradients.
+
+        module: the block, or what stands in for it and takes the same arguments.
+        """
         output = module(hidden, **self._arguments)
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states

@@ -32,6 +32,8 @@ class Job:
     """One model being quantized.
 
     stream: at the block in hand; None: the scheme needs no calibration.
+    original: the same of the model as it was, None unless the scheme compares with it. The scheme
+    advances it, before it changes the block.
     generator: on the CPU, seeded; all that is random comes from it.
     """
 
@@ -39,6 +41,7 @@ class Job:
     layout: ModelMap
     calibration: Calibration | None
     stream: BlockStream | None
+    original: BlockStream | None
     generator: torch.Generator
     seed: int
 
@@ -69,6 +72,11 @@ class Scheme(ABC):
         """Whether `quantize` must be given calibration data."""
         return False
 
+    @property
+    def needs_original(self) -> bool:
+        """Whether `quantize_block` compares with what the original model computes."""
+        return False
+
     def quantize(
         self,
         model: nn.Module,
@@ -91,8 +99,11 @@ class Scheme(ABC):
         was_training = model.training
         model.eval()
         stream = None if calibration is None else BlockStream(model, layout, calibration)
+        original = None
+        if calibration is not None and self.needs_original:
+            original = BlockStream(model, layout, calibration)
         generator = torch.Generator().manual_seed(seed)
-        job = Job(model, layout, calibration, stream, generator, seed)
+        job = Job(model, layout, calibration, stream, original, generator, seed)
         self.prepare(job)
         for block in range(layout.blocks):
             if progress is not None:
