@@ -43,18 +43,22 @@ class StaticActivation:
 class MixedActivation:
     """Neighbouring channels in different formats (Atom: 4 bits, then 8 for the outliers).
 
-    widths: channels of each part, in order; together K.
+    widths: channels of each part, in order; together K. parts: None leaves a part in FP16.
     """
 
     widths: tuple[int, ...]
-    parts: tuple[DynamicActivation | StaticActivation, ...]
+    parts: tuple[DynamicActivation | StaticActivation | None, ...]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, K] rounded, FP32. Raises ShapeError if the widths are not those of K."""
         if sum(self.widths) != x.shape[-1] or len(self.widths) != len(self.parts):
             raise ShapeError(f"widths {self.widths} in {len(self.parts)} parts, K={x.shape[-1]}")
         pieces = torch.split(x, self.widths, dim=-1)
-        return torch.cat([part(p) for part, p in zip(self.parts, pieces, strict=True)], dim=-1)
+        rounded = [
+            piece.to(torch.float16).to(torch.float32) if part is None else part(piece)
+            for part, piece in zip(self.parts, pieces, strict=True)
+        ]
+        return torch.cat(rounded, dim=-1)
 
 
 ActivationQuantizer = DynamicActivation | StaticActivation | MixedActivation

@@ -122,13 +122,14 @@ def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer)
 class Statistics:
     """An observer that sums up, for each site, what schemes ask of its inputs.
 
-    absmax: [K], largest |x| of each channel. square_sum: float64 [K]. hessian: float64 [K, K],
-    the sum of x xᵀ over tokens, where asked for. count: tokens seen.
+    absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64
+    [K, K], the sum of x xᵀ over tokens, where asked for. count: tokens seen.
     """
 
     def __init__(self, *, hessian: bool = False) -> None:
         self._with_hessian = hessian
         self.absmax: dict[str, torch.Tensor] = {}
+        self.abs_sum: dict[str, torch.Tensor] = {}
         self.square_sum: dict[str, torch.Tensor] = {}
         self.hessian: dict[str, torch.Tensor] = {}
         self.count: dict[str, int] = {}
@@ -137,11 +138,14 @@ class Statistics:
         """Add input rows [tokens, K] of a site."""
         name = site.name
         largest, squares = rows.abs().amax(dim=0), rows.double().square().sum(dim=0)
+        magnitudes = rows.double().abs().sum(dim=0)
         if name in self.count:
             self.absmax[name] = torch.maximum(self.absmax[name], largest)
+            self.abs_sum[name] += magnitudes
             self.square_sum[name] += squares
         else:
-            self.absmax[name], self.square_sum[name], self.count[name] = largest, squares, 0
+            self.absmax[name], self.abs_sum[name] = largest, magnitudes
+            self.square_sum[name], self.count[name] = squares, 0
         self.count[name] += rows.shape[0]
         if self._with_hessian:
             work = rows.double()

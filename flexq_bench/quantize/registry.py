@@ -13,9 +13,18 @@ from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from flexq_bench.quantize.abq import Abq, AbqOptions
+from flexq_bench.quantize.atom import Atom, AtomOptions
+from flexq_bench.quantize.awq import Awq, AwqOptions
+from flexq_bench.quantize.dgq import Dgq, DgqOptions
 from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.gptq import Gptq, GptqSchemeOptions
+from flexq_bench.quantize.learned import LearnedOptions
+from flexq_bench.quantize.omniquant import OmniQuant
 from flexq_bench.quantize.scheme import Scheme, SchemeOptions
+from flexq_bench.quantize.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.quantize.uniform import Uniform, UniformOptions
+from flexq_bench.quantize.zeroquant import SmallFloat, SmallFloatOptions
 from workloads.names import unknown
 
 Bits = Mapping[str, str]  # named parts of the pattern that matched
@@ -55,6 +64,62 @@ _FAMILIES: tuple[_Family, ...] = (
         _per_row,
         ("rtn-w6a6", "rtn-w4a4"),
         "rounded to nearest, one scale per output channel and per token",
+    ),
+    _Family(
+        r"gptq-w(?P<w>[2-8])a(?P<a>[2-8]|16)",
+        Gptq,
+        lambda bits: GptqSchemeOptions(int(bits["w"]), int(bits["a"])),
+        ("gptq-w4a16", "gptq-w3a16"),
+        "errors of rounding compensated in the columns to come",
+    ),
+    _Family(
+        r"fp(?P<w>[56])",
+        SmallFloat,
+        lambda bits: SmallFloatOptions(int(bits["w"])),
+        ("fp6", "fp5", "fp6[gptq=true]", "fp6[group=128]"),
+        "weights as small floats, one scale per output channel",
+    ),
+    _Family(
+        r"awq-w(?P<w>[2-8])a16",
+        Awq,
+        lambda bits: AwqOptions(int(bits["w"])),
+        ("awq-w4a16",),
+        "weights scaled by the activations they meet, ranges clipped",
+    ),
+    _Family(
+        r"smoothquant-w(?P<w>[2-8])a(?P<a>[2-8])",
+        SmoothQuant,
+        lambda bits: SmoothQuantOptions(int(bits["w"]), int(bits["a"])),
+        ("smoothquant-w8a8", "smoothquant-w6a6", "smoothquant-w6a6[alpha=none]"),
+        "difficulty moved from activations to weights, then rounded to nearest",
+    ),
+    _Family(
+        r"omniquant-w(?P<w>[2-8])a(?P<a>[2-8]|16)",
+        OmniQuant,
+        lambda bits: LearnedOptions(int(bits["w"]), int(bits["a"])),
+        ("omniquant-w6a6", "omniquant-w4a4"),
+        "scales and clipping learned block by block",
+    ),
+    _Family(
+        r"abq-w(?P<w>[2-8])(?P<balanced>\*?)a(?P<a>[2-8]|16)",
+        Abq,
+        lambda bits: AbqOptions(int(bits["w"]), int(bits["a"]), balanced=bool(bits["balanced"])),
+        ("abq-w6a6", "abq-w4a4", "abq-w2*a8"),
+        "learned under losses that keep distribution and attention; * balanced codes",
+    ),
+    _Family(
+        r"dgq-w4a8",
+        Dgq,
+        lambda bits: DgqOptions(),
+        ("dgq-w4a8", "dgq-w4a8[static=true]", "dgq-w4a8[search=false]"),
+        "4-bit groups that lift to INT8 rows, outlier channels clipped",
+    ),
+    _Family(
+        r"atom-w(?P<w>[2-8])a(?P<a>[2-8])",
+        Atom,
+        lambda bits: AtomOptions(w_bits=int(bits["w"]), a_bits=int(bits["a"])),
+        ("atom-w4a4",),
+        "outlier channels in 8 bits, the others in groups of 4, keys and values in 4",
     ),
 )
 

@@ -177,7 +177,7 @@ def _activation(described: dict[str, Any] | None) -> ActivationQuantizer | None:
         return None
     if described["class"] == MixedActivation.__name__:
         return MixedActivation(
-            tuple(described["widths"]), tuple(_simple(part) for part in described["parts"])
+            tuple(described["widths"]), tuple(part and _simple(part) for part in described["parts"])
         )
     return _simple(described)
 
