@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from db.queries.accuracy import accuracy_results, export_accuracy
 from db.queries.costs import capability_of, case_seconds
 from db.queries.details import ResultDetail, result_detail
 from db.queries.filters import Filters
@@ -98,6 +99,7 @@ __all__ = [
     "SeriesName",
     "SeriesRow",
     "WorkerRow",
+    "accuracy_results",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
@@ -109,6 +111,7 @@ __all__ = [
     "decision_evidence",
     "decisions_between",
     "device_offsets",
+    "export_accuracy",
     "false_alarm_rates",
     "filter_values",
     "gpu_names",

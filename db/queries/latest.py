@@ -17,11 +17,10 @@ _TIME = "time"
 def latest_results(session: Session, filters: Filters | None = None) -> list[ResultRow]:
     """The newest accepted time of every series, ordered by kernel, GPU, shape.
 
-    Newest as measured, whichever run it comes from; what a series lacks is left out. It looks up
-    one measurement a series and scans no table of them. filters: only those on series count.
+    Newest as measured, whichever run it comes from; a series without one is left out. It looks up
+    one measurement a series and scans no table of them. filters: those on series, and suites.
     """
-    wanted = (filters or Filters()).on_series()
-    return _newest_of_series(session, wanted, [])
+    return _newest_of_series(session, filters or Filters(), [])
 
 
 def gpu_names(session: Session) -> tuple[str, ...]:
@@ -33,30 +32,26 @@ def gpu_names(session: Session) -> tuple[str, ...]:
 def results_at_commit(
     session: Session, sha: str, filters: Filters | None = None
 ) -> list[ResultRow]:
-    """The newest accepted time of every series at a commit without local changes; order as above.
-
-    filters: those on series, and suites.
-    """
-    wanted = filters or Filters()
+    """The newest accepted time of every series at a commit without local changes; as above."""
     at = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False)).scalar_subquery()
-    conditions: list[ColumnElement[bool]] = []
-    if wanted.suites:
-        in_suite = select(Run.id).where(Run.suite.in_(wanted.suites))
-        conditions.append(_newest.run_id.in_(in_suite))
-    return _newest_of_series(session, wanted.on_series(), [_newest.commit_id == at, *conditions])
+    return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at])
 
 
 _newest = aliased(Measurement)
 
 
 def _newest_of_series(
-    session: Session,
-    on_series: Sequence[ColumnElement[bool]],
-    on_measurement: Sequence[ColumnElement[bool]],
+    session: Session, wanted: Filters, conditions: Sequence[ColumnElement[bool]]
 ) -> list[ResultRow]:
+    on_suite = [_newest.run_id.in_(select(Run.id).where(Run.suite.in_(wanted.suites)))]
     newest = (
         select(_newest.id)
-        .where(_newest.series_id == Series.id, _newest.accepted, *on_measurement)
+        .where(
+            _newest.series_id == Series.id,
+            _newest.accepted,
+            *conditions,
+            *(on_suite if wanted.suites else ()),
+        )
         .order_by(_newest.created_at.desc(), _newest.id.desc())
         .limit(1)
         .correlate(Series)
@@ -68,7 +63,7 @@ def _newest_of_series(
         .join(Measurement, Measurement.id == newest)
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
-        .where(Series.metric == _TIME, *on_series)
+        .where(Series.metric == _TIME, *wanted.on_series())
         .order_by(
             Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
         )
