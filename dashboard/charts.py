@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,11 +29,11 @@ def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, St
     shown = _comparable(frame, "speedup")
     figure = by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
     figure.update_yaxes(
-        title=f"speed-up over {baseline} (×, log scale)",
+        title=f"speed-up over {html.escape(baseline)} (×, log scale)",
         type="log",
         tickvals=log_ticks(shown["speedup"]),
     )
-    rule(figure, 1.0, f"{baseline} = 1")
+    rule(figure, 1.0, f"{html.escape(baseline)} = 1")
     return figure
 
 
@@ -89,7 +90,7 @@ def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, St
         rows = frame[frame["label"] == label]
         shift = _SPREAD * (i - (len(labels) - 1) / 2) / max(len(labels), 1)
         figure.add_scatter(
-            name=label,
+            name=html.escape(label),
             x=[position[Place(*key)] + shift for key in _place_keys(rows)],
             y=rows[value].tolist(),
             error_y={
@@ -102,7 +103,7 @@ def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, St
             mode="markers",
             marker={"color": styles[label].color, "symbol": styles[label].symbol, "size": 9},
             text=[_hover(row, value, unit) for row in rows.to_dict("records")],
-            hovertemplate=f"<b>{label}</b><br>%{{text}}<extra></extra>",
+            hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
         )
     _label_places(figure, places)
     figure.update_layout(
@@ -132,7 +133,7 @@ def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
     figure.update_xaxes(
         title="layer",
         tickvals=list(range(len(places))),
-        ticktext=[place.layer or f"{place.n}×{place.k}" for place in places],
+        ticktext=[html.escape(place.layer) or f"{place.n}×{place.k}" for place in places],
         range=[-0.5, max(len(places), 1) - 0.5],
         showgrid=False,
         zeroline=False,
@@ -141,7 +142,7 @@ def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
     for model in models:
         inside = [i for i, place in enumerate(places) if place.model == model]
         figure.add_annotation(
-            text=model,
+            text=html.escape(model),
             x=(inside[0] + inside[-1]) / 2,
             y=1,
             yref="paper",
@@ -170,7 +171,7 @@ def log_ticks(values: Iterable[float]) -> list[float] | None:
 
 
 def _hover(row: Mapping[str, object], value: str, unit: str) -> str:
-    name = " ".join(str(row[part]) for part in ("model", "layer") if row[part])
+    name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
     noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"

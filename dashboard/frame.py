@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from dashboard.spreadsheet import to_csv
 from db.queries import ResultRow
 from flexq_bench.comparing import Row, compare_with_baseline, half_width_percent
 from flexq_bench.probes import is_probe
@@ -79,7 +80,7 @@ def as_csv(frame: pd.DataFrame) -> str:
     """The frame for a spreadsheet: names with units, full precision, times in ISO 8601, UTC."""
     table = frame.drop(columns=_OURS_ALONE)
     table["created_at"] = [moment.isoformat() for moment in table["created_at"]]
-    return table.to_csv(index=False)
+    return to_csv(table)
 
 
 def narrowed(frame: pd.DataFrame, wanted: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
