@@ -44,13 +44,13 @@ class ShownRuns:
         return latest is not None and latest.uuid == result.run
 
 
-def list_runs(database: Database) -> list[RunName]:
-    """The newest runs, and those that the URL names."""
+def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
+    """The newest runs, and those that the URL names under these names."""
     with database.session() as session:
         # What compilers made of kernels is no time, and its targets are no GPUs.
         recent = queries.run_names(session, without_suite=static.SUITE, limit=_LISTED)
         known = {run.uuid for run in recent}
-        for prefix in st.query_params.get_all("run"):
+        for prefix in (one for name in names for one in st.query_params.get_all(name)):
             if any(uuid.startswith(prefix) for uuid in known):
                 continue
             try:
@@ -80,7 +80,7 @@ def choose_runs(
         "Runs",
         list(by_uuid),
         nothing="latest complete run per GPU",
-        shown=lambda uuid: _title(by_uuid[uuid], zone),
+        shown=lambda uuid: run_title(by_uuid[uuid], zone),
         written=lambda uuid: uuid[:8],
     )
     if chosen:
@@ -132,7 +132,8 @@ def _unfinished(run: RunSummary, database: Database) -> str:
     )
 
 
-def _title(run: RunName, zone: tzinfo) -> str:
+def run_title(run: RunName, zone: tzinfo) -> str:
+    """What a list calls a run."""
     return f"{run.uuid[:8]} · {run.suite} · {local_time(run.created_at, zone)} · {run.status}"
 
 
