@@ -5,6 +5,7 @@ from __future__ import annotations
 from db.queries.accuracy import accuracy_results, export_accuracy
 from db.queries.costs import capability_of, case_seconds
 from db.queries.details import ResultDetail, result_detail
+from db.queries.devices import DeviceRow, devices
 from db.queries.filters import Filters
 from db.queries.fleet import (
     JobRow,
@@ -74,12 +75,15 @@ from db.queries.verdicts import (
     latest_decisions_from,
     recent_commits,
 )
+from db.queries.whole_models import DecodeRow, ScoreRow, latest_decodes, latest_scores
 
 __all__ = [
     "AlertEventRow",
     "AlertRow",
     "CommitRow",
     "DecisionRow",
+    "DecodeRow",
+    "DeviceRow",
     "FalseAlarmRow",
     "FilterValues",
     "Filters",
@@ -96,6 +100,7 @@ __all__ = [
     "ResultRow",
     "RunName",
     "RunSummary",
+    "ScoreRow",
     "SeriesName",
     "SeriesRow",
     "WorkerRow",
@@ -111,6 +116,7 @@ __all__ = [
     "decision_evidence",
     "decisions_between",
     "device_offsets",
+    "devices",
     "export_accuracy",
     "false_alarm_rates",
     "filter_values",
@@ -119,9 +125,11 @@ __all__ = [
     "kernel_names",
     "latest_complete_runs",
     "latest_decisions_from",
+    "latest_decodes",
     "latest_nights",
     "latest_results",
     "latest_runs",
+    "latest_scores",
     "list_series",
     "missing_cases",
     "noise_book",
