@@ -2,8 +2,8 @@
 
 `run` and `commit` are the run's uuid and the commit's sha; what else is known of them stands under
 `run_info` and `commit_info`. The same rules hold for what is stored and for what is read: a value
-of the wrong type, a NaN or an infinity is refused with the name of its field. A record that is not a
-measurement says so by its `kind`.
+of the wrong type, a NaN or an infinity is refused with the name of its field. A record that is not
+a measurement says so by its `kind`.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import typer
 
 from ci import bisect_command, gate_command
 from flexq_bench.commands import (
+    accuracy,
     alerts,
     compare,
     dashboard,
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("worker")(worker.worker)
+app.command("accuracy")(accuracy.accuracy)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)

@@ -16,7 +16,7 @@ from torch import nn
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
-from flexq_bench.quantize.model_map import linear_at, map_model
+from flexq_bench.quantize.model_map import map_model
 
 _ROWS_AT_ONCE = 512
 _HEAD_TOLERANCE = 1e-2  # of the largest logit: FP16 logits recomputed in one row are not bit-equal
@@ -138,7 +138,7 @@ def layer_errors(original: Any, quantized: nn.Module, segment: torch.Tensor) -> 
             power = float(expected.square().sum())
             errors[name] = wrong / power if power else (float("inf") if wrong else 0.0)
 
-        hooks.append(linear_at(original, site).register_forward_hook(compare))
+        hooks.append(original.get_submodule(site.name).register_forward_hook(compare))
     try:
         device = next(original.parameters()).device
         original(input_ids=segment.to(device)[None], use_cache=False)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,12 +113,15 @@ def _quiet_transformers() -> Iterator[None]:
     """Without its bars and advice: what goes wrong comes as an exception."""
     from transformers.utils import logging
 
+    nowhere = io.StringIO()  # its bar for GGUF files knows no switch
+
     verbosity = logging.get_verbosity()
     bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with redirect_stderr(nowhere):
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,11 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
                     )
 
 
+def task_name(asked: str) -> str:
+    """What a task is called in results: a file's task has the file's name."""
+    return Path(asked).stem if _is_file(asked) else asked
+
+
 def run_task(
     model: LoadedModel,
     name: str,
@@ -117,10 +123,10 @@ def run_task(
             ) from error
     if found is None or len(found["samples"]) != 1:
         raise AccuracyError(f"{name} is not one task but a group: name its tasks one by one")
-    return _result(found)
+    return _result(found, task_name(name))
 
 
-def _result(found: Mapping[str, Any]) -> TaskResult:
+def _result(found: Mapping[str, Any], name: str) -> TaskResult:
     ((task, samples),) = found["samples"].items()
     values = found["results"][task]
     better = found["higher_is_better"][task]
@@ -141,7 +147,7 @@ def _result(found: Mapping[str, Any]) -> TaskResult:
         for part in ("doc_hash", "prompt_hash", "target_hash"):
             digest.update(f"{sample[part]}\n".encode())
     version = str(found["versions"].get(task, ""))
-    return TaskResult(task, version, digest.hexdigest(), len(questions), tuple(metrics))
+    return TaskResult(name, version, digest.hexdigest(), len(questions), tuple(metrics))
 
 
 def _items(samples: Sequence[Mapping[str, Any]], metric: str) -> tuple[float, ...]:
@@ -180,12 +186,14 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without lm-eval's log and bars: what goes wrong comes as an exception."""
+    nowhere = io.StringIO()
     names = ("lm_eval", "datasets", "accelerate")
     levels = [logging.getLogger(name).level for name in names]
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        yield
+        with redirect_stderr(nowhere):
+            yield
     finally:
         for name, level in zip(names, levels, strict=True):
             logging.getLogger(name).setLevel(level)

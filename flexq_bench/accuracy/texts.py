@@ -27,7 +27,7 @@ _C4_ROWS = 1100  # of the first validation shard, as GPTQ's code takes them
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text by name. content_hash: SHA-256 of the text as it is tokenized."""
+    """A text by name. content_hash: SHA-256 of its file, or of the text that the hub gave."""
 
     name: str
     kind: str
@@ -47,15 +47,16 @@ def read_text(spec: str) -> Text:
         raise AccuracyError(f"{unknown('kind of text', kind, _KINDS)}; {path} is the file")
     if not kind and path in _ON_THE_HUB and not Path(path).exists():
         kind, content = path, _from_hub(path)
+        raw = content
     else:
         file = Path(path).expanduser()
         kind = kind or _kind_of(file)
-        content = _KINDS[kind](_read(file))
+        raw = _read(file)
+        content = _KINDS[kind](raw)
         name = name or (file.stem if kind == "text" else kind)
     if not content.strip():
         raise AccuracyError(f"{path} holds no text: give another --data")
-    digest = hashlib.sha256(content.encode()).hexdigest()
-    return Text(name or kind, kind, content, digest)
+    return Text(name or kind, kind, content, hashlib.sha256(raw.encode()).hexdigest())
 
 
 def tokenize(text: Text, tokenizer: Any) -> torch.Tensor:
@@ -74,7 +75,7 @@ def _kind_of(file: Path) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_bytes().decode("utf-8")  # line ends as they are: the hash is the file's
     except OSError as error:
         raise AccuracyError(f"no text {file}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:

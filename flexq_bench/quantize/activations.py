@@ -53,7 +53,7 @@ class MixedActivation:
         """x [tokens, K] rounded, FP32. Raises ShapeError if the widths are not those of K."""
         if sum(self.widths) != x.shape[-1] or len(self.widths) != len(self.parts):
             raise ShapeError(f"widths {self.widths} in {len(self.parts)} parts, K={x.shape[-1]}")
-        pieces = torch.split(x, self.widths, dim=-1)
+        pieces = torch.split(x, list(self.widths), dim=-1)
         rounded = [
             piece.to(torch.float16).to(torch.float32) if part is None else part(piece)
             for part, piece in zip(self.parts, pieces, strict=True)

@@ -18,6 +18,7 @@ from flexq_bench.quantize.atom import Atom, AtomOptions
 from flexq_bench.quantize.awq import Awq, AwqOptions
 from flexq_bench.quantize.dgq import Dgq, DgqOptions
 from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.flexq import Flexq, FlexqOptions
 from flexq_bench.quantize.gptq import Gptq, GptqSchemeOptions
 from flexq_bench.quantize.learned import LearnedOptions
 from flexq_bench.quantize.omniquant import OmniQuant
@@ -51,6 +52,13 @@ def _per_row(bits: Bits) -> UniformOptions:
 
 
 _FAMILIES: tuple[_Family, ...] = (
+    _Family(
+        "flexq-w6ax",
+        Flexq,
+        lambda bits: FlexqOptions(),
+        ("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]"),
+        "W6A6, and A8 for down_proj of gated models or for the layers that gain most",
+    ),
     _Family(
         r"w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
         Uniform,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -35,6 +35,7 @@ class Job:
     original: the same of the model as it was, None unless the scheme compares with it. The scheme
     advances it, before it changes the block.
     generator: on the CPU, seeded; all that is random comes from it.
+    decided: names of sites that `prepare` chose, by what they were chosen for.
     """
 
     model: nn.Module
@@ -44,6 +45,8 @@ class Job:
     original: BlockStream | None
     generator: torch.Generator
     seed: int
+    progress: Progress | None
+    decided: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def inputs(self) -> BlockStream:
@@ -73,6 +76,11 @@ class Scheme(ABC):
         return False
 
     @property
+    def needs_stream(self) -> bool:
+        """Whether `quantize_block` looks at the inputs of its block."""
+        return self.needs_calibration
+
+    @property
     def needs_original(self) -> bool:
         """Whether `quantize_block` compares with what the original model computes."""
         return False
@@ -98,12 +106,13 @@ class Scheme(ABC):
             calibration = None
         was_training = model.training
         model.eval()
-        stream = None if calibration is None else BlockStream(model, layout, calibration)
-        original = None
+        stream = original = None
+        if calibration is not None and self.needs_stream:
+            stream = BlockStream(model, layout, calibration)
         if calibration is not None and self.needs_original:
             original = BlockStream(model, layout, calibration)
         generator = torch.Generator().manual_seed(seed)
-        job = Job(model, layout, calibration, stream, original, generator, seed)
+        job = Job(model, layout, calibration, stream, original, generator, seed, progress)
         self.prepare(job)
         for block in range(layout.blocks):
             if progress is not None:

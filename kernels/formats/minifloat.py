@@ -57,6 +57,5 @@ def decode(codes: torch.Tensor, number: MiniFloat) -> torch.Tensor:
     # The leading one is implied but in subnormals, whose exponent field is zero.
     implied = torch.where(fields >> mantissa > 0, 1 << mantissa, 0)
     significand = (fields & ((1 << mantissa) - 1)) + implied
-    magnitude = torch.ldexp(significand.to(codes.dtype), exponent - _BIAS - mantissa)
-    signed: torch.Tensor = torch.where(whole >> sign_bit > 0, -magnitude, magnitude)
-    return signed
+    magnitude: torch.Tensor = torch.ldexp(significand.to(codes.dtype), exponent - _BIAS - mantissa)
+    return torch.where(whole >> sign_bit > 0, -magnitude, magnitude)
