@@ -4,9 +4,19 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.views import alert, compare, history, kernels, measurement, overview, results
+from dashboard.views import (
+    alert,
+    compare,
+    fleet,
+    history,
+    kernels,
+    measurement,
+    overview,
+    paper,
+    results,
+)
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
-pages = (overview, alert, history, measurement, compare, kernels, results)
+pages = (overview, alert, history, measurement, compare, kernels, paper, results, fleet)
 st.navigation([one.as_page() for one in pages]).run()

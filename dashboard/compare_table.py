@@ -5,6 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
+from dashboard.spreadsheet import harmless, to_csv
+
 _ROW_PX = 35
 _MOST_PX = 760
 
@@ -14,7 +16,7 @@ def show_means(means: pd.DataFrame) -> None:
     st.subheader("Geometric means", anchor=False)
     number = st.column_config.NumberColumn
     st.dataframe(
-        means,
+        harmless(means),
         hide_index=True,
         column_config={
             "gpu": "GPU",
@@ -41,7 +43,7 @@ def show_rows(frame: pd.DataFrame) -> None:
         high=100 * (frame["ratio_high"] - 1),
     )
     st.dataframe(
-        table,
+        harmless(table),
         hide_index=True,
         height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
         column_order=[
@@ -64,7 +66,7 @@ def show_rows(frame: pd.DataFrame) -> None:
     )
     st.download_button(
         "Download CSV",
-        frame.to_csv(index=False),
+        to_csv(frame),
         "flexq-bench-compare.csv",
         "text/csv",
         icon=":material/download:",

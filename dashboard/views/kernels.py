@@ -144,8 +144,8 @@ def _show_roofline(link: Link, shown: _Shown) -> None:
     st.caption(
         f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
         "the same run, codes without their scales; no peak of the tensor cores was measured, so "
-        "none is drawn. Points of one intensity stand side by side. A kernel that loads weights while the launch before it still runs can "
-        "pass its floor."
+        "none is drawn. Points of one intensity stand side by side. A kernel that loads weights "
+        "while the launch before it still runs can pass its floor."
     )
     best = (
         points.sort_values("pct_of_floor", ascending=False)
