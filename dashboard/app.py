@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from dashboard.views import (
+    accuracy,
     alert,
     compare,
     fleet,
@@ -18,5 +19,8 @@ from dashboard.views import (
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
-pages = (overview, alert, history, measurement, compare, kernels, paper, results, fleet)
+pages = (
+    *(overview, alert, history, measurement, compare),
+    *(kernels, paper, results, accuracy, fleet),
+)
 st.navigation([one.as_page() for one in pages]).run()

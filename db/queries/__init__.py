@@ -47,6 +47,13 @@ from db.queries.runs import (
     runs_by_uuid,
     suite_names,
 )
+from db.queries.scores import (
+    Score,
+    model_scores,
+    score_values,
+    scored_models,
+    scored_schemes,
+)
 from db.queries.series import (
     FilterValues,
     HistoryPoint,
@@ -101,6 +108,7 @@ __all__ = [
     "RunName",
     "RunSummary",
     "ScoreRow",
+    "Score",
     "SeriesName",
     "SeriesRow",
     "WorkerRow",
@@ -132,6 +140,7 @@ __all__ = [
     "latest_scores",
     "list_series",
     "missing_cases",
+    "model_scores",
     "noise_book",
     "noise_floors",
     "progress",
@@ -155,6 +164,9 @@ __all__ = [
     "runs",
     "runs_by_uuid",
     "samples_of",
+    "score_values",
+    "scored_models",
+    "scored_schemes",
     "series_history",
     "series_names",
     "suite_names",

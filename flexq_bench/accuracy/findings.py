@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from flexq_bench.accuracy.agreement import Agreement
-from flexq_bench.accuracy.perplexity import PerplexityResult
-from flexq_bench.accuracy.tasks import TaskResult
-from flexq_bench.accuracy.texts import Text
 from flexq_bench.regress import (
     Interval,
     is_clear,
     item_difference,
     mean_difference_interval,
 )
+
+if TYPE_CHECKING:  # torch and models: who reads stored findings does not wait for them
+    from flexq_bench.accuracy.agreement import Agreement
+    from flexq_bench.accuracy.perplexity import PerplexityResult
+    from flexq_bench.accuracy.tasks import TaskResult
+    from flexq_bench.accuracy.texts import Text
 
 FULL_PRECISION = "fp16"  # the scheme that leaves a model as it is
 PERPLEXITY = "perplexity"

@@ -106,7 +106,9 @@ def test_no_page_takes_stored_text_for_markup(
         assert "[click](" not in part.value
         assert "**bold**" not in part.value
     for chart in app.get("plotly_chart"):
-        assert [t for t in texts(json.loads(chart.proto.spec)) if "<script" in t or "<img" in t] == []
+        assert [
+            t for t in texts(json.loads(chart.proto.spec)) if "<script" in t or "<img" in t
+        ] == []
     cells = [
         cell
         for table in app.dataframe
