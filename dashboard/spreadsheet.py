@@ -12,12 +12,16 @@ import pandas as pd
 
 # OWASP, CSV Injection: what a cell begins with where spreadsheets look for a formula.
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_PERCENT = re.compile(r"[+-][0-9.]+ %( to [+-][0-9.]+ %)?")  # what words.as_change writes
+_SIGNED = r"[+-][0-9.]+"
+# Changes as pages write them, with their bounds.
+_CHANGE = re.compile(
+    rf"{_SIGNED} (%|points)( to {_SIGNED} %| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
+)
 
 
 def as_cell(text: str) -> str:
     """The text with an apostrophe before it where a spreadsheet would run it: it then shows it."""
-    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _PERCENT.fullmatch(text)
+    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _CHANGE.fullmatch(text)
     return f"'{text}" if is_formula else text
 
 

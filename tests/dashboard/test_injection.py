@@ -32,7 +32,18 @@ def test_a_formula_becomes_text(text):
     assert as_cell(text) == f"'{text}"
 
 
-@pytest.mark.parametrize("text", ["flexq-w6a6", "", "2 = 2", "+5.13 %", "-0.20 % to +0.10 %", "–"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flexq-w6a6",
+        "",
+        "2 = 2",
+        "+5.13 %",
+        "-0.20 % to +0.10 %",
+        "-2.00 points (-3.00 to -1.00)",
+        "–",
+    ],
+)
 def test_other_text_and_our_percentages_stay_as_they_are(text):
     assert as_cell(text) == text
 
