@@ -206,11 +206,11 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
   }
 }
 
-__device__ inline uint32_t code_word(const float (&value)[WIDTH], float scale) {
+__device__ inline uint32_t code_word(const float (&value)[WIDTH], const Divisor& divisor) {
   uint32_t word = 0;
 #pragma unroll
   for (int j = 0; j < WIDTH; ++j)
-    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[j], scale)) & 255u) << (8 * j);
+    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[j], divisor)) & 255u) << (8 * j);
   return word;
 }
 
@@ -237,13 +237,14 @@ DECODE_NODE(half_bits* x, const half_bits* delta, const half_bits* weight, const
   float value[VECTORS][WIDTH];
   produce(value, in, x, token, first_vector, partial);
 
-  [[maybe_unused]] float row_scale = 0.0f;
+  [[maybe_unused]] Divisor row_divisor = {};
   if constexpr (PACKING == ROW_CODES) {
     float largest = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) largest = fmaxf(largest, largest_of(value[i]));
-    row_scale = scale_of<A_BITS>(block_maximum(largest, partial));
-    if (threadIdx.x == 0) scales[token] = row_scale;
+    const float scale = scale_of<A_BITS>(block_maximum(largest, partial));
+    row_divisor = divisor_of(scale);
+    if (threadIdx.x == 0) scales[token] = scale;
   }
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
@@ -253,14 +254,14 @@ DECODE_NODE(half_bits* x, const half_bits* delta, const half_bits* weight, const
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
     } else if constexpr (PACKING == ROW_CODES) {
       if (at < stride)
-        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) = code_word(value[i], row_scale);
+        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) = code_word(value[i], row_divisor);
     } else {
       const int step = vector / 32;
       const float scale = scale_of<A_BITS>(warp_maximum(largest_of(value[i])));
       const int word = in_mma_order ? mma_word(lane) : lane;
       if (at < stride)
         reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[step * 32 + word] =
-            code_word(value[i], scale);
+            code_word(value[i], divisor_of(scale));
       if (lane == 0 && at < stride) scales[static_cast<long long>(step) * scale_stride + token] = scale;
     }
   }
