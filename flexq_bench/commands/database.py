@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -90,11 +91,16 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
-        count = write_records(file, export_records(session, filters))
+        accuracy = list(queries.export_accuracy(session, filters))
+        left_out = len(accuracy) if file.endswith(".parquet") else 0
+        records = chain(export_records(session, filters), [] if left_out else accuracy)
+        count = write_records(file, records)
     if as_json:
-        print_json({"file": file, "records": count})
+        print_json({"file": file, "records": count, "left_out": left_out})
     else:
         say(console(), f"{count} records in {file}")
+        if left_out:
+            say(console(), f"{left_out} accuracy results are left out: a .jsonl file holds them")
 
 
 @app.command()
