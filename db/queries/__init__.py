@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from db.queries.accuracy import accuracy_results, export_accuracy
+from db.queries.decodes import decode_results, export_decodes, serving_results
 from db.queries.filters import Filters
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
@@ -77,7 +78,9 @@ __all__ = [
     "canaries",
     "commits_between",
     "decision_evidence",
+    "decode_results",
     "export_accuracy",
+    "export_decodes",
     "false_alarm_rates",
     "filter_values",
     "kernel_names",
@@ -101,6 +104,7 @@ __all__ = [
     "samples_of",
     "series_history",
     "series_names",
+    "serving_results",
     "suite_names",
     "trusted_base",
 ]

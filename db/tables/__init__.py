@@ -6,7 +6,13 @@ from db.tables.base import Base
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
-from db.tables.results import AccuracyResult, AccuracySample, DecodeResult, ReferenceValue
+from db.tables.results import (
+    AccuracyResult,
+    AccuracySample,
+    DecodeResult,
+    ReferenceValue,
+    ServingResult,
+)
 from db.tables.runs import Job, PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
@@ -42,4 +48,5 @@ __all__ = [
     "Run",
     "Sample",
     "Series",
+    "ServingResult",
 ]
