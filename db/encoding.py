@@ -22,17 +22,22 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 
 from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
+from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
 
 T = TypeVar("T")
-AnyRecord = Record | AccuracyRecord
+AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord
 
 # Record field -> the key that holds it whole, and the part of it that stands under its own name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
 KIND_KEY = "kind"  # missing: a measurement
-_KINDS: dict[str, type[AccuracyRecord]] = {"accuracy": AccuracyRecord}
+_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord]] = {
+    "accuracy": AccuracyRecord,
+    "decode": DecodeRecord,
+    "serving": ServingRecord,
+}
 _TIMES = {"created_at", "committed_at"}
 _CHOICES = {
     (Record, "status"): STATUSES,
@@ -40,6 +45,8 @@ _CHOICES = {
     (RunInfo, "status"): RUN_STATUSES,
     (AccuracyRecord, "status"): ACCURACY_STATUSES,
     (AccuracyRecord, "direction"): ("lower", "higher"),
+    (DecodeRecord, "status"): DECODE_STATUSES,
+    (ServingRecord, "status"): DECODE_STATUSES,
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)

@@ -14,6 +14,8 @@ from sqlalchemy.orm import Session
 from db import jsonlines
 from db.accuracy_records import AccuracyRecord
 from db.accuracy_store import AccuracyWriter
+from db.decode_records import DecodeRecord, ServingRecord
+from db.decode_store import DecodeWriter
 from db.encoding import AnyRecord
 from db.errors import ResultsFileError
 from db.jsonlines import record_line
@@ -89,15 +91,20 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
     with session.begin_nested():
         writer = Writer(session)
         accuracy = AccuracyWriter(session, writer)
+        decodes = DecodeWriter(session, writer)
         for record in read_records(path):
             if isinstance(record, AccuracyRecord):
                 accuracy.add(record)
+            elif isinstance(record, DecodeRecord | ServingRecord):
+                decodes.add(record)
             else:
                 writer.add(record)
             runs[record.run.uuid] = None
             read += 1
         writer.flush()
-    return ImportSummary(str(path), read, writer.added + accuracy.added, tuple(runs))
+    return ImportSummary(
+        str(path), read, writer.added + accuracy.added + decodes.added, tuple(runs)
+    )
 
 
 def _format(path: Path) -> tuple[str, bool]:

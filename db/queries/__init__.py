@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from db.queries.accuracy import accuracy_results, export_accuracy
 from db.queries.costs import capability_of, case_seconds
+from db.queries.decodes import decode_results, export_decodes, serving_results
 from db.queries.details import ResultDetail, result_detail
 from db.queries.devices import DeviceRow, devices
 from db.queries.filters import Filters
@@ -107,8 +108,8 @@ __all__ = [
     "ResultRow",
     "RunName",
     "RunSummary",
-    "ScoreRow",
     "Score",
+    "ScoreRow",
     "SeriesName",
     "SeriesRow",
     "WorkerRow",
@@ -123,9 +124,11 @@ __all__ = [
     "commits_between",
     "decision_evidence",
     "decisions_between",
+    "decode_results",
     "device_offsets",
     "devices",
     "export_accuracy",
+    "export_decodes",
     "false_alarm_rates",
     "filter_values",
     "gpu_names",
@@ -169,6 +172,7 @@ __all__ = [
     "scored_schemes",
     "series_history",
     "series_names",
+    "serving_results",
     "suite_names",
     "trusted_base",
     "workers",

@@ -8,7 +8,13 @@ from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
 from db.tables.releases import Release
-from db.tables.results import AccuracyResult, AccuracySample, DecodeResult, ReferenceValue
+from db.tables.results import (
+    AccuracyResult,
+    AccuracySample,
+    DecodeResult,
+    ReferenceValue,
+    ServingResult,
+)
 from db.tables.runs import PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
@@ -47,6 +53,7 @@ __all__ = [
     "Run",
     "Sample",
     "Series",
+    "ServingResult",
     "TuningChoice",
     "Worker",
 ]

@@ -96,16 +96,22 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
-        accuracy = list(queries.export_accuracy(session, filters))
-        left_out = len(accuracy) if file.endswith(".parquet") else 0
-        records = chain(export_records(session, filters), [] if left_out else accuracy)
+        others = [
+            *queries.export_accuracy(session, filters),
+            *queries.export_decodes(session, filters),
+        ]
+        left_out = len(others) if file.endswith(".parquet") else 0
+        records = chain(export_records(session, filters), [] if left_out else others)
         count = write_records(file, records)
     if as_json:
         print_json({"file": file, "records": count, "left_out": left_out})
     else:
         say(console(), f"{count} records in {file}")
         if left_out:
-            say(console(), f"{left_out} accuracy results are left out: a .jsonl file holds them")
+            say(
+                console(),
+                f"{left_out} results that are no GEMMs are left out: a .jsonl file holds them",
+            )
 
 
 @app.command()

@@ -70,10 +70,11 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
   for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(value[i]));
   largest = warp_maximum(largest);
   const float scale = scale_of<A_BITS>(largest);
+  const Divisor divisor = divisor_of(scale);
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[i], scale)) & 255u) << (8 * i);
+    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[i], divisor)) & 255u) << (8 * i);
   const int at_word = in_mma_order ? mma_word(lane) : lane;
   if (token < m) codes[(static_cast<long long>(token) * steps + step) * 32 + at_word] = word;
   if (lane == 0) scales[step * gridDim.y + token] = scale;
