@@ -5,6 +5,7 @@ from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, media
 from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
 from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
+from flexq_bench.regress.device_offsets import DeviceOffset, device_offsets
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
 from flexq_bench.regress.proportion import proportion_interval
 from flexq_bench.regress.ratio import ratio_interval
@@ -18,6 +19,7 @@ __all__ = [
     "Classification",
     "Comparison",
     "Confirmation",
+    "DeviceOffset",
     "Interval",
     "Nights",
     "NoiseLevels",
@@ -30,6 +32,7 @@ __all__ = [
     "confirm",
     "confirm_night",
     "creep",
+    "device_offsets",
     "hierarchical_interval",
     "median_interval",
     "noise_levels",

@@ -1,0 +1,96 @@
+"""A coordinator whose GPUs are simulated: python simulated_fleet.py ADDRESS DATABASE CASES SECONDS
+
+ADDRESS: of a Ray cluster whose nodes declare GPUs with an accelerator type. A third of the cases
+are planned on each of three kinds. Started again, it goes on with the same runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from db.engine import Database, open_database
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.cluster import Fleet, RayCrew, Times, Work, open_fleet
+from flexq_bench.cluster.actor import ROOT, Greeting
+from flexq_bench.cluster.crew import Report
+from flexq_bench.execution import Worker
+from flexq_bench.measure import Measured
+from flexq_bench.provenance import source_hash
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+KINDS = ("GeForce-RTX-3090-Ti", "RTX-A6000", "A100")
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+TIMES = Times(start=60, case=20, beat=1, lease=6, device=120, scan=1, database=120)
+_SHAPES = 12  # that the cases of a kind are spread over
+
+
+def simulated_gpu(seconds: float) -> type:
+    """A class of workers that take so long for a case and find 20 us.
+
+    A class of its own each time, so that Ray carries it to the nodes by value.
+    """
+
+    class SimulatedGpu:
+        def __init__(self, backend: str, seed: int, tuning: str) -> None:
+            import ray
+
+            node = ray.get_runtime_context().get_node_id()
+            resources = next(n["Resources"] for n in ray.nodes() if n["NodeID"] == node)
+            kind = next(r for r in resources if r.startswith("accelerator_type:"))
+            device = DeviceInfo(
+                f"GPU-{node[:12]}-{ray.get_gpu_ids()[0]}",
+                kind.removeprefix("accelerator_type:"),
+                "cuda",
+                compute_capability="8.6",
+            )
+            self._worker = Worker(device, {"host": f"node {node[:8]}"}, (8, 6), os.getpid())
+
+        def describe(self) -> Greeting:
+            return Greeting(self._worker, source_hash(ROOT), "simulated")
+
+        def unfit(self, cases: tuple[Case, ...]) -> dict[str, str]:
+            return {}
+
+        def measure(self, case: Case, choices: tuple[object, ...]) -> Report:
+            time.sleep(seconds)
+            return Report(Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50))
+
+    return SimulatedGpu
+
+
+def cases_of(count: int) -> list[Case]:
+    return [
+        Case("flexq-w6a6", GemmWorkload(1 + i // _SHAPES, 256 * (1 + i % _SHAPES), 256))
+        for i in range(count)
+    ]
+
+
+def declare(fleet: Fleet, count: int) -> list[Work]:
+    works = []
+    for number, gpu in enumerate(KINDS):
+        cases = cases_of(count // 3 + (number < count % 3))
+        run = RunInfo(
+            f"00000000-0000-0000-0000-{number:012}",
+            "simulated",
+            "manual",
+            "running",
+            "2025-11-21T10:00:00+00:00",
+            f"simulated {gpu}",
+            tuple(case.key for case in cases),
+        )
+        works.append(fleet.declare(run, gpu, cases))
+    return works
+
+
+def measure(address: str, database: Database, count: int, seconds: float) -> None:
+    crew = RayCrew(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
+    with open_fleet(database, crew, COMMIT, TIMES) as fleet:
+        fleet.measure(declare(fleet, count), lambda record: None)
+
+
+if __name__ == "__main__":
+    with open_database(sys.argv[2], busy_timeout_s=2.0) as opened:
+        measure(sys.argv[1], opened, int(sys.argv[3]), float(sys.argv[4]))
