@@ -16,6 +16,13 @@ from db.queries.fleet import (
     quarantined_jobs,
     workers,
 )
+from db.queries.nightly import (
+    ChangePointRow,
+    NightState,
+    change_points_of,
+    nights,
+    series_identity_of,
+)
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
@@ -69,6 +76,7 @@ from db.queries.verdicts import (
 __all__ = [
     "AlertEventRow",
     "AlertRow",
+    "ChangePointRow",
     "CommitRow",
     "DecisionRow",
     "FalseAlarmRow",
@@ -77,6 +85,7 @@ __all__ = [
     "HistoryPoint",
     "JobRow",
     "NightRow",
+    "NightState",
     "NoiseRow",
     "OffsetRow",
     "OutcomeRow",
@@ -94,6 +103,7 @@ __all__ = [
     "canaries",
     "capability_of",
     "case_seconds",
+    "change_points_of",
     "commits_between",
     "decision_evidence",
     "device_medians",
@@ -108,6 +118,7 @@ __all__ = [
     "latest_runs",
     "list_series",
     "missing_cases",
+    "nights",
     "noise_book",
     "noise_floors",
     "progress",
@@ -125,6 +136,7 @@ __all__ = [
     "runs",
     "samples_of",
     "series_history",
+    "series_identity_of",
     "series_names",
     "suite_names",
     "trusted_base",

@@ -8,19 +8,23 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
 from db.records import CommitInfo, RunInfo
 from db.store import begin_run, finish_run
+from flexq_bench.cluster.comparer import ComparerActor
 from flexq_bench.cluster.coordinator import Coordinator, Work
 from flexq_bench.cluster.offsets import store_offsets
 from flexq_bench.cluster.ray_crew import RayCrew
 from flexq_bench.cluster.times import Times
 from flexq_bench.costs import read_costs
 from flexq_bench.errors import CancelledError, InfrastructureError
+from flexq_bench.interleave import CaseComparison
 from flexq_bench.running import OnRecord
+from flexq_bench.verdicts import Machine
 from kernels.contract import Backend, Capability
 from workloads.case import Case
 
@@ -110,6 +114,25 @@ class Fleet:
             self._finish(works, "failed")
             raise
         self._finish(works, "complete")
+
+    def machine(self, gpu: str) -> Machine:
+        """A device of this kind, as verdicts name it."""
+        member = next(one for one in self._coordinator.members if one.gpu == gpu)
+        return Machine(self._crew.backend, member.worker.device)
+
+    def compare(
+        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case], seed: int
+    ) -> list[CaseComparison]:
+        """Two commits taking turns on a GPU of this kind, whose node has the repository.
+
+        Raises what compare_commits raises, InfrastructureError if no such GPU is free.
+        """
+        self._coordinator.gather()
+        found: list[CaseComparison] = self._crew.lend(
+            gpu, ComparerActor, "compare", repository, base, head, tuple(cases), seed
+        )
+        self._coordinator.gather()
+        return found
 
     def station(self, kind: Kind) -> FleetStation:
         """The workers of one kind, as who serves requests wants them."""

@@ -38,6 +38,7 @@ class _Actor:
     waits_for: Any  # the reference to its answer; None: it is idle
     since: float
     uuid: str = ""
+    gpu: str = ""
 
 
 @dataclass(slots=True)
@@ -156,6 +157,32 @@ class RayCrew:
             raise InfrastructureError(f"a worker did not answer: {first_line(error)}") from error
         return reasons
 
+    def lend(self, gpu: str, borrower: type, method: str, *arguments: Any) -> Any:
+        """Have an actor of another class do one thing on a GPU of this kind, whose worker goes.
+
+        What it raises is raised here. Raises InfrastructureError if no worker of the kind is idle.
+        """
+        import ray
+
+        actor = next(
+            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.waits_for is None),
+            None,
+        )
+        if actor is None:
+            raise InfrastructureError(f"no {gpu} is free: see `flexq-bench status`")
+        seat = actor.seat
+        self._lose(actor, "its GPU was lent to a comparison", blameless=True)
+        self._trouble.pop(seat, None)
+        handle = seat.create(borrower, self._seed, self._tuning)
+        try:
+            return ray.get(getattr(handle, method).remote(*arguments))
+        except ray.exceptions.RayActorError as error:
+            raise InfrastructureError(
+                f"a comparison on {gpu} ended: {first_line(error)}"
+            ) from error
+        finally:
+            ray.kill(handle)
+
     def _scan(self) -> None:
         self._next_scan = time.monotonic() + self._times.scan
         self._seats = seats(self.backend, local=self._address == "local")
@@ -198,7 +225,7 @@ class RayCrew:
             )
             self._troubles(actor.seat).failures = _FAILURES
             return
-        actor.uuid = str(uuid.uuid4())
+        actor.uuid, actor.gpu = str(uuid.uuid4()), greeting.worker.device.sku
         self._events.append(Joined(Member(actor.uuid, greeting.worker, greeting.software)))
 
     def _refuse_late(self) -> None:

@@ -149,7 +149,7 @@ def carry_out_and_report(
         for run in runs
     )
     try:
-        with ended_by_terminate(), _progress(total) as advance:
+        with ended_by_terminate(), progress(total) as advance:
             measure(advance)
     except KeyboardInterrupt:
         for run in runs:
@@ -192,8 +192,11 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[OnRecord]:
-    """A bar on stderr where a person looks at it, else a log line a result."""
+def progress(total: int | None) -> Iterator[OnRecord]:
+    """A bar on stderr where a person looks at it, else a log line a result.
+
+    total: results that are to come; None: nobody knows yet.
+    """
     err = console(stderr=True)
     done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     name = TextColumn("{task.description}")

@@ -202,8 +202,8 @@ def simulated() -> ModuleType:
 
 
 @pytest.fixture
-def mixed_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
-    """A Ray cluster on this machine: two RTX 3090 Ti, two A6000 and two A100 on three nodes."""
+def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster on this machine, without nodes that have GPUs."""
     from flexq_bench.cluster.runtime import _LOOPBACK_ONLY, _QUIET, _python_path
 
     for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
@@ -219,22 +219,22 @@ def mixed_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[A
             "node_ip_address": "127.0.0.1",
         },
     )
-    nodes = {kind: add_gpus(cluster, kind) for kind in ("GeForce-RTX-3090-Ti", "RTX-A6000", "A100")}
-    yield cluster, nodes
+    yield cluster
     cluster.shutdown()
     os.environ.pop("RAY_ADDRESS", None)
 
 
-def add_gpus(cluster: Any, kind: str) -> Any:
+def add_gpus(cluster: Any, kind: str, count: int = 2) -> Any:
+    """A node that declares so many GPUs of a kind."""
     return cluster.add_node(
-        num_cpus=2,
-        num_gpus=2,
-        resources={f"accelerator_type:{kind}": 2},
+        num_cpus=count,
+        num_gpus=count,
+        resources={f"accelerator_type:{kind}": count},
         object_store_memory=80 << 20,
         node_ip_address="127.0.0.1",
     )
 
 
 @pytest.fixture
-def add_node() -> Callable[[Any, str], Any]:
+def add_node() -> Callable[..., Any]:
     return add_gpus

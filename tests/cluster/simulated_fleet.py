@@ -1,7 +1,9 @@
-"""A coordinator whose GPUs are simulated: python simulated_fleet.py ADDRESS DATABASE CASES SECONDS
+"""A coordinator of simulated GPUs.
 
-ADDRESS: of a Ray cluster whose nodes declare GPUs with an accelerator type. A third of the cases
-are planned on each of three kinds. Started again, it goes on with the same runs.
+    python simulated_fleet.py ADDRESS DATABASE CASES SECONDS KIND...
+
+ADDRESS: of a Ray cluster whose nodes declare GPUs with an accelerator type. So many cases are
+planned on each of the kinds. Started again, it goes on with the same runs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
@@ -18,10 +21,10 @@ from flexq_bench.cluster.crew import Report
 from flexq_bench.execution import Worker
 from flexq_bench.measure import Measured
 from flexq_bench.provenance import source_hash
+from flexq_bench.running import OnRecord
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-KINDS = ("GeForce-RTX-3090-Ti", "RTX-A6000", "A100")
 COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
 TIMES = Times(start=60, case=20, beat=1, lease=6, device=120, scan=1, database=120)
 _SHAPES = 12  # that the cases of a kind are spread over
@@ -68,10 +71,10 @@ def cases_of(count: int) -> list[Case]:
     ]
 
 
-def declare(fleet: Fleet, count: int) -> list[Work]:
+def declare(fleet: Fleet, kinds: Sequence[str], count: int) -> list[Work]:
     works = []
-    for number, gpu in enumerate(KINDS):
-        cases = cases_of(count // 3 + (number < count % 3))
+    for number, gpu in enumerate(kinds):
+        cases = cases_of(count)
         run = RunInfo(
             f"00000000-0000-0000-0000-{number:012}",
             "simulated",
@@ -85,12 +88,20 @@ def declare(fleet: Fleet, count: int) -> list[Work]:
     return works
 
 
-def measure(address: str, database: Database, count: int, seconds: float) -> None:
+def measure(
+    address: str,
+    database: Database,
+    kinds: Sequence[str],
+    count: int,
+    seconds: float,
+    on_record: OnRecord,
+) -> None:
     crew = RayCrew(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
     with open_fleet(database, crew, COMMIT, TIMES) as fleet:
-        fleet.measure(declare(fleet, count), lambda record: None)
+        fleet.measure(declare(fleet, kinds, count), on_record)
 
 
 if __name__ == "__main__":
     with open_database(sys.argv[2], busy_timeout_s=2.0) as opened:
-        measure(sys.argv[1], opened, int(sys.argv[3]), float(sys.argv[4]))
+        address, count, seconds = sys.argv[1], int(sys.argv[3]), float(sys.argv[4])
+        measure(address, opened, sys.argv[5:], count, seconds, lambda record: None)
