@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, insert, or_, select, update
+from sqlalchemy import bindparam, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.encoding import canonical
 from db.errors import NotFoundError
 from db.locking import lock_for_writing
 from db.records import DeviceInfo, Record
-from db.tables import DeviceOffset, Job, Run, Worker
+from db.tables import DeviceOffset, Job, Measurement, Run, Worker
 from db.writer import Writer
 
 JOB_STATES = (
@@ -108,18 +108,19 @@ def add_jobs(session: Session, run_uuid: str, jobs: Iterable[JobInfo]) -> int:
 
 
 def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> None:
-    """Set the jobs without a device by what is there now.
+    """Set the jobs that nobody holds by what is there now.
 
-    reasons: by case, why no device can run it. A job that has none any more is queued again.
-    Raises NotFoundError if the run is not stored.
+    reasons: by case, why no device can run it. A job that has none any more is queued again; one
+    whose case was measured without the fleet is done. Raises NotFoundError.
     """
     lock_for_writing(session.connection())
     run_id = _run_id(session, run_uuid)
-    waiting = session.execute(
-        select(Job.id, Job.case_key).where(
-            Job.run_id == run_id, Job.state.in_(("queued", "no-device"))
-        )
-    ).all()
+    measured = exists().where(
+        Measurement.run_id == run_id, Measurement.case_key == Job.case_key, Job.repetition == 1
+    )
+    idle = Job.run_id == run_id, Job.state.in_(("queued", "no-device"))
+    session.execute(update(Job).where(*idle, measured).values(state="done"))
+    waiting = session.execute(select(Job.id, Job.case_key).where(*idle)).all()
     rows = [
         {
             "job": row.id,
@@ -135,6 +136,16 @@ def reopen_jobs(session: Session, run_uuid: str, reasons: Mapping[str, str]) -> 
             .values(state=bindparam("state"), reason=bindparam("reason"))
         )
         session.connection().execute(statement, rows)
+
+
+def abandon_jobs(session: Session, run_uuid: str, reason: str) -> None:
+    """No device is there for what waits of a run. Raises NotFoundError if it is not stored."""
+    lock_for_writing(session.connection())
+    session.execute(
+        update(Job)
+        .where(Job.run_id == _run_id(session, run_uuid), Job.state == "queued")
+        .values(state="no-device", reason=reason)
+    )
 
 
 def claim_jobs(

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ci import bisect_command, gate_command
+from ci import bisect_command, gate_command, nightly_command
 from flexq_bench.commands import (
     accuracy,
     alerts,
@@ -46,6 +46,7 @@ app.command("worker")(worker.worker)
 app.command("accuracy")(accuracy.accuracy)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
+app.command("nightly")(nightly_command.nightly)
 app.command("bisect")(bisect_command.bisect)
 gate.app.command("perf")(gate_command.perf)
 app.add_typer(gate.app, name="gate")

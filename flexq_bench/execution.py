@@ -1,4 +1,4 @@
-"""Who measures the cases of a plan: this process, or (see flexq_bench.cluster) Ray actors."""
+"""Measuring the cases of a plan in this process (on a cluster: flexq_bench.cluster)."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from db.queries.costs import WALL_S
 from db.records import DeviceInfo
@@ -40,7 +39,7 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Measures cases on one kind of device. A context manager: it holds devices while open."""
+    """Measures cases on one kind of device."""
 
     @property
     def backend(self) -> Backend: ...
@@ -65,15 +64,6 @@ class Executor(Protocol):
         Raises InfrastructureError if the device can't go on.
         """
         ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
 
 
 class LocalExecutor:
@@ -102,17 +92,6 @@ class LocalExecutor:
     def execute(self, cases: Sequence[Case]) -> Iterator[Outcome]:
         for case in cases:
             yield Outcome(case, measure_case(self._meter, case), self._worker)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
 
 
 def worker_of(meter: Meter) -> Worker:

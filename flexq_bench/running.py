@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from db.engine import Database
@@ -93,6 +93,18 @@ def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCod
     if "failed" in statuses:
         return ExitCode.INFRASTRUCTURE
     return ExitCode.PASS
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of several runs: what is missing or wrong anywhere is so of all of them."""
+    ranked = (
+        ExitCode.INFRASTRUCTURE,
+        ExitCode.MISSING,
+        ExitCode.REGRESSION,
+        ExitCode.AMBIGUOUS,
+    )
+    given = set(codes)
+    return next((int(code) for code in ranked if code in given), max(given, default=0))
 
 
 def _finish(database: Database, run: RunInfo, status: str) -> None:

@@ -1,4 +1,4 @@
-"""Serving requests: one after the other becomes a run, measured by the executor that is given."""
+"""Serving requests: one after the other becomes a run, measured on the station that is given."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Protocol
 
 from db import queries
 from db.engine import Database
@@ -20,11 +21,12 @@ from db.requests import (
     give_request_run,
     renew_request,
 )
-from db.store import begin_run
-from flexq_bench.errors import CancelledError, FlexqError
-from flexq_bench.execution import Executor
+from db.store import begin_run, finish_run
+from flexq_bench.errors import CancelledError, FlexqError, MeasureError
+from flexq_bench.execution import LocalExecutor
 from flexq_bench.requests import request_plan
 from flexq_bench.running import OnRecord, execute_plan, new_run
+from kernels.contract import Backend, Capability
 from kernels.errors import KernelError
 from workloads.case import Case
 from workloads.errors import WorkloadError
@@ -45,6 +47,64 @@ class Served:
     detail: str = ""
 
 
+class Station(Protocol):
+    """A kind of device, and how it is measured on."""
+
+    @property
+    def gpu(self) -> str:
+        """SKU."""
+        ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    @property
+    def capability(self) -> Capability | None: ...
+
+    def measure(
+        self,
+        database: Database,
+        cases: Sequence[Case],
+        run: RunInfo,
+        commit: CommitInfo,
+        *,
+        on_record: OnRecord,
+    ) -> None:
+        """Declare the run and measure these cases of it, as execute_plan does."""
+        ...
+
+
+class LocalStation:
+    """This process on its device."""
+
+    def __init__(self, executor: LocalExecutor) -> None:
+        self._executor = executor
+
+    @property
+    def gpu(self) -> str:
+        return self._executor.gpu
+
+    @property
+    def backend(self) -> Backend:
+        return self._executor.backend
+
+    @property
+    def capability(self) -> Capability | None:
+        return self._executor.capability
+
+    def measure(
+        self,
+        database: Database,
+        cases: Sequence[Case],
+        run: RunInfo,
+        commit: CommitInfo,
+        *,
+        on_record: OnRecord,
+    ) -> None:
+        self._executor.check(cases)
+        execute_plan(database, self._executor, cases, run, commit, on_record=on_record)
+
+
 def server_name() -> str:
     """Who serves: the host and the process, and what tells two of the same number apart."""
     return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -52,39 +112,36 @@ def server_name() -> str:
 
 def serve_next(
     database: Database,
-    executor: Executor,
+    station: Station,
     commit: CommitInfo,
     server: str,
     *,
     on_record: OnRecord,
 ) -> Served | None:
-    """Measure the oldest request that fits the executor's device; None: there is none.
+    """Measure the oldest request that fits the station; None: there is none.
 
     What can't be measured as asked is a failed request, not an exception. Raises what the device
     and the database raise; the request's lease then runs out, and the next server goes on with it.
     """
     now = datetime.now(UTC)
     with database.session() as session:
-        request = claim_request(session, server, (executor.gpu,), until=now + LEASE, at=now)
+        request = claim_request(session, server, (station.gpu,), until=now + LEASE, at=now)
     if request is None:
         return None
     log.info("request %s of %s", request.uuid[:8], request.requester)
     try:
-        plan = request_plan(request.kind, request.content, executor.backend, executor.capability)
-        executor.check(plan.cases)
+        plan = request_plan(request.kind, request.content, station.backend, station.capability)
     except (FlexqError, WorkloadError, KernelError) as error:
         return _finish(database, request, "failed", request.run, str(error))
     run = _run_of(database, request, plan.suite, plan.keys, commit)
     try:
         cases = _still_missing(database, run, plan.cases)
-        execute_plan(
-            database,
-            executor,
-            cases,
-            run,
-            commit,
-            on_record=_renewing(database, request, server, on_record),
-        )
+        renewing = _renewing(database, request, server, on_record)
+        station.measure(database, cases, run, commit, on_record=renewing)
+    except MeasureError as error:
+        with database.session() as session:
+            finish_run(session, run.uuid, "failed")
+        return _finish(database, request, "failed", run.uuid, str(error))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", run.uuid, str(error))
     return _finish(database, request, "done", run.uuid, "")

@@ -13,6 +13,7 @@ from db.queries.fleet import (
     OffsetRow,
     Progress,
     WorkerRow,
+    device_medians,
     device_offsets,
     jobs_of,
     progress,
@@ -20,6 +21,13 @@ from db.queries.fleet import (
     workers,
 )
 from db.queries.latest import gpu_names, latest_results, results_at_commit
+from db.queries.nightly import (
+    ChangePointRow,
+    NightState,
+    change_points_of,
+    nights,
+    series_identity_of,
+)
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
@@ -83,11 +91,19 @@ from db.queries.verdicts import (
     latest_decisions_from,
     recent_commits,
 )
-from db.queries.whole_models import DecodeRow, ScoreRow, latest_decodes, latest_scores
+from db.queries.whole_models import (
+    DecodeRow,
+    ScoreRow,
+    decoded_models,
+    decoded_schemes,
+    latest_decodes,
+    latest_scores,
+)
 
 __all__ = [
     "AlertEventRow",
     "AlertRow",
+    "ChangePointRow",
     "CommitRow",
     "DecisionRow",
     "DecodeRow",
@@ -98,6 +114,7 @@ __all__ = [
     "HistoryPoint",
     "JobRow",
     "NightRow",
+    "NightState",
     "NoiseRow",
     "OffsetRow",
     "OutcomeRow",
@@ -121,10 +138,14 @@ __all__ = [
     "canaries",
     "capability_of",
     "case_seconds",
+    "change_points_of",
     "commits_between",
     "decision_evidence",
     "decisions_between",
     "decode_results",
+    "decoded_models",
+    "decoded_schemes",
+    "device_medians",
     "device_offsets",
     "devices",
     "export_accuracy",
@@ -144,6 +165,7 @@ __all__ = [
     "list_series",
     "missing_cases",
     "model_scores",
+    "nights",
     "noise_book",
     "noise_floors",
     "progress",
@@ -171,6 +193,7 @@ __all__ = [
     "scored_models",
     "scored_schemes",
     "series_history",
+    "series_identity_of",
     "series_names",
     "serving_results",
     "suite_names",

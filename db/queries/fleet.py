@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from db.fleet import LIVE_WORKER_STATES
-from db.tables import Commit, Device, DeviceOffset, Job, Run, Worker
+from db.records import DeviceInfo
+from db.tables import Commit, Device, DeviceOffset, Job, Measurement, Run, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,26 @@ def progress(
             unknown=unknown[row["id"]],
         )
         for row in rows
+    ]
+
+
+def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInfo, float]]:
+    """Of a run: case, device and median (us) of every result that is right and was timed."""
+    columns = [Device.__table__.columns[field.name] for field in fields(DeviceInfo)]
+    query = (
+        select(Measurement.case_key, Measurement.median_us, *columns)
+        .join(Run, Measurement.run_id == Run.id)
+        .join(Device, Measurement.device_id == Device.id)
+        .where(
+            Run.uuid == run_uuid,
+            Measurement.status.in_(("ok", "noisy")),
+            Measurement.median_us.is_not(None),
+        )
+        .order_by(Measurement.id)
+    )
+    return [
+        (row["case_key"], DeviceInfo(**{c.name: row[c.name] for c in columns}), row["median_us"])
+        for row in session.execute(query).mappings()
     ]
 
 

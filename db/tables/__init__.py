@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from db.tables.base import Base
-from db.tables.fleet import DeviceOffset, Job, Request, TuningChoice, Worker
+from db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Worker
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
@@ -45,6 +45,7 @@ __all__ = [
     "FalseAlarmRate",
     "Job",
     "Measurement",
+    "Night",
     "Noise",
     "PlannedCase",
     "ReferenceValue",

@@ -114,3 +114,19 @@ class DeviceOffset(Base):
     low: Mapped[float]  # of the 95 % interval
     high: Mapped[float]
     computed_at: Mapped[datetime]
+
+
+class Night(Base):
+    """One night's work on one kind of GPU: how far it is, and what it reported."""
+
+    __tablename__ = "night"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(unique=True)  # name, suite and GPU: also the run's
+    name: Mapped[str] = mapped_column(index=True)  # of the night, a date as a rule
+    suite: Mapped[str]
+    gpu: Mapped[str]  # SKU
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    state: Mapped[str]
+    report: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: not concluded
+    updated_at: Mapped[datetime]

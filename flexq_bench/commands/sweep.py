@@ -13,11 +13,14 @@ from flexq_bench.commands.options import (
     ClusterOption,
     DbOption,
     DeviceOption,
+    GpusOption,
     JsonFileOption,
     KernelsOption,
     NoTuneOption,
     OutOption,
+    RepeatOption,
     RetuneOption,
+    TimesOption,
     split_names,
     split_sizes,
     tuning_of,
@@ -60,6 +63,9 @@ def sweep(
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
+    gpus: GpusOption = None,
+    repeat: RepeatOption = 1,
+    times: TimesOption = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random inputs.")] = 0,
     no_tune: NoTuneOption = False,
     retune: RetuneOption = False,
@@ -84,7 +90,10 @@ def sweep(
     )
     suite = Suite("sweep", "shapes typed at the command line", "", (group,))
     tuning = tuning_of(no_tune=no_tune, retune=retune)
-    setup = measuring.Setup(db, cluster, backend, device, seed, tuning, ResultFiles(as_json, out))
+    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
+    setup = measuring.Setup(
+        db, cluster, fleet, backend, device, seed, tuning, ResultFiles(as_json, out)
+    )
     raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", setup))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +17,13 @@ from flexq_bench.commands.options import (
     DbOption,
     DeviceOption,
     SeedOption,
+    TimesOption,
 )
+
+if TYPE_CHECKING:
+    from db.engine import Database
+    from flexq_bench.commands.measuring import Setup
+    from flexq_bench.serving import Station
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +38,7 @@ def worker(
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
+    times: TimesOption = None,
     seed: SeedOption = 0,
     db: DbOption = None,
 ) -> None:
@@ -39,25 +48,32 @@ def worker(
     nothing: the next one goes on with its request. Any number of workers may serve one database.
     """
     from db.engine import open_database
-    from flexq_bench.commands.measuring import Setup, open_executor
+    from flexq_bench.commands.measuring import FleetSetup, Setup
     from flexq_bench.commands.output import console, say
     from flexq_bench.commands.stopping import ended_by_terminate
     from flexq_bench.provenance import current_commit
     from flexq_bench.serving import serve_next, server_name
 
     out = console()
-    setup = Setup(db, cluster, backend, device, seed)
-    with open_database(db) as database, open_executor(setup) as executor, ended_by_terminate():
+    setup = Setup(db, cluster, FleetSetup(times=times), backend, device, seed)
+    with (
+        open_database(db) as database,
+        _stations(database, setup) as stations,
+        ended_by_terminate(),
+    ):
         name = server_name()
-        say(out, f"{name} serves {executor.gpu} from {database.url}")
+        kinds = ", ".join(station.gpu for station in stations())
+        say(out, f"{name} serves {kinds} from {database.url}")
         while True:
-            served = serve_next(
-                database,
-                executor,
-                current_commit(),
-                name,
-                on_record=lambda record: log.info("%s: %s", record.case, record.status),
-            )
+            served = None
+            for station in stations():
+                served = served or serve_next(
+                    database,
+                    station,
+                    current_commit(),
+                    name,
+                    on_record=lambda record: log.info("%s: %s", record.case, record.status),
+                )
             if served is not None:
                 run = f", run {served.run[:8]}" if served.run else ""
                 why = f": {served.detail}" if served.detail else ""
@@ -66,3 +82,25 @@ def worker(
                 return
             else:
                 time.sleep(poll)
+
+
+@contextmanager
+def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequence[Station]]]:
+    """What tells the stations that there are now."""
+    from flexq_bench.commands.measuring import NO_CLUSTER, local_executor
+    from flexq_bench.provenance import current_commit
+    from flexq_bench.serving import LocalStation
+
+    if setup.cluster == NO_CLUSTER:
+        alone = (LocalStation(local_executor(setup)),)
+        yield lambda: alone
+        return
+    from flexq_bench.commands.fleet_runs import fleet_of
+
+    with fleet_of(database, setup, current_commit()) as fleet:
+
+        def present() -> Sequence[Station]:
+            fleet.refresh()
+            return [fleet.station(kind) for kind in fleet.kinds]
+
+        yield present

@@ -5,6 +5,7 @@ from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, media
 from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
 from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
+from flexq_bench.regress.device_offsets import DeviceOffset, device_offsets
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
 from flexq_bench.regress.paired import (
     ItemDifference,
@@ -24,6 +25,7 @@ __all__ = [
     "Classification",
     "Comparison",
     "Confirmation",
+    "DeviceOffset",
     "Interval",
     "ItemDifference",
     "Nights",
@@ -37,6 +39,7 @@ __all__ = [
     "confirm",
     "confirm_night",
     "creep",
+    "device_offsets",
     "geometric_mean",
     "hierarchical_interval",
     "is_clear",

@@ -9,9 +9,9 @@ import pytest
 from db import queries
 from db.errors import LimitError
 from db.requests import cancel_request, renew_request
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.requests import MAX_CASES, checked_request, submit, sweep_request
-from flexq_bench.serving import serve_next
+from flexq_bench.serving import LocalStation, serve_next
 from flexq_bench.sweeps import Sweep, sweep_of
 from workloads.errors import WorkloadError
 from workloads.suite import Shape
@@ -19,21 +19,17 @@ from workloads.suite import Shape
 SWEEP = Sweep(("flexq-w6a6",), (1, 2), (Shape(64, 128, "o_proj", "llama-7b"),), ("gemm",), ("hot",))
 
 
-class Device:
-    """An executor of one CPU that measures by a script."""
-
-    backend, capability, gpu = "cpu", None, "A CPU"
-
-    def __init__(self, scripted):
-        self.execute = scripted.execute
-
-    def check(self, cases):
-        pass
-
-
 @pytest.fixture
 def a_device(an_executor):
-    return lambda script: Device(an_executor(script))
+    """A station of one CPU that measures by a script."""
+
+    def make(script):
+        executor = an_executor(script)
+        executor.backend, executor.capability, executor.gpu = "cpu", None, "A CPU"
+        executor.check = lambda cases: None
+        return executor
+
+    return make
 
 
 def ask(database, sweep=SWEEP, requester="ada"):
@@ -44,7 +40,7 @@ def ask(database, sweep=SWEEP, requester="ada"):
 
 
 def served(database, device, commit, on_record=lambda record: None):
-    return serve_next(database, device, commit, "me", on_record=on_record)
+    return serve_next(database, LocalStation(device), commit, "me", on_record=on_record)
 
 
 def test_a_sweep_survives_the_way_through_data():
@@ -129,11 +125,14 @@ def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
 def test_what_cannot_be_measured_here_is_a_failed_request(database, a_device, commit):
     ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
     device = a_device(None)
-    device.check = lambda cases: (_ for _ in ()).throw(UsageError("it would take 9 TiB"))
 
+    def refuse(cases):
+        raise MeasureError("it would take 9 TiB")
+
+    device.check = refuse
     done = served(database, device, commit)
 
-    assert (done.state, done.run, done.detail) == ("failed", None, "it would take 9 TiB")
+    assert (done.state, done.detail) == ("failed", "it would take 9 TiB")
 
 
 def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result, commit):
