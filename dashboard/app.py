@@ -8,6 +8,7 @@ from dashboard.views import (
     accuracy,
     alert,
     compare,
+    decode,
     fleet,
     history,
     kernels,
@@ -15,12 +16,13 @@ from dashboard.views import (
     overview,
     paper,
     results,
+    sweep,
 )
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
 pages = (
     *(overview, alert, history, measurement, compare),
-    *(kernels, paper, results, accuracy, fleet),
+    *(kernels, sweep, paper, results, accuracy, decode, fleet),
 )
 st.navigation([one.as_page() for one in pages]).run()

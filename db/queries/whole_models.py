@@ -100,7 +100,9 @@ def latest_decodes(
 
 def decoded_models(session: Session) -> tuple[str, ...]:
     """Every model that was ever decoded, sorted."""
-    return tuple(session.scalars(select(DecodeResult.model).distinct().order_by(DecodeResult.model)))
+    return tuple(
+        session.scalars(select(DecodeResult.model).distinct().order_by(DecodeResult.model))
+    )
 
 
 def decoded_schemes(session: Session) -> tuple[str, ...]:
