@@ -1,5 +1,5 @@
 """The database that the app reads, what a reader sees when it can't be read, and the one door
-through which people's words on alerts are written."""
+through which people's words on alerts and their requests are written."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.words import as_text
-from db.engine import Database, open_database
+from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
+from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
 from db.verdict_store import decide_on_alert
 from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
+from flexq_bench.requests import submit
 
 
 def current_database() -> Database:
@@ -33,6 +35,16 @@ def is_read_only() -> bool:
     return bool(os.environ.get(READ_ONLY_VARIABLE))
 
 
+def write_request(request: RequestInfo) -> None:
+    """Queue what a person asks the fleet to measure.
+
+    Raises DatabaseError, LimitError where its requester has too much open, and ReadOnlyError where
+    the app was started to write nothing.
+    """
+    with _writing() as session:
+        submit(session, request)
+
+
 def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, note: str) -> None:
     """Give an alert this state and note; the state that it has: add the note alone.
 
@@ -41,14 +53,21 @@ def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, not
     seen_events: how many the viewer saw; who decides on what is no longer so is told. Raises
     DatabaseError, and ReadOnlyError where the app was started to write nothing.
     """
-    if is_read_only():
-        raise ReadOnlyError("this dashboard is read-only: start one without --read-only")
     now = datetime.now(UTC)
-    url = os.environ.get(ENVIRONMENT_VARIABLE)
-    with open_database(url, create=False) as database, database.session() as session:
+    with _writing() as session:
         decide_on_alert(
             session, alert_id, state, seen_events=seen_events, person=person, note=note, at=now
         )
+
+
+@contextmanager
+def _writing() -> Iterator[Session]:
+    """A session that can write, open just as long as that takes."""
+    if is_read_only():
+        raise ReadOnlyError("this dashboard is read-only: start one without --read-only")
+    url = os.environ.get(ENVIRONMENT_VARIABLE)
+    with open_database(url, create=False) as database, database.session() as session:
+        yield session
 
 
 @contextmanager

@@ -74,6 +74,11 @@ class LocalExecutor:
         self._worker = worker_of(self._meter)
 
     @property
+    def worker(self) -> Worker:
+        """This process, as others see it."""
+        return self._worker
+
+    @property
     def backend(self) -> Backend:
         return self._meter.backend
 

@@ -88,19 +88,21 @@ def worker(
 def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequence[Station]]]:
     """What tells the stations that there are now."""
     from flexq_bench.commands.measuring import NO_CLUSTER, local_executor
+    from flexq_bench.presence import present
     from flexq_bench.provenance import current_commit
     from flexq_bench.serving import LocalStation
 
     if setup.cluster == NO_CLUSTER:
-        alone = (LocalStation(local_executor(setup)),)
-        yield lambda: alone
+        executor = local_executor(setup)
+        with present(database, executor.worker):
+            yield lambda: (LocalStation(executor),)
         return
     from flexq_bench.commands.fleet_runs import fleet_of
 
     with fleet_of(database, setup, current_commit()) as fleet:
 
-        def present() -> Sequence[Station]:
+        def stations() -> Sequence[Station]:
             fleet.refresh()
             return [fleet.station(kind) for kind in fleet.kinds]
 
-        yield present
+        yield stations
