@@ -1,8 +1,8 @@
 """Fill an empty database with what a fleet leaves in 400 nights: 10 million samples.
 
 100,000 measurements of 500 series with 100 samples each, their runs and plans, a decision on each
-with its evidence, and 20 alerts of 50 decisions, all by db's tables and verdict store. Decisions of
-no alert repeat one computed verdict: `same`.
+with its evidence, 20 alerts of 50 decisions, a job for each case, and scores and decodes of models
+at 20 releases. Decisions of no alert repeat one computed verdict: `same`.
 
     python benchmarks/db/fill.py large.sqlite
     python benchmarks/db/fill.py postgresql://USER@HOST/DATABASE
@@ -21,6 +21,7 @@ from typing import Any
 import made_up
 import numpy as np
 from made_up import Place
+from other_rows import fill_fleet, fill_models
 from sqlalchemy import insert, select, text
 
 from db.decisions import FalseAlarmInfo
@@ -57,11 +58,13 @@ def fill(session: Session, nights: int) -> int:
     _alerts(session, of, machines, nights)
     verdict, evidence = _one_verdict(of[0])
     stored = 0
+    runs = []
     for night in range(nights):
         measured = made_up.measured_in(night, of)
         at = made_up.began(night)
         commit_id = writer.commit(made_up.commit(night))
-        run_id = writer.run(_run(night, measured), commit_id)
+        runs.append((_run(night, measured), night))
+        run_id = writer.run(runs[-1][0], commit_id)
         environment = environments[2 * night // nights]
         for place in measured:
             key = (series[place], environment)
@@ -89,6 +92,8 @@ def fill(session: Session, nights: int) -> int:
                     evidence)  # fmt: skip
         stored += len(rows)
     _noise_book(session, list(series.values()), nights)
+    fill_fleet(session, runs)
+    fill_models(session, nights)
     return stored
 
 
@@ -168,9 +173,7 @@ def _samples(night: int, ids: Sequence[int], medians: np.ndarray) -> list[dict[s
     return rows
 
 
-def _alerts(
-    session: Session, of: list[Place], machines: dict[str, Machine], nights: int
-) -> None:
+def _alerts(session: Session, of: list[Place], machines: dict[str, Machine], nights: int) -> None:
     for night in range(1, nights):
         if made_up.slow_kernel(night) is None:
             continue

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import streamlit as st
+from made_up import identity
 from streamlit.testing.v1 import AppTest
 
 from db import queries
@@ -33,7 +34,16 @@ VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
     ("alert", {}),
     ("history", {}),
     ("history", {"kernel": "flexq-w6a6", "show": "% of floor"}),
+    ("history", {"kernel": "flexq-w6a6", "show": "relative to a release"}),
+    ("measurement", {"uuid": identity("measurement", 10, 0)}),
     ("results", {}),
+    ("compare", {}),
+    ("kernels", {}),
+    ("sweep", {}),
+    ("paper", {}),
+    ("accuracy", {}),
+    ("decode", {}),
+    ("fleet", {}),
 )
 
 
@@ -111,7 +121,8 @@ def main() -> None:
         high = float(np.percentile(totals, 95))
         slow |= high > LIMIT_MS
         words = "&".join(f"{name}={value}" for name, value in link.items())
-        out(f"| {page} | {words} | {np.median(totals):.0f} | {high:.0f} | {np.median(walls):.0f} |\n")
+        times = f"{np.median(totals):.0f} | {high:.0f} | {np.median(walls):.0f}"
+        out(f"| {page} | {words} | {times} |\n")
         if asked.by_query:
             for name, times in sorted(by_query.items(), key=lambda item: -np.median(item[1])):
                 out(f"    {name} {np.median(times):.1f}\n")

@@ -46,7 +46,7 @@ def page() -> None:
             runs = queries.progress(session, limit=_RUNS)
             requests = queries.requests(session, limit=_LISTED)
             quarantined = queries.quarantined_jobs(session, limit=_LISTED)
-            offsets = queries.device_offsets(session)
+            offsets = queries.device_offsets(session, limit=_LISTED)
             devices = queries.devices(session, limit=_LISTED)
     zone, now = zone_named(st.context.timezone), datetime.now(UTC)
     _show_workers(workers, worker_rows(workers, now, zone), now, database)

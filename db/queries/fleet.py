@@ -224,7 +224,9 @@ def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInf
     ]
 
 
-def device_offsets(session: Session, *, gpu: str | None = None) -> list[OffsetRow]:
+def device_offsets(
+    session: Session, *, gpu: str | None = None, limit: int | None = None
+) -> list[OffsetRow]:
     """What runs showed of single GPUs, newest first. gpu: only of this SKU."""
     query = (
         select(
@@ -240,6 +242,7 @@ def device_offsets(session: Session, *, gpu: str | None = None) -> list[OffsetRo
         .join(Run, DeviceOffset.run_id == Run.id)
         .join(Device, DeviceOffset.device_id == Device.id)
         .order_by(DeviceOffset.computed_at.desc(), DeviceOffset.id.desc())
+        .limit(limit)
     )
     if gpu is not None:
         query = query.where(Device.sku == gpu)
