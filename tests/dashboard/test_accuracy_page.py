@@ -3,61 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
-from made_results import COMMIT, H200, a_run, numbers
+from made_models import FP16_NLL, LAYERS, a_score, worse
+from made_results import COMMIT, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
 from db.accuracy_records import AccuracyRecord
 from db.accuracy_store import add_accuracy
-from db.records import DeviceInfo
 from db.releases import keep_releases
-
-FP16_NLL = (2.0, 3.0, 2.5, 2.6, 2.4)
-LAYERS = ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj",
-          "model.layers.0.self_attn.q_proj"]  # fmt: skip
-
-
-def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> AccuracyRecord:
-    """A score of SmolLM on wikitext; the perplexity is exp of the mean of its values."""
-    run = changes.pop("run", a_run("accuracy", suite="accuracy"))
-    fields: dict[str, Any] = {
-        "model": "SmolLM2-135M",
-        "model_hash": "ab" * 32,
-        "scheme": scheme,
-        "task": "wikitext",
-        "task_version": "1",
-        "data_hash": "cd" * 32,
-        "metric": metric,
-        "direction": "lower",
-        "status": "ok",
-        "detail": "",
-        "standard_error": 0.5,
-        "n_items": 8188,
-        "values": FP16_NLL,
-        "seed": 0,
-        "parameters": {},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
-    } | changes
-    if "value" not in fields:
-        fields["value"] = math.exp(sum(fields["values"]) / len(fields["values"]))
-    parts = (run.uuid, scheme, fields["task"], metric, fields["commit"].sha, fields["model"])
-    return AccuracyRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
-
-
-def worse(by: float, **changes: Any) -> dict[str, Any]:
-    """Values whose perplexity is larger by this factor on every segment."""
-    return {"values": tuple(v + math.log1p(by) for v in FP16_NLL), **changes}
 
 
 @pytest.fixture

@@ -3,61 +3,17 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
-from made_results import COMMIT, H200, a_run, numbers
+from made_models import a_decode
+from made_results import H200, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
-from db.decode_records import DecodeRecord
 from db.decode_store import add_decodes
 from db.records import DeviceInfo
-
-GIB = 2**30
-
-
-def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
-    """A decode of llama-7b, 15 tokens in and 128 out, ±1 %."""
-    run = changes.pop("run", a_run("decode", suite="decode"))
-    fields: dict[str, Any] = {
-        "case": f"llama-7b {scheme} b{batch}",
-        "model": "llama-7b",
-        "weights": "synthetic",
-        "scheme": scheme,
-        "kernels": {},
-        "backend": "cuda",
-        "kv_bits": 16,
-        "batch": batch,
-        "prompt_tokens": 15,
-        "new_tokens": 128,
-        "protocol_version": 1,
-        "status": "ok",
-        "detail": "",
-        "prefill_ms": token_ms,
-        "token_ms": token_ms,
-        "token_ci_low_ms": token_ms and 0.99 * token_ms,
-        "token_ci_high_ms": token_ms and 1.01 * token_ms,
-        "token_p95_ms": token_ms and 1.05 * token_ms,
-        "process_medians_ms": (),
-        "tokens_per_s": token_ms and 1000 * batch / token_ms,
-        "weights_bytes": 5 * GIB,
-        "steady_memory_bytes": 6 * GIB,
-        "peak_memory_bytes": (6 + batch) * GIB,
-        "energy_j_per_token": None,
-        "parts": (),
-        "parameters": {},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
-    } | changes
-    parts = (run.uuid, fields["case"], fields["model"], fields["prompt_tokens"], fields["weights"])
-    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
-    return DecodeRecord(uuid=identity, **fields)
 
 
 def keep(store: Any, *records: Any) -> Any:
