@@ -14,6 +14,7 @@ from workloads.case import kernel_label
 from workloads.errors import WorkloadError
 from workloads.suites import load_suite
 
+_FROM_THE_HUB = {"wikitext2": "wikitext"}  # another name of the same text
 _NORMAL_95 = 1.959964  # standard errors from the middle to an end of a 95 % interval
 
 
@@ -156,7 +157,8 @@ def _about(stated: ReferenceInfo, scores: Iterable[ScoreRow], scheme: str) -> li
     return [
         row
         for row in scores
-        if (row.scheme, row.task, row.metric) == (scheme, stated.task, "perplexity")
+        if (row.scheme, row.metric) == (scheme, "perplexity")
+        and stated.task in (row.task, _FROM_THE_HUB.get(row.task))
     ]
 
 

@@ -25,6 +25,7 @@ VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
 PAGES = sorted(path.stem for path in VIEWS.glob("[!_]*.py"))
 DRILL_DOWN = "measurement"  # the one page that reads raw samples, of one result
 MEASURED = "00000000-0000-0000-0000-00000000abcd"
+MORE = [("compare", {"kind": "commits"}), ("compare", {"kind": "kernels"})]
 LINKS = {DRILL_DOWN: {"uuid": MEASURED}, "history": {"show": "relative to a release"}}
 GPUS = ("NVIDIA H200", "NVIDIA A100")
 
@@ -121,11 +122,11 @@ def _goes_through_all(node: dict[str, Any]) -> bool:
     return reads and not {"Index Cond", "Recheck Cond"} & node.keys()
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(("page", "link"), [*((one, LINKS.get(one, {})) for one in PAGES), *MORE])
 def test_no_page_scans_the_measurements_or_reads_samples(
-    opened: Callable[..., list[Asked]], database: Database, page: str
+    opened: Callable[..., list[Asked]], database: Database, page: str, link: dict[str, str]
 ) -> None:
-    asked = opened(page, **LINKS.get(page, {}))
+    asked = opened(page, **link)
 
     assert asked, "the page asked nothing"
     reads_samples = [one.statement for one in asked if "sample." in one.statement]
