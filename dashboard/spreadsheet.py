@@ -1,4 +1,4 @@
-"""Tables that a viewer may open in a spreadsheet, which takes some texts for formulas and runs them.
+"""Tables that a viewer may open in a spreadsheet, which runs some texts as formulas.
 
 Both ways out are covered: files that pages offer, and what a viewer saves or copies from a table,
 which is what its cells hold.
@@ -27,13 +27,12 @@ def as_cell(text: str) -> str:
 
 def harmless(frame: pd.DataFrame) -> pd.DataFrame:
     """The frame with every text as `as_cell` makes it; numbers and times as they are."""
-    return frame.apply(
-        lambda column: (
-            column.map(lambda value: as_cell(value) if isinstance(value, str) else value)
-            if column.dtype == object or pd.api.types.is_string_dtype(column)
-            else column
-        )
-    )
+    made = frame.copy()
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype == object or pd.api.types.is_string_dtype(column):
+            made[name] = [as_cell(v) if isinstance(v, str) else v for v in column]
+    return made
 
 
 def to_csv(frame: pd.DataFrame) -> str:

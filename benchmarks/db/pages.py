@@ -121,8 +121,8 @@ def main() -> None:
         high = float(np.percentile(totals, 95))
         slow |= high > LIMIT_MS
         words = "&".join(f"{name}={value}" for name, value in link.items())
-        times = f"{np.median(totals):.0f} | {high:.0f} | {np.median(walls):.0f}"
-        out(f"| {page} | {words} | {times} |\n")
+        found = f"{np.median(totals):.0f} | {high:.0f} | {np.median(walls):.0f}"
+        out(f"| {page} | {words} | {found} |\n")
         if asked.by_query:
             for name, times in sorted(by_query.items(), key=lambda item: -np.median(item[1])):
                 out(f"    {name} {np.median(times):.1f}\n")

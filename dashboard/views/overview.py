@@ -13,8 +13,8 @@ from dashboard.empty import say_that_it_is_empty
 from dashboard.latest_runs import problem_rows, run_rows
 from dashboard.links import Link
 from dashboard.shown_runs import ShownRuns, advise
-from dashboard.views import alert
 from dashboard.spreadsheet import harmless
+from dashboard.views import alert
 from dashboard.words import as_change, as_code, as_text, local_time, short_commit, zone_named
 from db import queries
 from db.decisions import OPEN_STATES

@@ -44,4 +44,4 @@ def devices(session: Session, *, limit: int | None = None) -> list[DeviceRow]:
         .order_by(seen.c.last_seen.desc().nulls_last(), Device.sku, Device.uuid, Device.id)
         .limit(limit)
     )
-    return [DeviceRow(*row) for row in session.execute(query)]
+    return [DeviceRow(**row) for row in session.execute(query).mappings()]

@@ -75,4 +75,4 @@ def score_values(session: Session, score_ids: Sequence[int]) -> dict[int, tuple[
     """By score its value for each segment, question or layer; one that has none is left out."""
     query = select(AccuracySample.accuracy_result_id, AccuracySample.data, AccuracySample.count)
     rows = session.execute(query.where(AccuracySample.accuracy_result_id.in_(list(score_ids))))
-    return {row[0]: unpack(PackedSamples(row.data, [row.count]))[0] for row in rows}
+    return {score: unpack(PackedSamples(data, [count]))[0] for score, data, count in rows}
