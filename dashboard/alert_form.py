@@ -22,7 +22,8 @@ _MEANING = {
 def show_form(alert: AlertRow, events: int) -> None:
     """Set a state, a note or both. A read-only app says why it has no form.
 
-    events: how many the alert has: after each, the form is a new one without the old words.
+    events: how many the alert has. Who fills in the form while somebody else changes the alert is
+    told, and keeps what they wrote.
     """
     st.subheader("Say what you know", anchor=False)
     if is_read_only():
@@ -31,7 +32,9 @@ def show_form(alert: AlertRow, events: int) -> None:
     saved = st.session_state.pop(_SAVED, None)
     if saved is not None:
         st.success(as_text(saved), icon=":material/check:")
-    with st.form(f"alert-form.{alert.id}.{events}"):
+    mine = f"alert-form.{alert.id}"
+    saves = st.session_state.get(f"{mine}.saves", 0)
+    with st.form(f"{mine}.{saves}"):  # after each save a new one, without the old words
         options = [alert.state, *(s for s in ALERT_STATES[1:] if s != alert.state)]
         state = st.selectbox(
             "State",
@@ -43,6 +46,9 @@ def show_form(alert: AlertRow, events: int) -> None:
         note = st.text_area("Note", help="Kept as text, with your name and the time.")
         person = st.text_input("Your name")
         sent = st.form_submit_button("Save", icon=":material/save:")
+    # A click runs the page anew: what was seen is what the page showed before it.
+    seen = st.session_state.get(f"{mine}.seen", events) if sent else events
+    st.session_state[f"{mine}.seen"] = events
     if not sent:
         return
     problem = _problem(alert, state, note.strip(), person.strip())
@@ -50,10 +56,11 @@ def show_form(alert: AlertRow, events: int) -> None:
         st.error(problem)
         return
     try:
-        write_alert(alert, state, person=person.strip(), note=note.strip())
+        write_alert(alert.id, state, seen_events=seen, person=person.strip(), note=note.strip())
     except DatabaseError as error:
         st.error(as_text(str(error)), icon=":material/database_off:")
         return
+    st.session_state[f"{mine}.saves"] = saves + 1
     st.session_state[_SAVED] = f"Saved: alert {alert.id} is {state}."
     st.rerun()
 

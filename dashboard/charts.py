@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,13 +27,13 @@ def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, St
     if the frame mixes what must not stand in one chart.
     """
     shown = _comparable(frame, "speedup")
-    figure = _by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
+    figure = by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
     figure.update_yaxes(
-        title=f"speed-up over {baseline} (×, log scale)",
+        title=f"speed-up over {html.escape(baseline)} (×, log scale)",
         type="log",
-        tickvals=_log_ticks(shown["speedup"]),
+        tickvals=log_ticks(shown["speedup"]),
     )
-    _rule(figure, 1.0, f"{baseline} = 1")
+    rule(figure, 1.0, f"{html.escape(baseline)} = 1")
     return figure
 
 
@@ -41,18 +42,30 @@ def floor_by_layer(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figur
 
     frame: as in `speedup_by_layer`. 100 % is as fast as merely reading the packed weights.
     """
-    figure = _by_layer(_comparable(frame, "pct_of_floor"), "pct_of_floor", " %", styles)
+    figure = by_layer(_comparable(frame, "pct_of_floor"), "pct_of_floor", " %", styles)
     figure.update_yaxes(title="floor / median (%)", rangemode="tozero")
-    _rule(figure, 100.0, "reading the weights = 100 %")
+    rule(figure, 100.0, "reading the weights = 100 %")
     return figure
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
+    """Where a kernel works: a layer of a model, by its shape."""
+
     model: str
     layer: str
     n: int
     k: int
+
+    @property
+    def name(self) -> str:
+        """What people call it; a shape of no layer is called by its N and K."""
+        return " ".join(part for part in (self.model, self.layer) if part) or f"{self.n}×{self.k}"
+
+
+def places_of(frame: pd.DataFrame) -> list[Place]:
+    """The layers of a frame: models by name, layers from small to large."""
+    return sorted({Place(*key) for key in _place_keys(frame)}, key=_order)
 
 
 def _comparable(frame: pd.DataFrame, value: str) -> pd.DataFrame:
@@ -64,8 +77,12 @@ def _comparable(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     return shown
 
 
-def _by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, Style]) -> go.Figure:
-    places = sorted({_Place(*key) for key in _place_keys(frame)}, key=_order)
+def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, Style]) -> go.Figure:
+    """A point for each kernel and layer with its interval; layers from small to large.
+
+    frame: has columns value, value_low and value_high beside those of dashboard.frame.COLUMNS.
+    """
+    places = places_of(frame)
     position = {place: i for i, place in enumerate(places)}
     labels = sorted(frame["label"].unique())
     figure = go.Figure()
@@ -73,20 +90,20 @@ def _by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, S
         rows = frame[frame["label"] == label]
         shift = _SPREAD * (i - (len(labels) - 1) / 2) / max(len(labels), 1)
         figure.add_scatter(
-            name=label,
-            x=[position[_Place(*key)] + shift for key in _place_keys(rows)],
-            y=rows[value],
+            name=html.escape(label),
+            x=[position[Place(*key)] + shift for key in _place_keys(rows)],
+            y=rows[value].tolist(),
             error_y={
                 "type": "data",
-                "array": rows[f"{value}_high"] - rows[value],
-                "arrayminus": rows[value] - rows[f"{value}_low"],
+                "array": (rows[f"{value}_high"] - rows[value]).tolist(),
+                "arrayminus": (rows[value] - rows[f"{value}_low"]).tolist(),
                 "thickness": 1.5,
                 "width": 3,
             },
             mode="markers",
             marker={"color": styles[label].color, "symbol": styles[label].symbol, "size": 9},
             text=[_hover(row, value, unit) for row in rows.to_dict("records")],
-            hovertemplate=f"<b>{label}</b><br>%{{text}}<extra></extra>",
+            hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
         )
     _label_places(figure, places)
     figure.update_layout(
@@ -104,19 +121,19 @@ def _place_keys(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:
     return zip(frame["model"], frame["layer"], frame["n"], frame["k"], strict=True)
 
 
-def _order(place: _Place) -> tuple[list[tuple[int, str]], int, int, str]:
+def _order(place: Place) -> tuple[list[tuple[int, str]], int, int, str]:
     """Models by name, with numbers in them as numbers; layers from small to large."""
     parts = re.findall(r"\d+|\D+", place.model)
     natural = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
     return (natural, place.n * place.k, place.n, place.layer)
 
 
-def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
+def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
     """Layers below the axis; models above it, with a rule between two."""
     figure.update_xaxes(
         title="layer",
         tickvals=list(range(len(places))),
-        ticktext=[place.layer or f"{place.n}×{place.k}" for place in places],
+        ticktext=[html.escape(place.layer) or f"{place.n}×{place.k}" for place in places],
         range=[-0.5, max(len(places), 1) - 0.5],
         showgrid=False,
         zeroline=False,
@@ -125,7 +142,7 @@ def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
     for model in models:
         inside = [i for i, place in enumerate(places) if place.model == model]
         figure.add_annotation(
-            text=model,
+            text=html.escape(model),
             x=(inside[0] + inside[-1]) / 2,
             y=1,
             yref="paper",
@@ -137,12 +154,13 @@ def _label_places(figure: go.Figure, places: Sequence[_Place]) -> None:
             figure.add_vline(inside[0] - 0.5, line={"color": GREY, "width": 1}, opacity=0.5)
 
 
-def _rule(figure: go.Figure, at: float, words: str) -> None:
+def rule(figure: go.Figure, at: float, words: str) -> None:
+    """A dashed line at a height, named in the legend."""
     line = {"color": GREY, "width": 1.5, "dash": "dash"}
     figure.add_hline(at, line=line, name=words, showlegend=True)
 
 
-def _log_ticks(values: Iterable[float]) -> list[float] | None:
+def log_ticks(values: Iterable[float]) -> list[float] | None:
     """1, 2 and 5 of each decade that a log axis with these values shows; None: too few of them,
     so Plotly chooses. Its own choice over several decades leaves the zeros away."""
     shown = [*values, 1.0]
@@ -153,7 +171,7 @@ def _log_ticks(values: Iterable[float]) -> list[float] | None:
 
 
 def _hover(row: Mapping[str, object], value: str, unit: str) -> str:
-    name = " ".join(str(row[part]) for part in ("model", "layer") if row[part])
+    name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
     noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"

@@ -1,5 +1,5 @@
 """The database that the app reads, what a reader sees when it can't be read, and the one door
-through which people's words on alerts are written."""
+through which people's words on alerts and their requests are written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.words import as_text
-from db import queries
-from db.engine import Database, open_database
-from db.errors import DatabaseError, ReadOnlyError, RecordError
-from db.queries import AlertRow
+from db.engine import Database, Session, open_database
+from db.errors import DatabaseError, ReadOnlyError
+from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
-from db.verdict_store import add_alert_note, set_alert_state
+from db.verdict_store import decide_on_alert
 from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
+from flexq_bench.requests import submit
 
 
 def current_database() -> Database:
@@ -35,28 +35,39 @@ def is_read_only() -> bool:
     return bool(os.environ.get(READ_ONLY_VARIABLE))
 
 
-def write_alert(seen: AlertRow, state: str, *, person: str, note: str) -> None:
+def write_request(request: RequestInfo) -> None:
+    """Queue what a person asks the fleet to measure.
+
+    Raises DatabaseError, LimitError where its requester has too much open, and ReadOnlyError where
+    the app was started to write nothing.
+    """
+    with _writing() as session:
+        submit(session, request)
+
+
+def write_alert(alert_id: int, state: str, *, seen_events: int, person: str, note: str) -> None:
     """Give an alert this state and note; the state that it has: add the note alone.
 
-    This is all that the app ever writes: every page reads through a connection that can't.
+    Every page reads through a connection that can't write.
 
-    seen: the alert as the viewer saw it; who decides on what is no longer so is told. Raises
+    seen_events: how many the viewer saw; who decides on what is no longer so is told. Raises
     DatabaseError, and ReadOnlyError where the app was started to write nothing.
     """
+    now = datetime.now(UTC)
+    with _writing() as session:
+        decide_on_alert(
+            session, alert_id, state, seen_events=seen_events, person=person, note=note, at=now
+        )
+
+
+@contextmanager
+def _writing() -> Iterator[Session]:
+    """A session that can write, open just as long as that takes."""
     if is_read_only():
         raise ReadOnlyError("this dashboard is read-only: start one without --read-only")
-    now = datetime.now(UTC)
     url = os.environ.get(ENVIRONMENT_VARIABLE)
     with open_database(url, create=False) as database, database.session() as session:
-        now_is = queries.alert_by_id(session, seen.id).state
-        if now_is != seen.state:
-            raise RecordError(
-                f"alert {seen.id} was {seen.state} and is {now_is} by now: reload the page"
-            )
-        if state == now_is:
-            add_alert_note(session, seen.id, person=person, note=note, at=now)
-        else:
-            set_alert_state(session, seen.id, state, person=person, note=note, at=now)
+        yield session
 
 
 @contextmanager

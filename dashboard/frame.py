@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from dashboard.spreadsheet import to_csv
 from db.queries import ResultRow
 from flexq_bench.comparing import Row, compare_with_baseline, half_width_percent
 from flexq_bench.probes import is_probe
@@ -25,6 +26,7 @@ COLUMNS = {
     "m": "int64",
     "n": "int64",
     "k": "int64",
+    "weight_bits": "int64",
     "stage": "str",
     "cache": "str",
     "median_us": "float64",
@@ -56,16 +58,20 @@ COLUMNS = {
 _OURS_ALONE = ["is_probe", "is_timed"]
 
 
-def results_frame(results: Sequence[ResultRow], baseline: str) -> pd.DataFrame:
+def results_frame(
+    results: Sequence[ResultRow], baseline: str, *, across_runs: bool = False
+) -> pd.DataFrame:
     """Every result with its ratios; runs in the order given, each by shape, stage, cache and M.
 
     results: whole runs, those of one run together: a baseline that a viewer filters away still
-    counts. baseline: a kernel's label.
+    counts. baseline: a kernel's label. across_runs: the results are one of each series, whichever
+    run they come from, and so is the baseline of a ratio; all in one order.
     """
+    together = [results] if across_runs else [list(of) for _, of in groupby(results, _run)]
     rows = [
         _cells(row, baseline)
-        for _, of_run in groupby(results, key=lambda result: result.run)
-        for row in compare_with_baseline(of_run, baseline)
+        for group in together
+        for row in compare_with_baseline(group, baseline)
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
@@ -74,7 +80,7 @@ def as_csv(frame: pd.DataFrame) -> str:
     """The frame for a spreadsheet: names with units, full precision, times in ISO 8601, UTC."""
     table = frame.drop(columns=_OURS_ALONE)
     table["created_at"] = [moment.isoformat() for moment in table["created_at"]]
-    return table.to_csv(index=False)
+    return to_csv(table)
 
 
 def narrowed(frame: pd.DataFrame, wanted: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
@@ -83,6 +89,10 @@ def narrowed(frame: pd.DataFrame, wanted: Mapping[str, Sequence[Any]]) -> pd.Dat
         if values:
             frame = frame[frame[column].isin(list(values))]
     return frame
+
+
+def _run(result: ResultRow) -> str:
+    return result.run
 
 
 def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:

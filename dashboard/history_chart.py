@@ -25,6 +25,7 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
     frame: see dashboard.history_frame.COLUMNS. Series of one kernel share its colour and differ in
     their line. value, unit: of the axis, for example "median time" and "µs". The axis is
     logarithmic where the values are far apart. A line does not go on from one epoch to the next.
+    The custom data of a point is the uuid of its measurement.
     """
     figure = go.Figure()
     drawn: dict[str, int] = {}
@@ -91,6 +92,7 @@ def _add_series(
             line={"color": style.color, "width": 2, "dash": dash},
             marker={"color": style.color, "symbol": style.symbol, "size": 8},
             text=[_hover(row, unit) for row in part.to_dict("records")],
+            customdata=part["measurement"],
             hovertemplate=f"<b>{name}</b><br>%{{text}}<extra></extra>",
             legendgroup=name,
             showlegend=position == 0,

@@ -22,6 +22,7 @@ COLUMNS = {
     "commit": "str",
     "epoch": "int64",
     "run": "str",
+    "measurement": "str",
     "created_at": "datetime64[us, UTC]",
     "value": "float64",
     "low": "float64",
@@ -30,17 +31,29 @@ COLUMNS = {
 
 
 def history_frame(
-    histories: Mapping[SeriesName, Sequence[HistoryPoint]], *, of_floor: bool
+    histories: Mapping[SeriesName, Sequence[HistoryPoint]],
+    *,
+    of_floor: bool = False,
+    relative_to: int | None = None,
 ) -> pd.DataFrame:
     """Every point of these series, series by series, oldest commit first.
 
     of_floor: 100 · floor / median in place of the median; points without a floor are left out.
+    relative_to: a place in the ancestry; 100 · median / the median that the series had there, or at
+    the commit before it that was measured last; series that had none yet are left out.
     """
     places = _places([point for points in histories.values() for point in points])
     rows = []
     for series, points in histories.items():
+        reference = None if relative_to is None else _level_at(points, relative_to)
         for point in points:
-            value = _of_floor(point) if of_floor else _median(point)
+            value: Interval | None
+            if of_floor:
+                value = _of_floor(point)
+            elif relative_to is not None:
+                value = reference and _percent(ratio_interval(_median(point), reference))
+            else:
+                value = _median(point)
             if value is not None:
                 rows.append(_cells(series, point, value, places[point.commit]))
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
@@ -72,7 +85,16 @@ def _of_floor(point: HistoryPoint) -> Interval | None:
     if not point.floor_us or not point.median_us:
         return None
     floor = Interval(point.floor_us, point.floor_us, point.floor_us)
-    ratio = ratio_interval(floor, _median(point))
+    return _percent(ratio_interval(floor, _median(point)))
+
+
+def _level_at(points: Sequence[HistoryPoint], place: int) -> Interval | None:
+    """The newest result of the last commit measured up to this place; None: there is none."""
+    before = [p for p in points if p.topo_order is not None and p.topo_order <= place]
+    return _median(before[-1]) if before and before[-1].median_us else None
+
+
+def _percent(ratio: Interval) -> Interval:
     return Interval(100 * ratio.estimate, 100 * ratio.low, 100 * ratio.high)
 
 
@@ -85,6 +107,7 @@ def _cells(series: SeriesName, point: HistoryPoint, value: Interval, place: int)
         "commit": point.commit,
         "epoch": point.epoch,
         "run": point.run,
+        "measurement": point.measurement,
         "created_at": point.created_at,
         "value": value.estimate,
         "low": value.low,

@@ -14,7 +14,7 @@ from dashboard.words import as_code, as_text, local_time, short_commit
 from db import queries
 from db.engine import Database
 from db.errors import NotFoundError
-from db.queries import Filters, ResultRow, RunSummary
+from db.queries import Filters, ResultRow, RunName, RunSummary
 from flexq_bench import static
 from flexq_bench.commands import invocation
 
@@ -44,19 +44,20 @@ class ShownRuns:
         return latest is not None and latest.uuid == result.run
 
 
-def list_runs(database: Database) -> list[RunSummary]:
-    """The newest runs, and those that the URL names."""
+def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
+    """The newest runs, and those that the URL names under these names."""
     with database.session() as session:
         # What compilers made of kernels is no time, and its targets are no GPUs.
-        recent = queries.runs(session, without_suite=static.SUITE, limit=_LISTED)
+        recent = queries.run_names(session, without_suite=static.SUITE, limit=_LISTED)
         known = {run.uuid for run in recent}
-        for prefix in st.query_params.get_all("run"):
+        for prefix in (one for name in names for one in st.query_params.get_all(name)):
             if any(uuid.startswith(prefix) for uuid in known):
                 continue
             try:
-                recent.append(queries.run_by_uuid_prefix(session, prefix))
+                found = queries.run_by_uuid_prefix(session, prefix)
             except NotFoundError:
                 continue  # the control says that it isn't there
+            recent.append(RunName(found.uuid, found.suite, found.status, found.created_at))
     return recent
 
 
@@ -64,7 +65,7 @@ def choose_runs(
     place: DeltaGenerator,
     link: Link,
     database: Database,
-    listed: Sequence[RunSummary],
+    listed: Sequence[RunName],
     zone: tzinfo,
 ) -> ShownRuns:
     """What the viewer chose; by default the latest complete run of each GPU."""
@@ -79,11 +80,13 @@ def choose_runs(
         "Runs",
         list(by_uuid),
         nothing="latest complete run per GPU",
-        shown=lambda uuid: _title(by_uuid[uuid], zone),
+        shown=lambda uuid: run_title(by_uuid[uuid], zone),
         written=lambda uuid: uuid[:8],
     )
     if chosen:
-        return ShownRuns(tuple(run for uuid, run in by_uuid.items() if uuid in chosen), None)
+        wanted = [uuid for uuid in by_uuid if uuid in chosen]
+        with database.session() as session:
+            return ShownRuns(tuple(queries.runs_by_uuid(session, wanted)), None)
     with database.session() as session:
         latest = queries.latest_complete_runs(session, suite=suite or None)
     distinct = {run.uuid: run for run in latest.values()}
@@ -96,7 +99,7 @@ def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:
     return "  \n".join(_facts(run, zone) for run in shown.runs)
 
 
-def advise(shown: ShownRuns, listed: Sequence[RunSummary], database: Database) -> list[str]:
+def advise(shown: ShownRuns, listed: Sequence[RunName], database: Database) -> list[str]:
     """Markdown: what is not as it should be with these runs, and what to do about it."""
     lines = [_unfinished(run, database) for run in shown.runs if run.missing]
     lines += [
@@ -106,8 +109,11 @@ def advise(shown: ShownRuns, listed: Sequence[RunSummary], database: Database) -
     ]
     if shown.only_on is not None and listed:
         newest = max(listed, key=lambda run: run.created_at)
-        if newest.missing and all(run.created_at < newest.created_at for run in shown.runs):
-            lines.append(f"There is a newer one. {_unfinished(newest, database)}")
+        if all(run.created_at < newest.created_at for run in shown.runs):
+            with database.session() as session:
+                (summary,) = queries.runs_by_uuid(session, [newest.uuid])
+            if summary.missing:
+                lines.append(f"There is a newer one. {_unfinished(summary, database)}")
     return lines
 
 
@@ -126,7 +132,8 @@ def _unfinished(run: RunSummary, database: Database) -> str:
     )
 
 
-def _title(run: RunSummary, zone: tzinfo) -> str:
+def run_title(run: RunName, zone: tzinfo) -> str:
+    """What a list calls a run."""
     return f"{run.uuid[:8]} · {run.suite} · {local_time(run.created_at, zone)} · {run.status}"
 
 

@@ -13,7 +13,9 @@ DatabaseError
 │   └── OlderSchemaError    waits for `flexq-bench db upgrade`
 ├── NotFoundError           no such run or measurement
 │   └── AmbiguousError      several runs answer to the prefix
+├── StaleError              somebody changed meanwhile what was to be changed
 ├── ConflictError           two runs claim the same idempotency key
+├── LimitError              a requester has too much waiting
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
     └── RecordFormatError   … read from a file: with its name and line
@@ -74,8 +76,16 @@ class AmbiguousError(NotFoundError):
     """Several runs answer to the prefix."""
 
 
+class StaleError(DatabaseError):
+    """What was to be changed is no longer as it was seen."""
+
+
 class ConflictError(DatabaseError):
     """Two different runs claim the same idempotency key."""
+
+
+class LimitError(DatabaseError):
+    """A requester would have more waiting or running than one may have."""
 
 
 class ResultsFileError(DatabaseError):

@@ -61,9 +61,7 @@ def add_record(session: Session, record: Record) -> bool:
 def add_records(session: Session, records: Iterable[Record]) -> int:
     """Store records in one go, and say how many are new. Raises as add_record."""
     writer = Writer(session)
-    for record in records:
-        writer.add(canonical(record))
-    writer.flush()
+    writer.add_all(map(canonical, records))
     return writer.added
 
 

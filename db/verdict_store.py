@@ -18,7 +18,7 @@ from db.decisions import (
     NoiseInfo,
 )
 from db.encoding import canonical
-from db.errors import NotFoundError, RecordError
+from db.errors import NotFoundError, RecordError, StaleError
 from db.hashing import canonical_json, fingerprint
 from db.locking import lock_for_writing
 from db.tables import (
@@ -151,6 +151,35 @@ def add_alert_note(
     state = _alert(session, alert_id)["state"]
     session.execute(update(Alert).where(Alert.id == alert_id).values(note=note))
     _add_event(session, alert_id, state, person, note, at)
+
+
+def decide_on_alert(
+    session: Session,
+    alert_id: int,
+    state: str,
+    *,
+    seen_events: int,
+    person: str,
+    note: str,
+    at: datetime,
+) -> None:
+    """Give an alert a state and a note as somebody who looked at it asks; its own state: the note.
+
+    seen_events: how many events the alert had when they looked. Raises StaleError if it has more
+    by now, whoever comes first; else as set_alert_state and add_alert_note.
+    """
+    lock_for_writing(session.connection())
+    now_is = _alert(session, alert_id)["state"]
+    events = select(func.count()).where(AlertEvent.alert_id == alert_id)
+    if session.scalars(events).one() != seen_events:
+        raise StaleError(
+            f"somebody changed alert {alert_id} meanwhile, it is {now_is}: reload the page, read "
+            "what they say, and decide then"
+        )
+    if state == now_is:
+        add_alert_note(session, alert_id, person=person, note=note, at=at)
+    else:
+        set_alert_state(session, alert_id, state, person=person, note=note, at=at)
 
 
 def add_noise(session: Session, info: NoiseInfo) -> bool:

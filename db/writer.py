@@ -65,6 +65,12 @@ class Writer:
         if len(self._pending) >= _BATCH:
             self.flush()
 
+    def add_all(self, records: Iterable[Record]) -> None:
+        """Take canonical records and store them."""
+        for record in records:
+            self.add(record)
+        self.flush()
+
     def flush(self) -> None:
         """Store what `add` took, but for records whose uuid is stored: those change nothing.
 
@@ -150,6 +156,14 @@ class Writer:
             self._ids[key] = self._one(Device, row, by=("fingerprint",))
         return self._ids[key]
 
+    def environment(self, content: Mapping[str, str]) -> int:
+        """The id of an environment by all that it says."""
+        key = ("environment", *sorted(content.items()))
+        if key not in self._ids:
+            row = {"content": dict(content), "fingerprint": fingerprint(content)}
+            self._ids[key] = self._one(Environment, row, by=("fingerprint",))
+        return self._ids[key]
+
     def series(self, identity: Mapping[str, Any]) -> int:
         """The id of a series by its identity (see `series_identity`): every part of it."""
         key = ("series", *(identity[name] for name in _IDENTITY))
@@ -168,7 +182,7 @@ class Writer:
             "case_key": record.case,
             "series_id": series_id,
             "epoch_id": self._epoch(
-                series_id, self._environment(record.environment), run_id, created_at
+                series_id, self.environment(record.environment), run_id, created_at
             ),
             "commit_id": commit_id,
             "device_id": self.device(record.device),
@@ -186,13 +200,6 @@ class Writer:
             "created_at": _moment(info.created_at),
         }
         return self._insert(Run, row)
-
-    def _environment(self, content: Mapping[str, str]) -> int:
-        key = ("environment", *sorted(content.items()))
-        if key not in self._ids:
-            row = {"content": dict(content), "fingerprint": fingerprint(content)}
-            self._ids[key] = self._one(Environment, row, by=("fingerprint",))
-        return self._ids[key]
 
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
         key = ("epoch", series_id, environment_id)

@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ci import bisect_command, gate_command
+from ci import bisect_command, gate_command, nightly_command
 from flexq_bench.commands import (
+    accuracy,
     alerts,
     compare,
     dashboard,
@@ -23,6 +24,7 @@ from flexq_bench.commands import (
     run,
     static,
     sweep,
+    worker,
 )
 from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
@@ -40,8 +42,11 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("worker")(worker.worker)
+app.command("accuracy")(accuracy.accuracy)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
+app.command("nightly")(nightly_command.nightly)
 app.command("bisect")(bisect_command.bisect)
 gate.app.command("perf")(gate_command.perf)
 app.add_typer(gate.app, name="gate")

@@ -5,7 +5,8 @@ FlexqError
 │   ├── DeviceError        no such device on this machine
 │   └── MeasureError       a case that can't be measured here as asked
 ├── MissingResultsError    planned results did not arrive                   exit 4
-└── InfrastructureError    a machine, a device or a store failed            exit 5
+├── InfrastructureError    a machine, a device or a store failed            exit 5
+└── CancelledError         whoever asked for the work took it back          exit 5
 """
 
 from __future__ import annotations
@@ -45,3 +46,7 @@ class InfrastructureError(FlexqError):
     """A machine, a device or a store failed; the work may be right and can be tried again."""
 
     exit_code = ExitCode.INFRASTRUCTURE
+
+
+class CancelledError(FlexqError):
+    """Whoever asked for the work took it back; what was measured is stored."""

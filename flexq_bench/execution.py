@@ -1,13 +1,14 @@
-"""Who measures the cases of a plan: this process, or (see flexq_bench.cluster) Ray actors."""
+"""Measuring the cases of a plan in this process (on a cluster: flexq_bench.cluster)."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Protocol
 
+from db.queries.costs import WALL_S
 from db.records import DeviceInfo
 from flexq_bench.errors import MeasureError
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA, Measured, Meter, Tuning
@@ -38,7 +39,7 @@ class Outcome:
 
 
 class Executor(Protocol):
-    """Measures cases on one kind of device. A context manager: it holds devices while open."""
+    """Measures cases on one kind of device."""
 
     @property
     def backend(self) -> Backend: ...
@@ -46,6 +47,11 @@ class Executor(Protocol):
     @property
     def capability(self) -> Capability | None:
         """Compute capability of its GPUs; None on CPUs."""
+        ...
+
+    @property
+    def gpu(self) -> str:
+        """Their SKU."""
         ...
 
     def check(self, cases: Sequence[Case]) -> None:
@@ -59,15 +65,6 @@ class Executor(Protocol):
         """
         ...
 
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
-
 
 class LocalExecutor:
     """Measures in this process on one device. Raises DeviceError if there is no such device."""
@@ -77,12 +74,21 @@ class LocalExecutor:
         self._worker = worker_of(self._meter)
 
     @property
+    def worker(self) -> Worker:
+        """This process, as others see it."""
+        return self._worker
+
+    @property
     def backend(self) -> Backend:
         return self._meter.backend
 
     @property
     def capability(self) -> Capability | None:
         return self._worker.capability
+
+    @property
+    def gpu(self) -> str:
+        return self._worker.device.sku
 
     def check(self, cases: Sequence[Case]) -> None:
         for case in cases:
@@ -92,28 +98,23 @@ class LocalExecutor:
         for case in cases:
             yield Outcome(case, measure_case(self._meter, case), self._worker)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        return None
-
 
 def worker_of(meter: Meter) -> Worker:
     return Worker(meter.device_info, meter.environment, meter.capability, os.getpid())
 
 
 def measure_case(meter: Meter, case: Case) -> Measured:
-    """Measure a case; one that no longer fits the memory is a failed case, not the run's end."""
+    """Measure a case; one that no longer fits the memory is a failed case, not the run's end.
+
+    The seconds that all of it took stand in `extra`: estimates are made of them.
+    """
+    begun = time.perf_counter()
     try:
-        return meter.measure(case)
+        measured = meter.measure(case)
     except MeasureError as error:
-        return failed(case, str(error), backend=meter.backend, seed=meter.seed)
+        measured = failed(case, str(error), backend=meter.backend, seed=meter.seed)
+    wall_s = round(time.perf_counter() - begun, 3)
+    return replace(measured, extra={**measured.extra, WALL_S: wall_s})
 
 
 def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:

@@ -45,3 +45,17 @@ def git_output(folder: Path, *arguments: str, environment: Mapping[str, str] | N
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise GitError(f"git {arguments[0]}: {said[-1]}")
     return done.stdout.strip()
+
+
+def commits_of_tags(folder: Path) -> dict[str, str]:
+    """The full sha of the commit of each tag, by the tag's name. Raises GitError outside of git."""
+    # What an annotated tag points at stands in the last field, which a plain one leaves empty.
+    form = "%(refname:short)%09%(objecttype)%09%(objectname)%09%(*objecttype)%09%(*objectname)"
+    lines = git_output(folder, "for-each-ref", "refs/tags", f"--format={form}").splitlines()
+    tags = {}
+    for line in lines:
+        name, *objects = line.split("\t")
+        kind, sha = objects[2:] if objects[0] == "tag" else objects[:2]
+        if kind == "commit":
+            tags[name] = sha
+    return tags

@@ -15,9 +15,10 @@ _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6
 
 
-def record_uuid(run_uuid: str, case_key: str, attempt: int) -> str:
+def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:
     """The identity of a measurement, the same wherever it is computed."""
-    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}"))
+    again = f" repetition {repetition}" if repetition > 1 else ""
+    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}{again}"))
 
 
 def build_record(
@@ -29,16 +30,19 @@ def build_record(
     environment: dict[str, str],
     attempt: int = 1,
     *,
+    repetition: int = 1,
     created_at: datetime | None = None,
 ) -> Record:
-    """The record of one measurement. created_at None: now. attempt: counts from 1 within the run.
+    """The record of one measurement. created_at None: now.
+
+    attempt: counts from 1 within the run. repetition: which of those that the run wants of a case.
 
     accepted says that the result may enter a history: right, timed, at a sound clock, and of a
     commit that others can check out, not of a dirty tree.
     """
     operations = None if is_probe(case.kernel) else case.gemm.operations
     return Record(
-        uuid=record_uuid(run.uuid, case.key, attempt),
+        uuid=record_uuid(run.uuid, case.key, attempt, repetition),
         case=case.key,
         kernel=case.kernel,
         variant=case.variant,
@@ -89,7 +93,7 @@ def build_record(
         commit=commit,
         device=device,
         environment=environment,
-        extra={**measured.extra, "attempt": attempt},
+        extra={**measured.extra, "attempt": attempt, "repetition": repetition},
     )
 
 

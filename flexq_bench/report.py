@@ -13,7 +13,7 @@ from rich.text import Text
 from flexq_bench.comparing import BASELINE, Result, Row, common_speedups, half_width_percent
 from flexq_bench.probes import EMPTY_KERNEL, is_probe
 from workloads.case import kernel_label
-from workloads.published import PublishedSpeedup
+from workloads.published import PublishedValue
 
 
 def results_table(rows: Sequence[Row[Result]]) -> Table:
@@ -31,9 +31,7 @@ def results_table(rows: Sequence[Row[Result]]) -> Table:
     return table
 
 
-def published_table(
-    results: Sequence[Result], published: Sequence[PublishedSpeedup]
-) -> Table | None:
+def published_table(results: Sequence[Result], published: Sequence[PublishedValue]) -> Table | None:
     """What a paper states beside the geometric mean of ours; None: there is nothing to compare.
 
     Ours is over the layers, weights cold, of which a run has both times.
@@ -43,17 +41,19 @@ def published_table(
         numeric = name in ("M", "published", "measured", "shapes")
         table.add_column(name, justify="right" if numeric else "left")
     for stated in published:
+        if stated.m is None:
+            continue
         ours = common_speedups(results, stated.kernel, stated.baseline, stated.m)
         if ours:
             table.add_row(
                 stated.kernel,
                 Text(stated.baseline),
                 str(stated.m),
-                f"{stated.speedup:.2f}×",
+                f"{stated.value:.2f}×",
                 stated.hardware,
                 f"{statistics.geometric_mean(ours):.2f}×",
                 str(len(ours)),
-                stated.source,
+                f"{stated.source}, {stated.table}",
             )
     return table if table.row_count else None
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 
 from db.engine import Database
 from db.errors import DatabaseError
 from db.records import CommitInfo, Record, RunInfo
 from db.store import add_record, begin_run, finish_run
+from flexq_bench.errors import CancelledError
 from flexq_bench.execution import Executor
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.recording import build_record
@@ -48,8 +49,8 @@ def execute_plan(
 
     cases: those of the run's plan that are still to be measured. on_record is called after a
     result is stored. A case that fails is a result and doesn't stop the others. On
-    KeyboardInterrupt, and on an error of the device or the database, what was stored stays, the
-    run is marked interrupted or failed, and the exception goes on to the caller.
+    KeyboardInterrupt and CancelledError, and on an error of the device or the database, what was
+    stored stays, the run is marked interrupted or failed, and the exception goes on to the caller.
     """
     with database.session() as session:
         run = begin_run(session, run, commit)
@@ -69,7 +70,7 @@ def execute_plan(
                 add_record(session, record)
             missing.pop(record.case, None)
             on_record(record)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, CancelledError):
         _finish(database, run, "interrupted")
         raise
     except Exception:
@@ -92,6 +93,18 @@ def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCod
     if "failed" in statuses:
         return ExitCode.INFRASTRUCTURE
     return ExitCode.PASS
+
+
+def worst(codes: Iterable[int]) -> int:
+    """The exit code of several runs: what is missing or wrong anywhere is so of all of them."""
+    ranked = (
+        ExitCode.INFRASTRUCTURE,
+        ExitCode.MISSING,
+        ExitCode.REGRESSION,
+        ExitCode.AMBIGUOUS,
+    )
+    given = set(codes)
+    return next((int(code) for code in ranked if code in given), max(given, default=0))
 
 
 def _finish(database: Database, run: RunInfo, status: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,22 @@ class TuningMemory:
 
     folder None: forgotten with the process. A choice on disk is a small JSON file, a folder a SKU;
     deleting it forgets the choice. One that is damaged, or no longer a candidate, is made anew.
-    fresh: what is on disk is not read, only written.
+    fresh: what is on disk or was offered is not read, only written.
     """
 
     def __init__(self, folder: Path | None = None, *, fresh: bool = False) -> None:
         self._folder, self._fresh = folder, fresh
         self._chosen: dict[TuningKey, Config] = {}
+        self._offered: dict[TuningKey, Mapping[str, Any]] = {}
+
+    @property
+    def chosen(self) -> Mapping[TuningKey, Config]:
+        """The choices of this process, whether made or remembered, in their order."""
+        return dict(self._chosen)
+
+    def offer(self, key: TuningKey, config: Mapping[str, Any]) -> None:
+        """Know a choice that another process made; it holds where this one knows none itself."""
+        self._offered[key] = config
 
     def choose(self, key: TuningKey, candidates: Sequence[Config], time_us: TimeUs) -> Config:
         """The remembered choice of `key` if it is a candidate, else choose_config's."""
@@ -110,13 +121,12 @@ class TuningMemory:
         return self._folder / sku / f"{key.hash}.json"
 
     def _read(self, key: TuningKey, candidates: Sequence[Config]) -> Config | None:
-        path = self._path(key)
-        if path is None or self._fresh or not path.is_file():
+        if self._fresh:
             return None
-        try:
-            chosen = json.loads(path.read_text())["config"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        path, chosen = self._path(key), self._offered.get(key)
+        if path is not None and path.is_file():
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                chosen = json.loads(path.read_text())["config"]
         return next((config for config in candidates if config.as_dict() == chosen), None)
 
     def _write(self, key: TuningKey, config: Config) -> None:

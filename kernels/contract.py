@@ -97,6 +97,25 @@ class Config:
         return asdict(self)
 
 
+PackingKind = Literal["halves", "group-codes", "row-codes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where and how what computes activations may write them itself (csrc/decode_nodes.cu).
+
+    kind: FP16 values; codes with a scale per 128 of k; codes with a scale a row. bits: of a code.
+    values: [>= M, padded K], FP16 or int8. scales: FP32 [groups, padded M] or [M]; None: halves.
+    in_mma_order: the codes of a group lie in the order of csrc/imma_layout.cuh.
+    """
+
+    kind: PackingKind
+    bits: int
+    values: torch.Tensor
+    scales: torch.Tensor | None = None
+    in_mma_order: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class PackedOperand:
     """Device buffers of an operand in one kernel's layout. rows and k are the logical sizes."""
@@ -173,6 +192,13 @@ class LinearKernel(ABC):
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
         """What this configuration reads of packed weights; the rest may be freed."""
         return w
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
+        """How a fused producer may fill `x` for `gemm` under this configuration.
+
+        None: only `activate` can.
+        """
+        return None
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         """Configurations worth timing for this shape; empty: there is nothing to choose."""

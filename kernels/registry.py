@@ -58,8 +58,16 @@ _ENTRIES: tuple[_Entry, ...] = (
         for variant in btc.VARIANTS
         if variant
     ),
-    _Entry("flexq", cuda=partial(flexq.FlexqGemm, 6)),
-    _Entry("flexq[w6a8]", cuda=partial(flexq.FlexqGemm, 8, "w6a8")),
+    _Entry(
+        "flexq",
+        cpu=partial(bitplane.BitPlaneGemm, "flexq", 6, 6),
+        cuda=partial(flexq.FlexqGemm, 6),
+    ),
+    _Entry(
+        "flexq[w6a8]",
+        cpu=partial(bitplane.BitPlaneGemm, "flexq", 6, 8, variant="w6a8"),
+        cuda=partial(flexq.FlexqGemm, 8, "w6a8"),
+    ),
     *(
         _Entry(f"flexq-imma-w6a{a_bits}", cuda=partial(imma.Int8TensorCoreGemm, a_bits))
         for a_bits in (6, 8)

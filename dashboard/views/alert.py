@@ -9,9 +9,12 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.alert_form import show_form
+from dashboard.commit_links import commit_url
 from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
 from dashboard.member_evidence import show_evidence
+from dashboard.member_series import show_series
+from dashboard.spreadsheet import harmless
 from dashboard.words import as_change, as_code, as_text, local_time, short_commit, zone_named
 from db import queries
 from db.decisions import OPEN_STATES
@@ -76,6 +79,7 @@ def _show(database: Database, found: Sequence[AlertRow]) -> None:
         with database.session() as session:
             kernels = queries.kernel_names(session)
             show_evidence(session, member, kernels)
+            show_series(session, row, member, kernels)
         _show_commands(row, member, database)
     else:
         st.info("No verdict is a member of this alert.")
@@ -127,10 +131,13 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
             "commit": short_commit(commit.sha, dirty=False),
             "subject": commit.subject or "(unknown)",
             "author": commit.author or "(unknown)",
+            "look": commit_url(commit.sha),
         }
         for commit in commits
     ]
-    st.dataframe(pd.DataFrame(table), hide_index=True, key="commits")
+    frame = pd.DataFrame(table).dropna(axis="columns", how="all")
+    look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
+    st.dataframe(harmless(frame), hide_index=True, column_config={"look": look}, key="commits")
     st.caption(_range_in_words(row))
 
 
@@ -168,7 +175,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
         }
         for row in members
     ]
-    st.dataframe(pd.DataFrame(table), hide_index=True, key="members")
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="members")
     st.caption("Change of the time of the later commit against the earlier one; + is slower.")
 
 
@@ -234,4 +241,4 @@ def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
         }
         for event in reversed(events)
     ]
-    st.dataframe(pd.DataFrame(table), hide_index=True, key="events")
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="events")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import html
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import tzinfo
 
 import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard import history_chart
@@ -15,10 +17,13 @@ from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.history_frame import history_frame
 from dashboard.links import Link
-from dashboard.words import as_text, short_commit, zone_named
+from dashboard.spreadsheet import harmless
+from dashboard.views import measurement
+from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
 from db.engine import Database
-from db.queries import SeriesName
+from db.queries import ReleaseRow, SeriesName
+from flexq_bench.commands import invocation
 from flexq_bench.probes import is_probe
 from workloads.models import load_catalog
 
@@ -32,7 +37,7 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
 }
 _DRAWN = 12  # series in one chart: more can't be told apart
 _TIME = "time"
-_ABSOLUTE, _OF_FLOOR = "absolute", "% of floor"
+_ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
 def as_page() -> st.Page:
@@ -65,10 +70,15 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
     default = _TIME if _TIME in metrics else metrics[0]
     metric = link.one(st.sidebar, "metric", "Metric", metrics, default)
     chosen = _narrow(link, [series for series in known if series.metric == metric])
-    of_floor = metric == _TIME and (
-        link.one(st.container(), "show", "Show", [_ABSOLUTE, _OF_FLOOR], _ABSOLUTE, in_a_row=True)
-        == _OF_FLOOR
-    )
+    shown = _ABSOLUTE
+    if metric == _TIME:
+        ways = [_ABSOLUTE, _OF_FLOOR, _RELATIVE]
+        shown = link.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
+    release = None
+    if shown == _RELATIVE:
+        release = _choose_release(link, database)
+        if release is None:
+            return
     if not chosen:
         st.info("No series passes all filters: take one away, or clear them all.")
         return
@@ -81,25 +91,65 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
             f"These are the first {_DRAWN} of {len(chosen)} series: narrow them by the filters.",
             icon=":material/filter_alt:",
         )
-    frame = history_frame(histories, of_floor=of_floor)
+    frame = history_frame(
+        histories,
+        of_floor=shown == _OF_FLOOR,
+        relative_to=None if release is None else release.topo_order,
+    )
     if frame.empty:
-        _say_that_nothing_is_accepted(of_floor)
+        _say_that_nothing_is_drawn(shown, release)
         return
     styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
-    value, unit = _axis(drawn[0], of_floor)
-    st.plotly_chart(history_chart.history(frame, styles, value, unit), key="history")
+    value, unit = _axis(drawn[0], shown, release)
+    _draw(history_chart.history(frame, styles, value, unit))
     st.caption(
         "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
         "another environment or after a change that was explained; levels of two epochs don't "
-        "compare."
+        "compare. Click a point for its raw samples."
     )
     _show_points(frame, f"{value} ({unit})", zone_named(st.context.timezone))
 
 
-def _axis(series: SeriesName, of_floor: bool) -> tuple[str, str]:
+def _draw(figure: go.Figure) -> None:
+    """The chart; who clicks a point of it goes to that measurement."""
+    clicked = st.plotly_chart(
+        figure, key="history-chart", on_select="rerun", selection_mode="points"
+    )
+    for point in clicked["selection"]["points"]:
+        uuid = point.get("customdata")
+        if uuid is not None:
+            st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
+
+
+def _choose_release(link: Link, database: Database) -> ReleaseRow | None:
+    with database.session() as session:
+        known = [one for one in queries.releases(session) if one.topo_order is not None]
+    if not known:
+        keep = invocation.command("db", "tags", *invocation.database_arguments(database))
+        st.info(
+            "No release is stored. In a clone of the repository, remember its tags: "
+            f"{as_code(keep)}",
+            icon=":material/sell:",
+        )
+        return None
+    return link.one(
+        st.sidebar,
+        "release",
+        "Release",
+        known,
+        known[0],
+        shown=lambda one: f"{one.name} ({short_commit(one.sha, dirty=False)})",
+        written=lambda one: one.name,
+        always=True,
+    )
+
+
+def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[str, str]:
     """What the values are, and their unit."""
-    if of_floor:
+    if shown == _OF_FLOOR:
         return "floor / median", "%"
+    if release is not None:
+        return f"time / time at {html.escape(release.name)}", "%"
     if series.metric == _TIME:
         return "median time", "µs"
     return series.metric, series.unit
@@ -150,9 +200,15 @@ def _places_in_models(
     return dict(places)
 
 
-def _say_that_nothing_is_accepted(of_floor: bool) -> None:
-    if of_floor:
+def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
+    if shown == _OF_FLOOR:
         st.info("No floor was measured beside these results: choose absolute.")
+        return
+    if release is not None:
+        st.info(
+            f"None of these series was measured at {as_text(release.name)} or before it: choose "
+            "another release, or absolute."
+        )
         return
     st.info(
         "No accepted result of these series yet. A result is accepted if it is right, was timed at "
@@ -171,18 +227,22 @@ def _show_points(frame: pd.DataFrame, value: str, zone: tzinfo) -> None:
             "high": frame["high"],
             "epoch": frame["epoch"],
             "run": [f"results?run={uuid[:8]}" for uuid in frame["run"]],
+            "samples": [f"{measurement.URL}?uuid={uuid}" for uuid in frame["measurement"]],
             "measured": frame["created_at"].dt.tz_convert(zone),
         }
     )
     column = st.column_config
     st.dataframe(
-        table,
+        harmless(table),
         hide_index=True,
         column_config={
             value: column.NumberColumn(format="%.4g"),
             "low": column.NumberColumn(format="%.4g", help="of the 95 % interval"),
             "high": column.NumberColumn(format="%.4g", help="of the 95 % interval"),
             "run": column.LinkColumn(display_text=r"run=(.*)$", help="all results of the run"),
+            "samples": column.LinkColumn(
+                display_text=r"uuid=(.{8})", help="the raw samples of this result"
+            ),
             "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
         },
         key="points",

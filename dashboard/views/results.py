@@ -22,7 +22,7 @@ from dashboard.shown_runs import (
 from dashboard.words import as_code, as_text, zone_named
 from db import queries
 from db.engine import Database
-from db.queries import ResultRow, RunSummary
+from db.queries import ResultRow, RunName
 from flexq_bench.commands import invocation
 from flexq_bench.comparing import BASELINE
 from flexq_bench.probes import is_probe
@@ -73,7 +73,7 @@ def _show(database: Database) -> None:
         st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
 
 
-def _show_runs(link: Link, database: Database, listed: list[RunSummary]) -> None:
+def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
     zone = zone_named(st.context.timezone)
     shown = choose_runs(st.sidebar, link, database, listed, zone)
     if shown.runs:

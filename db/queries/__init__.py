@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
+from db.queries.accuracy import accuracy_results, export_accuracy
+from db.queries.costs import capability_of, case_seconds
+from db.queries.decodes import decode_results, export_decodes, serving_results
+from db.queries.details import ResultDetail, result_detail
+from db.queries.devices import DeviceRow, devices
 from db.queries.filters import Filters
+from db.queries.fleet import (
+    JobRow,
+    OffsetRow,
+    Progress,
+    WorkerRow,
+    device_medians,
+    device_offsets,
+    jobs_of,
+    progress,
+    quarantined_jobs,
+    workers,
+)
+from db.queries.latest import gpu_names, latest_results, results_at_commit
+from db.queries.nightly import (
+    ChangePointRow,
+    NightState,
+    change_points_of,
+    nights,
+    series_identity_of,
+)
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
@@ -12,8 +37,12 @@ from db.queries.noise import (
     noise_floors,
 )
 from db.queries.records import run_records
+from db.queries.references import reference_values
+from db.queries.releases import ReleaseRow, releases
+from db.queries.requests import RequestRow, request_by_uuid_prefix, requests
 from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
+    RunName,
     RunSummary,
     latest_complete_runs,
     latest_runs,
@@ -22,8 +51,17 @@ from db.queries.runs import (
     run_by_uuid_prefix,
     run_cases_received,
     run_info,
+    run_names,
     runs,
+    runs_by_uuid,
     suite_names,
+)
+from db.queries.scores import (
+    Score,
+    model_scores,
+    score_values,
+    scored_models,
+    scored_schemes,
 )
 from db.queries.series import (
     FilterValues,
@@ -49,55 +87,116 @@ from db.queries.verdicts import (
     canaries,
     commits_between,
     decision_evidence,
+    decisions_between,
     latest_decisions_from,
+    recent_commits,
+)
+from db.queries.whole_models import (
+    DecodeRow,
+    ScoreRow,
+    decoded_models,
+    decoded_schemes,
+    latest_decodes,
+    latest_scores,
 )
 
 __all__ = [
     "AlertEventRow",
     "AlertRow",
+    "ChangePointRow",
     "CommitRow",
     "DecisionRow",
+    "DecodeRow",
+    "DeviceRow",
     "FalseAlarmRow",
     "FilterValues",
     "Filters",
     "HistoryPoint",
+    "JobRow",
     "NightRow",
+    "NightState",
     "NoiseRow",
+    "OffsetRow",
     "OutcomeRow",
+    "Progress",
+    "ReleaseRow",
+    "RequestRow",
+    "ResultDetail",
     "ResultRow",
+    "RunName",
     "RunSummary",
+    "Score",
+    "ScoreRow",
     "SeriesName",
     "SeriesRow",
+    "WorkerRow",
+    "accuracy_results",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
     "alerts",
     "canaries",
+    "capability_of",
+    "case_seconds",
+    "change_points_of",
     "commits_between",
     "decision_evidence",
+    "decisions_between",
+    "decode_results",
+    "decoded_models",
+    "decoded_schemes",
+    "device_medians",
+    "device_offsets",
+    "devices",
+    "export_accuracy",
+    "export_decodes",
     "false_alarm_rates",
     "filter_values",
+    "gpu_names",
+    "jobs_of",
     "kernel_names",
     "latest_complete_runs",
     "latest_decisions_from",
+    "latest_decodes",
     "latest_nights",
+    "latest_results",
     "latest_runs",
+    "latest_scores",
     "list_series",
     "missing_cases",
+    "model_scores",
+    "nights",
     "noise_book",
     "noise_floors",
+    "progress",
+    "quarantined_jobs",
+    "recent_commits",
+    "reference_values",
+    "releases",
+    "request_by_uuid_prefix",
+    "requests",
+    "result_detail",
+    "results_at_commit",
     "results_table",
     "run_by_idempotency_key",
     "run_by_uuid_prefix",
     "run_cases_received",
     "run_info",
+    "run_names",
     "run_outcomes",
     "run_records",
     "run_results",
     "runs",
+    "runs_by_uuid",
     "samples_of",
+    "score_values",
+    "scored_models",
+    "scored_schemes",
     "series_history",
+    "series_identity_of",
     "series_names",
+    "serving_results",
     "suite_names",
     "trusted_base",
+    "workers",
 ]

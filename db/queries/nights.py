@@ -69,22 +69,28 @@ def latest_nights(session: Session) -> list[NightRow]:
 
     Only of the line that people watch; a commit compared with itself is no verdict on it.
     """
+    concluded = (
+        Decision.watched.is_(True),
+        Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
+    )
+    # Looked up series by series: a kind of GPU has few of them, and many decisions.
+    last = (
+        select(Decision.created_at)
+        .where(Decision.series_id == Series.id, *concluded)
+        .order_by(Decision.created_at.desc())
+        .limit(1)
+        .correlate(Series)
+        .scalar_subquery()
+    )
+    by_series = select(Series.gpu, last.label("at")).subquery()
+    latest = (
+        select(by_series.c.gpu, func.max(by_series.c.at))
+        .where(by_series.c.at.is_not(None))
+        .group_by(by_series.c.gpu)
+        .order_by(by_series.c.gpu)
+    )
     nights = []
-    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
-        concluded = (
-            Series.gpu == gpu,
-            Decision.watched.is_(True),
-            Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
-        )
-        at = session.scalar(
-            select(Decision.created_at)
-            .join(Series, Decision.series_id == Series.id)
-            .where(*concluded)
-            .order_by(Decision.created_at.desc())
-            .limit(1)
-        )
-        if at is None:
-            continue
+    for gpu, at in session.execute(latest).all():
         verdicts: dict[str, int] = defaultdict(int)
         heads: dict[str, None] = {}
         for sha, verdict, count in session.execute(
@@ -92,7 +98,7 @@ def latest_nights(session: Session) -> list[NightRow]:
             .select_from(Decision)
             .join(Series, Decision.series_id == Series.id)
             .join(Commit, Decision.head_commit_id == Commit.id)
-            .where(*concluded, Decision.created_at == at)
+            .where(*concluded, Series.gpu == gpu, Decision.created_at == at)
             .group_by(Commit.sha, Commit.topo_order, Decision.verdict)
             .order_by(Commit.topo_order, Commit.sha, Decision.verdict)
         ):

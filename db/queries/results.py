@@ -56,7 +56,7 @@ class ResultRow:
     created_at: datetime
 
 
-_COLUMNS = (
+RESULT_COLUMNS = (
     Measurement.uuid,
     Run.uuid,
     Run.suite,
@@ -101,7 +101,7 @@ def results_table(
     """One row a run and case (its last measurement), newest run first, then as measured."""
     wanted = filters or Filters()
     query = (
-        select(*_COLUMNS)
+        select(*RESULT_COLUMNS)
         .select_from(Measurement)
         .join(Run, Measurement.run_id == Run.id)
         .join(Series, Measurement.series_id == Series.id)

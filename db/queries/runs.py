@@ -44,6 +44,37 @@ class RunSummary:
         return sum(self.statuses.values())
 
 
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """What tells people one run from another; how far it came is in its RunSummary."""
+
+    uuid: str
+    suite: str
+    status: str
+    created_at: datetime
+
+
+def run_names(
+    session: Session, *, without_suite: str | None = None, limit: int | None = None
+) -> list[RunName]:
+    """Runs, newest first; no result is read. without_suite: leave those of this suite out."""
+    query = (
+        select(Run.uuid, Run.suite, Run.status, Run.created_at)
+        .order_by(Run.created_at.desc(), Run.id.desc())
+        .limit(limit)
+    )
+    if without_suite is not None:
+        query = query.where(Run.suite != without_suite)
+    return [RunName(*row) for row in session.execute(query)]
+
+
+def runs_by_uuid(session: Session, uuids: Sequence[str]) -> list[RunSummary]:
+    """These runs in the order given; one that is not stored is left out."""
+    found = session.execute(select(Run.uuid, Run.id).where(Run.uuid.in_(uuids)))
+    ids = {row.uuid: row.id for row in found}
+    return _summaries(session, [ids[uuid] for uuid in uuids if uuid in ids])
+
+
 def runs(
     session: Session,
     *,

@@ -129,8 +129,12 @@ def series_names(session: Session) -> list[SeriesName]:
     return [SeriesName(**row) for row in session.execute(ordered).mappings()]
 
 
-def series_history(session: Session, series_id: int) -> list[HistoryPoint]:
+def series_history(
+    session: Session, series_id: int, *, without_sweeps: bool = False
+) -> list[HistoryPoint]:
     """Accepted medians of a series, oldest commit first (ancestry, not clock).
+
+    without_sweeps: leave out what somebody measured once to know it: it is never a baseline.
 
     Results of one commit stand in the order measured; commits outside of a git tree come last.
     """
@@ -157,6 +161,8 @@ def series_history(session: Session, series_id: int) -> list[HistoryPoint]:
         )
         .order_by(Commit.topo_order.nulls_last(), Measurement.created_at, Measurement.uuid)
     )
+    if without_sweeps:
+        query = query.where(Run.trigger != "sweep")
     breaks = _explained_orders(session, series_id)
     numbers: dict[tuple[int, int], int] = {}
     points = []
@@ -176,7 +182,7 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
     the last good commit of any open alert about the series. It trails, since a step that was not
     confirmed in its first night would otherwise become the base of the second (docs/regress.md).
     """
-    points = series_history(session, series_id)
+    points = series_history(session, series_id, without_sweeps=True)
     if not points:
         return None
     shas = list(dict.fromkeys(p.commit for p in points if p.epoch == points[-1].epoch))

@@ -172,6 +172,33 @@ def latest_decisions_from(
     return {row.series_id: row for row in found}
 
 
+def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[int, DecisionRow]:
+    """By series the newest decision about these two commits, of whatever line they are on."""
+    base = aliased(Commit)
+    found = _decisions(
+        session,
+        Commit.sha == head_sha,
+        Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
+        order=(Decision.created_at, Decision.id),
+    )
+    return {row.series_id: row for row in found}
+
+
+def recent_commits(
+    session: Session, *, limit: int, prefixes: Sequence[str] = ()
+) -> list[CommitRow]:
+    """The newest commits without local changes by ancestry, then those whose id begins so."""
+    query = select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author).where(
+        ~Commit.dirty
+    )
+    newest = query.order_by(Commit.topo_order.desc().nulls_last(), Commit.id.desc()).limit(limit)
+    rows = list(session.execute(newest))
+    for prefix in prefixes:
+        named = query.where(Commit.sha.startswith(prefix, autoescape=True)).limit(1)
+        rows += session.execute(named)
+    return list(dict.fromkeys(CommitRow(*row) for row in rows))
+
+
 def canaries(
     session: Session, *, since: datetime | None = None, series_ids: Sequence[int] | None = None
 ) -> list[DecisionRow]:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from db.tables.base import Base
+from db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Worker
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
-from db.tables.results import AccuracyResult, DecodeResult, ReferenceValue
-from db.tables.runs import Job, PlannedCase, Run
+from db.tables.releases import Release
+from db.tables.results import (
+    AccuracyResult,
+    AccuracySample,
+    DecodeResult,
+    ReferenceValue,
+    ServingResult,
+)
+from db.tables.runs import PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
     Alert,
@@ -20,6 +28,7 @@ from db.tables.verdicts import (
 
 __all__ = [
     "AccuracyResult",
+    "AccuracySample",
     "Alert",
     "AlertEvent",
     "Base",
@@ -29,16 +38,23 @@ __all__ = [
     "DecisionEvidence",
     "DecodeResult",
     "Device",
+    "DeviceOffset",
     "Environment",
     "Epoch",
     "EpochBreak",
     "FalseAlarmRate",
     "Job",
     "Measurement",
+    "Night",
     "Noise",
     "PlannedCase",
     "ReferenceValue",
+    "Release",
+    "Request",
     "Run",
     "Sample",
     "Series",
+    "ServingResult",
+    "TuningChoice",
+    "Worker",
 ]

@@ -17,6 +17,7 @@ class Measurement(Base):
     __tablename__ = "measurement"
     __table_args__ = (
         Index(None, "series_id", "commit_id"),
+        Index(None, "series_id", "created_at"),
         Index(None, "run_id", "case_key", "created_at"),
         Index(None, "status", "created_at"),
         Index(None, "created_at"),

@@ -29,6 +29,7 @@ class AccuracyResult(Base):
     scheme: Mapped[str]
     task: Mapped[str]  # for example wikitext2, piqa
     task_version: Mapped[str]
+    data_hash: Mapped[str]  # of the text, or of every question as it was asked
     metric: Mapped[str]  # for example perplexity, accuracy
     direction: Mapped[str]  # which way is better: lower, higher
     status: Mapped[str]
@@ -38,6 +39,18 @@ class AccuracyResult(Base):
     n_items: Mapped[int] = mapped_column(BigInteger)  # tokens or questions evaluated
     seed: Mapped[int] = mapped_column(BigInteger)
     parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # of quantization and evaluation
+
+
+class AccuracySample(Base):
+    """A metric by segment or question, in the data's order. No row: there is no such thing."""
+
+    __tablename__ = "accuracy_sample"
+
+    accuracy_result_id: Mapped[int] = mapped_column(
+        ForeignKey("accuracy_result.id"), primary_key=True
+    )
+    count: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes]  # zlib of little-endian float64
 
 
 class DecodeResult(Base):
@@ -53,8 +66,13 @@ class DecodeResult(Base):
     device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
     environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
     created_at: Mapped[datetime]
+    case: Mapped[str] = mapped_column("case_key")
     model: Mapped[str]
+    weights: Mapped[str]  # synthetic: random ones of the model's shapes
     scheme: Mapped[str]
+    kernels: Mapped[dict[str, Any]] = mapped_column(JSON)  # label by layer
+    backend: Mapped[str]
+    kv_bits: Mapped[int] = mapped_column(BigInteger)
     batch: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     new_tokens: Mapped[int] = mapped_column(BigInteger)
@@ -65,9 +83,55 @@ class DecodeResult(Base):
     token_ms: Mapped[float | None]  # median time of a decode step; null: as prefill_ms
     token_ci_low_ms: Mapped[float | None]  # null: as prefill_ms
     token_ci_high_ms: Mapped[float | None]  # null: as prefill_ms
+    token_p95_ms: Mapped[float | None]  # null: as prefill_ms
+    process_medians_ms: Mapped[list[float]] = mapped_column(JSON)
     tokens_per_s: Mapped[float | None]  # null: as prefill_ms
+    weights_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: nothing was loaded
+    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
+    energy_j_per_token: Mapped[float | None]  # null: the device counts none
+    parts: Mapped[list[Any]] = mapped_column(JSON)  # of a step; empty: no profiler
     parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # of the scheme and the decode
+
+
+class ServingResult(Base):
+    """Requests served by continuous batching on a model under a scheme."""
+
+    __tablename__ = "serving_result"
+    __table_args__ = (Index(None, "model", "scheme"), Index(None, "run_id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    uuid: Mapped[str] = mapped_column(unique=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    created_at: Mapped[datetime]
+    case: Mapped[str] = mapped_column("case_key")
+    model: Mapped[str]
+    weights: Mapped[str]  # synthetic: random ones of the model's shapes
+    scheme: Mapped[str]
+    kernels: Mapped[dict[str, Any]] = mapped_column(JSON)  # label by layer
+    backend: Mapped[str]
+    kv_bits: Mapped[int] = mapped_column(BigInteger)
+    batch_limit: Mapped[int] = mapped_column(BigInteger)
+    memory_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: none was given
+    requests: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)  # of all requests
+    new_tokens: Mapped[int] = mapped_column(BigInteger)  # of all requests
+    lengths: Mapped[str]  # where the requests' lengths come from
+    protocol_version: Mapped[int] = mapped_column(BigInteger)
+    status: Mapped[str]
+    detail: Mapped[str]  # empty: the status is ok
+    tokens_per_s: Mapped[float | None]  # null: never served, the status says why
+    latency_p50_s: Mapped[float | None]  # null: as tokens_per_s
+    latency_p95_s: Mapped[float | None]  # null: as tokens_per_s
+    latency_p99_s: Mapped[float | None]  # null: as tokens_per_s
+    token_p50_ms: Mapped[float | None]  # null: as tokens_per_s
+    token_p95_ms: Mapped[float | None]  # null: as tokens_per_s
+    weights_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: nothing was loaded
+    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
+    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)
 
 
 class ReferenceValue(Base):
@@ -76,16 +140,20 @@ class ReferenceValue(Base):
     __tablename__ = "reference_value"
     id: Mapped[int] = mapped_column(primary_key=True)
     fingerprint: Mapped[str] = mapped_column(unique=True)  # of all the columns but value and note
-    source: Mapped[str]  # the paper and its version
-    source_table: Mapped[str]  # table or figure in it
-    kernel: Mapped[str]
-    model: Mapped[str]  # empty: given for a shape alone
-    layer: Mapped[str]  # empty: given for a shape or a whole model
+    source: Mapped[str]  # the paper
+    source_table: Mapped[str]  # table, figure or part of it
+    kernel: Mapped[str]  # a kernel's label; of whole models a scheme
+    baseline: Mapped[str]  # what a ratio is over, named alike; empty: not a ratio
+    model: Mapped[str]  # empty: over all models of the source, or given for a shape alone
+    layer: Mapped[str]  # empty: over all layers, or of a whole model
     m: Mapped[int | None] = mapped_column(BigInteger)  # null: not a number of one GEMM
-    n: Mapped[int | None] = mapped_column(BigInteger)  # null: as m
-    k: Mapped[int | None] = mapped_column(BigInteger)  # null: as m
+    n: Mapped[int | None] = mapped_column(BigInteger)  # null: over several shapes, or as m
+    k: Mapped[int | None] = mapped_column(BigInteger)  # null: as n
+    suite: Mapped[str]  # ours with the layers it is about; empty: it is not about single layers
     metric: Mapped[str]
+    task: Mapped[str]  # what a model was asked, for example wikitext2; empty: no such thing
     value: Mapped[float]
     unit: Mapped[str]
-    hardware: Mapped[str]
-    note: Mapped[str]  # empty: nothing to add
+    bound: Mapped[str]  # `up to`: the best case; `at most`: the worst; empty: mean or single value
+    hardware: Mapped[str]  # empty: not told, or it makes no difference
+    note: Mapped[str]  # how it differs from what is measured here; empty: nothing to add

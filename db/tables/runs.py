@@ -1,4 +1,4 @@
-"""A run, what it planned, and who is working on it."""
+"""A run and what it planned."""
 
 from __future__ import annotations
 
@@ -37,19 +37,3 @@ class PlannedCase(Base):
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     position: Mapped[int] = mapped_column(BigInteger)  # in the plan, from 0
     case_key: Mapped[str]
-
-
-class Job(Base):
-    """The work on one planned case: who holds it, until when, how often it was tried."""
-
-    __tablename__ = "job"
-    __table_args__ = (UniqueConstraint("run_id", "case_key"), Index(None, "state", "lease_until"))
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
-    case_key: Mapped[str]
-    state: Mapped[str]
-    attempts: Mapped[int]
-    lease_until: Mapped[datetime | None]  # null: nobody holds it
-    heartbeat_at: Mapped[datetime | None]  # null: nobody ever held it
-    worker: Mapped[str | None]  # null: nobody ever held it

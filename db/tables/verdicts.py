@@ -17,6 +17,7 @@ class Decision(Base):
     __tablename__ = "decision"
     __table_args__ = (
         Index(None, "series_id", "base_commit_id"),
+        Index(None, "series_id", "created_at"),
         Index(None, "created_at"),
         Index(None, "input_hash"),
     )

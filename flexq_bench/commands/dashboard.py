@@ -18,6 +18,8 @@ from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import InfrastructureError, UsageError
 
 READ_ONLY_VARIABLE = "FLEXQ_BENCH_READ_ONLY"
+COMMIT_URL_VARIABLE = "FLEXQ_BENCH_COMMIT_URL"
+PLACE_OF_SHA = "{sha}"  # in the template of a commit's URL
 
 
 def dashboard(
@@ -28,6 +30,20 @@ def dashboard(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Write nothing, not even notes on alerts.")
     ] = False,
+    base_path: Annotated[
+        str,
+        typer.Option("--base-path", metavar="PATH", help="Below which a proxy serves it."),
+    ] = "",
+    commit_url: Annotated[
+        str | None,
+        typer.Option(
+            "--commit-url",
+            metavar="URL",
+            envvar=COMMIT_URL_VARIABLE,
+            help="Of a commit, with {sha} in it; pages then link to it.",
+            show_default=False,
+        ),
+    ] = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -39,11 +55,14 @@ def dashboard(
     from db.engine import open_database
     from db.urls import ENVIRONMENT_VARIABLE
 
+    _check_commit_url(commit_url)
     with open_database(db, create=False, read_only=read_only) as database:
         shown = database.url
     _check_port(address, port)
     app = _app_file()
+    below = base_path.strip("/")
     url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
+    url += f"/{below}" if below else ""
     if as_json:
         print_json({"url": url, "database": shown, "read_only": read_only})
     else:
@@ -51,9 +70,12 @@ def dashboard(
     environment = os.environ | ({ENVIRONMENT_VARIABLE: db} if db is not None else {})
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
+    if commit_url:
+        environment[COMMIT_URL_VARIABLE] = commit_url
+    command = _streamlit(app, address, port, below, open_browser)
     try:
         with ended_by_terminate():
-            done = subprocess.run(_streamlit(app, address, port, open_browser), env=environment)
+            done = subprocess.run(command, env=environment)
     except KeyboardInterrupt:
         return
     if done.returncode not in (0, -2, 130):
@@ -83,12 +105,24 @@ def _check_port(address: str, port: int) -> None:
             ) from None
 
 
-def _streamlit(app: Path, address: str, port: int, open_browser: bool) -> list[str]:
+def _check_commit_url(template: str | None) -> None:
+    """A link of another scheme than the web's could run in the viewer's browser."""
+    if not template:
+        return
+    if not template.startswith(("https://", "http://")) or PLACE_OF_SHA not in template:
+        raise UsageError(
+            f"--commit-url {template!r} is no web address with {PLACE_OF_SHA} in it: give one like "
+            f"https://github.com/OWNER/REPOSITORY/commit/{PLACE_OF_SHA}"
+        )
+
+
+def _streamlit(app: Path, address: str, port: int, below: str, open_browser: bool) -> list[str]:
     return [
         sys.executable,
         *("-m", "streamlit", "run", str(app)),
         *("--server.address", address),
         *("--server.port", str(port)),
+        *("--server.baseUrlPath", below),
         *("--server.headless", "false" if open_browser else "true"),
         *("--browser.gatherUsageStats", "false"),
         *("--client.toolbarMode", "viewer"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,10 +21,12 @@ app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args
 def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """Bring the tables up to this version."""
     from db import engine
+    from flexq_bench.references import keep_references
 
     with engine.open_database(db, check_schema=False) as database:
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
+        keep_references(database)
         if as_json:
             print_json({"database": database.url, "before": before, "after": after})
         elif before == after:
@@ -40,9 +44,11 @@ def import_(
     """Store the records of files, each file whole or not at all; known ones change nothing."""
     from db.engine import open_database
     from db.exchange import ImportSummary, import_file
+    from flexq_bench.references import keep_references
 
     done: list[ImportSummary] = []
     with open_database(db) as database:
+        keep_references(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))
@@ -90,11 +96,22 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
-        count = write_records(file, export_records(session, filters))
+        others = [
+            *queries.export_accuracy(session, filters),
+            *queries.export_decodes(session, filters),
+        ]
+        left_out = len(others) if file.endswith(".parquet") else 0
+        records = chain(export_records(session, filters), [] if left_out else others)
+        count = write_records(file, records)
     if as_json:
-        print_json({"file": file, "records": count})
+        print_json({"file": file, "records": count, "left_out": left_out})
     else:
         say(console(), f"{count} records in {file}")
+        if left_out:
+            say(
+                console(),
+                f"{left_out} results that are no GEMMs are left out: a .jsonl file holds them",
+            )
 
 
 @app.command()
@@ -126,6 +143,25 @@ def prune(
             print_json({"database": database.url, "pruned": count})
         else:
             say(console(), f"deleted the samples of {count} measurements in {database.url}")
+
+
+@app.command()
+def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
+    """Remember the release tags of the git tree you are in, for pages that compare with them."""
+    from db.engine import open_database
+    from db.releases import keep_releases
+    from flexq_bench.git import commits_of_tags
+
+    found = commits_of_tags(Path.cwd())
+    with open_database(db, create=False) as database:
+        with database.session() as session:
+            changed = keep_releases(session, found)
+        if as_json:
+            print_json({"database": database.url, "tags": len(found), "changed": changed})
+        elif changed:
+            say(console(), f"{', '.join(changed)} in {database.url}")
+        else:
+            say(console(), f"{len(found)} tags, none of them new at a commit in {database.url}")
 
 
 @app.command()

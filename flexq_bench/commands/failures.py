@@ -6,6 +6,7 @@ import errno
 
 from db.errors import (
     DatabaseError,
+    LimitError,
     MissingDatabaseError,
     NotFoundError,
     RecordError,
@@ -21,6 +22,7 @@ INTERRUPTED = 130  # what shells report for a program that SIGINT ended
 
 # What a person named is wrong; any other DatabaseError is the store's.
 _USAGE_OF_DATABASE = (
+    LimitError,
     MissingDatabaseError,
     NotFoundError,
     RecordError,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -21,12 +21,13 @@ from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.errors import UsageError
-from flexq_bench.execution import Executor, LocalExecutor
+from flexq_bench.execution import LocalExecutor
 from flexq_bench.measure import Tuning
-from flexq_bench.plan import build_plan
+from flexq_bench.plan import Plan, build_plan
 from flexq_bench.provenance import current_commit
+from flexq_bench.references import keep_references
 from flexq_bench.report import problem_lines, published_table, results_table
-from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run
+from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run, worst
 from kernels.contract import Backend
 from workloads.case import Case
 from workloads.published import published_speedups
@@ -38,11 +39,25 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class FleetSetup:
+    """What only a cluster has. gpus: SKUs or globs; empty: every kind there is.
+
+    repeat: how often each case is measured, on different GPUs of its kind where there are several.
+    times: as `--times` has it; None: the defaults.
+    """
+
+    gpus: tuple[str, ...] = ()
+    repeat: int = 1
+    times: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """Where to measure, where to store, and what to write beside. seed None: of the run, or 0."""
 
     db: str | None
     cluster: str = NO_CLUSTER
+    fleet: FleetSetup = field(default_factory=FleetSetup)
     backend: BackendChoice = BackendChoice.AUTO
     device: str | None = None
     seed: int | None = None
@@ -56,32 +71,37 @@ class Setup:
 
 
 def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
-    """Measure a suite as a new run; the exit code."""
-    with open_database(setup.db) as database, open_executor(setup) as executor:
+    """Measure a suite as a new run, on a cluster one for each kind of GPU; the exit code."""
+    if setup.cluster != NO_CLUSTER:
+        from flexq_bench.commands.fleet_runs import measure_on_fleet
+
+        return measure_on_fleet(suite, asked_kernels, trigger, setup)
+    with open_database(setup.db) as database:
+        keep_references(database)
+        executor = local_executor(setup)
         plan = build_plan(suite, executor.backend, executor.capability, asked_kernels=asked_kernels)
-        if plan.skipped:
-            log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
+        warn_of_skipped(plan)
         executor.check(plan.cases)
         run = new_run(plan.suite, trigger, plan.keys)
         return carry_out(database, executor, plan.cases, run, current_commit(), setup)
 
 
-def open_executor(setup: Setup) -> Executor:
-    """The executor that a person asked for. Raises UsageError if the options don't fit together."""
-    seed = setup.seed or 0
-    asked: Backend | None = None
-    if setup.backend is not BackendChoice.AUTO:
-        asked = "cuda" if setup.backend is BackendChoice.CUDA else "cpu"
-    if setup.cluster == NO_CLUSTER:
-        device = device_name(asked, setup.device)
-        return LocalExecutor(device, seed=seed, tuning=setup.tuning)
-    if setup.device is not None:
-        raise UsageError(
-            "--device picks a device of this process: leave it out with --cluster, which uses all"
-        )
-    from flexq_bench.cluster import RayExecutor
+def warn_of_skipped(plan: Plan) -> None:
+    if plan.skipped:
+        log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
 
-    return RayExecutor(setup.cluster, backend=asked, seed=seed, tuning=setup.tuning)
+
+def asked_backend(setup: Setup) -> Backend | None:
+    """None: the best there is."""
+    if setup.backend is BackendChoice.AUTO:
+        return None
+    return "cuda" if setup.backend is BackendChoice.CUDA else "cpu"
+
+
+def local_executor(setup: Setup) -> LocalExecutor:
+    """This process on the device asked for. Raises UsageError if the options don't fit together."""
+    device = device_name(asked_backend(setup), setup.device)
+    return LocalExecutor(device, seed=setup.seed or 0, tuning=setup.tuning)
 
 
 def device_name(asked: Backend | None, device: str | None) -> str:
@@ -99,21 +119,43 @@ def device_name(asked: Backend | None, device: str | None) -> str:
 
 def carry_out(
     database: Database,
-    executor: Executor,
+    executor: LocalExecutor,
     cases: Sequence[Case],
     run: RunInfo,
     commit: CommitInfo,
     setup: Setup,
 ) -> int:
-    """Execute, report, and say how to go on where it did not come to its end; the exit code."""
-    resume = invocation.command(
-        "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
+    """Execute in this process, report, and say how to go on if it was stopped; the exit code."""
+
+    def measure(on_record: OnRecord) -> None:
+        execute_plan(database, executor, cases, run, commit, on_record=on_record)
+
+    return carry_out_and_report(database, [run], len(cases), measure, setup)
+
+
+def carry_out_and_report(
+    database: Database,
+    runs: Sequence[RunInfo],
+    total: int,
+    measure: Callable[[OnRecord], None],
+    setup: Setup,
+) -> int:
+    """Measure, report every run, and say how to go on if it was stopped; the worst exit code.
+
+    total: results that are to come. measure: stores each and then tells of it.
+    """
+    resume = " and ".join(
+        invocation.command(
+            "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
+        )
+        for run in runs
     )
     try:
-        with ended_by_terminate(), _progress(len(cases)) as advance:
-            execute_plan(database, executor, cases, run, commit, on_record=advance)
+        with ended_by_terminate(), progress(total) as advance:
+            measure(advance)
     except KeyboardInterrupt:
-        report(database, run, setup)
+        for run in runs:
+            report(database, run, setup)
         say(
             console(stderr=True),
             f"interrupted: what was measured is stored, go on with {resume}",
@@ -122,7 +164,7 @@ def carry_out(
     except Exception:
         log.warning("what was measured before is stored, go on with %s", resume)
         raise
-    return report(database, run, setup)
+    return worst(report(database, run, setup) for run in runs)
 
 
 def report(database: Database, run: RunInfo, setup: Setup) -> int:
@@ -152,8 +194,11 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[OnRecord]:
-    """A bar on stderr where a person looks at it, else a log line a result."""
+def progress(total: int | None) -> Iterator[OnRecord]:
+    """A bar on stderr where a person looks at it, else a log line a result.
+
+    total: results that are to come; None: nobody knows yet.
+    """
     err = console(stderr=True)
     done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     name = TextColumn("{task.description}")
@@ -161,7 +206,13 @@ def _progress(total: int) -> Iterator[OnRecord]:
         task = bar.add_task("measuring", total=total)
 
         def advance(record: Record) -> None:
-            log.info("%s: %s %s us", record.case, record.status, record.median_us)
+            log.info(
+                "%s: %s %s us",
+                record.case,
+                record.status,
+                record.median_us,
+                extra={"run": record.run.uuid},
+            )
             bar.update(task, advance=1, description=record.case)
 
         yield advance

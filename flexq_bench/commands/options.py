@@ -67,7 +67,36 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="WHERE",
-        help="none: in this process; local: Ray on this machine; or a Ray cluster's address.",
+        help="none: in this process; local: Ray on this machine; auto: the Ray cluster that this "
+        "machine is in; or an address: ray://HOST:10001.",
+    ),
+]
+GpusOption = Annotated[
+    str | None,
+    typer.Option(
+        "--gpus",
+        metavar="SKUS",
+        help="With --cluster: only these kinds, names or globs: 'NVIDIA H200,*A6000*'.",
+        show_default=False,
+    ),
+]
+RepeatOption = Annotated[
+    int,
+    typer.Option(
+        "--repeat",
+        min=1,
+        max=100,
+        help="With --cluster: measure each case so often, on different GPUs of its kind.",
+    ),
+]
+TimesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--times",
+        metavar="LIST",
+        envvar="FLEXQ_BENCH_TIMES",
+        help="With --cluster: seconds, such as start=180,case=300,beat=10,lease=60,device=120.",
+        show_default=False,
     ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the random inputs.")]

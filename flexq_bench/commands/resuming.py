@@ -10,7 +10,7 @@ from db import queries
 from db.engine import open_database
 from db.records import CommitInfo, Record
 from db.store import finish_run
-from flexq_bench.commands.measuring import Setup, carry_out, open_executor, report
+from flexq_bench.commands.measuring import NO_CLUSTER, Setup, carry_out, local_executor, report
 from flexq_bench.commands.options import BackendChoice
 from flexq_bench.errors import UsageError
 from flexq_bench.plan import cases_of_keys
@@ -42,14 +42,18 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
                 finish_run(session, run.uuid, "complete")
             return report(database, run, setup)
         setup = _as_before(setup, first)
-        with open_executor(setup) as executor:
-            if first is not None and executor.backend != first.backend:
-                raise UsageError(
-                    f"run {run.uuid[:8]} was begun on the {first.backend} backend: add "
-                    f"--backend {first.backend}, or start a new run"
-                )
-            executor.check(cases)
-            return carry_out(database, executor, cases, run, commit, setup)
+        if setup.cluster != NO_CLUSTER:
+            from flexq_bench.commands.fleet_runs import resume_on_fleet
+
+            return resume_on_fleet(database, run, first.gpu if first else None, cases, setup)
+        executor = local_executor(setup)
+        if first is not None and executor.backend != first.backend:
+            raise UsageError(
+                f"run {run.uuid[:8]} was begun on the {first.backend} backend: add "
+                f"--backend {first.backend}, or start a new run"
+            )
+        executor.check(cases)
+        return carry_out(database, executor, cases, run, commit, setup)
 
 
 def _check_same_work(

@@ -12,11 +12,14 @@ from flexq_bench.commands.options import (
     ClusterOption,
     DbOption,
     DeviceOption,
+    GpusOption,
     JsonFileOption,
     KernelsOption,
     NoTuneOption,
     OutOption,
+    RepeatOption,
     RetuneOption,
+    TimesOption,
     split_names,
     split_sizes,
     tuning_of,
@@ -48,6 +51,9 @@ def run(
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
+    gpus: GpusOption = None,
+    repeat: RepeatOption = 1,
+    times: TimesOption = None,
     resume: Annotated[
         str | None,
         typer.Option("--resume", metavar="RUN", help="Go on with this run (its uuid's beginning)."),
@@ -82,7 +88,10 @@ def run(
     }
     sizes = split_sizes(m)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
-    setup = measuring.Setup(db, cluster, backend, device, seed, tuning, ResultFiles(as_json, out))
+    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
+    setup = measuring.Setup(
+        db, cluster, fleet, backend, device, seed, tuning, ResultFiles(as_json, out)
+    )
     if resume is not None:
         if sizes is not None or any(asked is not None for asked in restrictions.values()):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")

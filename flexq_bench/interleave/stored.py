@@ -11,6 +11,7 @@ import numpy as np
 from flexq_bench.comparing import Result, time_of
 from flexq_bench.regress import Interval, Verdict, ratio_interval
 from flexq_bench.regress.confirm import SMALLEST_CHANGE
+from workloads.case import kernel_label
 
 
 class StoredResult(Result, Protocol):
@@ -54,8 +55,28 @@ def compare_stored(
     ]
 
 
+def compare_labels(results: Iterable[StoredResult], base: str, head: str) -> list[StoredComparison]:
+    """One row a case of the kernel `head` and GPU, in the order of the results.
+
+    base, head: labels. results: one of each series, whichever run it comes from: the machine may
+    differ as between two runs. A case is the same if all but the kernel is.
+    """
+    listed = list(results)
+    bases = {_place(r): r for r in listed if kernel_label(r.kernel, r.variant) == base}
+    heads = [r for r in listed if kernel_label(r.kernel, r.variant) == head]
+    return [_compared((r.case, r.gpu), bases.get(_place(r)), r, one_series=False) for r in heads]
+
+
+def _place(result: StoredResult) -> tuple[str, str, str, int, int, int]:
+    return (result.gpu, result.stage, result.cache, result.m, result.n, result.k)
+
+
 def _compared(
-    key: tuple[str, str], base: StoredResult | None, head: StoredResult | None
+    key: tuple[str, str],
+    base: StoredResult | None,
+    head: StoredResult | None,
+    *,
+    one_series: bool = True,
 ) -> StoredComparison:
     case, gpu = key
     base_us = None if base is None else time_of(base)
@@ -66,7 +87,7 @@ def _compared(
         verdict, reason = Verdict.NO_DATA, f"{missing} has no result of this case"
     elif "incorrect" in (base.status, head.status):
         verdict, reason = Verdict.INCORRECT, base.detail or head.detail
-    elif base.series_id != head.series_id:
+    elif one_series and base.series_id != head.series_id:
         verdict = Verdict.NO_DATA
         reason = "the two are not of one series: another kernel version or protocol"
     elif base_us is None or head_us is None:

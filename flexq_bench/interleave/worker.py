@@ -25,21 +25,28 @@ _OPERATIONS = ("describe", "memory", "prepare", "place", "turn", "leave", "relea
 _REFUSALS = (FlexqError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 
-def serve(stand: Stand, requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer requests until there are no more."""
+def serve(
+    stand: object,
+    requests: BinaryIO,
+    replies: BinaryIO,
+    operations: tuple[str, ...] = _OPERATIONS,
+) -> None:
+    """Answer requests, each a call of one of the stand's operations, until there are no more."""
     for line in requests:
         message = decode(line)
-        replies.write(encode({"id": message.pop("id"), **_answer(stand, message)}))
+        answer = _answer(stand, message, operations)
+        replies.write(encode({"id": message["id"], **answer}))
         replies.flush()
 
 
-def _answer(stand: Stand, message: dict[str, Any]) -> dict[str, Any]:
-    name = message.pop("do")
-    if name not in _OPERATIONS:
+def _answer(stand: object, message: dict[str, Any], operations: tuple[str, ...]) -> dict[str, Any]:
+    arguments = {key: value for key, value in message.items() if key not in ("id", "do")}
+    name = message["do"]
+    if name not in operations:
         return {"error": f"this commit can't {name!r}", "refused": False}
     operation: Callable[..., dict[str, Any]] = getattr(stand, name)
     try:
-        return {"reply": operation(**message)}
+        return {"reply": operation(**arguments)}
     except _REFUSALS as error:
         return {"error": _one_line(error), "refused": True}
     except Exception as error:  # a kernel may raise anything; who asked decides what it means
@@ -50,13 +57,19 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def own_stdout() -> BinaryIO:
+    """Stdout for replies alone: what a library prints goes to stderr from now on."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what a library prints is no reply
+    replies = own_stdout()
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
         serve(Stand(meter), sys.stdin.buffer, replies)

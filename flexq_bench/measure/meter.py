@@ -29,6 +29,7 @@ from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetr
 from flexq_bench.measure.tuning import Tuning
 from flexq_bench.probes import EMPTY_KERNEL, floor_kernel
 from kernels import registry
+from kernels.autotune import TuningMemory
 from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
 from workloads.case import Case
@@ -86,6 +87,11 @@ class Meter:
         """Bytes that can be allocated on the device now."""
         return available_memory(self._device)
 
+    def other_processes(self) -> int | None:
+        """How many processes compute on the device beside this one; None: nobody can tell."""
+        self._clock.synchronize()  # the driver counts this process from its first use of the device
+        return other_processes(self._nvml)
+
     def check_memory(self, case: Case) -> None:
         """Raise MeasureError if the case doesn't fit the memory that is free; allocates nothing.
 
@@ -124,6 +130,11 @@ class Meter:
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
         return self._prepare(kernel, case)
+
+    @property
+    def choices(self) -> TuningMemory:
+        """The configurations that were chosen, and those that others offer."""
+        return self._choices
 
     @property
     def tuning_machine(self) -> TuningMachine:

@@ -66,6 +66,10 @@ class Nvml:
     def power_limit_w(self) -> float | None:
         return _scaled(self._number("nvmlDeviceGetEnforcedPowerLimit"), 1000)
 
+    def energy_j(self) -> float | None:
+        """Used since the driver was loaded."""
+        return _scaled(self._number("nvmlDeviceGetTotalEnergyConsumption"), 1000)
+
     def temperature_c(self) -> float | None:
         return self._number("nvmlDeviceGetTemperature", self._pynvml.NVML_TEMPERATURE_GPU)
 

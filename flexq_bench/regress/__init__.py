@@ -5,9 +5,16 @@ from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, media
 from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
 from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
+from flexq_bench.regress.device_offsets import DeviceOffset, device_offsets
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
+from flexq_bench.regress.paired import (
+    ItemDifference,
+    is_clear,
+    item_difference,
+    mean_difference_interval,
+)
 from flexq_bench.regress.proportion import proportion_interval
-from flexq_bench.regress.ratio import ratio_interval
+from flexq_bench.regress.ratio import geometric_mean, ratio_interval
 from flexq_bench.regress.retrospective import ChangePoint, change_points
 from flexq_bench.regress.trigger import Trigger, trigger
 from flexq_bench.regress.verdict import Cause, Verdict
@@ -18,7 +25,9 @@ __all__ = [
     "Classification",
     "Comparison",
     "Confirmation",
+    "DeviceOffset",
     "Interval",
+    "ItemDifference",
     "Nights",
     "NoiseLevels",
     "Pattern",
@@ -30,7 +39,12 @@ __all__ = [
     "confirm",
     "confirm_night",
     "creep",
+    "device_offsets",
+    "geometric_mean",
     "hierarchical_interval",
+    "is_clear",
+    "item_difference",
+    "mean_difference_interval",
     "median_interval",
     "noise_levels",
     "proportion_interval",

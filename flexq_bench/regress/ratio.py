@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from flexq_bench.regress.bootstrap import Interval
 
@@ -29,3 +30,22 @@ def _logs(interval: Interval) -> Interval:
     if not all(math.isfinite(value) and value > 0 for value in values):
         raise ValueError(f"a ratio needs positive finite times, got {interval}")
     return Interval(*map(math.log, values))
+
+
+def geometric_mean(ratios: Sequence[Interval]) -> Interval:
+    """Geometric mean of ratios, with the interval that follows from theirs.
+
+    The ratios are > 0, at one confidence level, and taken as independent: on a log scale the mean's
+    distance to an end is the root of the summed squares of theirs over their number (Zou and Donner
+    2008, as in `ratio_interval`). It is what measuring leaves unknown of the mean of these very
+    cases, not how much cases differ. Raises ValueError if there is no ratio, or one is not
+    positive and finite.
+    """
+    if not ratios:
+        raise ValueError("a mean needs at least one ratio")
+    logs = [_logs(ratio) for ratio in ratios]
+    count = len(logs)
+    mean = math.fsum(one.estimate for one in logs) / count
+    below = math.hypot(*(one.estimate - one.low for one in logs)) / count
+    above = math.hypot(*(one.high - one.estimate for one in logs)) / count
+    return Interval(math.exp(mean), math.exp(mean - below), math.exp(mean + above))

@@ -27,10 +27,13 @@ CHUNK_K = 128
 class BitPlaneGemm(LinearKernel):
     """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one a row (ABQ-LLM)."""
 
-    def __init__(self, name: str, w_bits: int, a_bits: int, *, grouped: bool = True) -> None:
+    def __init__(
+        self, name: str, w_bits: int, a_bits: int, *, variant: str = "", grouped: bool = True
+    ) -> None:
         group = CHUNK_K if grouped else None
         self.spec = KernelSpec(
             name=name,
+            variant=variant,
             backend="cpu",
             weight=OperandFormat(w_bits, group),
             activation=OperandFormat(a_bits, group),

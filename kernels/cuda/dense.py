@@ -18,6 +18,7 @@ from kernels.contract import (
     LinearKernel,
     OperandFormat,
     PackedOperand,
+    Packing,
     check_gemm,
     checked_scales,
 )
@@ -110,6 +111,10 @@ class Int8Gemm(_LtGemm):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
 
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        codes, scales = x.buffers["codes"], x.buffers["scales"]
+        return Packing("row-codes", self.spec.activation.bits, codes, scales)
+
     def builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
@@ -158,6 +163,9 @@ class Fp16Gemm(_LtGemm):
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.buffers["values"][: packed.rows, : packed.k] = x
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        return Packing("halves", 16, x.buffers["values"])
 
     def linear(
         self,

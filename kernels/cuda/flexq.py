@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, check_gemm
+from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, Packing, check_gemm
 from kernels.cuda.btc import MAX_TOKENS, BinaryTensorCoreGemm
 from kernels.cuda.imma import Int8TensorCoreGemm
 from kernels.cuda.imma_configs import bucket_of
@@ -96,6 +96,11 @@ class FlexqGemm(LinearKernel):
         mine = _part(packed, chosen.engine), _part(w, chosen.engine)
         engine = self._engines[chosen.engine]
         engine.linear(x, *mine, out, bias=bias, config=chosen.choice)
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing | None:
+        chosen = self._chosen(config, GemmWorkload(x.rows, 1, x.k))
+        engine = self._engines[chosen.engine]
+        return engine.packing(_part(x, chosen.engine), chosen.choice)
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         # Beyond MAX_TOKENS the binary kernel reads the weights again for every MAX_TOKENS.

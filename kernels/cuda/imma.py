@@ -16,6 +16,7 @@ from kernels.contract import (
     LinearKernel,
     OperandFormat,
     PackedOperand,
+    Packing,
     check_gemm,
     checked_scales,
 )
@@ -125,6 +126,11 @@ class Int8TensorCoreGemm(LinearKernel):
             overlap_previous=True,
             cluster=c.k_split,
         )
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        codes, scales = x.buffers["codes"], x.buffers["scales"]
+        bits = self.spec.activation.bits
+        return Packing("group-codes", bits, codes, scales, _in_mma_order(x.rows))
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
         device = torch.cuda.current_device()

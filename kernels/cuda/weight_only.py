@@ -17,6 +17,7 @@ from kernels.contract import (
     LinearKernel,
     OperandFormat,
     PackedOperand,
+    Packing,
     check_gemm,
     checked_scales,
 )
@@ -171,6 +172,9 @@ class WeightOnlyGemm(LinearKernel):
             overlap_previous=True,
             cluster=c.k_split,
         )
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        return Packing("halves", 16, x.buffers["values"])
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         device = torch.cuda.current_device()

@@ -13,8 +13,9 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-sys.path.insert(0, str(Path(__file__).parent))  # its helper `made_results`
+sys.path.insert(0, str(Path(__file__).parent))  # its helpers `made_results` and `browsing`
 
+from browsing import dashboard_on, headless
 from made_results import COMMIT, H200, records_of
 
 from db.engine import Session, open_database
@@ -109,3 +110,19 @@ def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
         return app
 
     return opened
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Any]:
+    """A headless Chromium that saves files below tmp_path."""
+    with headless(tmp_path) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="session")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard on an empty database."""
+    path = tmp_path_factory.mktemp("dashboard") / "empty.sqlite"
+    open_database(str(path)).close()
+    with dashboard_on(path) as url:
+        yield url

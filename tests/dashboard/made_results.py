@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
@@ -99,3 +102,10 @@ def records_of(
         for tokens in m
         for kernel, median in MEDIANS.items()
     ]  # fmt: skip
+
+
+def numbers(values: Any) -> list[float]:
+    """What a chart's array holds, however Plotly packs it."""
+    if isinstance(values, dict):
+        return np.frombuffer(base64.b64decode(values["bdata"]), values["dtype"]).tolist()
+    return list(values)

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import shlex
 import sqlite3
+import threading
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pytest
+from made_results import H200, a_record, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
 from dashboard.database import current_database, write_alert
 from db import queries
-from db.errors import ReadOnlyError
+from db.errors import ReadOnlyError, StaleError
+from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import set_alert_state
 from flexq_bench.commands.reproducing import reproduction
+from flexq_bench.verdicts import Machine
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
 
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 
@@ -127,10 +136,73 @@ def test_members_stand_slowest_first_with_their_bounds(alerted, open_alert):
 
 
 def test_the_evidence_is_drawn_by_placement(alerted, open_alert):
-    (chart,) = open_alert().get("plotly_chart")
+    evidence = open_alert().get("plotly_chart")[0]
 
-    assert "change of the time" in chart.proto.spec
-    assert "99 % bounds" in chart.proto.spec
+    assert "change of the time" in evidence.proto.spec
+    assert "99 % bounds" in evidence.proto.spec
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+
+
+@pytest.fixture
+def measured(alerted):
+    """The first member's case on two GPUs, commits -8 to 15: 5 % slower from 6 on the H200."""
+    case = Case("flexq-w6a6", GemmWorkload(8, 4096, 4096))
+    for gpu in (H200, "A CPU"):
+        identity = Machine("cpu", DeviceInfo("GPU-1", gpu, "cpu")).series_of(case)
+        for order in range(-8, 16):
+            median = (10.5 if order >= 6 and gpu == H200 else 10.0) + 0.002 * (order % 3)
+            commit = CommitInfo(f"{order % 16**40:040x}", None, order, dirty=False)
+            run = a_run(f"{gpu} {order}")
+            alerted.add(a_record(run, median_us=median, commit=commit, **identity))
+    return alerted
+
+
+def test_the_series_shows_its_change_point_and_the_range_of_the_alert(measured, open_alert, sha):
+    app = open_alert()
+
+    history = charts(app)[1]
+    names = {shape.get("name") for shape in history["layout"]["shapes"]}
+    assert {"range of the alert", "change point"} <= names
+    (step,) = [s for s in history["layout"]["shapes"] if s.get("name") == "change point"]
+    assert step["x0"] == 13.5  # before commit 6, the 15th
+    (span,) = [s for s in history["layout"]["shapes"] if s.get("name") == "range of the alert"]
+    assert (span["x0"], span["x1"]) == (11, 14)
+    assert any(trace.get("fill") == "toself" for trace in history["data"])
+    assert re.search(rf"changed at `{sha(6)[:10]}`: \*\*\+(4.9|5.0)\d %", words(app))
+
+
+def test_each_gpu_is_set_in_proportion_to_the_last_good_commit(measured, open_alert):
+    by_gpu = charts(open_alert())[2]
+
+    lines = {t["name"]: numbers(t["y"]) for t in by_gpu["data"] if t["mode"] == "lines+markers"}
+    assert set(lines) == {H200, "A CPU"}
+    assert lines[H200][-1] == pytest.approx(105, abs=0.1)
+    assert lines["A CPU"][-1] == pytest.approx(100, abs=0.1)
+    assert "%" in by_gpu["layout"]["yaxis"]["title"]["text"]
+
+
+def test_a_verdict_without_a_history_says_so(alerted, open_alert):
+    assert "No accepted result of this series is stored" in words(open_alert())
+
+
+def test_too_short_a_history_says_how_much_is_needed(alerted, open_alert):
+    case = Case("flexq-w6a6", GemmWorkload(8, 4096, 4096))
+    identity = Machine("cpu", DeviceInfo("GPU-1", H200, "cpu")).series_of(case)
+    alerted.add(a_record(**identity))
+
+    assert "13 of one epoch are needed, there are 1" in words(open_alert())
+
+
+def test_commits_are_linked_by_the_template(alerted, open_alert, monkeypatch, sha):
+    assert "look" not in table(open_alert(), of="subject").columns
+
+    monkeypatch.setenv("FLEXQ_BENCH_COMMIT_URL", "https://example.org/c/{sha}?view")
+
+    links = table(open_alert(), of="subject")["look"].tolist()
+    assert links[0] == f"https://example.org/c/{sha(3)}?view"
 
 
 def test_another_verdict_s_evidence_is_in_the_link(alerted, open_alert):
@@ -256,14 +328,50 @@ def test_what_is_missing_is_said_and_nothing_stored(alerted, open_alert, filled_
     assert alert_of(alerted).state == "new"
 
 
-def test_who_decides_on_what_is_no_longer_so_is_told(alerted, monkeypatch):
-    seen = alert_of(alerted)
+def test_who_decides_on_what_is_no_longer_so_is_told(alerted):
     with alerted.session() as session:
         set_alert_state(session, 1, "fixed", person="Bo", note="", at=NOW)
 
-    with pytest.raises(Exception, match="was new and is fixed by now"):
-        write_alert(seen, "acknowledged", person="Ada", note="")
+    with pytest.raises(StaleError, match="somebody changed alert 1 meanwhile, it is fixed"):
+        write_alert(1, "acknowledged", seen_events=1, person="Ada", note="")
     assert alert_of(alerted).state == "fixed"
+
+
+def test_of_two_who_decide_at_once_the_second_is_told(alerted):
+    both_looked = threading.Barrier(2)
+
+    def decide(state: str) -> str:
+        both_looked.wait()
+        try:
+            write_alert(1, state, seen_events=1, person=state, note="mine")
+        except StaleError:
+            return "told"
+        return state
+
+    with ThreadPoolExecutor(2) as people:
+        ended = set(people.map(decide, ("fixed", "acknowledged")))
+
+    assert len(ended) == 2
+    assert ended == {"told", alert_of(alerted).state}
+    with alerted.session() as session:
+        assert len(queries.alert_events(session, 1)) == 2
+
+
+def test_who_fills_in_the_form_meanwhile_is_told_and_keeps_the_words(alerted, open_alert):
+    app = open_alert()
+    with alerted.session() as session:
+        set_alert_state(session, 1, "acknowledged", person="Bo", note="mine", at=NOW)
+
+    app = fill(app, note="on it")
+
+    assert "somebody changed alert 1 meanwhile, it is acknowledged" in words(app)
+    assert (alert_of(alerted).state, alert_of(alerted).note) == ("acknowledged", "mine")
+    assert app.text_area[0].value == "on it"
+    assert "Bo" in table(app, of="by")["by"].tolist()
+
+    app.button[0].click().run()
+
+    assert alert_of(alerted).note == "on it"
 
 
 def test_a_read_only_app_has_no_form_and_writes_nothing(alerted, open_alert, monkeypatch):
@@ -274,7 +382,7 @@ def test_a_read_only_app_has_no_form_and_writes_nothing(alerted, open_alert, mon
     assert "read-only" in words(app)
     assert not app.button
     with pytest.raises(ReadOnlyError):
-        write_alert(alert_of(alerted), "fixed", person="Ada", note="")
+        write_alert(1, "fixed", seen_events=1, person="Ada", note="")
     assert alert_of(alerted).state == "new"
 
 

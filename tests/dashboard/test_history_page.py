@@ -12,6 +12,8 @@ import pytest
 from made_results import COMMIT, H200, a_record, a_run
 from streamlit.testing.v1 import AppTest
 
+from db.releases import keep_releases
+
 
 @pytest.fixture
 def open_history(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
@@ -108,6 +110,74 @@ def test_percent_of_the_floor_is_asked_for_by_the_link(told, open_history):
     assert (table["low"] < table["floor / median (%)"]).all()
     assert (table["floor / median (%)"] < table["high"]).all()
     assert chart(app)["layout"]["yaxis"]["title"]["text"] == "floor / median (%)"
+
+
+def tagged(store: Any, **orders: int) -> None:
+    with store.session() as session:
+        keep_releases(session, {name: f"{order:02x}" * 20 for name, order in orders.items()})
+
+
+def test_relative_to_a_release_every_series_has_100_percent_there(told, open_history):
+    tagged(told, v1=2, v2=4)
+
+    app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release", release="v1")
+
+    table = app.dataframe[0].value
+    assert table["time / time at v1 (%)"].tolist() == pytest.approx([90, 100, 110, 120, 130])
+    assert (table["low"] < table["high"]).all()
+    assert chart(app)["layout"]["yaxis"]["title"]["text"] == "time / time at v1 (%)"
+
+
+def test_the_newest_release_is_taken_and_linked(told, open_history):
+    tagged(told, v1=2, v2=4)
+
+    app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release")
+
+    assert app.query_params["release"] == "v2"
+    assert 100.0 in app.dataframe[0].value["time / time at v2 (%)"].round(6).tolist()
+
+
+def test_a_release_between_two_measured_commits_has_the_level_before_it(told, open_history):
+    aside = replace(COMMIT, sha="ee" * 20, topo_order=4)
+    told.add(*points(9, n=64, commit=aside))  # the tag's own commit was measured on another shape
+    with told.session() as session:
+        keep_releases(session, {"v1": aside.sha})
+    told.add(*points(7))
+
+    app = open_history(kernel="flexq-w6a6", m="1", shape="4096x4096", show="relative to a release")
+
+    table = app.dataframe[0].value
+    assert (
+        dict(zip(table["commit"].str[:2], table["time / time at v1 (%)"].round(6), strict=True))[
+            "04"
+        ]
+        == 100.0
+    )
+
+
+def test_series_younger_than_the_release_say_so(told, open_history):
+    told.add(a_record(a_run("old"), m=3, commit=replace(COMMIT, sha="00" * 20, topo_order=0)))
+    tagged(told, v0=0)
+
+    app = open_history(kernel="cublas-fp16", show="relative to a release")
+
+    assert "None of these series was measured at v0" in words(app)
+
+
+def test_without_a_release_it_says_how_to_store_one(told, open_history):
+    app = open_history(show="relative to a release")
+
+    assert "db tags" in words(app)
+    assert not app.get("plotly_chart")
+
+
+def test_a_point_knows_its_measurement(told, open_history):
+    app = open_history(kernel="flexq-w6a6", m="1")
+
+    of_table = [link.partition("uuid=")[2] for link in app.dataframe[0].value["samples"]]
+    of_chart = [uuid for trace in lines(app) for uuid in trace["customdata"]]
+    assert of_chart == of_table
+    assert len(set(of_chart)) == 5
 
 
 def test_every_value_is_drawn_with_its_interval(told, open_history):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from db.accuracy_records import AccuracyRecord
+from db.decode_records import DecodeRecord, ServingRecord
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
 NAMESPACE = uuid.UUID(int=0)
@@ -109,3 +111,98 @@ def a_record(name: str = "record", **changes: Any) -> Record:
         "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return Record(**fields | changes)
+
+
+def an_accuracy_record(name: str = "record", **changes: Any) -> AccuracyRecord:
+    run = changes.get("run", a_run(suite="accuracy"))
+    fields: dict[str, Any] = {
+        "uuid": str(uuid.uuid5(NAMESPACE, f"accuracy {name} {run.uuid}")),
+        "model": "tiny-llama",
+        "model_hash": "ab" * 32,
+        "scheme": "w6a6",
+        "task": "wikitext",
+        "task_version": "1",
+        "data_hash": "cd" * 32,
+        "metric": "perplexity",
+        "direction": "lower",
+        "status": "ok",
+        "detail": "",
+        "value": 14.15,
+        "standard_error": 0.5,
+        "n_items": 15555,
+        "values": (2.5, 2.75, 1 / 3),
+        "seed": 0,
+        "parameters": {"context": 256, "options": {"group": 128}},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": a_commit(),
+        "device": a_device(),
+        "environment": {"driver": "580.1", "torch": "2.13.0"},
+    }
+    return AccuracyRecord(**fields | changes)
+
+
+def a_decode_record(name: str = "record", **changes: Any) -> DecodeRecord:
+    run = changes.get("run", a_run(suite="decode"))
+    fields: dict[str, Any] = {
+        **_of_a_model("decode", name, run),
+        "batch": 4,
+        "prompt_tokens": 15,
+        "new_tokens": 128,
+        "prefill_ms": 9.5,
+        "token_ms": 2.75,
+        "token_ci_low_ms": 2.7,
+        "token_ci_high_ms": 2.8,
+        "token_p95_ms": 2.9,
+        "process_medians_ms": (2.75, 2.7),
+        "tokens_per_s": 1454.5,
+        "peak_memory_bytes": 11 << 30,
+        "energy_j_per_token": 0.4,
+        "parts": ({"part": "norm", "count": 81, "us": 120.5},),
+        "run": run,
+    }
+    return DecodeRecord(**fields | changes)
+
+
+def a_serving_record(name: str = "record", **changes: Any) -> ServingRecord:
+    run = changes.get("run", a_run(suite="decode"))
+    fields: dict[str, Any] = {
+        **_of_a_model("serving", name, run),
+        "batch_limit": 32,
+        "memory_limit_bytes": 24 << 30,
+        "requests": 100,
+        "prompt_tokens": 6100,
+        "new_tokens": 20300,
+        "lengths": "lognormal",
+        "tokens_per_s": 3000.0,
+        "latency_p50_s": 1.5,
+        "latency_p95_s": 4.5,
+        "latency_p99_s": 6.0,
+        "token_p50_ms": 9.0,
+        "token_p95_ms": 11.0,
+        "run": run,
+    }
+    return ServingRecord(**fields | changes)
+
+
+def _of_a_model(kind: str, name: str, run: RunInfo) -> dict[str, Any]:
+    return {
+        "uuid": str(uuid.uuid5(NAMESPACE, f"{kind} {name} {run.uuid}")),
+        "case": f"{kind} tiny-llama {name}",
+        "model": "tiny-llama",
+        "weights": "synthetic",
+        "scheme": "flexq-w6ax",
+        "kernels": {"qkv_proj": "flexq", "down_proj": "flexq[w6a8]"},
+        "backend": "cuda",
+        "kv_bits": 16,
+        "protocol_version": 1,
+        "status": "ok",
+        "detail": "",
+        "weights_bytes": 10 << 30,
+        "steady_memory_bytes": 11 << 30,
+        "parameters": {"seed": 0, "processes": 2},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "commit": a_commit(),
+        "device": a_device(),
+        "environment": {"driver": "580.1", "torch": "2.13.0"},
+    }

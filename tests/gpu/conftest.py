@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))  # its helper `operands`
+for _room in ("kernels", "decode"):  # their helpers `operands`, `decoders`
+    sys.path.insert(0, str(Path(__file__).parents[1] / _room))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,7 @@ from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.recording import build_record
 from flexq_bench.report import problem_lines, published_table, results_table
 from flexq_bench.running import new_run
-from workloads.published import PublishedSpeedup, published_speedups
+from workloads.published import PublishedValue, published_speedups
 
 
 @pytest.fixture
@@ -81,7 +81,10 @@ def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
 
 def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
     stated = [
-        PublishedSpeedup("fig", "Paper, Table 1", "RTX 3090 Ti", "flexq-w6a6", "abq-w6a6", m, 1.24)
+        PublishedValue(
+            "Paper", "Table 1", "flexq-w6a6", "speedup", 1.24,
+            baseline="abq-w6a6", m=m, hardware="RTX 3090 Ti",
+        )
         for m in (1, 4)
     ]
     results = [

@@ -1,0 +1,99 @@
+"""How soon a page shows what it is about, and how much memory the app takes with several viewers.
+
+Starts the dashboard, opens each page in headless Chromium and takes the time from the navigation to
+its first chart or table, over repetitions; then opens that many viewers at once, each on another
+page, and sums the memory (PSS) of the app's processes. Prints what docs/dashboard.md quotes:
+
+    python benchmarks/db/browser.py large.sqlite
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pages import VIEWS
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
+from browsing import dashboard_on, headless
+
+MEANINGFUL = "[data-testid=stDataFrame] canvas, .js-plotly-plot .main-svg"
+
+
+@contextmanager
+def viewer() -> Iterator[Any]:
+    with tempfile.TemporaryDirectory() as folder, headless(Path(folder)) as browser:
+        yield browser
+
+
+def link(page: str, query: dict[str, str | list[str]]) -> str:
+    asked = "&".join(f"{name}={value}" for name, value in query.items()).replace(" ", "+")
+    return f"{'' if page == 'overview' else page}?{asked}".replace("%", "%25").rstrip("?")
+
+
+def seconds_to_paint(browser: Any, url: str) -> float:
+    """From the navigation to the first chart or table."""
+    browser.get("about:blank")
+    start = time.perf_counter()
+    browser.get(url)
+    while not browser.find_elements("css selector", MEANINGFUL):
+        if time.perf_counter() - start > 60:
+            raise RuntimeError(f"{url} shows neither chart nor table within a minute")
+        time.sleep(0.01)
+    return time.perf_counter() - start
+
+
+def app_memory_mb() -> float:
+    """Proportional set size of this process's children and theirs, but for Chromium's."""
+    total = 0
+    for pid in _descendants(os.getpid()):
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+        if name.startswith("python"):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield int(child)
+            yield from _descendants(int(child))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("database", help="the path of a SQLite file")
+    parser.add_argument("--repetitions", type=int, default=5, help="0: memory alone")
+    parser.add_argument("--viewers", type=int, default=5)
+    asked = parser.parse_args()
+    out = sys.stdout.write
+    painted = [view for view in VIEWS if view[0] not in ("paper", "sweep")]
+    with dashboard_on(Path(asked.database)) as url:
+        out("| page | first chart or table, s, median | longest |\n| --- | ---: | ---: |\n")
+        with viewer() as browser:
+            seconds_to_paint(browser, url)  # the first viewer waits for imports, too
+            for page, query in painted if asked.repetitions else ():
+                address = f"{url}/{link(page, query)}"
+                times = [seconds_to_paint(browser, address) for _ in range(asked.repetitions)]
+                out(f"| {link(page, query) or 'overview'} | {np.median(times):.2f} | ")
+                out(f"{max(times):.2f} |\n")
+                sys.stdout.flush()
+        with ExitStack() as opened:
+            browsers = [opened.enter_context(viewer()) for _ in range(asked.viewers)]
+            for i, browser in enumerate(browsers):
+                for page, query in painted[i::2]:
+                    seconds_to_paint(browser, f"{url}/{link(page, query)}")
+            out(f"\n{app_memory_mb():.0f} MB with {asked.viewers} viewers\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""Filling the gaps of earlier nights: newest first, bounded, each at its own commit."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from db import queries
+from db.engine import Database
+from db.nightly import NightInfo, set_night
+from flexq_bench.errors import FlexqError
+from flexq_bench.worktrees import worktree
+
+_LIMIT_S = 4 * 3600.0  # of one gap: a night must end before the next one
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """An earlier night's run that lacks results on a kind of GPU that is here now."""
+
+    night: str
+    run: str  # uuid
+    gpu: str
+    commit: str
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What became of a gap. left: cases that still have no result. detail: why; empty: none is."""
+
+    gap: Gap
+    left: int
+    detail: str = ""
+
+
+# Starts a command line of ours in a checkout; its exit status, and its last line of errors.
+Resume = Callable[[Path, Sequence[str]], tuple[int, str]]
+
+
+def find_gaps(
+    database: Database, suite: str, gpus: Sequence[str], *, night: str, cases: int
+) -> list[Gap]:
+    """The newest gaps before this night that together have at most so many cases.
+
+    A commit with local changes, or outside of a git tree, can't be measured again: left out.
+    """
+    gaps: list[Gap] = []
+    with database.session() as session:
+        for stored in queries.nights(session, suite=suite):
+            if stored.name >= night or stored.gpu not in gpus or stored.dirty:
+                continue
+            missing = len(queries.missing_cases(session, stored.run))
+            if not missing or stored.commit.startswith("pkg-"):
+                continue
+            if sum(gap.missing for gap in gaps) + missing > cases:
+                break
+            gaps.append(Gap(stored.name, stored.run, stored.gpu, stored.commit, missing))
+    return gaps
+
+
+def fill_gap(
+    database: Database, gap: Gap, repository: Path, options: Sequence[str], *, resume: Resume
+) -> Filled:
+    """Go on with the run at its commit, in a checkout of its own.
+
+    options: of `run --resume`, such as --cluster. What can't be filled is told, not raised.
+    """
+    log.info("filling %d cases of %s on %s", gap.missing, gap.night, gap.gpu)
+    try:
+        with worktree(repository, gap.commit) as folder:
+            status, said = resume(folder, ("run", "--resume", gap.run, *options))
+    except FlexqError as error:
+        status, said = 1, str(error)
+    with database.session() as session:
+        left = len(queries.missing_cases(session, gap.run))
+        if not left:
+            [stored] = [n for n in queries.nights(session, name=gap.night) if n.run == gap.run]
+            info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
+            # Its verdicts are later nights': they compare with what is trusted by now.
+            set_night(session, info, "done", at=datetime.now(UTC))
+    return Filled(gap, left, said or f"exit status {status}" if left else "")
+
+
+def resume_in(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
+    """Run this program's code of a checkout, in a process of its own."""
+    command = [sys.executable, "-m", "flexq_bench.cli", *arguments]
+    try:
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env=_environment(folder),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"stopped after {_LIMIT_S / 3600:.0f} hours"
+    said = [line for line in ended.stderr.splitlines() if line.strip()]
+    return ended.returncode, said[-1] if said else ""
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(folder)}

@@ -1,0 +1,349 @@
+"""A night: measure the newest commit on every kind of GPU, confirm what looks changed, conclude.
+
+Each step leaves its mark in the database, so a night that was stopped goes on where it was, and
+one that is done is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from ci.looking_back import store_change_points
+from db import queries
+from db.engine import Database
+from db.fleet import JobInfo, add_jobs
+from db.nightly import NightInfo, set_night
+from db.records import CommitInfo, RunInfo
+from db.store import begin_run, finish_run
+from flexq_bench.errors import FlexqError
+from flexq_bench.plan import build_plan
+from flexq_bench.probes import EMPTY_KERNEL
+from flexq_bench.provenance import commit_at
+from flexq_bench.regress import Verdict, trigger
+from flexq_bench.running import OnRecord, new_run
+from flexq_bench.verdicts import Compared, Machine, record_night
+from kernels.contract import Backend, Capability
+from workloads.case import Case
+from workloads.suite import Suite
+
+MOST_CANDIDATES = 50  # confirmed in one night on one kind; those that changed most come first
+_AWAY_NIGHTS = 14  # a kind of GPU that was there in so many nights is missed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a site measures of a run: cases without a result."""
+
+    run: RunInfo
+    gpu: str
+    cases: tuple[Case, ...]
+
+
+class Kind(Protocol):
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def backend(self) -> Backend: ...
+    @property
+    def capability(self) -> Capability | None: ...
+
+
+class Site(Protocol):
+    """Where a night is measured: this process, or a fleet."""
+
+    @property
+    def kinds(self) -> Sequence[Kind]: ...
+
+    def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None: ...
+
+    def machine(self, gpu: str) -> Machine: ...
+
+    def compare(
+        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+    ) -> Sequence[Compared]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """repository None: no git tree, so nothing can be confirmed. canaries: commits compared with
+    themselves, a night and kind. alerting: of the line that people watch."""
+
+    night: str
+    repository: Path | None
+    canaries: int = 2
+    candidates: int = MOST_CANDIDATES
+    alerting: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class KindReport:
+    """What a night came to on one kind of GPU.
+
+    reasons: cases that have no result, or a failure as their result, by why. candidates: series
+    that the history made suspicious. verdicts: of the comparisons, by verdict. notes: what could
+    not be done, and why.
+    """
+
+    night: str
+    suite: str
+    gpu: str
+    commit: str
+    run: str  # uuid
+    planned: int
+    received: int
+    statuses: dict[str, int]
+    reasons: dict[str, int]
+    candidates: int
+    verdicts: dict[str, int]
+    opened: tuple[int, ...]
+    fixed: tuple[int, ...]
+    canaries: int
+    change_points: int
+    notes: tuple[str, ...]
+
+
+def night_key(night: str, suite: str, gpu: str) -> str:
+    return f"nightly {night} {suite} {gpu}"
+
+
+def measure_night(
+    database: Database,
+    site: Site,
+    suite: Suite,
+    commit: CommitInfo,
+    rules: Rules,
+    *,
+    on_record: OnRecord,
+) -> list[NightInfo]:
+    """Measure what the night still lacks on the kinds that are there; the nights begun or gone on.
+
+    A kind that is done, or whose night was begun at another commit, is left as it is. Kinds that
+    earlier nights had and that are gone become runs without a device.
+    """
+    planned, nights = [], []
+    for kind in site.kinds:
+        key = night_key(rules.night, suite.name, kind.gpu)
+        known = _stored(database, key)
+        if known is not None and known.state != "measuring":
+            nights.append(_info(known))
+            continue
+        if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
+            log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
+            continue
+        plan = build_plan(suite, kind.backend, kind.capability)
+        run = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
+        run = _begun(database, run, commit)
+        info = NightInfo(key, rules.night, suite.name, kind.gpu, run.uuid)
+        _mark(database, info, "measuring")
+        nights.append(info)
+        missing = _missing(database, run)
+        planned.append(
+            Planned(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
+        )
+    if planned:
+        site.measure(planned, on_record)
+        for one in planned:
+            _mark(database, next(n for n in nights if n.run == one.run.uuid), "comparing")
+    present = {kind.gpu for kind in site.kinds}
+    _declare_absent(database, suite, commit, rules, present)
+    return nights
+
+
+def conclude(
+    database: Database, site: Site, info: NightInfo, commit: CommitInfo, rules: Rules
+) -> KindReport:
+    """Confirm what changed, store verdicts, canaries and change points, and the report of it all.
+
+    A night that is done is only read. What can't be compared is a note, and no reason to fail.
+    """
+    stored = _stored(database, info.key)
+    assert stored is not None  # measure_night stored it
+    if stored.state == "done" and stored.report:
+        return _report_of(stored.report)
+    notes: list[str] = []
+    candidates = _candidates(database, info.run)
+    comparisons: list[Compared] = []
+    if rules.repository is None:
+        notes.append("no git tree here: nothing was confirmed")
+    elif commit.dirty:
+        notes.append("the commit has local changes: nothing was confirmed")
+    else:
+        for base, head, cases in _contests(database, info, commit, candidates, rules):
+            try:
+                comparisons.extend(site.compare(info.gpu, rules.repository, base, head, cases))
+            except FlexqError as error:
+                notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
+    with database.session() as session:
+        shas = {sha for one in comparisons for sha in (one.base, one.head)}
+        commits = {
+            sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
+            for sha in shas
+        }
+        machine = site.machine(info.gpu)
+        night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
+        found = store_change_points(session, info.run, machine.device)
+    verdicts: dict[str, int] = defaultdict(int)
+    for judged in night.judged:
+        if not judged.is_canary:
+            verdicts[judged.confirmation.verdict.value] += 1
+    report = _summary(
+        database,
+        info,
+        commit,
+        candidates=len(candidates),
+        verdicts=dict(verdicts),
+        opened=night.opened,
+        fixed=night.fixed,
+        canaries=sum(judged.is_canary for judged in night.judged),
+        change_points=found,
+        notes=tuple(notes),
+    )
+    _mark(database, info, "done", report)
+    return report
+
+
+def _contests(
+    database: Database,
+    info: NightInfo,
+    commit: CommitInfo,
+    candidates: Sequence[tuple[int, Case]],
+    rules: Rules,
+) -> Iterator[tuple[str, str, list[Case]]]:
+    """Base, head and cases: candidates with the commit that each trusts, and the canaries."""
+    by_base: dict[str, list[Case]] = defaultdict(list)
+    with database.session() as session:
+        for series_id, case in candidates[: rules.candidates]:
+            base = queries.trusted_base(session, series_id)
+            if base is not None and base != commit.sha and not base.startswith("pkg-"):
+                by_base[base].append(case)
+        cases = [case for _, case in _series_of(queries.run_results(session, info.run))]
+    for base, suspects in by_base.items():
+        yield base, commit.sha, suspects
+    # Other series every night, the same ones if the night is gone on with.
+    chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
+    if chosen:
+        yield commit.sha, commit.sha, chosen
+
+
+def _candidates(database: Database, run: str) -> list[tuple[int, Case]]:
+    """Series whose result of the run stands out of their history, those that changed most first."""
+    found = []
+    with database.session() as session:
+        for series_id, case in _series_of(queries.run_results(session, run)):
+            points = queries.series_history(session, series_id, without_sweeps=True)
+            tonight = [point for point in points if point.run == run]
+            if not tonight:
+                continue
+            latest = tonight[-1]
+            history = [p.median_us for p in points if p.run != run and p.epoch == latest.epoch]
+            looked = trigger(history, latest.median_us)
+            if looked.verdict is Verdict.CANDIDATE:
+                found.append((abs(looked.log_change), series_id, case))
+    return [(series_id, case) for _, series_id, case in sorted(found, key=lambda f: -f[0])]
+
+
+def _series_of(results: Sequence[queries.ResultRow]) -> list[tuple[int, Case]]:
+    """Series that were measured and can be compared. The empty kernel is no GEMM to slow down."""
+    return [
+        (row.series_id, replace(Case.from_key(row.case), model=row.model, layer=row.layer))
+        for row in results
+        if row.median_us is not None
+        and row.status in ("ok", "noisy")
+        and row.kernel != EMPTY_KERNEL
+    ]
+
+
+def _declare_absent(
+    database: Database, suite: Suite, commit: CommitInfo, rules: Rules, present: set[str]
+) -> None:
+    """Runs without a device for kinds that were there lately, so that their gap is seen."""
+
+    with database.session() as session:
+        earlier = queries.nights(session, suite=suite.name, limit=_AWAY_NIGHTS * 10)
+        names = sorted({night.name for night in earlier}, reverse=True)[:_AWAY_NIGHTS]
+        plans = {
+            night.gpu: queries.run_info(session, night.run).plan
+            for night in reversed(earlier)
+            if night.name in names and night.gpu not in present
+        }
+    for gpu, plan in plans.items():
+        key = night_key(rules.night, suite.name, gpu)
+        if _stored(database, key) is not None:
+            continue
+        run = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
+        run = _begun(database, run, commit)
+        reason = f"no {gpu} was there"
+        with database.session() as session:
+            add_jobs(session, run.uuid, [JobInfo(case, reason=reason) for case in plan])
+            finish_run(session, run.uuid, "interrupted")
+        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.uuid), "measuring")
+        log.warning("%s: %d cases wait for one", reason, len(plan))
+
+
+def _summary(
+    database: Database, info: NightInfo, commit: CommitInfo, **concluded: Any
+) -> KindReport:
+    with database.session() as session:
+        run = queries.run_by_uuid_prefix(session, info.run)
+        reasons: dict[str, int] = defaultdict(int)
+        for job in queries.jobs_of(session, info.run, states=("no-device",)):
+            reasons[job.reason] += 1
+        for outcome in queries.run_outcomes(session, [info.run]):
+            if outcome.status in ("failed", "incorrect"):
+                reasons[f"{outcome.status}: {outcome.detail}"] += outcome.cases
+    return KindReport(
+        night=info.name,
+        suite=info.suite,
+        gpu=info.gpu,
+        commit=commit.sha,
+        run=info.run,
+        planned=run.planned,
+        received=run.planned - run.missing,
+        statuses=run.statuses,
+        reasons=dict(reasons),
+        **concluded,
+    )
+
+
+def _begun(database: Database, run: RunInfo, commit: CommitInfo) -> RunInfo:
+    with database.session() as session:
+        return begin_run(session, run, commit)
+
+
+def _missing(database: Database, run: RunInfo) -> set[str]:
+    with database.session() as session:
+        return set(queries.missing_cases(session, run.uuid))
+
+
+def _stored(database: Database, key: str) -> queries.NightState | None:
+    with database.session() as session:
+        found = queries.nights(session, key=key)
+    return found[0] if found else None
+
+
+def _info(night: queries.NightState) -> NightInfo:
+    return NightInfo(night.key, night.name, night.suite, night.gpu, night.run)
+
+
+def _mark(
+    database: Database, info: NightInfo, state: str, report: KindReport | None = None
+) -> None:
+    with database.session() as session:
+        data = None if report is None else asdict(report)
+        set_night(session, info, state, report=data, at=datetime.now(UTC))
+
+
+def _report_of(data: Mapping[str, Any]) -> KindReport:
+    values = {**data}
+    for name in ("opened", "fixed", "notes"):
+        values[name] = tuple(values[name])
+    return KindReport(**values)

@@ -1,0 +1,70 @@
+"""A night's report: lines for a terminal, Markdown for people who were asleep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ci.nightly import KindReport
+
+_MOST_REASONS = 20
+
+
+def lines(reports: Sequence[KindReport]) -> Iterator[str]:
+    """One line a kind of GPU, and what stands out below it."""
+    if not reports:
+        yield "nothing was measured: every kind's night was begun at another commit"
+    for report in reports:
+        yield (
+            f"{report.night} {report.gpu} at {report.commit[:10]}: {report.received} of "
+            f"{report.planned} results, {_counts(report.verdicts) or 'nothing compared'}, "
+            f"{report.candidates} candidates, {report.canaries} canaries, "
+            f"{report.change_points} new change points (run {report.run[:8]})"
+        )
+        for number in report.opened:
+            yield f"  opened alert {number}: flexq-bench explain {number}"
+        for number in report.fixed:
+            yield f"  fixed alert {number}"
+        for reason, count in _reasons(report):
+            yield f"  {count} × {reason}"
+        for note in report.notes:
+            yield f"  {note}"
+
+
+def markdown(reports: Sequence[KindReport]) -> str:
+    """A section for each night, a row for each kind of GPU."""
+    text = ["# Night " + ", ".join(sorted({report.night for report in reports})), ""]
+    text += [
+        "| GPU | commit | results | compared | candidates | canaries | change points | alerts |",
+        "| --- | --- | ---: | --- | ---: | ---: | ---: | --- |",
+    ]
+    for report in reports:
+        alerts = ", ".join(
+            [f"opened {n}" for n in report.opened] + [f"fixed {n}" for n in report.fixed]
+        )
+        text.append(
+            f"| {_cell(report.gpu)} | `{report.commit[:10]}` | {report.received} / "
+            f"{report.planned} | {_counts(report.verdicts)} | {report.candidates} | "
+            f"{report.canaries} | {report.change_points} | {alerts} |"
+        )
+    for report in reports:
+        told = [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
+        told += [f"- {_cell(note)}" for note in report.notes]
+        if told:
+            text += ["", f"**{_cell(report.gpu)}**", "", *told]
+    return "\n".join(text) + "\n"
+
+
+def _reasons(report: KindReport) -> list[tuple[str, int]]:
+    ordered = sorted(report.reasons.items(), key=lambda item: -item[1])
+    return ordered[:_MOST_REASONS]
+
+
+def _counts(numbers: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(numbers.items()))
+
+
+def _cell(text: str) -> str:
+    # What people or drivers wrote must neither end a cell nor become markup.
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("`", "'").replace("\n", " ")

@@ -1,0 +1,166 @@
+"""Scores of a model set against the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from db.queries import Score
+from flexq_bench.accuracy.findings import (
+    FULL_PRECISION,
+    LAYER_ERROR,
+    PERPLEXITY,
+    Difference,
+    Finding,
+    difference,
+)
+
+Values = Mapping[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A score beside that of the model as it is, of the same run or the newest before it.
+
+    difference None: it is that score itself, there is none, or the two can't be paired.
+    """
+
+    score: Score
+    difference: Difference | None
+
+
+def newest(scores: Iterable[Score]) -> list[Score]:
+    """The last score of each scheme, task, data and metric, in the order given."""
+    found = {(s.scheme, s.task, s.data_hash, s.metric): s for s in scores}
+    return list(found.values())
+
+
+def needed_values(scores: Sequence[Score]) -> list[int]:
+    """Ids of the scores whose single values the comparisons rest on."""
+    return [score.id for score in scores if score.value is not None]
+
+
+def compared(scores: Sequence[Score], values: Values) -> list[Compared]:
+    """Each score with its difference to FULL_PRECISION's of the same task, data and metric."""
+    bases = {(s.task, s.data_hash, s.metric): s for s in scores if s.scheme == FULL_PRECISION}
+    rows = []
+    for score in scores:
+        base = bases.get((score.task, score.data_hash, score.metric))
+        found = None
+        if base is not None and base is not score:
+            found = difference(_finding(base, values), _finding(score, values))
+        rows.append(Compared(score, found))
+    return rows
+
+
+def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
+    """A row a comparable score: change, low, high in percent of a perplexity, else in points."""
+    return pd.DataFrame(
+        [
+            {
+                "scheme": row.score.scheme,
+                "task": row.score.task,
+                "metric": row.score.metric,
+                "change": 100 * row.difference.interval.estimate,
+                "low": 100 * row.difference.interval.low,
+                "high": 100 * row.difference.interval.high,
+                "clear": row.difference.clear,
+                "value": row.score.value,
+            }
+            for row in rows
+            if row.difference is not None
+        ],
+        columns=["scheme", "task", "metric", "change", "low", "high", "clear", "value"],
+    )
+
+
+def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+    return [
+        {
+            "scheme": row.score.scheme,
+            "task": row.score.task,
+            "metric": row.score.metric,
+            "value": row.score.value,
+            "± standard error": row.score.standard_error,
+            f"against {FULL_PRECISION}": _change(row),
+            "p": None if row.difference is None else row.difference.p_value,
+            "items": row.score.n_items,
+            "status": row.score.status,
+            "why": row.score.detail,
+            "GPU": row.score.gpu,
+            "commit": row.score.commit[:10],
+            "run": row.score.run[:8],
+        }
+        for row in rows
+        if row.score.metric != LAYER_ERROR
+    ]
+
+
+def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
+    """The relative squared output error of each kind of layer: median, least and most of its
+    layers, a row a scheme and kind."""
+    rows = []
+    for score in scores:
+        layers = score.parameters.get("layers", ())
+        errors = values.get(score.id, ())
+        if score.metric != LAYER_ERROR or len(layers) != len(errors):
+            continue
+        by_kind: dict[str, list[float]] = {}
+        for layer, error in zip(layers, errors, strict=True):
+            by_kind.setdefault(str(layer).rpartition(".")[2], []).append(error)
+        rows += [
+            {
+                "scheme": score.scheme,
+                "kind": kind,
+                "median": float(np.median(found)),
+                "least": min(found),
+                "most": max(found),
+                "layers": len(found),
+            }
+            for kind, found in by_kind.items()
+        ]
+    return pd.DataFrame(rows, columns=["scheme", "kind", "median", "least", "most", "layers"])
+
+
+def history_frame(
+    scores: Sequence[Score], values: Values, names: Mapping[str, str]
+) -> pd.DataFrame:
+    """The perplexity's change against FULL_PRECISION at each commit, oldest first.
+
+    names: by sha what people call the commit. Both scores are of the same commit.
+    """
+    parts = []
+    for place, sha in enumerate(dict.fromkeys(s.commit for s in scores)):
+        there = newest(s for s in scores if s.commit == sha and s.metric == PERPLEXITY)
+        frame = difference_frame(compared(there, values))
+        parts.append(frame.assign(place=place, commit=names.get(sha, sha[:10])))
+    return pd.concat(parts, ignore_index=True) if parts else difference_frame([])
+
+
+def _finding(score: Score, values: Values) -> Finding:
+    return Finding(
+        scheme=score.scheme,
+        task=score.task,
+        task_version=score.task_version,
+        data_hash=score.data_hash,
+        metric=score.metric,
+        direction="lower" if score.direction == "lower" else "higher",
+        value=score.value,
+        standard_error=score.standard_error,
+        n_items=score.n_items,
+        values=values.get(score.id, ()),
+        parameters=score.parameters,
+        detail=score.detail,
+    )
+
+
+def _change(row: Compared) -> str:
+    if row.difference is None:
+        return ""
+    found, unit = row.difference.interval, "%" if row.score.metric == PERPLEXITY else "points"
+    text = f"{100 * found.estimate:+.2f} {unit} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+    return text if row.difference.clear else f"{text}, within noise"

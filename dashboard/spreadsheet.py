@@ -1,0 +1,40 @@
+"""Tables that a viewer may open in a spreadsheet, which runs some texts as formulas.
+
+Both ways out are covered: files that pages offer, and what a viewer saves or copies from a table,
+which is what its cells hold.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pandas as pd
+
+# OWASP, CSV Injection: what a cell begins with where spreadsheets look for a formula.
+_BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_SIGNED = r"[+-][0-9.]+"
+# Changes as pages write them, with their bounds.
+_CHANGE = re.compile(
+    rf"{_SIGNED} (%|points)( to {_SIGNED} %| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
+)
+
+
+def as_cell(text: str) -> str:
+    """The text with an apostrophe before it where a spreadsheet would run it: it then shows it."""
+    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _CHANGE.fullmatch(text)
+    return f"'{text}" if is_formula else text
+
+
+def harmless(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with every text as `as_cell` makes it; numbers and times as they are."""
+    made = frame.copy()
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype == object or pd.api.types.is_string_dtype(column):
+            made[name] = [as_cell(v) if isinstance(v, str) else v for v in column]
+    return made
+
+
+def to_csv(frame: pd.DataFrame) -> str:
+    """The frame as a file for a spreadsheet, full precision, without its index."""
+    return harmless(frame).to_csv(index=False)

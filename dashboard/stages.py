@@ -1,0 +1,69 @@
+"""Stage `linear` against stage `gemm`: what quantizing activations on the way costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.charts import by_layer, rule
+from dashboard.colors import Style
+from db.queries import ResultRow
+from flexq_bench.comparing import time_of
+from flexq_bench.probes import is_probe
+from flexq_bench.regress import ratio_interval
+
+_GEMM, _LINEAR = "gemm", "linear"
+
+
+def stages_frame(frame: pd.DataFrame, results: Sequence[ResultRow]) -> pd.DataFrame:
+    """The rows of stage linear that have a gemm beside them, with how much longer they take.
+
+    frame: see dashboard.frame.COLUMNS, made of these results. Added: `overhead`, linear / gemm,
+    with `overhead_low` and `overhead_high`, and `one_run`, whether one run measured both.
+    """
+    by_case: dict[tuple[Any, ...], ResultRow] = {
+        (*_case(result), result.stage): result for result in results if not is_probe(result.kernel)
+    }
+    rows = []
+    for row in frame[frame["is_timed"] & (frame["stage"] == _LINEAR)].to_dict("records"):
+        case = tuple(row[name] for name in _CASE)
+        linear, gemm = by_case.get((*case, _LINEAR)), by_case.get((*case, _GEMM))
+        if linear is None or gemm is None:
+            continue
+        linear_us, gemm_us = time_of(linear), time_of(gemm)
+        if linear_us is None or gemm_us is None:
+            continue
+        ratio = ratio_interval(linear_us, gemm_us)
+        rows.append(
+            row
+            | {
+                "overhead": ratio.estimate,
+                "overhead_low": ratio.low,
+                "overhead_high": ratio.high,
+                "gemm_us": gemm_us.estimate,
+                "one_run": linear.run == gemm.run,
+            }
+        )
+    added = ("overhead", "overhead_low", "overhead_high", "gemm_us", "one_run")
+    return pd.DataFrame(rows, columns=list(dict.fromkeys((*frame.columns, *added))))
+
+
+def overhead_by_layer(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
+    """linear / gemm with its interval, a point for each kernel and layer.
+
+    points: of `stages_frame`, of one GPU, cache mode and M.
+    """
+    figure = by_layer(points, "overhead", "×", styles)
+    figure.update_yaxes(title="linear / gemm (×)")
+    rule(figure, 1.0, "gemm = 1")
+    return figure
+
+
+_CASE = ("kernel", "variant", "gpu", "cache", "m", "n", "k")
+
+
+def _case(result: ResultRow) -> tuple[Any, ...]:
+    return tuple(getattr(result, name) for name in _CASE)

@@ -1,0 +1,163 @@
+"""Accuracy: what each scheme costs a model, against the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard import accuracy_charts
+from dashboard.accuracy_frame import (
+    Values,
+    compared,
+    difference_frame,
+    history_frame,
+    kind_frame,
+    needed_values,
+    newest,
+    table_rows,
+)
+from dashboard.colors import Style, kernel_styles
+from dashboard.database import current_database, errors_shown
+from dashboard.links import Link
+from dashboard.spreadsheet import harmless
+from dashboard.words import as_code, as_text
+from db import queries
+from db.engine import Database
+from db.queries import Score
+from flexq_bench.accuracy.findings import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
+from flexq_bench.commands import invocation
+
+_OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions
+_COMMITS = 20  # the newest, in the history
+_INTERVALS = (
+    "Bars are 95 % intervals over the same segments or questions under both; one that holds the "
+    "dashed line is a change within noise."
+)
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Accuracy", icon=":material/target:", url_path="accuracy")
+
+
+def page() -> None:
+    """Choose a model; see what each scheme costs it."""
+    st.header("Accuracy")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            models = queries.scored_models(session)
+        if not models:
+            _say_that_it_is_empty(database)
+            return
+        link = Link("accuracy")
+        model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        for missing in link.ignored:
+            st.warning(f"Never evaluated, so not asked for: {as_text(missing)}.")
+        with database.session() as session:
+            scores = queries.model_scores(session, model)
+            latest = newest(scores)
+            over_time = _of_last_commits(scores)
+            wanted = {*needed_values(latest), *needed_values(over_time)}
+            values = queries.score_values(session, sorted(wanted))
+            names = {one.sha: one.name for one in queries.releases(session)}
+            styles = kernel_styles((), [(name, "") for name in queries.scored_schemes(session)])
+    _show(model, latest, values, styles)
+    _show_history(over_time, values, names, styles)
+
+
+def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
+    """Perplexities at the newest commits that have one, oldest first."""
+    perplexities = [score for score in scores if score.metric == PERPLEXITY]
+    shas = list(dict.fromkeys(score.commit for score in perplexities))[-_COMMITS:]
+    return [score for score in perplexities if score.commit in set(shas)]
+
+
+def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[str, Style]) -> None:
+    rows = compared(latest, values)
+    if not any(score.scheme == FULL_PRECISION for score in latest):
+        st.warning(
+            f"{as_text(model)} was never evaluated as it is ({as_code(FULL_PRECISION)}), so there "
+            f"is nothing to set the schemes against: evaluate it under {as_code(FULL_PRECISION)}."
+        )
+    elif all(score.scheme == FULL_PRECISION for score in latest):
+        st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
+    frame = difference_frame(rows)
+    perplexity = frame[frame["metric"] == PERPLEXITY]
+    questions = frame[~frame["metric"].isin(_OF_TEXTS)]
+    if not perplexity.empty:
+        st.subheader("Perplexity", anchor=False)
+        title = f"perplexity against {FULL_PRECISION} (%)"
+        st.plotly_chart(accuracy_charts.losses(perplexity, styles, title), key="perplexity")
+        st.caption(f"Lower is better. {_INTERVALS}")
+    if not questions.empty:
+        st.subheader("Zero-shot tasks", anchor=False)
+        named = questions.assign(task=questions["task"] + " " + questions["metric"])
+        title = f"right answers against {FULL_PRECISION} (points)"
+        st.plotly_chart(accuracy_charts.losses(named, styles, title), key="tasks")
+        st.caption(f"Higher is better. {_INTERVALS}")
+    kinds = kind_frame(latest, values)
+    st.subheader("Sensitivity by kind of layer", anchor=False)
+    if kinds.empty:
+        st.caption(
+            "No output errors of layers are stored: an evaluation on a text keeps them where the "
+            "model fits twice."
+        )
+    else:
+        st.plotly_chart(accuracy_charts.errors_by_kind(kinds, styles), key="kinds")
+        st.caption(
+            "Squared error of the outputs over their squared size, of each layer on what reaches "
+            "it in the quantized model. The point is the median layer of its kind, bars reach to "
+            "the least and the most."
+        )
+    st.subheader("Scores", anchor=False)
+    column = st.column_config
+    st.dataframe(
+        harmless(pd.DataFrame(table_rows(rows))),
+        hide_index=True,
+        column_config={
+            "value": column.NumberColumn(format="%.4f"),
+            "± standard error": column.NumberColumn(format="%.4f"),
+            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
+        },
+        key="scores",
+    )
+    failed = sum(score.status != "ok" for score in latest)
+    if failed:
+        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
+
+
+def _show_history(
+    scores: Sequence[Score],
+    values: Values,
+    names: Mapping[str, str],
+    styles: Mapping[str, Style],
+) -> None:
+    st.subheader("By release", anchor=False)
+    frame = history_frame(scores, values, names)
+    if frame.empty:
+        st.caption(
+            f"Not known: it takes a commit at which a scheme and {FULL_PRECISION} were both "
+            "evaluated on a text."
+        )
+        return
+    for task, rows in frame.groupby("task", sort=False):
+        figure = accuracy_charts.loss_history(rows, styles, str(task))
+        st.plotly_chart(figure, key=f"history-{task}")
+    st.caption(
+        f"The newest {_COMMITS} commits with a perplexity; a release has its tag's name. "
+        f"{_INTERVALS}"
+    )
+
+
+def _say_that_it_is_empty(database: Database) -> None:
+    arguments = invocation.database_arguments(database)
+    evaluate = invocation.command(
+        "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments
+    )
+    st.info(
+        f"No model was evaluated yet. Do it, on a CPU or a GPU: {as_code(evaluate)}",
+        icon=":material/target:",
+    )

@@ -1,0 +1,94 @@
+"""Writing how far a night is, what it reported, and the change points that looking back found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import NotFoundError, RecordError
+from db.locking import lock_for_writing
+from db.tables import ChangePoint, Commit, Decision, Night, Run
+
+NIGHT_STATES = (
+    "measuring",  # its run is not complete
+    "comparing",  # measured; nothing is concluded yet
+    "done",  # concluded and reported
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NightInfo:
+    """A night's work on one kind of GPU. key: also the idempotency key of its run."""
+
+    key: str
+    name: str
+    suite: str
+    gpu: str
+    run: str  # uuid
+
+
+def set_night(
+    session: Session,
+    info: NightInfo,
+    state: str,
+    *,
+    report: Mapping[str, Any] | None = None,
+    at: datetime,
+) -> None:
+    """Store a night, or how far it is now. report None: it keeps the one it has.
+
+    Raises RecordError if there is no such state, NotFoundError if its run is not stored.
+    """
+    if state not in NIGHT_STATES:
+        raise RecordError(f"state is {state!r}, not one of {', '.join(NIGHT_STATES)}")
+    lock_for_writing(session.connection())
+    run_id = session.scalar(select(Run.id).where(Run.uuid == info.run))
+    if run_id is None:
+        raise NotFoundError(f"no run {info.run} is stored: name another database with --db")
+    values: dict[str, Any] = {"state": state, "run_id": run_id, "updated_at": at}
+    if report is not None:
+        values["report"] = dict(report)
+    changed = session.execute(
+        update(Night).where(Night.key == info.key).values(values).returning(Night.id)
+    )
+    if changed.first() is None:
+        row = {"key": info.key, "name": info.name, "suite": info.suite, "gpu": info.gpu}
+        session.execute(insert(Night).values(row | {"report": {}} | values))
+
+
+def add_change_point(
+    session: Session, decision_uuid: str, sha: str, *, before: float, after: float
+) -> bool:
+    """Store where the level of a decision's series changed; False: it has one at this commit.
+
+    sha: of the first commit on the new level. before, after: levels, in the unit of the series.
+    Raises NotFoundError if the decision or the commit is not stored.
+    """
+    lock_for_writing(session.connection())
+    found = session.execute(
+        select(Decision.id, Decision.series_id).where(Decision.uuid == decision_uuid)
+    ).one_or_none()
+    commit_id = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
+    if found is None or found.series_id is None or commit_id is None:
+        missing = f"commit {sha}" if commit_id is None else f"decision {decision_uuid}"
+        raise NotFoundError(f"no {missing} is stored: name another database with --db")
+    known = select(ChangePoint.id).where(
+        ChangePoint.series_id == found.series_id, ChangePoint.commit_id == commit_id
+    )
+    if session.scalar(known.limit(1)) is not None:
+        return False
+    session.execute(
+        insert(ChangePoint).values(
+            series_id=found.series_id,
+            commit_id=commit_id,
+            decision_id=found.id,
+            before=before,
+            after=after,
+        )
+    )
+    return True

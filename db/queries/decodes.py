@@ -1,0 +1,102 @@
+"""Stored decode and serving results, as the records that they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.decode_records import DecodeRecord, ServingRecord
+from db.decode_store import TABLES, copied
+from db.queries.filters import Filters
+from db.queries.records import commit_info
+from db.queries.runs import run_info
+from db.records import DeviceInfo, RunInfo
+from db.tables import Commit, Device, Environment, Run
+
+_LISTS = ("process_medians_ms", "parts")  # which records hold as tuples
+
+
+def decode_results(
+    session: Session,
+    *,
+    runs: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    models: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+) -> Iterator[DecodeRecord]:
+    """The stored decodes, by run, then as measured. Every argument narrows.
+
+    runs: uuids. gpus: SKUs.
+    """
+    for record in _results(session, DecodeRecord, runs, suites, models, gpus):
+        assert isinstance(record, DecodeRecord)  # what was asked for
+        yield record
+
+
+def serving_results(
+    session: Session,
+    *,
+    runs: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    models: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+) -> Iterator[ServingRecord]:
+    """The stored serving results; arguments and order as decode_results."""
+    for record in _results(session, ServingRecord, runs, suites, models, gpus):
+        assert isinstance(record, ServingRecord)  # what was asked for
+        yield record
+
+
+def export_decodes(session: Session, filters: Filters) -> Iterator[DecodeRecord | ServingRecord]:
+    """The stored decode and serving results that pass; none, where filters ask for what they lack."""
+    known = Filters(
+        runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
+    )
+    if filters == known:
+        narrowed = (filters.runs, filters.suites, filters.models, filters.gpus)
+        yield from _results(session, DecodeRecord, *narrowed)
+        yield from _results(session, ServingRecord, *narrowed)
+
+
+def _results(
+    session: Session,
+    kind: type[DecodeRecord | ServingRecord],
+    runs: Sequence[str],
+    suites: Sequence[str],
+    models: Sequence[str],
+    gpus: Sequence[str],
+) -> Iterator[DecodeRecord | ServingRecord]:
+    table = TABLES[kind]
+    query = (
+        select(table, Commit, Device, Environment, Run.uuid)
+        .join(Run, table.run_id == Run.id)
+        .join(Commit, table.commit_id == Commit.id)
+        .join(Device, table.device_id == Device.id)
+        .join(Environment, table.environment_id == Environment.id)
+        .order_by(Run.created_at, Run.uuid, table.created_at, table.uuid)
+    )
+    for column, wanted in (
+        (Run.uuid, runs),
+        (Run.suite, suites),
+        (table.model, models),
+        (Device.sku, gpus),
+    ):
+        if wanted:
+            query = query.where(column.in_(wanted))
+    infos: dict[str, RunInfo] = {}
+    for result, commit, device, environment, uuid in session.execute(query):
+        if uuid not in infos:
+            infos[uuid] = run_info(session, uuid)
+        values = {name: getattr(result, name) for name in copied(kind)}
+        values |= {name: tuple(values[name]) for name in _LISTS if name in values}
+        yield kind(
+            **values,
+            created_at=result.created_at.isoformat(),
+            run=infos[uuid],
+            commit=commit_info(commit),
+            device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
+            environment=environment.content,
+        )

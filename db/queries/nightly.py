@@ -1,0 +1,94 @@
+"""Questions about nights: how far each is, where results are missing, what looking back found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.tables import ChangePoint, Commit, Night, Run, Series
+
+
+@dataclass(frozen=True, slots=True)
+class NightState:
+    """How far a night is on one kind of GPU. report empty: not concluded."""
+
+    key: str
+    name: str
+    suite: str
+    gpu: str
+    run: str  # uuid
+    commit: str  # sha
+    dirty: bool
+    state: str
+    report: dict[str, Any]
+    updated_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePointRow:
+    """Where the level of a series changed; levels in its unit."""
+
+    series_id: int
+    commit: str  # sha of the first on the new level
+    before: float
+    after: float
+
+
+def nights(
+    session: Session,
+    *,
+    key: str | None = None,
+    name: str | None = None,
+    suite: str | None = None,
+    limit: int | None = None,
+) -> list[NightState]:
+    """Nights by kind of GPU, latest first. key, name, suite: only these; None: all."""
+    query = (
+        select(
+            Night.key,
+            Night.name,
+            Night.suite,
+            Night.gpu,
+            Run.uuid.label("run"),
+            Commit.sha.label("commit"),
+            Commit.dirty,
+            Night.state,
+            Night.report,
+            Night.updated_at,
+        )
+        .join(Run, Night.run_id == Run.id)
+        .join(Commit, Run.commit_id == Commit.id)
+        .order_by(Night.name.desc(), Night.gpu)
+        .limit(limit)
+    )
+    for column, wanted in ((Night.key, key), (Night.name, name), (Night.suite, suite)):
+        if wanted is not None:
+            query = query.where(column == wanted)
+    return [NightState(**row) for row in session.execute(query).mappings()]
+
+
+def change_points_of(session: Session, series_id: int) -> list[ChangePointRow]:
+    """The stored change points of a series, oldest commit first (ancestry, not clock)."""
+    query = (
+        select(
+            ChangePoint.series_id, Commit.sha.label("commit"), ChangePoint.before, ChangePoint.after
+        )
+        .join(Commit, ChangePoint.commit_id == Commit.id)
+        .where(ChangePoint.series_id == series_id)
+        .order_by(Commit.topo_order.nulls_last(), ChangePoint.id)
+    )
+    return [ChangePointRow(**row) for row in session.execute(query).mappings()]
+
+
+def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
+    """The identity of a stored series, every part of it (db.writer.series_identity)."""
+    columns = [
+        column for column in Series.__table__.columns if column.name not in ("id", "identity_hash")
+    ]
+    row = session.execute(select(*columns).where(Series.id == series_id)).mappings().one()
+    return dict(row)

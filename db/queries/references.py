@@ -1,0 +1,18 @@
+"""Questions about what papers published."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.reference_store import ReferenceInfo
+from db.tables import ReferenceValue
+
+
+def reference_values(session: Session) -> list[ReferenceInfo]:
+    """Every published value that is stored, in the order of the file they came from."""
+    columns = [ReferenceValue.__table__.columns[field.name] for field in fields(ReferenceInfo)]
+    query = select(*columns).order_by(ReferenceValue.id)
+    return [ReferenceInfo(**row) for row in session.execute(query).mappings()]

@@ -1,0 +1,29 @@
+"""Questions about releases."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.tables import Commit, Release
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRow:
+    """A tag and its commit. topo_order None: the commit is not in a git tree."""
+
+    name: str
+    sha: str
+    topo_order: int | None
+
+
+def releases(session: Session) -> list[ReleaseRow]:
+    """Every release, newest first by ancestry; those outside of a git tree come last."""
+    query = (
+        select(Release.name, Commit.sha, Commit.topo_order)
+        .join(Commit, Release.commit_id == Commit.id)
+        .order_by(Commit.topo_order.desc().nulls_last(), Release.name.desc())
+    )
+    return [ReleaseRow(*row) for row in session.execute(query)]

@@ -1,0 +1,111 @@
+"""Questions about whole models: the newest score and the newest decode of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from db.tables import AccuracyResult, DecodeResult, Device, Run
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRow:
+    """One metric of one task of a model under a scheme. standard_error None: there is none."""
+
+    model: str
+    scheme: str
+    task: str
+    metric: str
+    value: float
+    standard_error: float | None
+    gpu: str
+    run: str  # uuid
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRow:
+    """One decode of a model under a scheme; nulls as in db.tables.DecodeResult."""
+
+    model: str
+    weights: str
+    scheme: str
+    batch: int
+    prompt_tokens: int
+    new_tokens: int
+    status: str
+    detail: str
+    prefill_ms: float | None
+    token_ms: float | None
+    token_ci_low_ms: float | None
+    token_ci_high_ms: float | None
+    token_p95_ms: float | None
+    tokens_per_s: float | None
+    weights_bytes: int | None
+    peak_memory_bytes: int | None
+    gpu: str
+    run: str  # uuid
+    created_at: datetime
+
+
+def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
+    """The newest right score of these models for each scheme, task, metric and GPU."""
+    table = AccuracyResult
+    query = (
+        select(
+            table.model, table.scheme, table.task, table.metric, table.value, table.standard_error,
+            Device.sku.label("gpu"), Run.uuid.label("run"), table.created_at,
+        )
+        .join(Device, table.device_id == Device.id)
+        .join(Run, table.run_id == Run.id)
+        .where(table.model.in_(list(models)), table.status == "ok", table.value.is_not(None))
+        .order_by(table.created_at, table.id)
+    )  # fmt: skip
+    found = [ScoreRow(**row) for row in session.execute(query).mappings()]
+    return list({(r.model, r.scheme, r.task, r.metric, r.gpu): r for r in found}.values())
+
+
+def latest_decodes(
+    session: Session, *, model: str | None = None, also_failed: bool = False
+) -> list[DecodeRow]:
+    """The newest decode of each model, weights, scheme, batch, lengths and GPU.
+
+    model: only this one's. also_failed: a newer one that failed or was refused counts too; else
+    only right ones do.
+    """
+    table = DecodeResult.__table__.columns
+    own = [name for name in DecodeRow.__slots__ if name in table and name != "run"]
+    query = (
+        select(*(table[name] for name in own), Device.sku.label("gpu"), Run.uuid.label("run"))
+        .join(Device, DecodeResult.device_id == Device.id)
+        .join(Run, DecodeResult.run_id == Run.id)
+        .order_by(DecodeResult.created_at, DecodeResult.id)
+    )
+    if model is not None:
+        query = query.where(DecodeResult.model == model)
+    if not also_failed:
+        query = query.where(DecodeResult.status == "ok")
+    found = [DecodeRow(**row) for row in session.execute(query).mappings()]
+    return list(
+        {
+            (r.model, r.weights, r.scheme, r.batch, r.prompt_tokens, r.new_tokens, r.gpu): r
+            for r in found
+        }.values()
+    )
+
+
+def decoded_models(session: Session) -> tuple[str, ...]:
+    """Every model that was ever decoded, sorted."""
+    return tuple(
+        session.scalars(select(DecodeResult.model).distinct().order_by(DecodeResult.model))
+    )
+
+
+def decoded_schemes(session: Session) -> tuple[str, ...]:
+    """Every scheme that a model was ever decoded under, sorted."""
+    query = select(DecodeResult.scheme).distinct().order_by(DecodeResult.scheme)
+    return tuple(session.scalars(query))

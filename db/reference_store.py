@@ -1,0 +1,68 @@
+"""Writing what papers published. The values come from a file of the package, which is the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.orm import Session
+
+from db.hashing import fingerprint
+from db.locking import lock_for_writing
+from db.tables import ReferenceValue
+
+_MAY_CHANGE = ("value", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceInfo:
+    """One published number; meanings and empty values as in db.tables.ReferenceValue."""
+
+    source: str
+    source_table: str
+    kernel: str
+    metric: str
+    value: float
+    unit: str
+    baseline: str = ""
+    model: str = ""
+    layer: str = ""
+    m: int | None = None
+    n: int | None = None
+    k: int | None = None
+    suite: str = ""
+    task: str = ""
+    bound: str = ""
+    hardware: str = ""
+    note: str = ""
+
+
+def store_reference_values(session: Session, values: Iterable[ReferenceInfo]) -> bool:
+    """Make the stored values these, and no others; False: they are already, nothing was written.
+
+    Raises ValueError if two of them are about the same thing.
+    """
+    wanted: dict[str, dict[str, Any]] = {}
+    for info in values:
+        row = asdict(info)
+        key = fingerprint({name: row[name] for name in row if name not in _MAY_CHANGE})
+        if key in wanted:
+            raise ValueError(f"two published values for {info}")
+        wanted[key] = row
+    if _stored(session) == wanted:
+        return False
+    lock_for_writing(session.connection())
+    session.execute(delete(ReferenceValue))
+    if wanted:
+        session.execute(
+            insert(ReferenceValue), [{"fingerprint": key} | row for key, row in wanted.items()]
+        )
+    return True
+
+
+def _stored(session: Session) -> dict[str, dict[str, Any]]:
+    columns = [c for c in ReferenceValue.__table__.columns if c.name != "id"]
+    rows = (dict(row) for row in session.execute(select(*columns)).mappings())
+    return {row.pop("fingerprint"): row for row in rows}

@@ -1,0 +1,201 @@
+"""Writing what people ask the fleet to measure. Each call takes the writer's lock, as db.store.
+
+A request's content is data that the service checked; nothing here or later runs it as code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from db.errors import LimitError, NotFoundError, RecordError
+from db.locking import lock_for_writing
+from db.tables import Request, Run
+
+REQUEST_KINDS = ("sweep", "suite")
+REQUEST_STATES = (
+    "queued",  # nobody serves it yet
+    "running",  # a server has it until lease_until
+    "done",  # its run is complete
+    "failed",  # it could not be measured; the detail says why
+    "cancelled",  # taken back before it was served
+)
+OPEN_REQUEST_STATES = ("queued", "running")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestInfo:
+    """What somebody asks for. content: checked data, plain JSON; gpu: a SKU, empty: any.
+
+    cases: how many results it makes. expected_s None: nothing like it was ever measured.
+    """
+
+    uuid: str
+    kind: str  # one of REQUEST_KINDS
+    content: Mapping[str, Any]
+    requester: str
+    gpu: str
+    cases: int
+    expected_s: float | None
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one requester may have waiting or running at a time."""
+
+    requests: int
+    cases: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRequest:
+    """A request that a server now has. run None: nothing of it was measured yet."""
+
+    uuid: str
+    kind: str
+    content: dict[str, Any]
+    requester: str
+    run: str | None
+
+
+def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
+    """Queue a request; one with a uuid that is stored changes nothing.
+
+    Raises RecordError if there is no such kind, LimitError if its requester would have more open
+    than the limits allow.
+    """
+    if info.kind not in REQUEST_KINDS:
+        raise RecordError(f"kind is {info.kind!r}, not one of {', '.join(REQUEST_KINDS)}")
+    lock_for_writing(session.connection())
+    if session.scalar(select(Request.id).where(Request.uuid == info.uuid)) is not None:
+        return
+    count, cases = session.execute(
+        select(func.count(), func.coalesce(func.sum(Request.cases), 0)).where(
+            Request.requester == info.requester, Request.state.in_(OPEN_REQUEST_STATES)
+        )
+    ).one()
+    if count >= limits.requests or cases + info.cases > limits.cases:
+        raise LimitError(
+            f"{info.requester} has {count} open requests of {cases} cases, and may have "
+            f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or cancel one"
+        )
+    session.execute(
+        insert(Request).values(
+            uuid=info.uuid,
+            kind=info.kind,
+            content=dict(info.content),
+            requester=info.requester,
+            gpu=info.gpu,
+            state="queued",
+            cases=info.cases,
+            expected_s=info.expected_s,
+            created_at=info.created_at,
+            detail="",
+        )
+    )
+
+
+def claim_request(
+    session: Session, server: str, gpus: Sequence[str], *, until: datetime, at: datetime
+) -> ClaimedRequest | None:
+    """Lease the oldest request that fits one of these SKUs; None: there is none.
+
+    One whose server's lease has run out is served again: it goes on with the run it has.
+    """
+    lock_for_writing(session.connection())
+    abandoned = (Request.state == "running") & (Request.lease_until < at)
+    found = session.execute(
+        select(
+            Request.id,
+            Request.uuid,
+            Request.kind,
+            Request.content,
+            Request.requester,
+            Request.started_at,
+            Run.uuid.label("run"),
+        )
+        .outerjoin(Run, Request.run_id == Run.id)
+        .where(
+            or_(Request.state == "queued", abandoned), or_(Request.gpu == "", Request.gpu.in_(gpus))
+        )
+        .order_by(Request.created_at, Request.id)
+        .limit(1)
+    ).one_or_none()
+    if found is None:
+        return None
+    session.execute(
+        update(Request)
+        .where(Request.id == found.id)
+        .values(
+            state="running",
+            server=server,
+            lease_until=until,
+            started_at=found.started_at or at,
+        )
+    )
+    return ClaimedRequest(found.uuid, found.kind, found.content, found.requester, found.run)
+
+
+def renew_request(session: Session, uuid: str, server: str, *, until: datetime) -> bool:
+    """Lengthen a server's lease; False: it was cancelled, or another server has it."""
+    lock_for_writing(session.connection())
+    changed = session.execute(
+        update(Request)
+        .where(Request.uuid == uuid, Request.server == server, Request.state == "running")
+        .values(lease_until=until)
+        .returning(Request.id)
+    )
+    return changed.first() is not None
+
+
+def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
+    """Say which run a request became. Raises NotFoundError if either is not stored."""
+    lock_for_writing(session.connection())
+    run_id = session.scalar(select(Run.id).where(Run.uuid == run_uuid))
+    if run_id is None:
+        raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
+    _set(session, uuid, {"run_id": run_id})
+
+
+def finish_request(
+    session: Session, uuid: str, state: str, *, detail: str = "", at: datetime
+) -> None:
+    """Set a request's last state. Raises NotFoundError, RecordError if there is no such state.
+
+    A request that was cancelled meanwhile stays so.
+    """
+    if state not in REQUEST_STATES or state in OPEN_REQUEST_STATES:
+        ends = [one for one in REQUEST_STATES if one not in OPEN_REQUEST_STATES]
+        raise RecordError(f"state is {state!r}, not one of {', '.join(ends)}")
+    lock_for_writing(session.connection())
+    now = session.scalar(select(Request.state).where(Request.uuid == uuid))
+    if now != "cancelled":
+        values = {"state": state, "detail": detail, "finished_at": at, "lease_until": None}
+        _set(session, uuid, values)
+
+
+def cancel_request(session: Session, uuid: str, *, person: str, at: datetime) -> None:
+    """Take a request back. One that is being measured stops after its current case.
+
+    Raises NotFoundError, RecordError if it has come to its end.
+    """
+    lock_for_writing(session.connection())
+    state = session.scalar(select(Request.state).where(Request.uuid == uuid))
+    if state is not None and state not in OPEN_REQUEST_STATES:
+        raise RecordError(f"request {uuid[:8]} is {state} already: there is nothing to cancel")
+    detail = f"cancelled by {person}"
+    _set(session, uuid, {"state": "cancelled", "detail": detail, "finished_at": at})
+
+
+def _set(session: Session, uuid: str, values: Mapping[str, Any]) -> None:
+    changed = session.execute(
+        update(Request).where(Request.uuid == uuid).values(values).returning(Request.id)
+    )
+    if changed.first() is None:
+        raise NotFoundError(f"no request {uuid} is stored: name another database with --db")

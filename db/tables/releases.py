@@ -1,0 +1,18 @@
+"""Releases: the commits that people named."""
+
+from __future__ import annotations
+
+from sqlalchemy import ForeignKey
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.tables.base import Base
+
+
+class Release(Base):
+    """A tag of a stored commit. A commit may have several."""
+
+    __tablename__ = "release"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)  # of the tag, for example v1.0.0
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True)

@@ -1,0 +1,57 @@
+"""Writing the configurations that were found fastest, for all workers of a kind of GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from db.hashing import fingerprint
+from db.locking import lock_for_writing
+from db.tables import TuningChoice
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceInfo:
+    """A choice. key: all that it depends on, plain JSON, with the SKU under `gpu`."""
+
+    key: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+
+def add_choices(session: Session, choices: Iterable[ChoiceInfo], *, at: datetime) -> int:
+    """Store choices whose key has none yet, and say how many: the first one chosen holds."""
+    new = {fingerprint(choice.key): choice for choice in choices}
+    if not new:
+        return 0
+    lock_for_writing(session.connection())
+    known = select(TuningChoice.key_hash).where(TuningChoice.key_hash.in_(list(new)))
+    for stored in session.scalars(known):
+        del new[stored]
+    rows = [
+        {
+            "key_hash": key_hash,
+            "gpu": choice.key["gpu"],
+            "key": dict(choice.key),
+            "config": dict(choice.config),
+            "chosen_at": at,
+        }
+        for key_hash, choice in new.items()
+    ]
+    if rows:
+        session.execute(insert(TuningChoice), rows)
+    return len(rows)
+
+
+def choices_of(session: Session, gpu: str, software: str) -> list[ChoiceInfo]:
+    """The choices of a SKU that hold for these sources and libraries, oldest first."""
+    stored = session.execute(
+        select(TuningChoice.key, TuningChoice.config)
+        .where(TuningChoice.gpu == gpu)
+        .order_by(TuningChoice.id)
+    )
+    return [ChoiceInfo(row.key, row.config) for row in stored if row.key["software"] == software]

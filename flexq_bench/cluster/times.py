@@ -1,0 +1,54 @@
+"""How long the fleet waits for what, in seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from flexq_bench.errors import UsageError
+from workloads.names import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Each can be set: `--times lease=120,case=600`, or FLEXQ_BENCH_TIMES.
+
+    start: for a worker to begin. case: for one result; then the worker's process is replaced.
+    beat: between two renewals of leases. lease: after this without a renewal a job is anybody's.
+    device: for a GPU to come (back) that can run what waits. scan: between two looks for nodes
+    that came. database: to wait for a database that went away.
+    """
+
+    start: float = 180.0
+    case: float = 300.0
+    beat: float = 10.0
+    lease: float = 60.0
+    device: float = 120.0
+    scan: float = 10.0
+    database: float = 600.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise UsageError(
+                    f"--times {item.name}={getattr(self, item.name):g}: must be above 0"
+                )
+        if self.lease < 2 * self.beat:
+            raise UsageError(
+                f"--times lease={self.lease:g}: a lease of less than two beats ({self.beat:g} s) "
+                "runs out under a worker that lives"
+            )
+
+
+def parse_times(text: str | None) -> Times:
+    """`lease=120,case=600` over the defaults; None: those. Raises UsageError."""
+    values: dict[str, float] = {}
+    for part in filter(None, (piece.strip() for piece in (text or "").split(","))):
+        name, _, number = part.partition("=")
+        known = [item.name for item in fields(Times)]
+        if name not in known:
+            raise UsageError(unknown("time", name, known))
+        try:
+            values[name] = float(number)
+        except ValueError:
+            raise UsageError(f"--times {part}: write {name}=SECONDS") from None
+    return replace(Times(), **values)

@@ -1,0 +1,108 @@
+"""`flexq-bench worker`: serve what people ask for, from the dashboard or with `sweep --queue`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flexq_bench.commands.options import (
+    BackendChoice,
+    BackendOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    SeedOption,
+    TimesOption,
+)
+
+if TYPE_CHECKING:
+    from db.engine import Database
+    from flexq_bench.commands.measuring import Setup
+    from flexq_bench.serving import Station
+
+log = logging.getLogger(__name__)
+
+
+def worker(
+    once: Annotated[
+        bool, typer.Option("--once", help="End when nothing waits, rather than wait for more.")
+    ] = False,
+    poll: Annotated[
+        float, typer.Option("--poll", min=0.1, metavar="S", help="Seconds between two looks.")
+    ] = 2.0,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    times: TimesOption = None,
+    seed: SeedOption = 0,
+    db: DbOption = None,
+) -> None:
+    """Measure the requests in the database one after the other, until it is stopped.
+
+    Each becomes a run with trigger `sweep`, which is never a baseline. A worker that dies loses
+    nothing: the next one goes on with its request. Any number of workers may serve one database.
+    """
+    from db.engine import open_database
+    from flexq_bench.commands.measuring import FleetSetup, Setup
+    from flexq_bench.commands.output import console, say
+    from flexq_bench.commands.stopping import ended_by_terminate
+    from flexq_bench.provenance import current_commit
+    from flexq_bench.serving import serve_next, server_name
+
+    out = console()
+    setup = Setup(db, cluster, FleetSetup(times=times), backend, device, seed)
+    with (
+        open_database(db) as database,
+        _stations(database, setup) as stations,
+        ended_by_terminate(),
+    ):
+        name = server_name()
+        kinds = ", ".join(station.gpu for station in stations())
+        say(out, f"{name} serves {kinds} from {database.url}")
+        while True:
+            served = None
+            for station in stations():
+                served = served or serve_next(
+                    database,
+                    station,
+                    current_commit(),
+                    name,
+                    on_record=lambda record: log.info("%s: %s", record.case, record.status),
+                )
+            if served is not None:
+                run = f", run {served.run[:8]}" if served.run else ""
+                why = f": {served.detail}" if served.detail else ""
+                say(out, f"request {served.request[:8]} {served.state}{run}{why}")
+            elif once:
+                return
+            else:
+                time.sleep(poll)
+
+
+@contextmanager
+def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequence[Station]]]:
+    """What tells the stations that there are now."""
+    from flexq_bench.commands.measuring import NO_CLUSTER, local_executor
+    from flexq_bench.presence import present
+    from flexq_bench.provenance import current_commit
+    from flexq_bench.serving import LocalStation
+
+    if setup.cluster == NO_CLUSTER:
+        executor = local_executor(setup)
+        with present(database, executor.worker):
+            yield lambda: (LocalStation(executor),)
+        return
+    from flexq_bench.commands.fleet_runs import fleet_of
+
+    with fleet_of(database, setup, current_commit()) as fleet:
+
+        def stations() -> Sequence[Station]:
+            fleet.refresh()
+            return [fleet.station(kind) for kind in fleet.kinds]
+
+        yield stations

@@ -1,0 +1,60 @@
+"""How long measuring is going to take, by what it took before."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from db.engine import Session
+from db.queries import case_seconds
+from workloads.case import Case, Stage
+
+_NEWEST = 5  # times of a case that count: the code that made older ones was another
+
+
+@dataclass(frozen=True, slots=True)
+class CostBook:
+    """Seconds by what is known best: the case, else its kernel and stage, else any case."""
+
+    by_case: Mapping[str, float]
+    by_kernel: Mapping[tuple[str, Stage], float]
+    any_case: float | None  # None: nothing was ever measured
+
+    def seconds(self, case: Case) -> float | None:
+        """Expected seconds of measuring the case; None: nothing was ever measured."""
+        known = self.by_case.get(case.key)
+        return known or self.by_kernel.get((case.label, case.stage), self.any_case)
+
+    def total(self, cases: Iterable[Case]) -> float | None:
+        """Expected seconds of measuring all of them one after the other, or None."""
+        each = [self.seconds(case) for case in cases]
+        known = [seconds for seconds in each if seconds is not None]
+        return sum(known) if known and len(known) == len(each) else None
+
+
+def read_costs(session: Session, gpu: str | None = None) -> CostBook:
+    """What measuring took on a SKU; gpu None, or one that never measured: on all of them."""
+    stored = case_seconds(session, gpu)
+    if not stored and gpu is not None:
+        stored = case_seconds(session)
+    return cost_book(stored)
+
+
+def cost_book(measured: Iterable[tuple[str, float]]) -> CostBook:
+    """The book of keys and seconds, newest first."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for key, seconds in measured:
+        if len(times[key]) < _NEWEST:
+            times[key].append(seconds)
+    by_case = {key: median(values) for key, values in times.items()}
+    of_kernel: dict[tuple[str, Stage], list[float]] = defaultdict(list)
+    for key, seconds in by_case.items():
+        case = Case.from_key(key)
+        of_kernel[case.label, case.stage].append(seconds)
+    return CostBook(
+        by_case,
+        {kernel: fmean(values) for kernel, values in of_kernel.items()},
+        fmean(by_case.values()) if by_case else None,
+    )

@@ -1,0 +1,1 @@
+"""End-to-end decoding of a model under a scheme, on the kernels of the registry."""

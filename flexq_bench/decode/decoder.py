@@ -1,0 +1,177 @@
+"""The forward pass of a LLaMA or OPT decoder: prompts, and one new token a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
+from flexq_bench.decode.layers import PackedLinear, Workspace
+from kernels.decoder import AttentionShape, DecoderOperations, Destination, KvLayer, Norm
+from kernels.decoder.torch_operations import attend_prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """linears: in the order of the forward pass."""
+
+    attention_norm: Norm
+    ffn_norm: Norm
+    qkv: PackedLinear
+    out: PackedLinear
+    widen: PackedLinear  # gate_up_proj or fc1
+    down: PackedLinear  # down_proj or fc2
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Weights on a device, ready to run."""
+
+    architecture: Architecture
+    embedding: torch.Tensor  # [vocab, hidden]
+    learned_positions: torch.Tensor | None
+    blocks: tuple[Block, ...]
+    norm: Norm
+    head: PackedLinear
+    attention: AttentionShape
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        linears = [
+            b for block in self.blocks for b in (block.qkv, block.out, block.widen, block.down)
+        ]
+        tables = [
+            self.embedding,
+            *([] if self.learned_positions is None else [self.learned_positions]),
+        ]
+        kept = sum(table.numel() * table.element_size() for table in tables)
+        shares_head = any(
+            buffer.data_ptr() == self.embedding.data_ptr()
+            for buffer in self.head.weights.buffers.values()
+        )
+        head = 0 if shares_head else self.head.nbytes
+        return kept + head + sum(linear.nbytes for linear in linears)
+
+
+class Decoder:
+    """Runs a model. Every launch goes to the current stream; `step` may be captured in a graph."""
+
+    def __init__(self, model: Model, operations: DecoderOperations) -> None:
+        self.model = model
+        self._operations = operations
+
+    def step(
+        self,
+        work: Workspace,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        caches: list[KvLayer],
+        longest: int,
+    ) -> torch.Tensor:
+        """Logits FP16 [B, vocab] of one new token a sequence.
+
+        tokens, positions: int32 [B]. caches: a layer each, sequence b in slot b. longest: tokens
+        that a sequence may have with this one.
+        """
+        shape = self.model.attention
+
+        def attend(block: Block, cache: KvLayer) -> torch.Tensor:
+            qkv = work.multiply(block.qkv)
+            to = work.destination(block.out)
+            self._operations.attend(qkv, shape, cache, positions, longest, to)
+            return work.multiply(block.out)
+
+        residual = self._embed(tokens, positions)
+        delta = None
+        for block, cache in zip(self.model.blocks, caches, strict=True):
+            self._norm(work, residual, delta, block.attention_norm, block.qkv)
+            delta = self._feed_forward(work, residual, attend(block, cache), block)
+        self._norm(work, residual, delta, self.model.norm, self.model.head)
+        return work.multiply(self.model.head)
+
+    def prefill(
+        self,
+        work: Workspace,
+        last: Workspace,
+        tokens: torch.Tensor,
+        lengths: torch.Tensor,
+        slots: torch.Tensor,
+        caches: list[KvLayer],
+    ) -> torch.Tensor:
+        """Logits FP16 [B, vocab] after whole prompts, which fill slots of the caches.
+
+        tokens: int32 [B, T], prompts padded at their ends. lengths, slots: int64 [B]. work: for
+        B · T tokens; last: for B.
+        """
+        residual, delta = self._prompt(work, tokens, slots, caches)
+        hidden = self.model.architecture.dimensions.hidden
+        ends = torch.arange(tokens.shape[0], device=tokens.device) * tokens.shape[1] + lengths - 1
+        self._norm(
+            last,
+            residual.view(-1, hidden)[ends].contiguous(),
+            delta.view(-1, hidden)[ends].contiguous(),
+            self.model.norm,
+            self.model.head,
+        )
+        return last.multiply(self.model.head)
+
+    def all_logits(
+        self, work: Workspace, tokens: torch.Tensor, slots: torch.Tensor, caches: list[KvLayer]
+    ) -> torch.Tensor:
+        """Logits FP16 [B · T, vocab] at every position of prompts [B, T]."""
+        residual, delta = self._prompt(work, tokens, slots, caches)
+        self._norm(work, residual, delta, self.model.norm, self.model.head)
+        return work.multiply(self.model.head)
+
+    def _prompt(
+        self, work: Workspace, tokens: torch.Tensor, slots: torch.Tensor, caches: list[KvLayer]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        batch, length = tokens.shape
+        shape = self.model.attention
+        positions = torch.arange(length, dtype=torch.int32, device=tokens.device).repeat(batch)
+        residual = self._embed(tokens.flatten(), positions)
+        delta = None
+        for block, cache in zip(self.model.blocks, caches, strict=True):
+            self._norm(work, residual, delta, block.attention_norm, block.qkv)
+            qkv = work.multiply(block.qkv).view(batch, length, -1)
+            attended = attend_prompt(qkv, shape, cache, slots)
+            delta = self._feed_forward(work, residual, work.apply(block.out, attended), block)
+        assert delta is not None  # a model has at least one block
+        return residual, delta
+
+    def _feed_forward(
+        self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: Block
+    ) -> torch.Tensor:
+        self._norm(work, residual, delta, block.ffn_norm, block.widen)
+        wide = work.multiply(block.widen)
+        to = work.destination(block.down)
+        if self.model.architecture.block == "opt":
+            self._operations.relu(wide, to)
+        else:
+            self._operations.silu_mul(wide, to)
+        return work.multiply(block.down)
+
+    def _norm(
+        self,
+        work: Workspace,
+        residual: torch.Tensor,
+        delta: torch.Tensor | None,
+        norm: Norm,
+        linear: PackedLinear,
+    ) -> Destination:
+        to = work.destination(linear)
+        self._operations.norm(residual, delta, norm, to)
+        return to
+
+    def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        residual = self.model.embedding.index_select(0, tokens)
+        if self.model.learned_positions is not None:
+            rows = positions + OPT_POSITION_OFFSET
+            residual += self.model.learned_positions.index_select(0, rows)
+        return residual

@@ -1,0 +1,73 @@
+"""Linear layers of a decoder on registry kernels, and the buffers that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from kernels.contract import Config, LinearKernel, PackedOperand
+from kernels.decoder import Destination
+
+# The configuration for m tokens of a layer; None: the kernel's own heuristic.
+ChooseConfig = Callable[[LinearKernel, int, int, int], Config | None]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear:
+    """name: of the layer. weights: in the kernel's layout. bias: FP16 [N] or None."""
+
+    name: str
+    kernel: LinearKernel
+    weights: PackedOperand
+    bias: torch.Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        return self.weights.nbytes + bias
+
+
+class Workspace:
+    """Activations and outputs for m tokens: layers of the same shape use the same ones in turn."""
+
+    def __init__(self, m: int, device: torch.device, choose: ChooseConfig) -> None:
+        self.m = m
+        self._device, self._choose = device, choose
+        self._packed: dict[tuple[str, int], PackedOperand] = {}
+        self._outputs: dict[tuple[str, int], torch.Tensor] = {}
+        self._configs: dict[tuple[str, int, int], Config | None] = {}
+
+    def destination(self, linear: PackedLinear) -> Destination:
+        """Where a layer's activations go."""
+        kernel, k = linear.kernel, linear.weights.k
+        key = (kernel.spec.label, k)
+        if key not in self._packed:
+            self._packed[key] = kernel.empty_activation(self.m, k, self._device)
+        return Destination(kernel, self._packed[key], self._config(linear))
+
+    def multiply(self, linear: PackedLinear) -> torch.Tensor:
+        """The layer's output for what its destination holds: FP16 [m, N], valid until the next."""
+        to, out = self.destination(linear), self._output(linear)
+        linear.kernel.gemm(to.packed, linear.weights, out, bias=linear.bias, config=to.config)
+        return out
+
+    def apply(self, linear: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        """The layer's output for FP16 activations [m, K]."""
+        to, out = self.destination(linear), self._output(linear)
+        linear.kernel.linear(x, to.packed, linear.weights, out, bias=linear.bias, config=to.config)
+        return out
+
+    def _output(self, linear: PackedLinear) -> torch.Tensor:
+        key = (linear.name, linear.weights.rows)
+        if key not in self._outputs:
+            shape = (self.m, linear.weights.rows)
+            self._outputs[key] = torch.zeros(shape, dtype=torch.float16, device=self._device)
+        return self._outputs[key]
+
+    def _config(self, linear: PackedLinear) -> Config | None:
+        key = (linear.kernel.spec.label, linear.weights.rows, linear.weights.k)
+        if key not in self._configs:
+            self._configs[key] = self._choose(linear.kernel, self.m, *key[1:])
+        return self._configs[key]

@@ -1,0 +1,108 @@
+"""Which part of a decode step takes how long, from a profiler pass over its graph.
+
+Kernels overlap (programmatic dependent launch), so durations add up to more than the step. A kernel
+is charged what it adds: from the end of those before it to its own end. These add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.decoder.cuda_operations import ATTENTION, ATTENTION_SUM, NORM, RELU, SILU_MUL
+from workloads.models import Block
+
+EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
+_FUSED = (NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM)
+_ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
+_LAYERS: dict[Block, tuple[str, str, str, str]] = {
+    "llama": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    "opt": ("qkv_proj", "out_proj", "fc1", "fc2"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel of a step. Microseconds, from any origin."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one part of a step adds to it. count: kernels. us: microseconds of the step."""
+
+    part: str
+    count: int
+    us: float
+
+
+def shares(launches: Sequence[Launch], block: Block, layers: int) -> list[Share]:
+    """The parts of one step in the order in which they first come.
+
+    launches: in order of their start. Linear layers are told apart by the fused kernels around
+    them. Raises ValueError if these are not those of so many layers.
+    """
+    parts = parts_of([launch.name for launch in launches], block, layers)
+    counts: dict[str, int] = {}
+    times: dict[str, float] = {}
+    done = launches[0].start_us
+    for part, launch in zip(parts, launches, strict=True):
+        counts[part] = counts.get(part, 0) + 1
+        times[part] = times.get(part, 0.0) + max(0.0, launch.end_us - done)
+        done = max(done, launch.end_us)
+    return [Share(part, counts[part], times[part]) for part in counts]
+
+
+def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
+    """The part of the step that each kernel belongs to. Raises ValueError as `shares`."""
+    qkv, out, widen, down = _LAYERS[block]
+    norms = 2 * layers + 1
+    if sum(name == NORM for name in names) != norms:
+        found = sum(name == NORM for name in names)
+        raise ValueError(f"a step of {layers} layers has {norms} norms, the profile has {found}")
+    parts, current, norm = [], EMBEDDING, 0
+    for name in names:
+        if name == NORM:
+            norm += 1
+            parts.append("norm")
+            current = HEAD if norm == norms else qkv if norm % 2 else widen
+        elif name in (ATTENTION, ATTENTION_SUM):
+            parts.append("attention")
+            current = out
+        elif name in (SILU_MUL, RELU):
+            parts.append(_ACTIVATION[block])
+            current = down
+        else:
+            # The head's is the only kernel between the last norm and what picks a token from it.
+            if current == HEAD and _is_sampling(name):
+                current = SAMPLING
+            parts.append(current)
+    return parts
+
+
+def record(run: Callable[[], None], repeats: int) -> list[list[Launch]]:
+    """The kernels of each of `repeats` runs, in order of their start. Needs a GPU."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(repeats):
+            run()
+        torch.cuda.synchronize()
+    found = sorted(_launches(profiler), key=lambda launch: launch.start_us)
+    size = len(found) // repeats
+    return [found[i * size : (i + 1) * size] for i in range(repeats)]
+
+
+def _launches(profiler: torch.profiler.profile) -> Iterable[Launch]:
+    for event in profiler.events() or ():
+        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+        if is_kernel and not event.name.startswith(("Memcpy", "Memset")):
+            yield Launch(event.name, event.time_range.start, event.time_range.end)
+
+
+def _is_sampling(name: str) -> bool:
+    return "reduce" in name.lower() and "splitk" not in name.lower()

@@ -1,0 +1,183 @@
+"""What one process measures: models loaded one after the other, decoded as asked."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from flexq_bench.decode import profile
+from flexq_bench.decode.case import open_model
+from flexq_bench.decode.decoder import Model
+from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.loading import check_memory, footprint, load, release
+from flexq_bench.decode.tuning import StepTuner
+from flexq_bench.errors import UsageError
+from flexq_bench.measure import Tuning
+from flexq_bench.measure.device import describe_device, describe_environment, find_device
+from flexq_bench.measure.inputs import derive_seed
+from flexq_bench.measure.nvml import open_handle
+from kernels.contract import Backend
+from kernels.decoder import KV_BITS, DecoderOperations
+from kernels.decoder.cuda_operations import CudaOperations
+from kernels.decoder.torch_operations import TorchOperations
+from workloads.schemes import get_scheme
+
+_PROFILED_STEPS = 3
+
+
+class DecodeStand:
+    """Operations of a decode worker. Values in and out are plain JSON."""
+
+    OPERATIONS = ("describe", "load", "decode", "unload")
+
+    def __init__(self, device: str, seed: int) -> None:
+        self.device = find_device(device)
+        self._seed = seed
+        self._nvml = open_handle(self.device) if self.device.type == "cuda" else None
+        self._operations: DecoderOperations = (
+            CudaOperations() if self.device.type == "cuda" else TorchOperations()
+        )
+        self._model: Model | None = None
+        self._tuner: StepTuner | None = None
+
+    @property
+    def backend(self) -> Backend:
+        return "cuda" if self.device.type == "cuda" else "cpu"
+
+    def describe(self) -> dict[str, Any]:
+        """The device and the environment, as records have them."""
+        return {
+            "device": asdict(describe_device(self.device, self._nvml)),
+            "environment": describe_environment(self.device, self._nvml),
+        }
+
+    def load(
+        self,
+        model: str,
+        scheme: str,
+        batches: list[int],
+        capacity: int,
+        kv_bits: int,
+        tuning: str,
+    ) -> dict[str, Any]:
+        """Load a model for sequences of up to `capacity` tokens.
+
+        Raises UsageError for what can't be, before anything is allocated.
+        """
+        self.unload()
+        source = open_model(model, self._seed)
+        architecture = source.architecture
+        check_capacity(capacity, architecture.dimensions.context, model)
+        if kv_bits not in KV_BITS:
+            raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {kv_bits}")
+        of_scheme = get_scheme(scheme)
+        needed = footprint(architecture, of_scheme, max(batches), capacity, kv_bits, self.backend)
+        check_memory(needed, f"{model} under {scheme}", self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
+        began = time.perf_counter()
+        loaded = load(source, of_scheme, self.device, capacity, tuner, tuple(batches))
+        self._model, self._tuner = loaded, tuner
+        return {
+            "load_s": time.perf_counter() - began,
+            "weights_bytes": loaded.nbytes,
+            "load_peak_bytes": self._peak_bytes(),
+            "is_synthetic": source.is_synthetic,
+            "layers": architecture.dimensions.layers,
+        }
+
+    def decode(
+        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int
+    ) -> dict[str, Any]:
+        """Decode random prompts once to warm up and once timed."""
+        engine = self._new_engine(batch, prompt_tokens + new_tokens, kv_bits)
+        try:
+            return self._decode(engine, batch, prompt_tokens, new_tokens)
+        finally:
+            engine.close()
+
+    def _decode(
+        self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int
+    ) -> dict[str, Any]:
+        prompts = self._prompts(engine, batch, prompt_tokens)
+        engine.generate(prompts, new_tokens)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        energy = self._energy_j()
+        found = engine.generate(prompts, new_tokens)
+        after = self._energy_j()
+        joules = None if energy is None or after is None else after - energy
+        steady = None
+        if self.device.type == "cuda":
+            steady = torch.cuda.memory_allocated(self.device)
+        return {
+            "prefill_ms": found.prefill_ms,
+            "step_ms": list(found.step_ms),
+            "steady_bytes": steady,
+            "peak_bytes": self._peak_bytes(),
+            "energy_j": joules,
+            "parts": self._parts(engine, batch, prompt_tokens + new_tokens // 2),
+            "first_tokens": found.tokens[0, :8].tolist(),
+        }
+
+    def unload(self) -> dict[str, Any]:
+        """Let go of the model."""
+        if self._model is not None:
+            self._model = self._tuner = None
+            release(self.device)
+        return {}
+
+    def _parts(self, engine: Engine, batch: int, length: int) -> list[dict[str, Any]]:
+        """What each part adds to a step at this length; empty: nothing to profile with."""
+        if self.device.type != "cuda":
+            return []
+        bucket = engine.bucket(length)
+        engine.prepare(batch, bucket)
+        engine.positions.fill_(length - 1)
+        runs = profile.record(lambda: engine.advance(batch, bucket), _PROFILED_STEPS)
+        model = engine.model
+        found = profile.shares(runs[-1], model.architecture.block, len(model.blocks))
+        return [asdict(share) for share in found]
+
+    def _prompts(self, engine: Engine, batch: int, tokens: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", batch, tokens))
+        vocab = engine.model.architecture.dimensions.vocab
+        drawn = torch.randint(vocab, (batch, tokens), generator=generator, dtype=torch.int32)
+        return drawn.to(self.device)
+
+    def _new_engine(self, slots: int, capacity: int, kv_bits: int) -> Engine:
+        if self._model is None or self._tuner is None:
+            raise UsageError("nothing is loaded: load a model first")
+        release(self.device)
+        return Engine(
+            self._model,
+            self._operations,
+            self._tuner,
+            slots=slots,
+            capacity=capacity,
+            kv_bits=kv_bits,
+        )
+
+    def _peak_bytes(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        return torch.cuda.max_memory_allocated(self.device)
+
+    def _energy_j(self) -> float | None:
+        if self._nvml is None:
+            return None
+        torch.cuda.synchronize(self.device)
+        return self._nvml.energy_j()
+
+
+def check_capacity(capacity: int, context: int, model: str) -> None:
+    """Raise UsageError if sequences are longer than the model's context."""
+    if capacity > context:
+        raise UsageError(
+            f"{model} has a context of {context} tokens, and prompt and answer make {capacity}: "
+            "ask for fewer"
+        )

@@ -1,0 +1,125 @@
+"""Where a decoder's weights come from, a block at a time."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
+from flexq_bench.measure.inputs import WEIGHT_STD, derive_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A weight, [N,K] or [K], and its bias, [N] or [K]; None: there is none. FP16."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """linears: by fused layer name. The norms stand before attention and before the feed-forward."""
+
+    linears: dict[str, Affine]
+    attention_norm: Affine
+    ffn_norm: Affine
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What is no block. embedding [vocab, hidden]; positions: learned ones, None: rotary.
+
+    head [vocab, hidden]: may be the embedding itself.
+    """
+
+    embedding: torch.Tensor
+    positions: torch.Tensor | None
+    norm: Affine
+    head: torch.Tensor
+
+
+class WeightSource(ABC):
+    """FP16 weights on a device, read or made when they are asked for."""
+
+    architecture: Architecture
+    is_synthetic: bool
+
+    @abstractmethod
+    def ends(self, device: torch.device) -> Ends:
+        """Embeddings, final norm and head."""
+
+    @abstractmethod
+    def block(self, index: int, device: torch.device) -> BlockWeights:
+        """One block's weights; the caller drops them before it asks for the next."""
+
+
+class SyntheticWeights(WeightSource):
+    """Normal weights of a model's true shapes: for speed, not for sense."""
+
+    is_synthetic = True
+
+    def __init__(self, architecture: Architecture, seed: int) -> None:
+        self.architecture = architecture
+        self._seed = seed
+
+    def ends(self, device: torch.device) -> Ends:
+        model = self.architecture.dimensions
+        draw = self._drawer(device, "ends")
+        embedding = draw(model.vocab, model.hidden)
+        positions = None
+        if model.learned_positions:
+            positions = draw(model.context + OPT_POSITION_OFFSET, model.hidden)
+        head = embedding if model.tied_embeddings else draw(model.vocab, model.hidden)
+        return Ends(embedding, positions, self._norm(device), head)
+
+    def block(self, index: int, device: torch.device) -> BlockWeights:
+        draw = self._drawer(device, index)
+        has_bias = self.architecture.block == "opt"
+        linears = {
+            name: Affine(draw(n, k), draw(n) if has_bias else None)
+            for name, n, k in layer_sizes(self.architecture)
+        }
+        return BlockWeights(linears, self._norm(device), self._norm(device))
+
+    def _drawer(self, device: torch.device, part: object) -> _Drawer:
+        seed = derive_seed(self._seed, self.architecture.dimensions.name, part)
+        return _Drawer(torch.Generator(device).manual_seed(seed), device)
+
+    def _norm(self, device: torch.device) -> Affine:
+        size = self.architecture.dimensions.hidden
+        weight = torch.ones(size, dtype=torch.float16, device=device)
+        bias = torch.zeros_like(weight) if self.architecture.block == "opt" else None
+        return Affine(weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawer:
+    generator: torch.Generator
+    device: torch.device
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        values = torch.empty(shape, dtype=torch.float16, device=self.device)
+        return values.normal_(0.0, WEIGHT_STD, generator=self.generator)
+
+
+def layer_sizes(architecture: Architecture) -> list[tuple[str, int, int]]:
+    """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
+    model, head_dim = architecture.dimensions, architecture.head_dim
+    queries, kv = model.heads * head_dim, model.kv_heads * head_dim
+    if model.block == "opt":
+        feed_forward = [("fc1", model.ffn, model.hidden), ("fc2", model.hidden, model.ffn)]
+        out = "out_proj"
+    else:
+        feed_forward = [
+            ("gate_up_proj", 2 * model.ffn, model.hidden),
+            ("down_proj", model.hidden, model.ffn),
+        ]
+        out = "o_proj"
+    return [
+        ("qkv_proj", queries + 2 * kv, model.hidden),
+        (out, model.hidden, queries),
+        *feed_forward,
+    ]

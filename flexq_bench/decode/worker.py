@@ -1,0 +1,34 @@
+"""A fresh process that loads and decodes when asked to (see flexq_bench.interleave.messages).
+
+python -m flexq_bench.decode.worker --device cuda --seed 0
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+
+from flexq_bench.decode.stand import DecodeStand
+from flexq_bench.interleave.worker import own_stdout, serve
+
+MODULE = "flexq_bench.decode.worker"
+COMMAND = (sys.executable, "-m", MODULE)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    replies = own_stdout()
+    stand = DecodeStand(options.device, options.seed)
+    if stand.device.type == "cuda":
+        torch.cuda.set_device(stand.device)
+    serve(stand, sys.stdin.buffer, replies, stand.OPERATIONS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A sweep as a value: kernels on shapes that a person chose, checked, and as plain data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_args
+
+from flexq_bench.errors import UsageError
+from workloads.case import CacheMode, Stage
+from workloads.gemm import MAX_DIMENSION
+from workloads.models import get_model
+from workloads.names import unknown
+from workloads.patterns import check_pattern
+from workloads.suite import Group, Shape, Suite
+
+STAGES: tuple[Stage, ...] = get_args(Stage)
+CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
+_FIELDS = ("kernels", "m", "shapes", "stages", "caches")
+_SHAPE_FIELDS = ("n", "k", "layer", "model")
+_LAYER = re.compile(r"[a-z0-9_.-]{0,64}")
+_MOST_VALUES = 1000  # of one list in data that somebody else wrote
+
+Word = TypeVar("Word", Stage, CacheMode)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Every kernel on every M of every shape, in every stage and cache mode.
+
+    kernels: labels or globs. m: tokens.
+    """
+
+    kernels: tuple[str, ...]
+    m: tuple[int, ...]
+    shapes: tuple[Shape, ...]
+    stages: tuple[Stage, ...] = ("gemm",)
+    caches: tuple[CacheMode, ...] = ("cold",)
+
+    def suite(self) -> Suite:
+        group = Group(self.kernels, self.m, self.shapes, self.stages, self.caches)
+        return Suite("sweep", "shapes that a person chose", "", (group,))
+
+    def as_data(self) -> dict[str, Any]:
+        """What `sweep_of` reads back."""
+        return {
+            "kernels": list(self.kernels),
+            "m": list(self.m),
+            "shapes": [
+                {"n": s.n, "k": s.k, "layer": s.layer, "model": s.model} for s in self.shapes
+            ],
+            "stages": list(self.stages),
+            "caches": list(self.caches),
+        }
+
+
+def sweep_of(data: Mapping[str, Any]) -> Sweep:
+    """The sweep of plain data that somebody else wrote; every part of it is checked.
+
+    Raises UsageError or WorkloadError for what is missing, unknown, no integer or out of bounds.
+    """
+    check_fields(data, _FIELDS, "a sweep")
+    kernels = tuple(_text(kernel, "kernels") for kernel in _list(data, "kernels"))
+    for kernel in kernels:
+        check_pattern(kernel)
+    return Sweep(
+        kernels,
+        tuple(sorted({_size(value, "m") for value in _list(data, "m")})),
+        tuple(dict.fromkeys(_shape(value) for value in _list(data, "shapes"))),
+        known_words("stage", _list(data, "stages"), STAGES),
+        known_words("cache", _list(data, "caches"), CACHES),
+    )
+
+
+def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tuple[Word, ...]:
+    """Those of `known` that are asked for, in their order. Raises UsageError for any other."""
+    for word in asked:
+        if word not in known:
+            raise UsageError(unknown(kind, str(word), known))
+    return tuple(word for word in known if word in asked)
+
+
+def check_fields(data: Mapping[str, Any], fields: Sequence[str], of: str) -> None:
+    """Raise UsageError if data has a field that is not one of these."""
+    for name in data:
+        if name not in fields:
+            raise UsageError(unknown(f"field of {of}", str(name), fields))
+
+
+def _list(data: Mapping[str, Any], name: str) -> list[Any]:
+    value = data.get(name)
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_VALUES:
+        raise UsageError(f"{name} must be a list of 1 to {_MOST_VALUES} values")
+    return value
+
+
+def _shape(value: Any) -> Shape:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"a shape must be an object with n and k, got {value!r:.60}")
+    check_fields(value, _SHAPE_FIELDS, "a shape")
+    layer, model = (_text(value.get(name, ""), name) for name in ("layer", "model"))
+    if _LAYER.fullmatch(layer) is None:
+        raise UsageError(f"layer is {layer!r:.60}: a layer's name has letters, digits and ._- only")
+    if model:
+        get_model(model)
+    return Shape(_size(value.get("n"), "n"), _size(value.get("k"), "k"), layer, model)
+
+
+def _size(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIMENSION:
+        raise UsageError(
+            f"{name} must be a whole number from 1 to {MAX_DIMENSION}, got {value!r:.60}"
+        )
+    return value
+
+
+def _text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{name} must be text, got {value!r:.60}")
+    return value

@@ -1,0 +1,268 @@
+// decode_nodes.cu: what stands between the linear layers of a decoder block, each in one kernel that
+// leaves its result as the next layer's activations: quantized and packed, or FP16.
+//   PRODUCER 1  RMS norm      r += d; v = rms(r) * w                    r, d half [M, K], w half [K]
+//            2  layer norm    r += d; v = (r - mean) / deviation * w + b            b half [K]
+//            3  SiLU * mul    v = silu(g) * u                           x half [M, 2 K], g then u
+//            4  ReLU          v = max(x, 0)                             x half [M, K]
+//            5  attention     v = the splits of decode_attention.cu, weighed and added
+//                             sums float [M, HEADS, SPLITS, HEAD_DIM], weights float2 [M, HEADS, SPLITS]
+//   PACKING  0  FP16          half [>= M, STRIDE]
+//            1  group codes   int8 [M, 128 * STEPS], scales float [STEPS, M_PAD]: csrc/imma_pack.cu
+//            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/w8a8.cu
+// STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
+// codes are those of the unfused kernels. d null: nothing is added.
+//
+// A thread has VECTORS times four neighbouring k, a warp 128: a group. Norms and row codes have one
+// block a token; the others as many as K needs.
+#include "decode.cuh"
+#include "quantize.cuh"
+
+#if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
+#error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
+#endif
+constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
+constexpr int HALVES = 0, GROUP_CODES = 1, ROW_CODES = 2;
+constexpr int WIDTH = 4, GROUP = 128;  // neighbouring k of a thread and of a warp
+constexpr int MAX_WARPS = 32;
+constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
+static_assert(WIDTH * 32 == GROUP, "a warp has one group");
+// A profile tells kernels apart by their names.
+#if PRODUCER == 1 || PRODUCER == 2
+#define DECODE_NODE decode_norm
+#elif PRODUCER == 3
+#define DECODE_NODE decode_silu_mul
+#elif PRODUCER == 4
+#define DECODE_NODE decode_relu
+#else
+#define DECODE_NODE decode_attention_sum
+#endif
+
+struct Inputs {
+  const half_bits* x;       // residual of a norm, else what is transformed
+  const half_bits* delta;   // of a norm; null: none
+  const half_bits* weight;  // of a norm
+  const half_bits* bias;    // of a layer norm
+  const float* sums;        // of attention
+  const float2* weights;    // of attention
+  float eps;
+  int k, head_dim, splits;
+};
+
+__device__ inline uint2 load_pair(const half_bits* at) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
+  return v;
+}
+
+__device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
+  value[0] = half_to_float(static_cast<half_bits>(v.x));
+  value[1] = half_to_float(static_cast<half_bits>(v.x >> 16));
+  value[2] = half_to_float(static_cast<half_bits>(v.y));
+  value[3] = half_to_float(static_cast<half_bits>(v.y >> 16));
+}
+
+__device__ inline uint2 narrow(const float (&value)[WIDTH]) {
+  const uint32_t a = float_to_half(value[0]), b = float_to_half(value[1]);
+  const uint32_t c = float_to_half(value[2]), d = float_to_half(value[3]);
+  return make_uint2(a | b << 16, c | d << 16);
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// The same in all threads; every thread of the block takes part. Sums in a fixed order.
+__device__ inline float block_sum(float value, float* partial) {
+  value = warp_sum(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  return warp_sum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+}
+
+__device__ inline float block_maximum(float value, float* partial) {
+  value = warp_maximum(value);
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  return warp_maximum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+}
+
+// Four neighbouring k of one token's attention output. A split that met no position weighs nothing.
+__device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in, int token, int first) {
+  const int head = first / in.head_dim, heads = in.k / in.head_dim;
+  const long long row = (static_cast<long long>(token) * heads + head) * in.splits;
+  float largest = -infinite();
+#pragma unroll 8
+  for (int s = 0; s < in.splits; ++s) largest = fmaxf(largest, in.weights[row + s].x);
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) value[i] = 0.0f;
+#pragma unroll 8
+  for (int s = 0; s < in.splits; ++s) {
+    const float2 of_split = in.weights[row + s];
+    const float factor = exp2f(of_split.x - largest);
+    const float4 sum =
+        *reinterpret_cast<const float4*>(in.sums + (row + s) * in.head_dim + first % in.head_dim);
+    total += factor * of_split.y;
+    value[0] += factor * sum.x, value[1] += factor * sum.y;
+    value[2] += factor * sum.z, value[3] += factor * sum.w;
+  }
+#pragma unroll
+  for (int i = 0; i < WIDTH; ++i) value[i] = as_half(value[i] / total);
+}
+
+// The values of one token, each an FP16 number.
+__device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, half_bits* residual,
+                               int token, int first_vector, float* partial) {
+  const int stride = blockDim.x;
+  if constexpr (IS_NORM) {
+    uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
+      const int at = (first_vector + i * stride) * WIDTH;
+      if (at < in.k) weight[i] = load_pair(in.weight + at);
+      if (PRODUCER == LAYER_NORM && at < in.k) bias[i] = load_pair(in.bias + at);
+    }
+    wait_for_previous_kernel();
+    uint2 delta[VECTORS] = {}, before[VECTORS] = {};
+    const long long row = static_cast<long long>(token) * in.k;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * stride) * WIDTH;
+      if (at < in.k) before[i] = load_pair(residual + row + at);
+      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + row + at);
+    }
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * stride) * WIDTH;
+      float added[WIDTH];
+      widen(added, delta[i]);
+      widen(value[i], before[i]);
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) value[i][j] = as_half(value[i][j] + added[j]);
+      if (at < in.k && in.delta != nullptr)
+        *reinterpret_cast<uint2*>(residual + row + at) = narrow(value[i]);
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j)
+        sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
+    }
+    const float mean = block_sum(sum, partial) / static_cast<float>(in.k);
+    float square = mean;
+    if constexpr (PRODUCER == LAYER_NORM) {
+      float deviations = 0.0f;
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i)
+        if ((first_vector + i * stride) * WIDTH < in.k) {
+#pragma unroll
+          for (int j = 0; j < WIDTH; ++j) deviations += (value[i][j] - mean) * (value[i][j] - mean);
+        }
+      square = block_sum(deviations, partial) / static_cast<float>(in.k);
+    }
+    const float inverse = rsqrtf(square + in.eps);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const bool inside = (first_vector + i * stride) * WIDTH < in.k;
+      float w[WIDTH], b[WIDTH];
+      widen(w, weight[i]);
+      widen(b, bias[i]);
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        const float normed = PRODUCER == RMS_NORM ? as_half(value[i][j] * inverse) * w[j]
+                                                  : (value[i][j] - mean) * inverse * w[j] + b[j];
+        value[i][j] = inside ? as_half(normed) : 0.0f;
+      }
+    }
+  } else {
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * stride) * WIDTH;
+      if (at >= in.k) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) value[i][j] = 0.0f;
+      } else if constexpr (PRODUCER == SILU_MUL) {
+        const half_bits* row = in.x + static_cast<long long>(token) * 2 * in.k;
+        const uint2 gates = load_pair(row + at), ups = load_pair(row + in.k + at);
+        float up[WIDTH];
+        widen(value[i], gates);
+        widen(up, ups);
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j)
+          value[i][j] = as_half(as_half(value[i][j] / (1.0f + __expf(-value[i][j]))) * up[j]);
+      } else if constexpr (PRODUCER == RELU) {
+        widen(value[i], load_pair(in.x + static_cast<long long>(token) * in.k + at));
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) value[i][j] = fmaxf(value[i][j], 0.0f);
+      } else {
+        attention_output(value[i], in, token, at);
+      }
+    }
+  }
+}
+
+__device__ inline uint32_t code_word(const float (&value)[WIDTH], const Divisor& divisor) {
+  uint32_t word = 0;
+#pragma unroll
+  for (int j = 0; j < WIDTH; ++j)
+    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[j], divisor)) & 255u) << (8 * j);
+  return word;
+}
+
+__device__ inline float largest_of(const float (&value)[WIDTH]) {
+  return fmaxf(fmaxf(fabsf(value[0]), fabsf(value[1])), fmaxf(fabsf(value[2]), fabsf(value[3])));
+}
+
+// Where the word of a lane's four k lies in a group: in their own order, or in that of the MMA, which
+// csrc/imma_layout.cuh has.
+__device__ inline int mma_word(int natural) {
+  return natural % 8 / 2 * 8 + natural % 2 * 4 + natural / 8;
+}
+
+// stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
+extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)
+DECODE_NODE(half_bits* x, const half_bits* delta, const half_bits* weight, const half_bits* bias,
+            const float* sums, const float2* weights, void* packed, float* scales, float eps, int k,
+            int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
+  __shared__ float partial[MAX_WARPS];
+  let_next_kernel_start();
+  const Inputs in{x, delta, weight, bias, sums, weights, eps, k, head_dim, splits};
+  const int token = blockIdx.y, lane = threadIdx.x % 32;
+  const int first_vector = blockIdx.x * blockDim.x * VECTORS + threadIdx.x;
+  float value[VECTORS][WIDTH];
+  produce(value, in, x, token, first_vector, partial);
+
+  [[maybe_unused]] Divisor row_divisor = {};
+  if constexpr (PACKING == ROW_CODES) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) largest = fmaxf(largest, largest_of(value[i]));
+    const float scale = scale_of<A_BITS>(block_maximum(largest, partial));
+    row_divisor = divisor_of(scale);
+    if (threadIdx.x == 0) scales[token] = scale;
+  }
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) {
+    const int vector = first_vector + i * blockDim.x, at = vector * WIDTH;
+    const long long row = static_cast<long long>(token) * stride;
+    if constexpr (PACKING == HALVES) {
+      if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
+    } else if constexpr (PACKING == ROW_CODES) {
+      if (at < stride)
+        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) = code_word(value[i], row_divisor);
+    } else {
+      const int step = vector / 32;
+      const float scale = scale_of<A_BITS>(warp_maximum(largest_of(value[i])));
+      const int word = in_mma_order ? mma_word(lane) : lane;
+      if (at < stride)
+        reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[step * 32 + word] =
+            code_word(value[i], divisor_of(scale));
+      if (lane == 0 && at < stride) scales[static_cast<long long>(step) * scale_stride + token] = scale;
+    }
+  }
+}

@@ -1,0 +1,18 @@
+"""What stands between the linear layers of a decoder: norms, attention, activation functions."""
+
+from kernels.decoder.operations import (
+    AttentionShape,
+    DecoderOperations,
+    Destination,
+    Norm,
+)
+from kernels.decoder.kv import KV_BITS, KvLayer
+
+__all__ = [
+    "KV_BITS",
+    "AttentionShape",
+    "DecoderOperations",
+    "Destination",
+    "KvLayer",
+    "Norm",
+]

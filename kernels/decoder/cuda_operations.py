@@ -1,0 +1,235 @@
+"""The operations as one kernel each (csrc/decode_nodes.cu; attention: csrc/decode_attention.cu and
+the sum of its splits)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.contract import Packing, PackingKind
+from kernels.decoder.kv import KvLayer
+from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
+from kernels.errors import ShapeError, UnsupportedError
+from kernels.runtime.module import Argument, load_function, sm_count
+from kernels.runtime.nvrtc import Block, Build
+
+_RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
+# The names of their kernels: those that a profile shows.
+NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM = (
+    "decode_norm",
+    "decode_silu_mul",
+    "decode_relu",
+    "decode_attention",
+    "decode_attention_sum",
+)
+_FUNCTIONS = {
+    _RMS_NORM: NORM,
+    _LAYER_NORM: NORM,
+    _SILU_MUL: SILU_MUL,
+    _RELU: RELU,
+    _ATTENTION: ATTENTION_SUM,
+}
+_PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
+_WIDTH, _WARP, _GROUP = (
+    4,
+    32,
+    128,
+)  # csrc/decode_nodes.cu: values of a thread, lanes, values of a warp
+_MOST_THREADS, _FEW_THREADS = (
+    1024,
+    128,
+)  # of a block that has a whole row, and of one that has a part
+_ATTENTION_THREADS, _LANE_VALUES = 128, 8  # csrc/decode_attention.cu
+_BLOCKS_PER_SM = 8  # of attention: what is worth splitting a sequence for
+_LEAST_CHUNK = 64  # positions of a split
+
+
+class CudaOperations(DecoderOperations):
+    """Keeps what a launch needs beside its operands, so that a captured graph can use it again."""
+
+    def __init__(self) -> None:
+        self._scratch: dict[tuple[str, tuple[int, ...]], torch.Tensor] = {}
+
+    def norm(
+        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+    ) -> None:
+        producer = _RMS_NORM if norm.bias is None else _LAYER_NORM
+        inputs = (residual, delta, norm.weight, norm.bias, None, None)
+        self._produce(producer, inputs, residual.shape, to, eps=norm.eps)
+
+    def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
+        shape = (gate_up.shape[0], gate_up.shape[1] // 2)
+        self._produce(_SILU_MUL, (gate_up, None, None, None, None, None), shape, to)
+
+    def relu(self, x: torch.Tensor, to: Destination) -> None:
+        self._produce(_RELU, (x, None, None, None, None, None), x.shape, to)
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        positions: torch.Tensor,
+        longest: int,
+        to: Destination,
+    ) -> None:
+        batch = qkv.shape[0]
+        build = attention_build(shape, cache.bits)
+        chunk = split_length(batch * shape.kv_heads, longest, sm_count(torch.cuda.current_device()))
+        splits = -(-longest // chunk)
+        sums = self._kept("sums", (batch, shape.heads, splits, shape.head_dim), torch.float32, qkv)
+        weights = self._kept("weights", (batch, shape.heads, splits, 2), torch.float32, qkv)
+        load_function(build, ATTENTION).launch(
+            (shape.kv_heads, splits, batch),
+            _ATTENTION_THREADS,
+            (
+                qkv,
+                shape.rotary,
+                positions,
+                cache.keys,
+                cache.values,
+                cache.key_scales,
+                cache.value_scales,
+                sums,
+                weights,
+                float(shape.head_dim**-0.5),
+                cache.capacity,
+                chunk,
+            ),
+            overlap_previous=True,
+        )
+        inputs = (None, None, None, None, sums, weights)
+        row = (batch, shape.heads * shape.head_dim)
+        self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
+
+    def _produce(
+        self,
+        producer: int,
+        inputs: tuple[torch.Tensor | None, ...],
+        shape: Sequence[int],
+        to: Destination,
+        *,
+        eps: float = 0.0,
+        head_dim: int = 1,
+        splits: int = 1,
+    ) -> None:
+        m, k = shape
+        packing = to.kernel.packing(to.packed, to.config)
+        if packing is None:
+            device = next(iter(to.packed.buffers.values())).device
+            values = self._kept("values", (m, k), torch.float16, device)
+            packing = Packing("halves", 16, values)
+            self._launch(producer, inputs, m, k, packing, eps, head_dim, splits)
+            to.kernel.activate(values, to.packed)
+        else:
+            self._launch(producer, inputs, m, k, packing, eps, head_dim, splits)
+
+    def _launch(
+        self,
+        producer: int,
+        inputs: tuple[torch.Tensor | None, ...],
+        m: int,
+        k: int,
+        packing: Packing,
+        eps: float,
+        head_dim: int,
+        splits: int,
+    ) -> None:
+        if k % _WIDTH:
+            raise ShapeError(f"a decoder's layers need K divisible by {_WIDTH}, got {k}")
+        stride = packing.values.shape[1]
+        vectors = -(-max(k, stride) // _GROUP) * _WARP
+        whole_row = producer in (_RMS_NORM, _LAYER_NORM) or packing.kind == "row-codes"
+        per_thread = -(-vectors // _MOST_THREADS) if whole_row else 1
+        threads = _FEW_THREADS
+        if whole_row:
+            threads = -(-vectors // (per_thread * _WARP)) * _WARP
+        build = node_build(producer, packing.kind, packing.bits, per_thread)
+        scale_stride = 0
+        if packing.kind == "group-codes" and packing.scales is not None:
+            scale_stride = packing.scales.shape[1]
+        arguments: tuple[Argument, ...] = (
+            *inputs,
+            packing.values,
+            packing.scales,
+            float(eps),
+            k,
+            head_dim,
+            splits,
+            stride,
+            scale_stride,
+            int(packing.in_mma_order),
+        )
+        blocks = 1 if whole_row else -(-vectors // threads)
+        function = load_function(build, _FUNCTIONS[producer])
+        function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
+
+    def _kept(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        like: torch.Tensor | torch.device,
+    ) -> torch.Tensor:
+        """A buffer of zeros that stays: layers use it one after the other."""
+        key = (name, shape)
+        if key not in self._scratch:
+            device = like.device if isinstance(like, torch.Tensor) else like
+            self._scratch[key] = torch.zeros(shape, dtype=dtype, device=device)
+        return self._scratch[key]
+
+
+def split_length(blocks: int, longest: int, sms: int) -> int:
+    """Positions of a split: few enough that `blocks` KV heads of all sequences fill the GPU."""
+    wanted = -(-_BLOCKS_PER_SM * sms // blocks)
+    length = -(-longest // wanted)
+    return max(_LEAST_CHUNK, -(-length // _WARP) * _WARP)
+
+
+def attention_build(shape: AttentionShape, bits: int) -> Build:
+    """How csrc/decode_attention.cu is compiled. Raises UnsupportedError for other head sizes."""
+    group = shape.heads // shape.kv_heads
+    lanes = 1 << (-(-shape.head_dim // _LANE_VALUES) - 1).bit_length()
+    shared = 4 * group * (_ATTENTION_THREADS // lanes) * (shape.head_dim + 2)
+    if shape.head_dim % _LANE_VALUES or lanes > _WARP or shared > 44 * 1024:
+        raise UnsupportedError(
+            f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
+            f"got {shape.head_dim} and {group}"
+        )
+    return Build.of(
+        "decode_attention.cu",
+        block=Block(ATTENTION, _ATTENTION_THREADS),
+        HEAD_DIM=shape.head_dim,
+        GROUP_HEADS=group,
+        KV_BITS=bits,
+        ROTARY=int(shape.rotary is not None),
+    )
+
+
+def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
+    """How csrc/decode_nodes.cu is compiled."""
+    return Build.of(
+        "decode_nodes.cu",
+        block=Block(_FUNCTIONS[producer], _MOST_THREADS),
+        PRODUCER=producer,
+        PACKING=_PACKINGS[kind],
+        A_BITS=bits if kind != "halves" else 8,
+        VECTORS=vectors,
+    )
+
+
+def builds() -> list[Build]:
+    """A representative set: every operation and packing, the heads of the catalog."""
+    heads = [(1, 16), (1, 8), (1, 4), (8, 16), (4, 8), (4, 4)]
+    attention = [
+        attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
+        for group, bits in heads
+    ]
+    nodes = [
+        node_build(producer, kind, bits, vectors)
+        for producer in range(_RMS_NORM, _ATTENTION + 1)
+        for kind, bits in (("halves", 16), ("group-codes", 6), ("group-codes", 8), ("row-codes", 8))
+        for vectors in (1, 2, 4)
+    ]
+    return [*attention, *nodes]

@@ -1,0 +1,148 @@
+"""The operations in torch, on any device: what runs on a CPU, and what the CUDA kernels must equal.
+
+Values are rounded to FP16 where `transformers` rounds them in an FP16 model.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from kernels.decoder import kv
+from kernels.decoder.kv import KvLayer
+from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
+
+
+class TorchOperations(DecoderOperations):
+    """Every operation in FP32 between roundings."""
+
+    def norm(
+        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
+    ) -> None:
+        if delta is not None:
+            residual += delta
+        _activate(normalized(residual, norm), to)
+
+    def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
+        gate, up = gate_up.chunk(2, dim=1)
+        silu = functional.silu(gate.float()).half()
+        _activate((silu.float() * up.float()).half(), to)
+
+    def relu(self, x: torch.Tensor, to: Destination) -> None:
+        _activate(x.clamp(min=0), to)
+
+    def attend(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        positions: torch.Tensor,
+        longest: int,
+        to: Destination,
+    ) -> None:
+        batch = qkv.shape[0]
+        rows = torch.arange(batch, device=qkv.device)
+        queries, keys, values = split_heads(qkv[:, None], shape, positions[:, None])
+        write(cache, keys, values, rows, positions[:, None])
+        kept = [
+            kv.decode(codes[:batch, :, :longest], scales, cache.bits)
+            for codes, scales in (
+                (cache.keys, _part(cache.key_scales, batch, longest)),
+                (cache.values, _part(cache.value_scales, batch, longest)),
+            )
+        ]
+        k, v = (part.repeat_interleave(shape.heads // shape.kv_heads, dim=1) for part in kept)
+        scores = queries.float().transpose(1, 2) @ k.transpose(2, 3) * shape.head_dim**-0.5
+        later = torch.arange(longest, device=qkv.device) > positions[:, None]
+        scores = scores.masked_fill(later[:, None, None], -torch.inf)
+        out = torch.softmax(scores, dim=-1) @ v
+        _activate(out.half().reshape(batch, -1), to)
+
+
+def normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    """RMS or layer norm of FP16 [M,K], FP16."""
+    values = x.float()
+    if norm.bias is not None:
+        weight, bias = norm.weight.float(), norm.bias.float()
+        return functional.layer_norm(values, x.shape[1:], weight, bias, norm.eps).half()
+    inverse = torch.rsqrt(values.square().mean(dim=1, keepdim=True) + norm.eps)
+    return ((values * inverse).half().float() * norm.weight.float()).half()
+
+
+def split_heads(
+    qkv: torch.Tensor, shape: AttentionShape, positions: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, keys and values [B, T, heads, head_dim] of qkv [B, T, width], rotated, FP16.
+
+    positions: int [B, T].
+    """
+    heads = qkv.unflatten(-1, (-1, shape.head_dim))
+    queries, keys, values = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
+    if shape.rotary is not None:
+        angles = shape.rotary[positions][:, :, None]
+        queries, keys = _rotate(queries, angles), _rotate(keys, angles)
+    return queries, keys, values
+
+
+def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Element i and element i + head_dim / 2 are one complex number."""
+    cosine, sine = angles.unbind(dim=-1)
+    first, second = x.float().chunk(2, dim=-1)
+    turned = (first * cosine - second * sine, second * cosine + first * sine)
+    return torch.cat(turned, dim=-1).half()
+
+
+def write(
+    cache: KvLayer,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+) -> None:
+    """Keys and values [B, T, KV heads, head_dim] to slots `rows` [B] at positions [B, T]."""
+    slots = rows[:, None]
+    for x, codes, scales in (
+        (keys, cache.keys, cache.key_scales),
+        (values, cache.values, cache.value_scales),
+    ):
+        encoded, encoded_scales = kv.encode(x, cache.bits)
+        codes[slots, :, positions] = encoded
+        if scales is not None and encoded_scales is not None:
+            scales[slots, :, positions] = encoded_scales
+
+
+def attend_prompt(
+    qkv: torch.Tensor,
+    shape: AttentionShape,
+    cache: KvLayer,
+    rows: torch.Tensor,
+) -> torch.Tensor:
+    """Causal attention of whole prompts, whose keys and values become slots `rows` of the cache.
+
+    qkv: FP16 [B, T, width], prompts from position 0 on, padded at their ends to T tokens; what
+    lies past a prompt's end is written too, and overwritten before it is ever read.
+    Returns FP16 [B · T, heads · head_dim].
+    """
+    batch, tokens = qkv.shape[:2]
+    positions = torch.arange(tokens, device=qkv.device).expand(batch, -1)
+    queries, keys, values = split_heads(qkv, shape, positions)
+    write(cache, keys, values, rows, positions)
+    if cache.bits != 16:
+        keys, values = (
+            kv.decode(*kv.encode(x, cache.bits), cache.bits).half() for x in (keys, values)
+        )
+    share = shape.heads // shape.kv_heads
+    k, v = (x.transpose(1, 2).repeat_interleave(share, dim=1) for x in (keys, values))
+    q = queries.transpose(1, 2)
+    if not q.is_cuda:
+        q, k, v = q.float(), k.float(), v.float()
+    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return out.half().transpose(1, 2).reshape(batch * tokens, -1)
+
+
+def _part(scales: torch.Tensor | None, batch: int, longest: int) -> torch.Tensor | None:
+    return None if scales is None else scales[:batch, :, :longest]
+
+
+def _activate(x: torch.Tensor, to: Destination) -> None:
+    to.kernel.activate(x, to.packed)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def a_model():
+    """A LLaMA with random weights."""
+
+    def build(*, seed: int = 0, layers: int = 2, vocabulary: int = 96) -> LlamaForCausalLM:
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=layers,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.4,
+        )
+        return LlamaForCausalLM(config).eval()
+
+    return build
+
+
+@pytest.fixture
+def some_tokens():
+    """tokens [count], seeded."""
+
+    def build(count: int, *, vocabulary: int = 96, seed: int = 0) -> torch.Tensor:
+        return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
+
+    return build

@@ -1,0 +1,67 @@
+"""`flexq-bench dashboard`: whom it serves, below which path, and where commits are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from db.engine import open_database
+
+
+@pytest.fixture
+def started(database: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """started("--base-path", "x"): what the app would be started with."""
+    open_database(str(database)).close()
+    calls: list[Any] = []
+
+    def start(command: list[str], env: dict[str, str]) -> Any:
+        calls.append(SimpleNamespace(options=_options(command), environment=env))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("flexq_bench.commands.dashboard.subprocess.run", start)
+    monkeypatch.delenv("FLEXQ_BENCH_COMMIT_URL", raising=False)
+
+    def run(*arguments: str) -> Any:
+        ran = cli("dashboard", "--port", "18766", *arguments)
+        assert ran.code == 0, ran.err
+        return calls[-1]
+
+    return run
+
+
+def _options(command: list[str]) -> dict[str, str]:
+    start = command.index("run") + 2
+    return dict(zip(command[start::2], command[start + 1 :: 2], strict=True))
+
+
+def test_it_listens_to_this_machine_alone_unless_told(started):
+    assert started().options["--server.address"] == "127.0.0.1"
+    assert started("--address", "0.0.0.0").options["--server.address"] == "0.0.0.0"
+
+
+def test_streamlit_s_protection_stays_on(started):
+    options = started("--base-path", "/bench/").options
+
+    assert options["--server.baseUrlPath"] == "bench"
+    assert not any("xsrf" in name.lower() or "cors" in name.lower() for name in options)
+
+
+def test_the_template_of_commits_goes_to_the_app(started):
+    template = "https://example.org/c/{sha}"
+
+    assert started("--commit-url", template).environment["FLEXQ_BENCH_COMMIT_URL"] == template
+    assert "FLEXQ_BENCH_COMMIT_URL" not in started().environment
+
+
+@pytest.mark.parametrize("template", ["javascript:alert('{sha}')", "https://example.org/c/"])
+def test_a_template_that_is_no_web_address_of_a_commit_is_refused(database, cli, template):
+    open_database(str(database)).close()
+
+    ran = cli("dashboard", "--commit-url", template)
+
+    assert ran.code == 2
+    assert "https://github.com/OWNER/REPOSITORY/commit/{sha}" in ran.error

@@ -1,0 +1,60 @@
+"""`flexq-bench db tags`: releases of the git tree that one is in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from db.engine import open_database
+from db.records import CommitInfo
+from db.writer import Writer
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a plain and an annotated tag, and a tag of no commit, that one is in."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    git("init", "-q", "-b", "main")
+    git("commit", "-q", "--allow-empty", "-m", "first")
+    git("tag", "v1.0")
+    git("commit", "-q", "--allow-empty", "-m", "second")
+    git("tag", "-a", "-m", "the second one", "v2.0")
+    git("tag", "a-tree", git("rev-parse", "HEAD^{tree}"))
+    return root
+
+
+def git(*arguments: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+def store(database: Path, *shas: str) -> None:
+    with open_database(str(database)) as opened, opened.session() as session:
+        for order, sha in enumerate(shas):
+            Writer(session).commit(CommitInfo(sha, None, order, dirty=False))
+
+
+def test_tags_of_measured_commits_are_remembered_once(tree: Path, database: Path, cli: Any):
+    store(database, git("rev-parse", "HEAD~1"), git("rev-parse", "HEAD"))
+
+    first = cli("db", "tags", "--json")
+    again = cli("db", "tags")
+
+    assert json.loads(first.out)["changed"] == ["v1.0", "v2.0"]
+    assert "2 tags, none of them new" in again.out
+
+
+def test_outside_of_a_git_tree_it_says_so(tmp_path: Path, monkeypatch, database: Path, cli: Any):
+    store(database, "f" * 40)
+    monkeypatch.chdir(tmp_path)
+
+    assert "not a git repository" in cli("db", "tags").error

@@ -1,0 +1,114 @@
+"""A real browser on the app, for tests: started, looked at, ended."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ARTIFACTS = ROOT / ".artifacts"
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+DRIVER = shutil.which("chromedriver")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1500,1600",
+)
+IN_A_BROWSER = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver on the PATH"
+    ),
+]
+
+
+@contextmanager
+def dashboard_on(path: Path) -> Iterator[str]:
+    """The address of the dashboard, started and ended as a person does it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", "--db", str(path))
+    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer")
+        yield url
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+    assert not answers(url), "the app outlives its command"
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+def wait_for(condition: Callable[[], object], otherwise: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(otherwise)
+        time.sleep(0.1)
+
+
+@contextmanager
+def headless(folder: Path) -> Iterator[Any]:
+    """A headless Chromium in Tokyo that saves files in the folder."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(flag)
+    options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    driver.execute_cdp_cmd("Emulation.setTimezoneOverride", {"timezoneId": "Asia/Tokyo"})
+    try:
+        yield driver
+    finally:
+        driver.quit()
+
+
+def errors(browser: Any) -> list[str]:
+    """What the browser's console calls an error, but for how Streamlit finds out below which path
+    it is served: at a link to a page it asks there first, and is told that there is nothing."""
+    severe = [e["message"] for e in browser.get_log("browser") if e["level"] == "SEVERE"]
+    return [message for message in severe if "/_stcore/" not in message or " 404 " not in message]
+
+
+def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str) -> str:
+    """Open a page, wait for an element, keep a picture; what the page says. Nothing may fail."""
+    media = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    browser.get(url)
+    wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
+    is_busy = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
+    wait_for(lambda: not browser.find_elements("css selector", is_busy), f"{url} never settles")
+    time.sleep(1)  # let the charts finish their first drawing
+    ARTIFACTS.mkdir(exist_ok=True)
+    browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
+    assert not browser.find_elements("css selector", "[data-testid=stException]")
+    assert errors(browser) == []
+    said: str = browser.find_element("tag name", "body").text
+    return said

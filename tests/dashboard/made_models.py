@@ -1,0 +1,95 @@
+"""Scores and decodes of models, made up, for tests of pages."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import Any
+
+from made_results import COMMIT, H200, a_run
+
+from db.accuracy_records import AccuracyRecord
+from db.decode_records import DecodeRecord
+from db.records import DeviceInfo
+
+GIB = 2**30
+FP16_NLL = (2.0, 3.0, 2.5, 2.6, 2.4)
+LAYERS = ["model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj",
+          "model.layers.0.self_attn.q_proj"]  # fmt: skip
+
+
+def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> AccuracyRecord:
+    """A score of SmolLM on wikitext; the perplexity is exp of the mean of its values."""
+    run = changes.pop("run", a_run("accuracy", suite="accuracy"))
+    fields: dict[str, Any] = {
+        "model": "SmolLM2-135M",
+        "model_hash": "ab" * 32,
+        "scheme": scheme,
+        "task": "wikitext",
+        "task_version": "1",
+        "data_hash": "cd" * 32,
+        "metric": metric,
+        "direction": "lower",
+        "status": "ok",
+        "detail": "",
+        "standard_error": 0.5,
+        "n_items": 8188,
+        "values": FP16_NLL,
+        "seed": 0,
+        "parameters": {},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    if "value" not in fields:
+        fields["value"] = math.exp(sum(fields["values"]) / len(fields["values"]))
+    parts = (run.uuid, scheme, fields["task"], metric, fields["commit"].sha, fields["model"])
+    return AccuracyRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
+
+
+def worse(by: float, **changes: Any) -> dict[str, Any]:
+    """Values whose perplexity is larger by this factor on every segment."""
+    return {"values": tuple(v + math.log1p(by) for v in FP16_NLL), **changes}
+
+
+def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
+    """A decode of llama-7b, 15 tokens in and 128 out, ±1 %."""
+    run = changes.pop("run", a_run("decode", suite="decode"))
+    fields: dict[str, Any] = {
+        "case": f"llama-7b {scheme} b{batch}",
+        "model": "llama-7b",
+        "weights": "synthetic",
+        "scheme": scheme,
+        "kernels": {},
+        "backend": "cuda",
+        "kv_bits": 16,
+        "batch": batch,
+        "prompt_tokens": 15,
+        "new_tokens": 128,
+        "protocol_version": 1,
+        "status": "ok",
+        "detail": "",
+        "prefill_ms": token_ms,
+        "token_ms": token_ms,
+        "token_ci_low_ms": token_ms and 0.99 * token_ms,
+        "token_ci_high_ms": token_ms and 1.01 * token_ms,
+        "token_p95_ms": token_ms and 1.05 * token_ms,
+        "process_medians_ms": (),
+        "tokens_per_s": token_ms and 1000 * batch / token_ms,
+        "weights_bytes": 5 * GIB,
+        "steady_memory_bytes": 6 * GIB,
+        "peak_memory_bytes": (6 + batch) * GIB,
+        "energy_j_per_token": None,
+        "parts": (),
+        "parameters": {},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = (run.uuid, fields["case"], fields["model"], fields["prompt_tokens"], fields["weights"])
+    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
+    return DecodeRecord(uuid=identity, **fields)

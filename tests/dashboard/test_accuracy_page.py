@@ -1,0 +1,165 @@
+"""The Accuracy page as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from made_models import FP16_NLL, LAYERS, a_score, worse
+from made_results import COMMIT, a_run, numbers
+from streamlit.testing.v1 import AppTest
+
+from db.accuracy_records import AccuracyRecord
+from db.accuracy_store import add_accuracy
+from db.releases import keep_releases
+
+
+@pytest.fixture
+def open_accuracy(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return partial(open_page, "accuracy")
+
+
+def keep(store: Any, *records: AccuracyRecord) -> Any:
+    with store.session() as session:
+        add_accuracy(session, records)
+    return store
+
+
+@pytest.fixture
+def evaluated(store: Any) -> Any:
+    """fp16, and two schemes that are 3 % and 40 % worse; piqa; errors of three layers."""
+    right, wrong = (1.0,) * 60 + (0.0,) * 40, (1.0,) * 40 + (0.0,) * 60
+    piqa = {"task": "piqa", "direction": "higher", "n_items": 100}
+    return keep(
+        store,
+        a_score("fp16"),
+        a_score("flexq-w6ax", **worse(0.03)),
+        a_score("w4a4", **worse(0.4)),
+        a_score("fp16", "acc", values=right, value=0.6, **piqa),
+        a_score("w4a4", "acc", values=wrong, value=0.4, **piqa),
+        a_score("w4a4", "layer_error", values=(0.3, 0.1, 0.01), value=0.3,
+                parameters={"layers": LAYERS}),
+    )  # fmt: skip
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def charts(app: AppTest) -> dict[str, dict[str, Any]]:
+    """By the title of its y axis."""
+    specs = [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+    return {spec["layout"]["yaxis"]["title"]["text"]: spec for spec in specs}
+
+
+def points(chart: dict[str, Any]) -> dict[str, list[float]]:
+    return {t["name"]: numbers(t["y"]) for t in chart["data"]}
+
+
+def scores(app: AppTest) -> list[dict[str, Any]]:
+    return list(app.dataframe[0].value.to_dict("records"))
+
+
+def test_an_empty_database_says_how_to_evaluate_a_model(store, open_accuracy):
+    assert "accuracy --model DIR" in words(open_accuracy())
+
+
+def test_each_scheme_s_perplexity_is_set_against_fp16_with_its_interval(evaluated, open_accuracy):
+    chart = charts(open_accuracy())["perplexity against fp16 (%)"]
+
+    assert points(chart) == {"flexq-w6ax": [pytest.approx(3.0)], "w4a4": [pytest.approx(40.0)]}
+    assert all("error_y" in trace for trace in chart["data"])
+
+
+def test_tasks_are_set_against_fp16_in_points(evaluated, open_accuracy):
+    app = open_accuracy()
+    chart = charts(app)["right answers against fp16 (points)"]
+
+    (trace,) = chart["data"]
+    assert numbers(trace["y"]) == [pytest.approx(-20.0)]
+    assert numbers(trace["error_y"]["array"])[0] > 1
+    (row,) = [r for r in scores(app) if (r["scheme"], r["metric"]) == ("w4a4", "acc")]
+    assert row["p"] < 1e-4
+    assert row["against fp16"].startswith("-20.00 points (-")
+
+
+def test_a_difference_within_its_interval_is_called_that(store, open_accuracy):
+    noisy = tuple(v + d for v, d in zip(FP16_NLL, (0.1, -0.1, 0.05, -0.06, 0.02), strict=True))
+    keep(store, a_score("fp16"), a_score("w6a8", values=noisy))
+
+    (row,) = [r for r in scores(open_accuracy()) if r["scheme"] == "w6a8"]
+
+    assert row["against fp16"].endswith("within noise")
+
+
+def test_output_errors_stand_by_kind_of_layer(evaluated, open_accuracy):
+    chart = charts(open_accuracy())["relative squared output error (1, log scale)"]
+
+    (trace,) = chart["data"]
+    assert numbers(trace["y"]) == pytest.approx([0.2, 0.01])
+    assert chart["layout"]["xaxis"]["ticktext"] == ["down_proj", "q_proj"]
+    assert numbers(trace["error_y"]["array"])[0] == pytest.approx(0.1)
+
+
+def test_the_history_names_releases(evaluated, open_accuracy):
+    later = replace(COMMIT, sha="d" * 40, topo_order=9)
+    run = a_run("later", suite="accuracy")
+    keep(evaluated, a_score("fp16", run=run, commit=later),
+         a_score("flexq-w6ax", run=run, commit=later, **worse(0.05)))  # fmt: skip
+    with evaluated.session() as session:
+        keep_releases(session, {"v1.0": COMMIT.sha})
+
+    chart = charts(open_accuracy())["perplexity on wikitext against fp16 (%)"]
+
+    assert chart["layout"]["xaxis"]["ticktext"] == ["v1.0", "dddddddddd"]
+    assert points(chart)["flexq-w6ax"] == pytest.approx([3.0, 5.0])
+    assert points(chart)["w4a4"] == pytest.approx([40.0])
+
+
+def test_the_newest_evaluation_counts(evaluated, open_accuracy):
+    later = replace(COMMIT, sha="d" * 40, topo_order=9)
+    run = a_run("later", suite="accuracy")
+    keep(evaluated, a_score("w4a4", run=run, commit=later, **worse(0.2)))
+
+    chart = charts(open_accuracy())["perplexity against fp16 (%)"]
+
+    assert points(chart)["w4a4"] == [pytest.approx(20.0)]
+
+
+def test_without_fp16_it_says_what_is_missing(store, open_accuracy):
+    keep(store, a_score("w4a4"))
+
+    app = open_accuracy()
+
+    assert "was never evaluated as it is" in words(app)
+    assert len(scores(app)) == 1
+
+
+def test_one_score_alone_says_what_to_add(store, open_accuracy):
+    keep(store, a_score("fp16"))
+
+    assert "add schemes" in words(open_accuracy())
+
+
+def test_an_evaluation_that_failed_is_said(evaluated, open_accuracy):
+    keep(evaluated, a_score("abq-w2a8", value=None, values=(), standard_error=None,
+                            status="failed", detail="the loss is not finite"))  # fmt: skip
+
+    app = open_accuracy()
+
+    assert "1 of 7 evaluations failed" in words(app)
+    assert "the loss is not finite" in {row["why"] for row in scores(app)}
+
+
+def test_models_are_chosen_by_the_link(evaluated, open_accuracy):
+    keep(evaluated, a_score("fp16", model="tiny-llama"))
+
+    assert len(scores(open_accuracy(model="tiny-llama"))) == 1
+    assert "Never evaluated, so not asked for: model nothing" in words(
+        open_accuracy(model="nothing")
+    )

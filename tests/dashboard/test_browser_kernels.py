@@ -1,0 +1,183 @@
+"""Kernels, Compare, Paper and Sweep in a real browser."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+
+from db import queries
+from db.engine import open_database
+from db.exchange import import_file
+from flexq_bench.references import keep_references
+
+POINT = ".js-plotly-plot .scatterlayer .point"
+pytestmark = IN_A_BROWSER
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The dashboard on every example of an H200, with what papers state."""
+    path = tmp_path_factory.mktemp("dashboard") / "gallery.sqlite"
+    with open_database(str(path)) as database:
+        keep_references(database)
+        for file in sorted((ROOT / "examples" / "h200").glob("*.parquet")):
+            with database.session() as session:
+                import_file(session, file)
+    with dashboard_on(path) as url:
+        yield url
+
+
+def body(browser: Any) -> str:
+    text: str = browser.find_element("tag name", "body").text
+    return text
+
+
+def click(browser: Any, label: str) -> None:
+    """A radio button, or another button, by what it says."""
+    found = browser.find_elements(
+        "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
+    )
+    (button,) = [one for one in found if one.is_displayed()]
+    browser.execute_script("arguments[0].click()", button)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("link", "until", "told"),
+    [
+        ("kernels", POINT, "floors of these shapes"),
+        ("kernels?view=heat+map", ".js-plotly-plot .heatmaplayer", "M = 8"),
+        ("kernels?view=ablation", ".js-plotly-plot .barlayer .point", "vanilla"),
+        (
+            "compare?kind=kernels&base-kernels=cublaslt-w8a8&head-kernels=flexq",
+            POINT,
+            "Geometric means",
+        ),
+        ("paper", POINT, "published"),
+    ],
+)
+def test_pages_are_drawn_without_an_error(
+    gallery: str, browser: Any, link: str, until: str, told: str, theme: str
+) -> None:
+    name = "-".join(link.replace("=", "?").replace("&", "?").split("?")[:3]).replace("+", "-")
+
+    said = look(browser, f"{gallery}/{link}", until, theme=theme, name=f"{name}-{theme}")
+
+    assert told in said
+
+
+@pytest.mark.parametrize(
+    ("page", "told"),
+    [
+        ("kernels", "run smoke"),
+        ("kernels?view=heat+map", "run smoke"),
+        ("compare", "run smoke"),
+        ("compare?kind=commits", "run smoke"),
+        ("compare?kind=kernels", "run smoke"),
+        ("paper", "db upgrade"),
+        ("sweep", "No worker is alive"),
+    ],
+)
+def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, told: str) -> None:
+    name = f"empty-{page.replace('?', '-').replace('=', '-').replace('+', '-')}"
+
+    said = look(browser, f"{empty}/{page}", "[data-testid=stAlert]", name=name)
+
+    assert told in said
+
+
+def test_what_is_chosen_on_the_page_is_in_its_link(gallery: str, browser: Any) -> None:
+    look(browser, f"{gallery}/kernels", POINT, name="kernels-before")
+
+    click(browser, "heat map")
+    wait_for(lambda: "view=heat+map" in browser.current_url, "the link does not follow")
+    here = look(browser, browser.current_url, ".js-plotly-plot .heatmaplayer", name="kernels-after")
+
+    assert "Speed-up over cublaslt-w8a8" in here
+
+
+def test_a_comparison_is_saved_as_the_link_narrows_it(
+    gallery: str, browser: Any, tmp_path: Path
+) -> None:
+    link = "compare?kind=kernels&base-kernels=cublaslt-w8a8&head-kernels=flexq&m=16"
+    said = look(browser, f"{gallery}/{link}", "[data-testid=stDownloadButton]", name="compare-m16")
+    assert "did not take turns" in said
+
+    browser.find_element("css selector", "[data-testid=stDownloadButton] button").click()
+
+    file = tmp_path / "flexq-bench-compare.csv"
+    wait_for(file.exists, "no file was saved")
+    with file.open(encoding="utf-8") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {(row["label"], row["m"]) for row in rows} == {("flexq", "16")}
+    assert all(float(r["ratio_low"]) <= float(r["ratio"]) <= float(r["ratio_high"]) for r in rows)
+
+
+def test_a_sweep_that_is_started_here_is_measured_by_a_worker(browser: Any, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.sqlite"
+    open_database(str(path)).close()
+    command = (
+        sys.executable,
+        "-m",
+        "flexq_bench.cli",
+        "worker",
+        "--backend",
+        "cpu",
+        "--poll",
+        "0.2",
+    )
+    with dashboard_on(path) as url:
+        worker = subprocess.Popen(
+            [*command, "--db", str(path)], cwd=ROOT, stdout=subprocess.DEVNULL
+        )
+        try:
+            wait_for(lambda: workers_of(path), "no worker says that it is alive")
+            look(browser, f"{url}/sweep", "[data-testid=stForm]", name="sweep-form")
+            fill_the_form(browser)
+            click(browser, "Start")
+            wait_for(lambda: "Queued as request" in body(browser), "nothing was queued")
+            wait_for(lambda: "done · 7 of 7 results" in body(browser), "it is not measured", 120)
+            link = browser.current_url
+            said = look(browser, link, POINT, name="sweep-done")
+        finally:
+            worker.terminate()
+            worker.wait(timeout=20)
+        assert "M (tokens), log scale" in said
+        assert "request=" in link
+        assert errors(browser) == []
+        said = look(browser, f"{url}/sweep", "[data-testid=stAlert]", name="sweep-no-worker")
+        assert "No worker is alive" in said
+
+
+def workers_of(path: Path) -> list[Any]:
+    with open_database(str(path), read_only=True) as database, database.session() as session:
+        return queries.workers(session, live=True)
+
+
+def fill_the_form(browser: Any) -> None:
+    """Two kernels on 128 x 256 at M = 1 and 4, asked by Ada."""
+    click(browser, "N and K")
+    texts = {
+        "N (output features)": "128",
+        "K (input features)": "256",
+        "M (tokens)": "1,4",
+        "Your name": "Ada",
+    }
+    wait_for(lambda: _inputs(browser, "N (output features)"), "the form has no N")
+    for label, text in texts.items():
+        (box,) = _inputs(browser, label)
+        box.send_keys("\ue009" + "a" + "\ue009")  # Control, a, Control: all that is in it
+        box.send_keys(text)
+        time.sleep(0.2)  # a form keeps what was typed when the box has told it
+
+
+def _inputs(browser: Any, label: str) -> list[Any]:
+    return list(browser.find_elements("css selector", f"input[aria-label='{label}']"))

@@ -1,0 +1,208 @@
+"""The Compare page as a person meets it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_results import COMMIT, H200, a_record, a_run, records_of
+from streamlit.testing.v1 import AppTest
+
+from dashboard.compare_frame import APART, ONE_RUN, TURNS, compare_frame, mean_rows, pairs_of_runs
+from db import queries
+from db.records import DeviceInfo
+from flexq_bench.verdicts import Machine, record_night
+
+Opened = Callable[..., AppTest]
+
+
+@pytest.fixture
+def open_compare(open_page: Opened) -> Opened:
+    return partial(open_page, "compare")
+
+
+@pytest.fixture
+def two_nights(store):
+    """Run `one` at commit 1, run `two` at commit 2, where flexq is 10 % slower at M = 8."""
+    for name, order, day in (("one", 1, 20), ("two", 2, 21)):
+        commit = replace(COMMIT, sha=f"{order:040x}", topo_order=order, subject=f"Change {order}")
+        run = a_run(name, created_at=f"2025-11-{day}T10:00:00+00:00")
+        at = {"commit": commit, "created_at": run.created_at}
+        slow = 1.1 if name == "two" else 1.0
+        store.add(
+            sharp(run, m=1, **at),
+            sharp(run, m=8, median_us=8.0 * slow, **at),
+            sharp(run, kernel="cublaslt-w8a8", median_us=12.0, **at),
+        )
+    return store
+
+
+def sharp(run: Any, median_us: float = 8.0, **changes: Any) -> Any:
+    """A result known to ±0.2 %."""
+    ends = {"ci_low_us": 0.998 * median_us, "ci_high_us": 1.002 * median_us}
+    return a_record(run, median_us=median_us, **ends | changes)
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def table(app: AppTest, key: str) -> pd.DataFrame:
+    (found,) = [f.value for f in app.dataframe if ("cases" in f.value) == (key == "means")]
+    return found
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+
+
+@pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
+def test_an_empty_database_says_how_to_fill_it(store, open_compare, kind):
+    assert "run smoke" in words(open_compare(kind=kind))
+
+
+@pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
+def test_one_alone_has_nothing_to_be_compared_with(store, open_compare, kind):
+    store.add(a_record())
+
+    app = open_compare(kind=kind)
+
+    assert app.info
+    assert not app.dataframe
+
+
+def test_two_runs_are_compared_case_by_case_and_the_worst_comes_first(two_nights, open_compare):
+    app = open_compare()
+
+    cases = table(app, "rows")
+    assert cases["verdict"].tolist() == ["slower", "same", "same"]
+    worst = cases.iloc[0]
+    assert (worst["label"], worst["m"], worst["evidence"]) == ("flexq-w6a6", 8, APART)
+    assert worst["change"] == pytest.approx(10.0)
+    assert worst["low"] < 10.0 < worst["high"]
+    assert "Separate runs did not take turns" in words(app)
+
+
+def test_means_are_geometric_and_have_an_interval(two_nights, open_compare):
+    means = table(open_compare(), "means").set_index("label")
+
+    row = means.loc["flexq-w6a6"]
+    assert row["ratio"] == pytest.approx(math.sqrt(1.0 * 1.1))
+    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
+
+
+def test_both_charts_have_their_intervals(two_nights, open_compare):
+    times, changes = charts(open_compare())
+
+    (points,) = [t for t in times["data"] if t["name"] == "flexq-w6a6"]
+    assert points["error_x"]["array"] == pytest.approx([0.016, 0.016])
+    assert min(points["error_y"]["array"]) > 0
+    (bars,) = [t for t in changes["data"] if t["name"] == "flexq-w6a6"]
+    assert bars["x"] == pytest.approx([10.0, 0.0])
+    assert min(bars["error_x"]["array"]) > 0
+    assert "%" in changes["layout"]["xaxis"]["title"]["text"]
+
+
+def test_the_link_says_which_two_runs(two_nights, open_compare):
+    app = open_compare(base_runs=a_run("two").uuid[:8], head_runs=a_run("one").uuid[:8])
+
+    assert table(app, "rows")["verdict"].tolist() == ["same", "same", "faster"]
+    assert app.query_params["base-runs"] == a_run("two").uuid[:8]
+    again = open_compare(**{name.replace("-", "_"): v for name, v in app.query_params.items()})
+    assert table(again, "rows").equals(table(app, "rows"))
+
+
+def test_a_link_to_a_run_that_is_gone_says_so(two_nights, open_compare):
+    assert "ffffffff" in words(open_compare(base_runs="ffffffff"))
+
+
+def test_where_two_commits_took_turns_that_verdict_wins(two_nights, open_compare, compared):
+    shas = [f"{order:040x}" for order in (1, 2)]
+    commits = {sha: replace(COMMIT, sha=sha, topo_order=int(sha, 16)) for sha in shas}
+    machine = Machine("cuda", DeviceInfo("GPU-1", H200, "cuda"))
+    nothing = compared("flexq-w6a6", 1.0, base=1, head=2, shape=(8, 4096, 4096))
+    identity = machine.series_of(nothing.case)
+    for name, sha, median in (("one", shas[0], 8.0), ("two", shas[1], 8.8)):
+        there = identity | {"commit": commits[sha], "median_us": median}
+        two_nights.add(sharp(a_run(name), uuid=f"of the series at {name}", **there))
+    with two_nights.session() as session:
+        record_night(session, [nothing], machine, commits, alerting=True)
+
+    app = open_compare(kind="commits")
+
+    cases = table(app, "rows")
+    (row,) = cases[cases["evidence"] == TURNS].to_dict("records")
+    assert (row["m"], row["verdict"]) == (8, "same")  # two runs apart say 10 % slower
+    assert (row["base_us"], row["head_us"]) == (8.0, 8.8)
+    assert row["low"] < row["change"] < row["high"] < 1
+    assert "that verdict stands" in words(app)
+
+
+def test_a_verdict_stands_alone_where_no_run_has_the_case(store, open_compare, compared):
+    shas = [f"{order:040x}" for order in (1, 2)]
+    commits = {sha: replace(COMMIT, sha=sha, topo_order=int(sha, 16)) for sha in shas}
+    store.judge(compared("flexq-w6a6", 1.05, base=1, head=2), commits=commits)
+
+    app = open_compare(kind="commits")
+
+    assert table(app, "rows")["verdict"].tolist() == ["slower"]
+    (changes,) = charts(app)  # without a stored time there is nothing to draw over another one
+    assert "change" in changes["layout"]["xaxis"]["title"]["text"]
+
+
+def test_two_commits_say_who_wrote_them(two_nights, open_compare):
+    app = open_compare(kind="commits")
+
+    head = next(box for box in app.selectbox if box.label == "Head")
+    assert "0000000000 · Change 2 · Ada" in head.options[0]
+    assert table(app, "rows")["verdict"].tolist() == ["slower", "same", "same"]
+
+
+def test_two_kernels_are_compared_on_the_shapes_that_both_have(filled, open_compare):
+    app = open_compare(
+        kind="kernels", base_kernels="cublaslt-w8a8", head_kernels="flexq-w6a6", m="8"
+    )
+
+    cases = table(app, "rows")
+    assert cases["change"].tolist() == pytest.approx([-100 / 3] * 2)
+    assert set(cases["evidence"]) == {ONE_RUN}
+    assert set(cases["m"]) == {8}
+
+
+def test_the_file_has_what_the_filters_leave(two_nights, open_compare, monkeypatch):
+    saved = []
+    import streamlit as st
+
+    monkeypatch.setattr(st, "download_button", lambda *args, **_: saved.append(args[1]))
+
+    open_compare(verdict="slower")
+
+    rows = pd.read_csv(io.StringIO(saved[0]))
+    assert rows["verdict"].tolist() == ["slower"]
+    assert {"base_us_low", "head_us_high", "ratio_low", "evidence", "head_run"} <= set(rows)
+
+
+def test_looking_at_another_kind_leaves_no_trace_of_the_first_in_the_link(two_nights, open_compare):
+    app = open_compare(kind="kernels", base_runs=a_run("one").uuid[:8])
+
+    assert "base-runs" not in app.query_params
+
+
+def test_a_wrong_result_is_first_and_never_part_of_a_mean(store):
+    one, two = a_run("one"), a_run("two")
+    store.add(*records_of(one, m=[1]), a_record(two, status="incorrect", detail="y[0]"))
+    with store.session() as session:
+        sides = [queries.run_results(session, run.uuid) for run in (one, two)]
+
+    frame = compare_frame(pairs_of_runs(*sides))
+
+    assert frame["verdict"].iloc[0] == "incorrect"
+    assert mean_rows(frame).empty

@@ -1,0 +1,144 @@
+"""The Decode page as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from made_models import a_decode
+from made_results import H200, a_run, numbers
+from streamlit.testing.v1 import AppTest
+
+from db.decode_store import add_decodes
+from db.records import DeviceInfo
+
+
+def keep(store: Any, *records: Any) -> Any:
+    with store.session() as session:
+        add_decodes(session, records)
+    return store
+
+
+@pytest.fixture
+def open_decode(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return partial(open_page, "decode")
+
+
+@pytest.fixture
+def decoded(store: Any) -> Any:
+    """Two schemes at three batches; flexq-w6ax takes half as long as fp16."""
+    return keep(
+        store,
+        *(
+            a_decode(scheme, batch, factor * (10.0 + batch))
+            for scheme, factor in (("fp16", 1.0), ("flexq-w6ax", 0.5))
+            for batch in (1, 4, 16)
+        ),
+    )
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def charts(app: AppTest) -> dict[str, dict[str, Any]]:
+    """By the title of its y axis, its traces by scheme."""
+    specs = [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+    return {
+        spec["layout"]["yaxis"]["title"]["text"]: {t["name"]: t for t in spec["data"]}
+        for spec in specs
+    }
+
+
+def test_an_empty_database_says_how_to_decode(store, open_decode):
+    assert "decode --model" in words(open_decode())
+
+
+def test_latency_is_drawn_by_scheme_and_batch_with_its_interval(decoded, open_decode):
+    latency = charts(open_decode())["time of a token (ms, log scale)"]
+
+    assert set(latency) == {"fp16", "flexq-w6ax"}
+    trace = latency["flexq-w6ax"]
+    assert numbers(trace["x"]) == [1, 4, 16]
+    assert numbers(trace["y"]) == pytest.approx([5.5, 7.0, 13.0])
+    assert numbers(trace["error_y"]["array"]) == pytest.approx([0.055, 0.07, 0.13])
+
+
+def test_throughput_has_the_interval_of_the_time_upside_down(decoded, open_decode):
+    trace = charts(open_decode())["tokens of the whole batch (1/s, log scale)"]["fp16"]
+
+    assert numbers(trace["y"])[0] == pytest.approx(1000 / 11)
+    assert numbers(trace["error_y"]["array"])[0] == pytest.approx(1000 / 11 * (1 / 0.99 - 1))
+    assert numbers(trace["error_y"]["arrayminus"])[0] == pytest.approx(1000 / 11 * (1 - 1 / 1.01))
+
+
+def test_memory_is_drawn_in_gib(decoded, open_decode):
+    trace = charts(open_decode())["peak memory (GiB)"]["fp16"]
+
+    assert numbers(trace["y"]) == [7, 10, 22]
+
+
+def test_memory_that_is_not_known_is_said(store, open_decode):
+    keep(store, a_decode("fp16", peak_memory_bytes=None))
+
+    app = open_decode()
+
+    assert "peak memory (GiB)" not in charts(app)
+    assert "a CPU's memory is not counted" in words(app)
+
+
+def test_lengths_gpus_and_weights_never_share_a_chart(decoded, open_decode):
+    other = DeviceInfo("GPU-2", "NVIDIA A100", "cuda")
+    keep(
+        decoded,
+        a_decode("fp16", token_ms=99.0, prompt_tokens=1024),
+        a_decode("fp16", token_ms=77.0, weights="a folder"),
+        a_decode("fp16", token_ms=88.0, device=other, run=a_run("other", suite="decode")),
+    )
+
+    def latencies(**link: str) -> list[float]:
+        drawn = charts(open_decode(gpu=H200, weights="synthetic") if not link
+                       else open_decode(**link))  # fmt: skip
+        return numbers(drawn["time of a token (ms, log scale)"]["fp16"]["y"])
+
+    assert latencies() == [99.0]  # the longest
+    assert latencies(gpu=H200, weights="synthetic", tokens="15-128") == pytest.approx([11, 14, 26])
+    assert latencies(gpu=H200, weights="a folder") == [77.0]
+    assert latencies(gpu="NVIDIA A100") == [88.0]
+
+
+def test_one_that_was_refused_is_listed_with_its_reason(decoded, open_decode):
+    keep(decoded, a_decode("fp16", 64, None, status="refused", detail="needs 200 GiB"))
+
+    app = open_decode()
+
+    assert "1 of 7 decodes have no time" in words(app)
+    table = app.dataframe[0].value
+    assert "needs 200 GiB" in table["why"].tolist()
+    assert 64 not in numbers(charts(app)["peak memory (GiB)"]["fp16"]["x"])
+
+
+def test_the_newest_decode_counts(decoded, open_decode):
+    later = a_run("later", suite="decode")
+    keep(decoded, a_decode("fp16", 1, 7.0, run=later, created_at="2025-11-22T10:00:05+00:00"))
+
+    latency = charts(open_decode())["time of a token (ms, log scale)"]
+
+    assert numbers(latency["fp16"]["y"])[0] == 7.0
+
+
+def test_nothing_timed_says_so(store, open_decode):
+    keep(store, a_decode("fp16", 64, None, status="failed", detail="boom"))
+
+    app = open_decode()
+
+    assert "Nothing to draw" in words(app)
+    assert not app.get("plotly_chart")
+
+
+def test_a_link_to_a_model_that_was_never_decoded_says_so(decoded, open_decode):
+    assert "Never decoded, so not asked for: model opt-13b" in words(open_decode(model="opt-13b"))

@@ -1,0 +1,157 @@
+"""The Fleet page as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from made_results import COMMIT, H200, a_record, a_run, numbers
+from streamlit.testing.v1 import AppTest
+
+from db import queries
+from db.fleet import (
+    Beat,
+    JobInfo,
+    OffsetInfo,
+    WorkerInfo,
+    add_jobs,
+    add_offsets,
+    beat,
+    claim_jobs,
+    end_worker,
+    finish_jobs,
+    register_worker,
+)
+from db.records import DeviceInfo
+from db.requests import Limits, RequestInfo, add_request
+from db.store import begin_run
+
+NOW = datetime.now(UTC)
+DEVICES = [DeviceInfo(f"GPU-{i}", H200, "cuda", power_limit_w=700.0, ecc=True) for i in (1, 2)]
+CASES = [f"flexq-w6a6 gemm cold m{m}n4096k4096" for m in (1, 2, 4)]
+
+
+@pytest.fixture
+def open_fleet(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return partial(open_page, "fleet")
+
+
+@pytest.fixture
+def fleet(store: Any) -> Any:
+    """Two workers: one measures, one was last heard of an hour ago; a run of three jobs."""
+    run = a_run(status="running", plan=tuple(CASES))
+    with store.session() as session:
+        begin_run(session, run, COMMIT)
+        add_jobs(session, run.uuid, [JobInfo(case, expected_s=60.0) for case in CASES])
+        for name, device in zip(("busy", "silent"), DEVICES, strict=True):
+            info = WorkerInfo(name, f"host-{name}", 1, device, {"driver": "580.1"})
+            register_worker(session, info, at=NOW - timedelta(hours=1))
+        jobs = queries.jobs_of(session, run.uuid)
+        until = NOW + timedelta(minutes=5)
+        claim_jobs(session, {jobs[0].id: "busy"}, until=until, at=NOW)
+        beat(session, [Beat("busy", CASES[0], 61.0, 7, 5400.0)], until=until, at=NOW)
+        bad = a_record(run, m=2, status="failed", detail="it ended 3 workers", median_us=None)
+        finish_jobs(session, {jobs[1].id: bad}, state="quarantined")
+    return store
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def rows(app: AppTest, *, of: str) -> list[dict[str, Any]]:
+    """The rows of the table that has this column."""
+    return next(t.value for t in app.dataframe if of in t.value.columns).to_dict("records")
+
+
+def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
+    app = open_fleet()
+
+    assert "No worker is alive" in words(app)
+    assert "worker" in words(app)
+    assert "No device is known" in words(app)
+    assert not app.dataframe
+
+
+def test_workers_tell_what_they_measure_how_warm_they_are_and_when_they_were_seen(
+    fleet, open_fleet
+):
+    busy, silent = rows(open_fleet(), of="measures")
+
+    assert (busy["state"], busy["measures"], busy["°C"]) == ("measuring", CASES[0], 61.0)
+    assert (busy["jobs done"], busy["measuring, h"]) == (7, 1.5)
+    assert busy["lease until"]
+    assert (silent["state"], silent["ago"]) == ("silent", "60 min")
+
+
+def test_a_worker_that_gives_no_sign_of_life_is_called_out(fleet, open_fleet):
+    assert "1 of 2 workers gave no sign of life" in words(open_fleet())
+
+
+def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
+    with fleet.session() as session:
+        for name in ("busy", "silent"):
+            end_worker(session, name, detail="killed: out of memory", at=NOW)
+
+    app = open_fleet()
+
+    assert "No worker is alive" in words(app)
+    assert {row["why"] for row in rows(app, of="measures")} == {"killed: out of memory"}
+
+
+def test_a_run_tells_how_far_it_is_and_how_long_it_takes(fleet, open_fleet):
+    (run,) = rows(open_fleet(), of="ended, %")
+
+    assert run["ended, %"] == pytest.approx(100 / 3)
+    assert (run["queued"], run["leased"], run["quarantined"]) == (1, 1, 1)
+    assert run["left, GPU min"] == pytest.approx(2.0)
+
+
+def test_a_case_that_was_taken_out_is_listed(fleet, open_fleet):
+    (row,) = rows(open_fleet(), of="workers it ended")
+
+    assert row["case"] == CASES[1]
+    assert row["run"] == a_run().uuid[:8]
+
+
+def test_requests_are_listed_with_who_asked(fleet, open_fleet):
+    info = RequestInfo("r-1", "sweep", {}, "=Ada", "", 12, None, NOW)
+    with fleet.session() as session:
+        add_request(session, info, limits=Limits(5, 100))
+
+    (row,) = rows(open_fleet(), of="by")
+
+    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("'=Ada", "queued", 12, "any")
+
+
+def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_fleet):
+    with fleet.session() as session:
+        offsets = [OffsetInfo(d, 40, v, v - 0.002, v + 0.004) for d, v in
+                   zip(DEVICES, (-0.01, 0.01), strict=True)]  # fmt: skip
+        add_offsets(session, a_run().uuid, offsets, at=NOW)
+
+    (drawn,) = open_fleet().get("plotly_chart")
+    (trace,) = json.loads(drawn.proto.spec)["data"]
+
+    assert trace["y"] == [f"GPU-1 · {H200}", f"GPU-2 · {H200}"]
+    assert numbers(trace["x"]) == pytest.approx([-0.995, 1.005], abs=1e-3)
+    assert numbers(trace["error_x"]["array"])[0] == pytest.approx(0.397, abs=1e-3)
+    assert numbers(trace["error_x"]["arrayminus"])[0] == pytest.approx(0.198, abs=1e-3)
+
+
+def test_devices_are_listed_by_their_last_sign_of_life(fleet, open_fleet):
+    fleet.add(a_record(gpu="NVIDIA A100"))
+
+    listed = rows(open_fleet(), of="power limit, W")
+
+    assert [row["device"] for row in listed[:2]] == ["GPU-1", "GPU-2"]
+    assert listed[0]["power limit, W"] == 700.0
+    assert {row["device"]: row["last seen"] for row in listed[2:]} == {
+        f"uuid of {H200}": "by no worker",
+        "uuid of NVIDIA A100": "by no worker",
+    }

@@ -1,0 +1,131 @@
+"""Whatever stored text says, pages show it as text, and what they export runs nothing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+import pytest
+from made_results import a_record
+from streamlit.testing.v1 import AppTest
+
+from dashboard.frame import as_csv, results_frame
+from dashboard.spreadsheet import as_cell, harmless
+from db import queries
+from db.engine import open_database
+from db.verdict_store import set_alert_state
+
+HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+MARKDOWN = "[click](javascript:alert(1)) **bold** $x^2$ :smile: `code`"
+FORMULAS = ('=HYPERLINK("http://evil.example")', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1")
+NOW = datetime(2026, 1, 3, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+def test_a_formula_becomes_text(text):
+    assert as_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "flexq-w6a6",
+        "",
+        "2 = 2",
+        "+5.13 %",
+        "-0.20 % to +0.10 %",
+        "-2.00 points (-3.00 to -1.00)",
+        "–",
+    ],
+)
+def test_other_text_and_our_percentages_stay_as_they_are(text):
+    assert as_cell(text) == text
+
+
+def test_numbers_times_and_gaps_are_left_alone():
+    frame = pd.DataFrame({"a": [-1.5, 2.0], "b": [pd.Timestamp(NOW)] * 2, "c": ["=1", None]})
+
+    made = harmless(frame)
+
+    assert made["a"].tolist() == [-1.5, 2.0]
+    assert made["b"].equals(frame["b"])
+    assert made["c"].iloc[0] == "'=1"
+    assert pd.isna(made["c"].iloc[1])
+
+
+@pytest.mark.parametrize("formula", FORMULAS[:4])
+def test_a_downloaded_file_holds_no_formula(store: Any, formula: str):
+    store.add(a_record(kernel=formula, model=formula, layer=formula, detail=formula))
+    with open_database(str(store.path)) as database, database.session() as session:
+        frame = results_frame(queries.results_table(session), "cublaslt-w8a8")
+
+    (row,) = csv.DictReader(io.StringIO(as_csv(frame)))
+
+    assert {row[name] for name in ("kernel", "label", "model", "layer", "detail")} == {
+        f"'{formula}"
+    }
+    assert float(row["median_us"]) == 8.0
+
+
+@pytest.fixture
+def evil(store: Any, compared: Any, commits: Any) -> Any:
+    """An alert whose commits, note and kernel's results mean harm."""
+    named = {
+        sha: dataclasses.replace(info, subject=f"{FORMULAS[0]} {HTML} {MARKDOWN}", author=HTML)
+        for sha, info in commits.items()
+    }
+    (alert,) = store.judge(compared("flexq-w6a6", 1.05), commits=named).opened
+    with store.session() as session:
+        note = f"{HTML} {MARKDOWN}"
+        set_alert_state(session, alert, "acknowledged", person=FORMULAS[0], note=note, at=NOW)
+    store.add(
+        a_record(kernel=HTML, variant=MARKDOWN, model=HTML, layer=MARKDOWN),
+        a_record(m=8, kernel=HTML, status="failed", detail=FORMULAS[0] + HTML, median_us=None),
+    )
+    return store
+
+
+def texts(value: Any) -> Iterator[str]:
+    """Every text in a chart, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from texts(part)
+
+
+@pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
+def test_no_page_takes_stored_text_for_markup(
+    evil: Any, open_page: Callable[..., AppTest], page: str
+) -> None:
+    app = open_page(page)
+
+    parts: list[Any] = [*app.markdown, *app.caption, *app.header, *app.subheader]
+    parts += [*app.info, *app.warning, *app.error, *app.success]
+    for part in parts:
+        assert not getattr(part.proto, "allow_html", False)
+        assert "<script" not in part.value.replace("\\<", "")
+        assert "[click](" not in part.value
+        assert "**bold**" not in part.value
+    for chart in app.get("plotly_chart"):
+        assert [
+            t for t in texts(json.loads(chart.proto.spec)) if "<script" in t or "<img" in t
+        ] == []
+    cells = [
+        cell
+        for table in app.dataframe
+        for column in table.value.columns
+        for cell in table.value[column]
+        if isinstance(cell, str)
+    ]
+    assert cells
+    assert [cell for cell in cells if cell.startswith("=")] == []

@@ -1,0 +1,128 @@
+"""The Measurement page as a person meets it: the raw samples of one result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from made_results import a_record, numbers
+from streamlit.testing.v1 import AppTest
+
+SAMPLES = ((8.0, 8.2, 7.9), (8.1, 9.5))
+
+
+@pytest.fixture
+def sampled(store):
+    """One result with samples of two placements, one of them at too low a clock."""
+    record = a_record(
+        samples_us=SAMPLES,
+        n_samples=5,
+        n_invalid=1,
+        placement_medians_us=(8.0, 8.1),
+        sm_clock_mhz=1970.0,
+        temperature_c=44.0,
+        extra={
+            "before": {"sm_clock_mhz": 1980.0, "temperature_c": 40.0},
+            "after": {"sm_clock_mhz": 1500.0, "temperature_c": 45.0},
+            "invalid": {"reason": "SM clock", "samples": [[], [1]]},
+        },
+        config={"block_n": 64},
+    )
+    store.add(record)
+    return record
+
+
+@pytest.fixture
+def look(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
+    return lambda **link: open_page("measurement", **link)
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+
+
+def traces(chart: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    return [trace for trace in chart["data"] if trace["name"] == name]
+
+
+def test_without_a_link_it_says_where_to_click(store, look):
+    assert "History" in words(look())
+
+
+def test_a_measurement_that_is_not_stored_is_said(sampled, look):
+    app = look(uuid="nothing-of-ours")
+
+    assert "no measurement nothing-of-ours" in words(app).replace("`", "")
+    assert not app.get("plotly_chart")
+
+
+def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, look):
+    ecdf, _, _ = charts(look(uuid=sampled.uuid))
+
+    (every,) = traces(ecdf, "all samples")
+    assert numbers(every["x"]) == sorted(value for part in SAMPLES for value in part)
+    assert numbers(every["y"]) == pytest.approx([20, 40, 60, 80, 100])
+    assert len(traces(ecdf, "each placement")) == 2
+    assert traces(ecdf, "each placement")[0]["y"] is not None
+
+
+def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled, look):
+    _, order, _ = charts(look(uuid=sampled.uuid))
+
+    drawn = [(x, y) for t in traces(order, "sample")
+             for x, y in zip(numbers(t["x"]), numbers(t["y"]), strict=True)]  # fmt: skip
+    assert drawn == [(1, 8.0), (2, 8.2), (3, 7.9), (4, 8.1)]
+    marked = [t for t in traces(order, "at too low a clock, not counted") if numbers(t["x"])]
+    assert [(numbers(t["x"]), numbers(t["y"])) for t in marked] == [([5], [9.5])]
+    assert [numbers(t["y"])[0] for t in traces(order, "median of the placement")] == [8.0, 8.1]
+
+
+def test_the_clock_is_told_before_during_and_after(sampled, look):
+    app = look(uuid=sampled.uuid)
+
+    clock = charts(app)[2]["data"][0]
+    assert clock["x"] == ["before", "during", "after"]
+    assert numbers(clock["y"]) == [1980.0, 1970.0, 1500.0]
+    readings = next(t.value for t in app.dataframe if "temperature (°C)" in t.value.columns)
+    assert readings["temperature (°C)"].tolist() == [40.0, 44.0, 45.0]
+
+
+def test_pruned_samples_and_results_never_timed_say_why_nothing_is_drawn(store, look):
+    pruned = a_record(m=1)
+    failed = a_record(m=8, status="failed", detail="boom", median_us=None, floor_us=None)
+    store.add(pruned, failed)
+
+    assert "pruned" in words(look(uuid=pruned.uuid))
+    assert "never timed" in words(look(uuid=failed.uuid))
+    assert "boom" in words(look(uuid=failed.uuid))
+
+
+def test_of_very_many_samples_no_outlier_is_lost(store, look):
+    values = [8.0] * 20_000
+    values[12_345] = 99.0
+    record = a_record(samples_us=(tuple(values),), n_samples=len(values))
+    store.add(record)
+
+    _, order = charts(look(uuid=record.uuid))
+
+    (drawn,) = traces(order, "sample")
+    assert len(numbers(drawn["y"])) <= 4000
+    assert 99.0 in numbers(drawn["y"])
+
+
+def test_names_from_records_are_never_markup(store, look):
+    record = a_record(layer="<b>x</b>", model="[a](http://example.org)", detail="**x**")
+    store.add(record)
+
+    raw = "\n".join(str(part.value) for part in look(uuid=record.uuid).markdown)
+
+    assert "<b>" not in raw
+    assert r"\[a\]" in raw
+    assert r"\*\*x\*\*" in raw

@@ -1,0 +1,174 @@
+"""The Paper page as a person meets it, and what stands beside published numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import pytest
+from made_results import a_record, a_run
+from streamlit.testing.v1 import AppTest
+
+from db.engine import open_database
+from db.queries import DecodeRow, ScoreRow
+from db.reference_store import ReferenceInfo
+from flexq_bench.beside_papers import ours_of
+from flexq_bench.references import keep_references
+
+Opened = Callable[..., AppTest]
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+RATIO = {"source": "Paper", "source_table": "Table 1", "value": 2.0, "unit": "×"}
+
+
+@pytest.fixture
+def open_paper(open_page: Opened) -> Opened:
+    return partial(open_page, "paper")
+
+
+@pytest.fixture
+def published(store):
+    """A database that knows what papers state."""
+    with open_database(str(store.path)) as database:
+        keep_references(database)
+    return store
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def beside(app: AppTest) -> Any:
+    return app.dataframe[0].value
+
+
+def layers(run: Any, **medians: float) -> list[Any]:
+    """o_proj of LLaMA-7B at M = 4, by kernel with underscores for dashes."""
+    return [
+        a_record(run, kernel=name.replace("_", "-"), m=4, median_us=median)
+        for name, median in medians.items()
+    ]
+
+
+def test_a_database_without_published_numbers_says_how_to_get_them(store, open_paper):
+    app = open_paper()
+
+    assert "db upgrade" in words(app)
+    assert "Table B.1" in str(app.dataframe[0].value["table"].tolist())
+
+
+def test_published_numbers_stand_alone_where_nothing_is_measured(published, open_paper):
+    app = open_paper()
+
+    table = beside(app)
+    assert table["ours"].isna().all()
+    assert "run paper-fig10" in words(app)
+    figure10 = table[table["table"].str.startswith("Figure 10")]
+    assert sorted(figure10["published"]) == [1.24, 1.24, 1.27, 1.78, 1.81, 1.82]
+
+
+def test_ours_has_its_interval_and_says_whether_one_run_measured_both(published, open_paper):
+    published.add(*layers(a_run("one"), flexq_w6a6=8.0))
+    published.add(*layers(a_run("two"), abq_w6a6=12.0))
+
+    (row,) = beside(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
+
+    assert (row["published"], row["baseline"], row["hardware"]) == (1.24, "abq-w6a6", "RTX 3090 Ti")
+    assert row["ours"] == pytest.approx(1.5)
+    assert row["ours_low"] < 1.5 < row["ours_high"]
+    assert (row["gpu"], row["cases"], row["apart"]) == ("NVIDIA H200", 1, 1)
+    assert "W6A8" in row["differences"]
+
+
+def test_published_and_measured_are_two_traces_and_only_ours_has_bars(published, open_paper):
+    published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0))
+
+    figure = json.loads(open_paper().get("plotly_chart")[0].proto.spec)
+
+    theirs, ours = figure["data"]
+    assert (theirs["name"], ours["name"]) == ("published", "ours")
+    assert "error_x" not in theirs
+    assert ours["x"] == pytest.approx([1.5])
+    assert ours["error_x"]["array"][0] > 0
+
+
+def test_the_link_narrows_by_paper(published, open_paper):
+    app = open_paper(paper="DGQ, arXiv:2310.04836")
+
+    assert set(beside(app)["source"]) == {"DGQ, arXiv:2310.04836"}
+    assert "no-such" in words(open_paper(paper="no-such"))
+
+
+def test_what_is_not_here_is_said_with_its_reason(published, open_paper):
+    absent = open_paper().dataframe[1].value
+
+    assert {"Table 6", "Table B.1", "Tables 4, 12 and 13"} <= set(absent["table"])
+    assert absent["why"].str.len().min() > 10
+
+
+@pytest.mark.parametrize(("bound", "expected"), [("", 3.0**0.5 * 1.0), ("up to", 3.0)])
+def test_a_mean_stands_beside_a_mean_and_a_best_case_beside_the_best(bound, expected):
+    stated = ReferenceInfo(
+        kernel="flexq-w6ax", baseline="fp16", metric="decode-speedup", bound=bound, **RATIO
+    )
+    rows = [
+        a_decode(scheme, batch, token_ms)
+        for scheme, batch, token_ms in (
+            ("fp16", 1, 30.0), ("flexq-w6ax", 1, 10.0), ("fp16", 8, 10.0), ("flexq-w6ax", 8, 10.0),
+        )
+    ]  # fmt: skip
+
+    (ours,) = ours_of(stated, [], [], rows)
+
+    assert ours.value.estimate == pytest.approx(expected)
+    assert ours.cases == 2
+    assert ours.value.low < ours.value.estimate < ours.value.high
+
+
+def test_a_ratio_of_memories_is_of_bytes(store):
+    stated = ReferenceInfo(kernel="flexq-w6ax", baseline="fp16", metric="memory-ratio", **RATIO)
+    rows = [a_decode("fp16", 1, 1.0, memory=24), a_decode("flexq-w6ax", 1, 1.0, memory=10)]
+
+    (ours,) = ours_of(stated, [], [], rows)
+
+    assert ours.value.estimate == pytest.approx(2.4)
+
+
+def test_a_perplexity_has_the_interval_of_its_standard_error():
+    stated = ReferenceInfo(
+        source="Paper", source_table="Table 1", kernel="atom-w4a4", metric="perplexity",
+        value=11.0, unit="", model="opt-6.7b", task="wikitext",
+    )  # fmt: skip
+
+    (ours,) = ours_of(stated, [], [a_score("atom-w4a4", 11.5, 0.1)], [])
+
+    assert (ours.value.low, ours.value.high) == pytest.approx((11.304, 11.696), abs=1e-3)
+    assert ours_of(stated, [], [a_score("fp16", 10.0, 0.1)], []) == []
+
+
+def test_an_increase_is_over_the_baseline_of_the_same_model():
+    stated = ReferenceInfo(
+        source="Paper", source_table="abstract", kernel="flexq-w6ax", metric="perplexity-increase",
+        value=0.05, unit="", baseline="fp16", task="wikitext", bound="at most",
+    )  # fmt: skip
+    scores = [a_score("fp16", 10.0, 0.3), a_score("flexq-w6ax", 10.2, 0.4)]
+
+    (ours,) = ours_of(stated, [], scores, [])
+
+    assert ours.value.estimate == pytest.approx(0.2)
+    assert ours.value.high - ours.value.estimate == pytest.approx(1.96 * 0.5, abs=1e-3)
+
+
+def a_decode(scheme: str, batch: int, token_ms: float, memory: int | None = None) -> DecodeRow:
+    ends = (0.99 * token_ms, 1.01 * token_ms)
+    return DecodeRow(
+        "llama-13b", "synthetic", scheme, batch, 15, 128, "ok", "", token_ms, token_ms, *ends,
+        token_ms, 1000 * batch / token_ms, None, memory, "H200", "r", AT,
+    )  # fmt: skip
+
+
+def a_score(scheme: str, value: float, error: float) -> ScoreRow:
+    return ScoreRow("opt-6.7b", scheme, "wikitext", "perplexity", value, error, "H200", "r", AT)

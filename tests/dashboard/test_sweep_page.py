@@ -1,0 +1,259 @@
+"""The Sweep page as a person meets it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+from made_results import H200, a_record, a_run
+from streamlit.testing.v1 import AppTest
+
+from db import queries
+from db.fleet import WorkerInfo, register_worker
+from db.records import DeviceInfo
+from db.requests import (
+    RequestInfo,
+    add_request,
+    claim_request,
+    finish_request,
+    give_request_run,
+)
+from flexq_bench.requests import LIMITS
+
+Opened = Callable[..., AppTest]
+CPU = "A CPU"
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture
+def open_sweep(open_page: Opened) -> Opened:
+    return partial(open_page, "sweep")
+
+
+@pytest.fixture
+def staffed(store):
+    """A database with a worker on a CPU."""
+    enlist(store)
+    return store
+
+
+def enlist(store: Any, *, silent_for: timedelta = timedelta()) -> None:
+    device = DeviceInfo("cpu-1", CPU, "cpu")
+    info = WorkerInfo("worker-1", "host", 1, device, {"host": "host"})
+    with store.session() as session:
+        register_worker(session, info, at=NOW - silent_for)
+
+
+def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> RequestInfo:
+    """A request for flexq on 4096 x 4096 on an H200; with a run of one result unless queued."""
+    content = {
+        "kernels": ["flexq-w6a6"],
+        "m": list(m),
+        "shapes": [{"n": 4096, "k": 4096, "layer": "", "model": ""}],
+        "stages": ["gemm"],
+        "caches": ["cold"],
+    }
+    info = RequestInfo("12345678-aaaa", "sweep", content, "Ada", H200, 2, 20.0, NOW)
+    with store.session() as session:
+        add_request(session, info, limits=LIMITS)
+        if state == "queued":
+            return info
+        claim_request(session, "server", [H200], until=NOW + timedelta(hours=1), at=NOW)
+    store.add(a_record(a_run("swept", suite="sweep"), m=1))
+    with store.session() as session:
+        give_request_run(session, info.uuid, a_run("swept").uuid)
+        if state != "running":
+            finish_request(session, info.uuid, state, detail="", at=NOW)
+    return info
+
+
+def words(app: AppTest) -> str:
+    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error, *app.success]
+    return "\n".join(str(part.value) for part in parts).replace("\\", "")
+
+
+def field(app: AppTest, label: str) -> Any:
+    widgets = (*app.text_input, *app.multiselect, *app.selectbox, *app.radio)
+    return next(widget for widget in widgets if widget.label == label)
+
+
+def press(app: AppTest, label: str) -> AppTest:
+    return next(button for button in app.button if button.label == label).click().run()
+
+
+def by_sizes(app: AppTest, **texts: str) -> AppTest:
+    """The form, filled for a shape of 256 x 256."""
+    field(app, "Shapes").set_value("N and K")
+    app.run()
+    for label, text in (
+        {"N (output features)": "256", "K (input features)": "256"} | texts
+    ).items():
+        field(app, label).set_value(text)
+    return app
+
+
+def requests(store: Any) -> list[Any]:
+    with store.session() as session:
+        return queries.requests(session)
+
+
+def test_without_a_worker_the_form_is_disabled_and_says_why(store, open_sweep):
+    app = open_sweep()
+
+    assert "No worker is alive" in words(app)
+    assert "worker --db" in words(app)
+    assert all(button.disabled for button in app.button)
+    assert field(app, "M (tokens)").disabled
+
+
+def test_a_worker_that_fell_silent_is_not_alive(store, open_sweep):
+    enlist(store, silent_for=timedelta(minutes=10))
+
+    assert "No worker is alive" in words(open_sweep())
+
+
+def test_the_kernels_are_those_of_the_worker_s_backend(staffed, open_sweep):
+    options = field(open_sweep(), "Kernels").options
+
+    assert "cublaslt-w8a8" in options
+    assert "flexq-imma-w6a6" not in options  # has no CPU implementation
+    assert not [one for one in options if one.startswith("read-")]
+
+
+def test_an_estimate_counts_the_cases_and_queues_nothing(staffed, open_sweep):
+    app = by_sizes(open_sweep(), **{"M (tokens)": "1,4:16:x2", "Your name": "Ada"})
+
+    app = press(app, "Estimate")
+
+    # 4 M of two kernels, a read floor for each of their widths, and the empty kernel
+    assert "11 cases on A CPU" in words(app)
+    assert "no estimate" in words(app)
+    assert requests(staffed) == []
+
+
+def test_an_estimate_comes_from_what_measuring_took(staffed, open_sweep):
+    staffed.add(a_record(extra={"wall_s": 3.0}))
+    app = by_sizes(open_sweep(), **{"M (tokens)": "1,4", "Your name": "Ada"})
+
+    assert "about 21 s" in words(press(app, "Estimate"))  # 7 cases of 3 s
+
+
+def test_starting_queues_what_was_typed_and_shows_it(staffed, open_sweep):
+    app = by_sizes(open_sweep(), **{"M (tokens)": "1,4", "Your name": "Ada"})
+
+    app = press(app, "Start")
+
+    (request,) = requests(staffed)
+    assert (request.state, request.requester, request.gpu) == ("queued", "Ada", CPU)
+    assert request.content["m"] == [1, 4]
+    assert request.content["shapes"] == [{"n": 256, "k": 256, "layer": "", "model": ""}]
+    assert f"Queued as request {request.uuid[:8]}" in words(app)
+    assert app.query_params["request"] == request.uuid[:8]
+    assert "0 of 7 results" in words(app)
+
+
+def test_a_model_brings_its_own_shapes(staffed, open_sweep):
+    app = open_sweep()
+    field(app, "Model").set_value("llama-7b")
+    field(app, "Layers").set_value("o_proj")
+    field(app, "Your name").set_value("Ada")
+
+    press(app, "Start")
+
+    (request,) = requests(staffed)
+    assert request.content["shapes"] == [
+        {"n": 4096, "k": 4096, "layer": "o_proj", "model": "llama-7b"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        ({"M (tokens)": "1,x"}, "x"),
+        ({"M (tokens)": "0"}, "1 to 16,777,216"),
+        ({"N (output features)": "99999999999"}, "16,777,216"),
+        ({"Your name": "  "}, "a requester has a name"),
+        ({"M (tokens)": "1:1000"}, "leave some sizes or kernels out"),
+    ],
+)
+def test_what_can_t_be_measured_is_said_and_not_queued(staffed, open_sweep, texts, told):
+    app = by_sizes(open_sweep(), **{"Your name": "Ada"} | texts)
+
+    app = press(app, "Start")
+
+    assert told in words(app)
+    assert requests(staffed) == []
+
+
+def test_one_person_can_t_fill_the_fleet(staffed, open_sweep):
+    for _ in range(LIMITS.requests):
+        press(by_sizes(open_sweep(), **{"Your name": "Ada"}), "Start")
+
+    app = press(by_sizes(open_sweep(), **{"Your name": "Ada"}), "Start")
+
+    assert "Ada has 4 open requests" in words(app)
+    assert len(requests(staffed)) == LIMITS.requests
+
+
+def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
+    from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
+
+    monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
+
+    app = open_sweep()
+
+    assert "read-only" in words(app)
+    assert not app.button
+
+
+def test_a_request_under_way_shows_what_came_so_far(store, open_sweep):
+    asked(store, state="running")
+
+    app = open_sweep()
+
+    assert "running" in words(app)
+    assert "1 of 2 results" in words(app)
+    (curve,) = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    assert (curve["name"], curve["x"], curve["y"]) == ("flexq-w6a6", [1], [8.0])
+
+
+def test_a_curve_goes_over_the_size_that_varies_with_its_interval(store, open_sweep):
+    asked(store, state="running")
+    store.add(a_record(a_run("swept", suite="sweep"), m=8, median_us=16.0))
+
+    app = open_sweep(show="tops", request="12345678")
+
+    (curve,) = json.loads(app.get("plotly_chart")[0].proto.spec)["data"]
+    assert curve["x"] == [1, 8]
+    assert min(curve["error_y"]["array"]) > 0
+    assert app.query_params["request"] == "12345678"
+
+
+def test_a_request_that_failed_says_why(store, open_sweep):
+    info = asked(store)
+    with store.session() as session:
+        finish_request(session, info.uuid, "failed", detail="no such kernel", at=NOW)
+
+    assert "no such kernel" in words(open_sweep())
+
+
+def test_a_link_to_a_request_that_is_not_there_says_so(store, open_sweep):
+    asked(store)
+
+    assert "ffff" in words(open_sweep(request="ffff"))
+
+
+def test_who_asks_is_shown_as_text(store, open_sweep):
+    content = {"kernels": ["flexq-w6a6"], "m": [1], "shapes": [], "stages": [], "caches": []}
+    info = RequestInfo("1", "sweep", content, "<b>**Ada**</b>", H200, 1, None, NOW)
+    with store.session() as session:
+        add_request(session, info, limits=LIMITS)
+
+    shown = "\n".join(str(part.value) for part in open_sweep().markdown)
+
+    assert "<b>" not in shown
+    assert r"\<b\>\*\*Ada" in shown

@@ -1,0 +1,144 @@
+"""What the pages of the dashboard ask, as each kind of database plans it: no page may scan the
+measurements, and raw samples are read by who asks for those of one result, and by nobody else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from sqlalchemy import Connection, Engine, event
+from streamlit.testing.v1 import AppTest
+
+from dashboard.database import current_database
+from db.engine import Database, open_database
+from db.records import DeviceInfo
+from db.releases import keep_releases
+from db.store import add_record
+from flexq_bench.verdicts import Machine, record_night
+
+VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
+PAGES = sorted(path.stem for path in VIEWS.glob("[!_]*.py"))
+DRILL_DOWN = "measurement"  # the one page that reads raw samples, of one result
+MEASURED = "00000000-0000-0000-0000-00000000abcd"
+MORE = [("compare", {"kind": "commits"}), ("compare", {"kind": "kernels"})]
+LINKS = {DRILL_DOWN: {"uuid": MEASURED}, "history": {"show": "relative to a release"}}
+GPUS = ("NVIDIA H200", "NVIDIA A100")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    statement: str
+    parameters: Any
+
+
+@pytest.fixture(scope="session")
+def filled(make_url: Callable[[], str], build: Any, compared: Any, commits: Any) -> str:
+    """URL of a database with three runs on two GPUs, samples and an alert."""
+    url = make_url()
+    with open_database(url) as database, database.session() as session:
+        for order in (1, 2, 3):
+            run = build.a_run(f"run {order}", created_at=f"2025-11-2{order}T10:00:00+00:00",
+                              plan=("never came",))  # fmt: skip
+            for gpu in GPUS:
+                for m in (1, 8):
+                    add_record(
+                        session,
+                        build.a_record(
+                            gpu, run=run, gpu=gpu, m=m, commit=build.a_commit(order),
+                            device=build.a_device(uuid=gpu, sku=gpu),
+                        ),
+                    )  # fmt: skip
+        add_record(session, build.a_record(uuid=MEASURED, m=16))
+        keep_releases(session, {"v1": build.a_commit(2).sha})
+        machine = Machine("cuda", DeviceInfo("GPU-1", GPUS[0], "cuda"))
+        slow = compared("flexq-w6a6", 1.05, shape=(1, 4096, 4096))
+        record_night(session, [slow], machine, commits, alerting=True)
+    return url
+
+
+@pytest.fixture
+def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Asked]]]:
+    """Opens a page and gives back what it asked."""
+    monkeypatch.setenv("FLEXQ_BENCH_DB", filled)
+    asked: list[Asked] = []
+
+    def listen(_c: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        asked.append(Asked(statement, parameters))
+
+    def look(page: str, **link: str) -> list[Asked]:
+        app = AppTest.from_string(
+            f"from dashboard.views.{page} import page\npage()", default_timeout=30
+        )
+        for name, value in link.items():
+            app.query_params[name] = value
+        event.listen(Engine, "before_cursor_execute", listen)
+        try:
+            app.run()
+        finally:
+            event.remove(Engine, "before_cursor_execute", listen)
+        assert not app.exception, app.exception
+        assert not app.error, app.error
+        return [one for one in asked if one.statement.lstrip().startswith(("SELECT", "WITH"))]
+
+    st.cache_resource.clear()
+    yield look
+    current_database().close()
+    st.cache_resource.clear()
+
+
+@pytest.fixture
+def database(filled: str) -> Iterator[Database]:
+    with open_database(filled) as found:
+        yield found
+
+
+def scans(connection: Connection, asked: Asked) -> list[str]:
+    """The parts of the plan that go through all measurements."""
+    if connection.dialect.name == "sqlite":
+        plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {asked.statement}", asked.parameters)
+        return [row.detail for row in plan if row.detail.startswith("SCAN measurement")]
+    # So few rows are best read whole; what it would do with many shows where it may not.
+    connection.exec_driver_sql("SET LOCAL enable_seqscan = off")
+    plan = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {asked.statement}", asked.parameters)
+    found = plan.scalar_one()
+    root = json.loads(found) if isinstance(found, str) else found
+    return [str(node) for node in _nodes(root[0]["Plan"]) if _goes_through_all(node)]
+
+
+def _nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for part in node.get("Plans", ()):
+        yield from _nodes(part)
+
+
+def _goes_through_all(node: dict[str, Any]) -> bool:
+    """Of an index it must look up a value: an index can be gone through from end to end too."""
+    reads = node.get("Relation Name") == "measurement"
+    return reads and not {"Index Cond", "Recheck Cond"} & node.keys()
+
+
+@pytest.mark.parametrize(("page", "link"), [*((one, LINKS.get(one, {})) for one in PAGES), *MORE])
+def test_no_page_scans_the_measurements_or_reads_samples(
+    opened: Callable[..., list[Asked]], database: Database, page: str, link: dict[str, str]
+) -> None:
+    asked = opened(page, **link)
+
+    assert asked, "the page asked nothing"
+    reads_samples = [one.statement for one in asked if "sample." in one.statement]
+    assert bool(reads_samples) == (page == DRILL_DOWN)
+    with database.engine.connect() as connection:
+        assert [found for one in asked for found in scans(connection, one)] == []
+
+
+def test_a_scan_would_be_noticed(database: Database) -> None:
+    everything = Asked("SELECT median_us FROM measurement WHERE detail = ''", ())
+    through_an_index = Asked("SELECT created_at FROM measurement ORDER BY created_at", ())
+
+    with database.engine.connect() as connection:
+        assert scans(connection, everything)
+        assert scans(connection, through_an_index)

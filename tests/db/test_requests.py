@@ -1,0 +1,111 @@
+"""Requests: bounded, served once at a time, and gone on with after a server died."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from db import queries
+from db.errors import LimitError, NotFoundError, RecordError
+from db.requests import (
+    Limits,
+    RequestInfo,
+    add_request,
+    cancel_request,
+    claim_request,
+    finish_request,
+    give_request_run,
+    renew_request,
+)
+from db.store import begin_run
+
+NOW = datetime(2025, 11, 21, 10, tzinfo=UTC)
+LEASE = timedelta(minutes=10)
+LIMITS = Limits(requests=2, cases=100)
+
+
+def a_request(number=1, **changes):
+    fields = {
+        "uuid": str(uuid.UUID(int=number)),
+        "kind": "sweep",
+        "content": {"m": [1, 2]},
+        "requester": "ada",
+        "gpu": "",
+        "cases": 10,
+        "expected_s": None,
+        "created_at": NOW + timedelta(seconds=number),
+    }
+    return RequestInfo(**fields | changes)
+
+
+def add(session, *requests):
+    for request in requests:
+        add_request(session, request, limits=LIMITS)
+
+
+def claim(session, server="s1", gpus=("NVIDIA H200",), at=NOW):
+    return claim_request(session, server, gpus, until=at + LEASE, at=at)
+
+
+def test_one_requester_cannot_fill_the_queue(session):
+    add(session, a_request(1), a_request(2), a_request(3, requester="bob"))
+
+    with pytest.raises(LimitError, match="ada has 2 open requests of 20 cases"):
+        add(session, a_request(4))
+    with pytest.raises(LimitError, match="may have 2 of 100: 95 more must wait"):
+        add(session, a_request(5, requester="bob", cases=95))
+    add(session, a_request(1))  # known: changes nothing
+
+
+def test_an_unknown_kind_is_refused(session):
+    with pytest.raises(RecordError, match="not one of sweep, suite"):
+        add(session, a_request(kind="shell"))
+
+
+def test_the_oldest_request_that_fits_is_served_first_and_by_one(session):
+    add(session, a_request(1, gpu="NVIDIA A100-SXM4-80GB"), a_request(2))
+    first = claim(session)
+
+    assert (first.uuid, first.content, first.run) == (a_request(2).uuid, {"m": [1, 2]}, None)
+    assert claim(session, "s2") is None
+    assert claim(session, "s2", gpus=("NVIDIA A100-SXM4-80GB",)).uuid == a_request(1).uuid
+
+
+def test_a_request_whose_server_died_is_served_again_with_its_run(session, build):
+    add(session, a_request())
+    run = begin_run(session, build.a_run(), build.a_commit())
+    give_request_run(session, claim(session).uuid, run.uuid)
+    assert renew_request(session, a_request().uuid, "s1", until=NOW + 2 * LEASE)
+
+    assert claim(session, "s2", at=NOW + 1.5 * LEASE) is None
+    assert claim(session, "s2", at=NOW + 3 * LEASE).run == run.uuid
+    assert not renew_request(session, a_request().uuid, "s1", until=NOW + 9 * LEASE)
+
+
+def test_a_cancelled_request_stays_cancelled(session):
+    add(session, a_request())
+    claim(session)
+
+    cancel_request(session, a_request().uuid, person="bob", at=NOW)
+
+    assert not renew_request(session, a_request().uuid, "s1", until=NOW + LEASE)
+    finish_request(session, a_request().uuid, "done", at=NOW)
+    row = queries.request_by_uuid_prefix(session, a_request().uuid[:8])
+    assert (row.state, row.detail) == ("cancelled", "cancelled by bob")
+    with pytest.raises(RecordError, match="cancelled already"):
+        cancel_request(session, row.uuid, person="bob", at=NOW)
+
+
+def test_a_finished_request_says_how_it_ended(session):
+    add(session, a_request(1), a_request(2))
+    finish_request(session, a_request(1).uuid, "failed", detail="no kernel 'x'", at=NOW)
+
+    [row] = queries.requests(session, states=("failed",), requester="ada")
+    assert (row.detail, row.finished_at, row.run) == ("no kernel 'x'", NOW, None)
+    assert [r.uuid for r in queries.requests(session)] == [a_request(2).uuid, a_request(1).uuid]
+    with pytest.raises(RecordError, match="not one of done, failed, cancelled"):
+        finish_request(session, a_request(2).uuid, "running", at=NOW)
+    with pytest.raises(NotFoundError, match="no request begins with 'x'"):
+        queries.request_by_uuid_prefix(session, "x")

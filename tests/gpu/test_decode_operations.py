@@ -1,0 +1,152 @@
+"""Every fused operation of a decode step against its composition in torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels import registry
+from kernels.contract import LinearKernel, PackedOperand
+from kernels.decoder import AttentionShape, Destination, Norm
+from kernels.decoder.cuda_operations import CudaOperations, split_length
+from kernels.decoder.kv import KvLayer, decode, empty_layer
+from kernels.decoder.torch_operations import TorchOperations
+
+DEVICE = torch.device("cuda")
+# What packs in each way, and one whose activations only its own kernel packs.
+KERNELS = (
+    "cublas-fp16",
+    "w8a16",
+    "flexq",
+    "flexq[w6a8]",
+    "flexq-imma-w6a6",
+    "cublaslt-w8a8",
+    "abq-w6a6",
+)
+SIZES = ((1, 128), (1, 5120), (3, 64), (8, 172), (2, 4096), (17, 576), (40, 1536), (1, 13824))
+OPERATIONS = ("rms", "layer", "silu", "relu")
+
+
+def kernel_of(label: str) -> LinearKernel:
+    kernel = registry.resolve(label, "cuda")
+    assert isinstance(kernel, LinearKernel)
+    return kernel
+
+
+def poisoned(kernel: LinearKernel, m: int, k: int) -> PackedOperand:
+    """Activations whose old contents would be seen. Padding is the kernel's own: zeros."""
+    packed = kernel.empty_activation(m, k, DEVICE)
+    kernel.activate(torch.randn(m, k, device=DEVICE).half() * 100, packed)
+    return packed
+
+
+def same(got: PackedOperand, wanted: PackedOperand) -> bool:
+    """FP16 results to a unit in the last place; codes to one, in a few places in a thousand.
+
+    A norm sums in another order than torch does, which moves a rare value across a tie.
+    """
+    for name, expected in wanted.buffers.items():
+        found = got.buffers[name]
+        if found.dtype == torch.int32:  # bit planes: a code that is one off changes few words
+            if (found != expected).float().mean() > 0.02:
+                return False
+        elif found.dtype == torch.int8:
+            far = (found.int() - expected.int()).abs()
+            if int(far.max()) > 1 or float((far > 0).float().mean()) > 0.01:
+                return False
+        elif not torch.allclose(found.float(), expected.float(), rtol=2e-3, atol=1e-4):
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("m", "k"), SIZES)
+@pytest.mark.parametrize("label", KERNELS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_fused_operation_packs_what_the_composition_packs(
+    operation: str, label: str, m: int, k: int
+) -> None:
+    torch.manual_seed(m * k)
+    kernel = kernel_of(label)
+    got, wanted = poisoned(kernel, m, k), kernel.empty_activation(m, k, DEVICE)
+    weight, bias = torch.rand(k, device=DEVICE).half(), torch.randn(k, device=DEVICE).half()
+    x, delta = torch.randn(m, k, device=DEVICE).half(), torch.randn(m, k, device=DEVICE).half()
+    wide = torch.randn(m, 2 * k, device=DEVICE).half()
+    residuals = []
+    for operations, packed in ((CudaOperations(), got), (TorchOperations(), wanted)):
+        to = Destination(kernel, packed, None)
+        residual = x.clone()
+        if operation == "silu":
+            operations.silu_mul(wide, to)
+        elif operation == "relu":
+            operations.relu(x, to)
+        else:
+            norm = Norm(weight, bias if operation == "layer" else None, 1e-5)
+            operations.norm(residual, delta, norm, to)
+        residuals.append(residual)
+    torch.cuda.synchronize()
+
+    assert same(got, wanted)
+    assert torch.equal(*residuals)
+
+
+HEADS = ((4, 4, 128), (8, 1, 128), (6, 2, 64), (9, 3, 64), (2, 2, 80), (8, 4, 8), (4, 1, 256))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("rotary", [True, False])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_attention_of_sequences_at_different_positions(
+    heads: int, kv_heads: int, head_dim: int, rotary: bool, bits: int
+) -> None:
+    torch.manual_seed(heads * head_dim + bits)
+    capacity, positions = 700, torch.tensor([0, 1, 63, 64, 650], dtype=torch.int32, device=DEVICE)
+    angles = torch.rand(capacity, head_dim // 2, device=DEVICE) * 6
+    table = torch.stack([angles.cos(), angles.sin()], dim=-1).contiguous()
+    shape = AttentionShape(heads, kv_heads, head_dim, table if rotary else None)
+    qkv = torch.randn(5, shape.width, device=DEVICE).half()
+    caches = [empty_layer(5, kv_heads, capacity, head_dim, bits, DEVICE) for _ in range(2)]
+    _fill_alike(caches)
+    kernel = kernel_of("w8a16")
+    outputs = []
+    for operations, cache in zip((CudaOperations(), TorchOperations()), caches, strict=True):
+        packed = kernel.empty_activation(5, heads * head_dim, DEVICE)
+        to = Destination(kernel, packed, None)
+        operations.attend(qkv, shape, cache, positions, 651, to)
+        outputs.append(packed.buffers["values"].float())
+    torch.cuda.synchronize()
+
+    assert torch.allclose(*outputs, atol=4e-3, rtol=4e-3)
+    for b, position in enumerate(positions.tolist()):
+        for of in ("keys", "values"):
+            got, wanted = (_token(cache, of, b, position) for cache in caches)
+            step = 0.0 if bits == 16 else float(wanted.max() - wanted.min()) / (2**bits - 1)
+            assert torch.allclose(got, wanted, atol=1.1 * step + 4e-3, rtol=2e-3)
+
+
+def test_a_batch_is_split_so_that_it_fills_the_gpu() -> None:
+    assert split_length(40, 1024, 132) == 64
+    assert split_length(40 * 64, 1024, 132) == 1024
+
+
+def _fill_alike(caches: list[KvLayer]) -> None:
+    first = caches[0]
+    for tensor in (first.keys, first.values):
+        if first.bits == 16:
+            tensor.copy_(
+                torch.randn(*tensor.shape[:3], tensor.shape[3] // 2).half().view(torch.uint8)
+            )
+        else:
+            tensor.copy_(torch.randint(0, 256, tensor.shape, dtype=torch.uint8))
+    for scales in (first.key_scales, first.value_scales):
+        if scales is not None:
+            scales.copy_(torch.rand(scales.shape) * (2.0 / (2**first.bits - 1)))
+    for name in ("keys", "values", "key_scales", "value_scales"):
+        source = getattr(first, name)
+        if source is not None:
+            getattr(caches[1], name).copy_(source)
+
+
+def _token(cache: KvLayer, of: str, slot: int, position: int) -> torch.Tensor:
+    codes = getattr(cache, of)[slot, :, position]
+    scales = cache.key_scales if of == "keys" else cache.value_scales
+    return decode(codes, None if scales is None else scales[slot, :, position], cache.bits)
