@@ -22,6 +22,7 @@ from flexq_bench.commands import (
     gate,
     listing,
     run,
+    sensitivity,
     static,
     sweep,
 )
@@ -42,6 +43,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
 app.command("accuracy")(accuracy.accuracy)
+app.command("sensitivity")(sensitivity.sensitivity)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)

@@ -97,40 +97,37 @@ def choose_sites(
     """
     if not 0 <= budget <= 1:
         raise QuantizeError(f"a budget is a share of the layers, 0 to 1, got {budget:g}")
-    units = (
-        [_Unit((damage,)) for damage in damages] if cost == "matrices" else _fused(damages, layout)
-    )
-    price = (lambda unit: unit.work) if cost == "work" else (lambda unit: 1)
-    left = budget * sum(map(price, units)) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
+    fused = layers_of(damages, layout)
+    units = fused if cost != "matrices" else tuple((damage,) for damage in damages)
+    prices = [_work(unit) if cost == "work" else 1 for unit in units]
+    left = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
     chosen: set[str] = set()
-    for unit in sorted(units, key=lambda unit: -unit.gain / price(unit)):
-        if price(unit) <= left:
-            left -= price(unit)
-            chosen.update(damage.site.name for damage in unit.damages)
+    for unit, price in sorted(
+        zip(units, prices, strict=True), key=lambda pair: -_gain(pair[0]) / pair[1]
+    ):
+        if price <= left:
+            left -= price
+            chosen.update(damage.site.name for damage in unit)
     return tuple(damage.site.name for damage in damages if damage.site.name in chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Sites that get more bits together or not at all."""
-
-    damages: tuple[SiteDamage, ...]
-
-    @property
-    def gain(self) -> float:
-        return sum(damage.gain for damage in self.damages)
-
-    @property
-    def work(self) -> int:
-        return sum(damage.site.n * damage.site.k for damage in self.damages)
-
-
-def _fused(damages: Sequence[SiteDamage], layout: ModelMap) -> list[_Unit]:
+def layers_of(
+    damages: Sequence[SiteDamage], layout: ModelMap
+) -> tuple[tuple[SiteDamage, ...], ...]:
+    """Sites by layer as engines run them: those that read one input are one layer."""
     source = {kind: feed.source for feed in layout.feeds for kind in feed.kinds}
     readers: dict[tuple[int, str], list[SiteDamage]] = {}
     for damage in damages:
         readers.setdefault((damage.site.block, source[damage.site.kind]), []).append(damage)
-    return [_Unit(tuple(together)) for together in readers.values()]
+    return tuple(tuple(together) for together in readers.values())
+
+
+def _gain(unit: Sequence[SiteDamage]) -> float:
+    return sum(damage.gain for damage in unit)
+
+
+def _work(unit: Sequence[SiteDamage]) -> int:
+    return sum(damage.site.n * damage.site.k for damage in unit)
 
 
 def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generator) -> None:

@@ -45,7 +45,8 @@ def encode(values: torch.Tensor, number: MiniFloat) -> torch.Tensor:
     # A mantissa that rounds up to 2 carries into the exponent by itself: codes are consecutive.
     codes = rounded + (exponent - (1 - _BIAS)).to(values.dtype) * 2**mantissa
     sign = torch.signbit(values) & (rounded > 0)
-    return codes + sign.to(values.dtype) * 2 ** (number.bits - 1)
+    coded: torch.Tensor = codes + sign.to(values.dtype) * 2 ** (number.bits - 1)
+    return coded
 
 
 def decode(codes: torch.Tensor, number: MiniFloat) -> torch.Tensor:
