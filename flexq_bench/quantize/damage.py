@@ -14,6 +14,7 @@ measuring the divergence with one layer rounded at a time takes a forward pass f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ def activation_damage(
     """Damage of each site's activations in both formats, in the order of the forward pass.
 
     The model is dense and stays as it is. Memory: one backward pass over a segment.
-    Raises QuantizeError if inputs can't be quantized, naming the site.
+    Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
     """
     sums = {site.name: [0.0, 0.0] for site in layout.sites}
     formats = (DynamicActivation(low), DynamicActivation(high))
@@ -73,6 +74,12 @@ def activation_damage(
             if progress is not None:
                 progress(index, calibration.segments, "damage of each layer's activations")
             _backward(model, segment, generator)
+    broken = next((name for name, costs in sums.items() if not math.isfinite(sum(costs))), None)
+    if broken is not None:
+        raise QuantizeError(
+            f"gradients at {broken} leave the range of the model's dtype: load it as bfloat16 or "
+            "float32"
+        )
     tokens = calibration.tokens.numel()
     return tuple(
         SiteDamage(site, sums[site.name][0] / tokens, sums[site.name][1] / tokens)

@@ -82,6 +82,7 @@ def _gains(axis: Axes, damages: Sequence[SiteDamage]) -> None:
     image = axis.imshow(table, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
     axis.set_yticks(range(len(kinds)), kinds)
     axis.set_xlabel("block")
+    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_title("share of what 8-bit activations save, by layer", fontsize="medium")
     axis.figure.colorbar(image, ax=axis, format=_percent)
 
