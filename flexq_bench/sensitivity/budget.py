@@ -34,7 +34,8 @@ class Choice:
     layers, matrices, work: the share that has them of layers as engines run them (q, k and v are
     one, gate and up too), of weight matrices, and of products.
     predicted: the part of all gain that damage.py expects of them.
-    closed: (PPL(W6A6) - PPL) / (PPL(W6A6) - PPL(W6A8)); None: one segment, or W6A8 is no better.
+    closed: (PPL(W6A6) - PPL) / (PPL(W6A6) - PPL(W6A8)); None: one segment, or W6A8 is not
+    clearly better.
     """
 
     name: str
@@ -128,7 +129,7 @@ def _choice(
 ) -> Choice:
     worse, better = ends
     closed = None
-    if len(result.nll) > 1 and worse.mean_nll > better.mean_nll:
+    if len(result.nll) > 1:
         closed = closed_share_interval(worse.nll, result.nll, better.nll, seed=seed)
 
     def share(weight: Callable[[SiteDamage], float]) -> float:

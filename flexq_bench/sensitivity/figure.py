@@ -33,6 +33,7 @@ def write_figure(
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise InfrastructureError("a PNG needs matplotlib: pip install matplotlib") from error
     panels = 2 if damages else 1
@@ -43,6 +44,7 @@ def write_figure(
     _bars(axes[0], dense, kinds)
     if damages:
         _gains(axes[1], damages)
+        axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
     try:
         figure.savefig(path, format="png")
     except OSError as error:
@@ -82,7 +84,6 @@ def _gains(axis: Axes, damages: Sequence[SiteDamage]) -> None:
     image = axis.imshow(table, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
     axis.set_yticks(range(len(kinds)), kinds)
     axis.set_xlabel("block")
-    axis.xaxis.get_major_locator().set_params(integer=True)
     axis.set_title("share of what 8-bit activations save, by layer", fontsize="medium")
     axis.figure.colorbar(image, ax=axis, format=_percent)
 
