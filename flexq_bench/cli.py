@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ci import bisect_command, gate_command
+from ci import bisect_command, gate_accuracy_command, gate_command
 from flexq_bench.commands import (
     accuracy,
     alerts,
@@ -48,6 +48,7 @@ app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)
 gate.app.command("perf")(gate_command.perf)
+gate.app.command("accuracy")(gate_accuracy_command.accuracy)
 app.add_typer(gate.app, name="gate")
 app.add_typer(alerts.app, name="alerts")
 app.command("explain")(explain.explain)

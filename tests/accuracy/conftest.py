@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -39,3 +41,9 @@ def some_tokens():
         return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """The folder of the model that the repository ships."""
+    return Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
