@@ -44,8 +44,9 @@ def encode(values: torch.Tensor, number: MiniFloat) -> torch.Tensor:
     rounded = torch.round(magnitude / step)
     # A mantissa that rounds up to 2 carries into the exponent by itself: codes are consecutive.
     codes = rounded + (exponent - (1 - _BIAS)).to(values.dtype) * 2**mantissa
-    sign = torch.signbit(values) & (rounded > 0)
-    coded: torch.Tensor = codes + sign.to(values.dtype) * 2 ** (number.bits - 1)
+    codes += torch.signbit(values).to(values.dtype) * 2 ** (number.bits - 1)
+    # frexp gives zero an exponent that is not the smallest; and there is one zero, without a sign.
+    coded: torch.Tensor = torch.where(rounded > 0, codes, 0.0)
     return coded
 
 
