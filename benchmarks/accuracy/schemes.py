@@ -29,7 +29,7 @@ from flexq_bench.quantize.calibration import calibration_segments
 from flexq_bench.quantize.registry import resolve
 from flexq_bench.regress.paired import is_clear, mean_difference_interval
 
-ORIGINAL = "fp16"
+ORIGINAL = "original"
 ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
     "atom-w4a4[outliers=0,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
     "atom-w4a4[outlier_bits=16,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
@@ -40,7 +40,17 @@ ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all o
     "atom-w4a4",
 )
 SETS = {
-    "rounding": ("w6a16", "w6a8", "w6a6", "rtn-w6a8", "rtn-w6a6", "rtn-w4a16", "w4a16", "w4a4"),
+    "rounding": (
+        "flexq-w6ax",
+        "w6a16",
+        "w6a8",
+        "w6a6",
+        "rtn-w6a8",
+        "rtn-w6a6",
+        "rtn-w4a16",
+        "w4a16",
+        "w4a4",
+    ),
     "weights": (
         *("fp6", "fp6[group=128]", "fp6[gptq=true]", "fp5", "fp5[group=128]", "fp5[gptq=true]"),
         *("gptq-w4a16", "gptq-w3a16", "awq-w4a16", "awq-w3a16", "w3a16"),
@@ -64,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure every scheme that the file lacks."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_model(arguments.model, device=device).tokenizer
+    tokenizer = load_model(arguments.model, device=device, dtype="float32").tokenizer
     tokens = tokenize(read_text(arguments.data), tokenizer)
     calibration = calibration_segments(
         tokenize(read_text(arguments.calibration), tokenizer),
@@ -78,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
             continue
         if time.monotonic() - began > arguments.seconds:
             sys.exit("time is up; run again for the rest")
-        model = load_model(arguments.model, device=device).model
+        model = load_model(arguments.model, device=device, dtype="float32").model
         started = time.monotonic()
         if name != ORIGINAL:
             resolve(name).quantize(model, calibration)
@@ -105,7 +115,7 @@ def table(arguments: argparse.Namespace) -> None:
     """Print the rows in their order."""
     rows = read_rows(arguments.out)
     base = next(row for row in rows if row["scheme"] == ORIGINAL)
-    say("| scheme | perplexity | more than fp16 | 95 % interval | s to quantize |")
+    say("| scheme | perplexity | more than original | 95 % interval | s to quantize |")
     say("| --- | ---: | ---: | --- | ---: |")
     for row in rows:
         say(f"| {' | '.join(cells(row, base))} |")

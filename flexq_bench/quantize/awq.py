@@ -19,7 +19,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at, weight_of
 from flexq_bench.quantize.observing import head_size, observe_block, readers_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, spread
+from flexq_bench.quantize.smoothing import fold, gather, spread, unrounded
 from kernels.formats import NumberFormat
 
 _UNCLIPPED = ("q_proj", "k_proj")  # softmax of their product: their own error says little of it
@@ -59,6 +59,16 @@ class Awq(Scheme):
     def quantize_block(self, job: Job, block: int) -> None:
         statistics = Statistics(hessian=True)
         observe_block(job, block, statistics)
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._scale_feeds(job, block, statistics)
+            # Only now: a layer's rows are scaled too, where the next feed comes out of it.
+            for site in job.layout.of_block(block):
+                scales = seen[site.name]
+                moments = statistics.hessian[site.name] / torch.outer(scales, scales)
+                self._quantize(job, site, moments.float())
+
+    def _scale_feeds(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
+        """Fold the best scale of each feed; by site what its inputs are divided by, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
         for feed in job.layout.feeds:
             readers = readers_of(job, block, feed)
@@ -73,11 +83,7 @@ class Awq(Scheme):
             )
             for reader in readers:
                 seen[reader.name] = spread(scale, feed, head_size(job)).double()
-        # Only now: a layer's rows are scaled too, where the next feed comes out of it.
-        for site in job.layout.of_block(block):
-            scales = seen[site.name]
-            moments = statistics.hessian[site.name] / torch.outer(scales, scales)
-            self._quantize(job, site, moments.float())
+        return seen
 
     def _best_scale(
         self, job: Job, feed: Feed, readers: list[LinearSite], statistics: Statistics

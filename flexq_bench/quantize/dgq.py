@@ -17,7 +17,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.model_map import linear_at, weight_of
 from flexq_bench.quantize.observing import head_size, observe_block, readers_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, percentile_scale, spread
+from flexq_bench.quantize.smoothing import fold, gather, percentile_scale, spread, unrounded
 from kernels.formats import NumberFormat
 
 _LARGEST_S8 = 127
@@ -64,13 +64,14 @@ class Dgq(Scheme):
             search = SearchOptions.of_steps(options.group_steps, options.row_steps)
         statistics = Statistics(hessian=True)
         observe_block(job, block, statistics)
-        seen = self._smooth(job, block, statistics)
-        for site in job.layout.of_block(block):
-            scale = seen.get(site.name, torch.ones_like(statistics.abs_sum[site.name]))
-            moments = statistics.hessian[site.name] / torch.outer(scale, scale)
-            weights = dual_grained(weight_of(job.model, site), moments, options.group, search)
-            largest = float((statistics.absmax[site.name] / scale).max())
-            quantize_site(job.model, site, weights.dequantize(), self._activation(largest))
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._smooth(job, block, statistics)
+            for site in job.layout.of_block(block):
+                scale = seen.get(site.name, torch.ones_like(statistics.abs_sum[site.name]))
+                moments = statistics.hessian[site.name] / torch.outer(scale, scale)
+                weights = dual_grained(weight_of(job.model, site), moments, options.group, search)
+                largest = float((statistics.absmax[site.name] / scale).max())
+                quantize_site(job.model, site, weights.dequantize(), self._activation(largest))
 
     def _smooth(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
         """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""

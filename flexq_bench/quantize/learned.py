@@ -18,7 +18,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.model_map import LinearSite, linear_at, weight_of
 from flexq_bench.quantize.observing import head_size, observe_block, readers_of
 from flexq_bench.quantize.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, smoothquant_scale
+from flexq_bench.quantize.smoothing import fold, gather, smoothquant_scale, unrounded
 from flexq_bench.quantize.straight_through import fake_quantize
 from kernels.formats import NumberFormat
 
@@ -94,14 +94,11 @@ class LearnedScheme(Scheme):
         if job.original is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         module = job.layout.block_module(job.model, block)
-        kept = next(module.parameters()).dtype
-        module.float()  # small steps would be lost in FP16
-        learned = self._train(job, block, module)
-        module.to(kept)
+        with unrounded(module):
+            learned = self._train(job, block, module)
         job.original.advance()
-        module.float()  # scaled weights are rounded once, to their codes
-        self._apply_learned(job, block, learned)
-        module.to(kept)
+        with unrounded(module):
+            self._apply_learned(job, block, learned)
 
     def _train(self, job: Job, block: int, module: nn.Module) -> Learned:
         assert job.original is not None
