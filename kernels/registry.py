@@ -15,11 +15,11 @@ from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, weight_only
+from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, minifloat, weight_only
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
-from workloads.case import parse_kernel_label
+from workloads.case import kernel_label, parse_kernel_label
 
 _NAMED = 8  # kernels that an error names, nearest first
 
@@ -93,8 +93,8 @@ _ENTRIES: tuple[_Entry, ...] = (
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "cublaslt-fp8",
-            OperandFormat(8, is_e4m3=True),
-            OperandFormat(8, is_e4m3=True),
+            OperandFormat(8, kind="float"),
+            OperandFormat(8, kind="float"),
         ),
         cuda=fp8.Fp8Gemm,
     ),
@@ -110,6 +110,23 @@ _ENTRIES: tuple[_Entry, ...] = (
             cuda=partial(weight_only.WeightOnlyGemm, bits),
         )
         for bits, group in ((8, None), (4, weight_only.STEP_K))
+    ),
+    *(
+        _Entry(
+            kernel_label(f"fp{bits}-w{bits}a16", variant),
+            cpu=partial(
+                cpu_dense.DequantizedGemm,
+                f"fp{bits}-w{bits}a16",
+                OperandFormat(bits, minifloat.group_of(variant), kind="float"),
+                OperandFormat(16),
+                variant,
+            )
+            if variant != "-bias-shift"
+            else None,
+            cuda=partial(minifloat.MinifloatGemm, bits, variant),
+        )
+        for bits in (6, 5)
+        for variant in minifloat.VARIANTS
     ),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     *(

@@ -72,6 +72,12 @@ __device__ inline uint4 load_shared(uint32_t shared) {
   return v;
 }
 
+__device__ inline uint2 load_shared_words(uint32_t shared) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
+  return v;
+}
+
 __device__ inline float2 load_shared_pair(uint32_t shared) {
   float2 v;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(shared) : "memory");

@@ -13,7 +13,8 @@ from kernels.errors import ShapeError
 class Operand:
     """Activations X [M,K] or weights W [N,K], quantized or dense.
 
-    values: [rows, K], int8 or E4M3 codes where scales is given, else FP16/FP32 values.
+    values: [rows, K], int8 or E4M3 codes, or FP16 values that E3M2 or E3M1 has, where scales is
+            given; else FP16/FP32 values.
     scales: [rows, groups], FP16; groups = ceil(K / group). None: dense.
     bits:   of one code; 16 for dense FP16.
     group:  values of k that share a scale; None: one scale a row (or dense). The last group of a

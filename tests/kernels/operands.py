@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.formats import Operand
+from kernels.formats.minifloat import minifloat_numbers
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:
@@ -16,6 +17,13 @@ def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0
     chosen = special[torch.randint(0, 4, (rows, k), generator=generator)]
     at = torch.rand(rows, k, generator=generator) < extremes
     return torch.where(at, chosen, codes).to(torch.int8)
+
+
+def random_minifloats(rows: int, k: int, bits: int, *, seed: int) -> torch.Tensor:
+    """Numbers FP16 [rows, k] of E3M2 (6 bits) or E3M1 (5): every code is as likely."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(1 << bits, (rows, k), generator=generator)
+    return minifloat_numbers(bits)[codes].half()
 
 
 def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float = 1.0) -> Operand:

@@ -1,0 +1,76 @@
+"""Scaled minifloats of 6 and 5 bits: E3M2 and E3M1 with one scale a row or a group.
+
+ZeroQuant(4+2) (arXiv 2312.08583) quantizes weights to these. Sign, three exponent bits with a bias
+of 3, two or one mantissa bits; subnormals, no infinity and no NaN.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats.operand import Operand
+
+MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
+EXPONENT_BITS, EXPONENT_BIAS = 3, 3
+LARGEST = {6: 28.0, 5: 24.0}
+_LEAST_EXPONENT = 1 - EXPONENT_BIAS  # of normal numbers; subnormals have the same
+
+
+def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
+    """Quantize [rows, K] to E3M2 (6 bits) or E3M1 (5) numbers with one FP16 scale a group.
+
+    scale = fp16(max|x| / LARGEST), number = the nearest to x / scale with the *stored* scale, ties
+    to the even code, saturated at ±LARGEST. A group whose scale rounds to zero in FP16 has numbers
+    of zero. The operand's values are the numbers themselves, as FP16.
+
+    group: values of k that share a scale; None: one scale a row.
+    Raises ShapeError if bits is not 5 or 6 or the matrix is not two-dimensional, and ValueError if
+    it holds NaN or infinity, or values past what an FP16 scale can carry.
+    """
+    largest = LARGEST[checked_bits(bits)]
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    rows, k = matrix.shape
+    length = k if group is None else group
+    groups = -(-k // length)
+    work = torch.nn.functional.pad(matrix.double(), (0, groups * length - k))
+    work = work.view(rows, groups, length)
+    scales = (work.abs().amax(dim=2) / largest).to(torch.float16)
+    if not bool(torch.isfinite(scales).all()):
+        raise ValueError(f"values past {65504 * largest:,} do not fit with an FP16 scale")
+    divisor = torch.where(scales == 0, torch.inf, scales.double()).unsqueeze(2)
+    numbers = nearest_minifloat(work / divisor, bits)
+    values = numbers.view(rows, groups * length)[:, :k].to(torch.float16).contiguous()
+    return Operand(values, scales, bits, group)
+
+
+def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """The nearest numbers of a format, ties to the even code, saturated; float64 in and out."""
+    _, exponent = torch.frexp(values)  # of a fraction in [0.5, 1)
+    step = torch.exp2((exponent - 1).clamp(min=_LEAST_EXPONENT).double() - MANTISSA_BITS[bits])
+    return ((values / step).round() * step).clamp(-LARGEST[bits], LARGEST[bits])
+
+
+def minifloat_numbers(bits: int) -> torch.Tensor:
+    """What every code stands for, float64 [2^bits], by the format's definition.
+
+    A code is sign, exponent and mantissa, from the top bit down. Raises ShapeError for other bits.
+    """
+    mantissa_bits = MANTISSA_BITS[checked_bits(bits)]
+    code = torch.arange(1 << bits)
+    mantissa = (code & ((1 << mantissa_bits) - 1)).double() / (1 << mantissa_bits)
+    exponent = code >> mantissa_bits & ((1 << EXPONENT_BITS) - 1)
+    leading = (exponent > 0).double()
+    power = torch.exp2((exponent.clamp(min=1) - EXPONENT_BIAS).double())
+    sign = 1.0 - 2.0 * (code >> (bits - 1)).double()
+    return sign * (leading + mantissa) * power
+
+
+def checked_bits(bits: int) -> int:
+    """The bits of a minifloat code. Raises ShapeError if there is no such format."""
+    if bits not in MANTISSA_BITS:
+        raise ShapeError(f"minifloats have 5 or 6 bits, got {bits}")
+    return bits
