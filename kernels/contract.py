@@ -15,14 +15,20 @@ from typing import Any, Literal
 import torch
 
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import Operand, quantize_e4m3, quantize_minifloat, quantize_symmetric
+from kernels.formats import (
+    Operand,
+    quantize_dual_grained,
+    quantize_e4m3,
+    quantize_minifloat,
+    quantize_symmetric,
+)
 from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
-Kind = Literal["int", "float"]  # of codes
+Kind = Literal["int", "float", "dual"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 
@@ -32,6 +38,7 @@ class OperandFormat:
 
     group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
     kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
+        Dual-grained: kernels/formats/dual_grained.py.
     """
 
     bits: int
@@ -40,14 +47,14 @@ class OperandFormat:
 
     @property
     def is_integer(self) -> bool:
-        return self.bits <= 8 and self.kind == "int"
+        return self.bits <= 8 and self.kind != "float"
 
     @property
     def name(self) -> str:
         """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
         if self.bits > 8:
             return f"fp{self.bits}"
-        kind = "int" if self.is_integer else "fp"
+        kind = {"int": "int", "float": "fp", "dual": "dual"}[self.kind]
         return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
@@ -251,6 +258,8 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
 def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
     """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
     kind: Kind = "float" if operand.values.is_floating_point() else "int"
+    if operand.row_scales is not None:
+        kind = "dual"
     given = OperandFormat(operand.bits, operand.group, kind)
     if operand.scales is None or given != fmt:
         raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
@@ -262,6 +271,8 @@ def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
         return quantize_e4m3(matrix)
     if fmt.bits < 8 and fmt.kind == "float":
         return quantize_minifloat(matrix, fmt.bits, fmt.group)
+    if fmt.kind == "dual" and fmt.group is not None:
+        return quantize_dual_grained(matrix, fmt.group)
     if fmt.is_integer:
         return quantize_symmetric(matrix, fmt.bits, fmt.group)
     return Operand(matrix.to(torch.float16), None, fmt.bits, None)

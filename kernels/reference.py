@@ -59,7 +59,7 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []
     for start in range(0, w.rows, step):
-        part = _rows(w, start, start + step)
+        part = w.slice_rows(start, start + step)
         w_groups = _in_groups(part.dequantize(), groups, length)
         y = torch.zeros(x.rows, part.rows, dtype=torch.float64, device=x.values.device)
         magnitude = torch.zeros_like(y)
@@ -75,11 +75,6 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
         magnitude = magnitude + bias.double().abs()
     both_fp8 = x.values.dtype == w.values.dtype == torch.float8_e4m3fn
     return Reference(y, magnitude, _FP8_SUM_BITS if both_fp8 else _FP32_BITS)
-
-
-def _rows(operand: Operand, start: int, stop: int) -> Operand:
-    scales = None if operand.scales is None else operand.scales[start:stop]
-    return Operand(operand.values[start:stop], scales, operand.bits, operand.group)
 
 
 def _in_groups(matrix: torch.Tensor, groups: int, length: int) -> torch.Tensor:

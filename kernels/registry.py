@@ -14,8 +14,20 @@ from functools import cache, partial
 from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
+from kernels.cpu import dual_grained as cpu_dgq
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, minifloat, weight_only
+from kernels.cuda import (
+    abq,
+    btc,
+    flexq,
+    fp8,
+    gemmex,
+    imma,
+    int8_sums,
+    minifloat,
+    nibbles,
+    weight_only,
+)
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
@@ -127,6 +139,17 @@ _ENTRIES: tuple[_Entry, ...] = (
         )
         for bits in (6, 5)
         for variant in minifloat.VARIANTS
+    ),
+    _Entry("dgq-w4a8", cpu=cpu_dgq.DualGrainedGemm, cuda=nibbles.DualGrainedGemm),
+    _Entry(
+        "group-w4a8",
+        cpu=partial(
+            cpu_dense.DequantizedGemm,
+            "group-w4a8",
+            OperandFormat(4, nibbles.GROUP),
+            OperandFormat(8),
+        ),
+        cuda=nibbles.GroupScaledGemm,
     ),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     *(

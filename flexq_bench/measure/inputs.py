@@ -27,6 +27,7 @@ _EXTREME_FRACTION = 0.03  # of the codes each: the lowest, the highest and zero
 # Codes up to this, on so few k, keep |sum| at or below 2,048, where FP16 holds every integer.
 _SMALL_CODE = 2
 _SMALL_TERMS = 256
+_DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained codes are 0 … 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,12 @@ def small_sum_inputs(
         keep = torch.rand(shape, generator=generator, device=device) < density
         groups = _groups(gemm.k, fmt)
         ones = torch.ones(rows, groups, dtype=torch.float16, device=device)
-        return Operand((codes * keep).to(torch.int8), ones, fmt.bits, fmt.group)
+        small = (codes * keep).to(torch.int8)
+        if fmt.kind == "dual":
+            middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
+            codes_up = small + _DUAL_MIDDLE
+            return Operand(codes_up, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
+        return Operand(small, ones, fmt.bits, fmt.group)
 
     x = draw(gemm.m, kernel.spec.activation, terms)
     w = draw(gemm.n, kernel.spec.weight, 1.0)
@@ -135,6 +141,19 @@ def _full_range(
         device=device,
     )
     scales = torch.exp2(exponents.float()).half()
+    if fmt.kind == "dual":
+        zeros = torch.randint(
+            -2 * _DUAL_MIDDLE + 1, 1, scales.shape, generator=generator, device=device
+        )
+        # The largest that keeps scale · (code + zero point) of every code within int8.
+        most = torch.minimum(
+            127 // (2 * _DUAL_MIDDLE - 1 + zeros).clamp(min=1), 128 // (-zeros).clamp(min=1)
+        )
+        draws = torch.rand(scales.shape, generator=generator, device=device)
+        of_groups = ((draws * most).long() + 1).half()
+        up = (codes + _DUAL_MIDDLE).to(torch.int8)
+        zero_points = zeros.to(torch.int8)
+        return Operand(up, of_groups, fmt.bits, fmt.group, zero_points, row_scales=scales[:, :1])
     return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
 
 

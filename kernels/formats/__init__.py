@@ -1,8 +1,15 @@
-"""Number formats: symmetric group quantization, scaled FP8 and minifloats, bit planes."""
+"""Number formats: symmetric and dual-grained groups, scaled FP8, minifloats, bit planes."""
 
+from kernels.formats.dual_grained import quantize_dual_grained
 from kernels.formats.fp8 import quantize_e4m3
 from kernels.formats.minifloat import quantize_minifloat
 from kernels.formats.operand import Operand
 from kernels.formats.symmetric import quantize_symmetric
 
-__all__ = ["Operand", "quantize_e4m3", "quantize_minifloat", "quantize_symmetric"]
+__all__ = [
+    "Operand",
+    "quantize_dual_grained",
+    "quantize_e4m3",
+    "quantize_minifloat",
+    "quantize_symmetric",
+]

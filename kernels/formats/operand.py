@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,14 +20,18 @@ class Operand:
     bits:   of one code; 16 for dense FP16.
     group:  values of k that share a scale; None: one scale a row (or dense). The last group of a
             row is shorter where K is not a multiple.
+    zero_points: [rows, groups], int8, added to codes before they are scaled. None: zeros.
+    row_scales:  [rows, 1], FP16, a second scale that a whole row shares. None: ones.
 
-    Raises ShapeError if scales don't fit values.
+    Raises ShapeError if scales or zero points don't fit values.
     """
 
     values: torch.Tensor
     scales: torch.Tensor | None
     bits: int
     group: int | None
+    zero_points: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
@@ -36,6 +41,14 @@ class Operand:
                 f"scales of a {self.rows}x{self.k} operand in groups of {self.group} must be "
                 f"{self.rows}x{self.groups}, got {tuple(self.scales.shape)}"
             )
+        for name, of_groups, columns in (
+            ("zero points", self.zero_points, self.groups),
+            ("row scales", self.row_scales, 1),
+        ):
+            if of_groups is not None and tuple(of_groups.shape) != (self.rows, columns):
+                raise ShapeError(
+                    f"{name} must be {self.rows}x{columns}, got {tuple(of_groups.shape)}"
+                )
 
     @property
     def rows(self) -> int:
@@ -57,13 +70,36 @@ class Operand:
 
     def to(self, device: torch.device | str) -> Operand:
         """The same operand on another device."""
-        scales = None if self.scales is None else self.scales.to(device)
-        return Operand(self.values.to(device), scales, self.bits, self.group)
+        return self._mapped(lambda tensor: tensor.to(device))
+
+    def slice_rows(self, start: int, stop: int) -> Operand:
+        """Rows start … stop - 1, or to the end."""
+        return self._mapped(lambda tensor: tensor[start:stop])
 
     def dequantize(self) -> torch.Tensor:
-        """The real values, float64 [rows, K]: code times scale, exact."""
+        """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
         values = self.values.double()
-        if self.scales is None:
-            return values
-        per_value = self.scales.double().repeat_interleave(self.group_length, dim=1)
-        return values * per_value[:, : self.k]
+        if self.zero_points is not None:
+            values = values + self._per_value(self.zero_points)
+        if self.scales is not None:
+            values = values * self._per_value(self.scales)
+        if self.row_scales is not None:
+            values = values * self.row_scales.double()
+        return values
+
+    def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
+        wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
+        return wide[:, : self.k]
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Operand:
+        def changed(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        return Operand(
+            change(self.values),
+            changed(self.scales),
+            self.bits,
+            self.group,
+            changed(self.zero_points),
+            changed(self.row_scales),
+        )

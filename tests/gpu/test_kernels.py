@@ -81,13 +81,12 @@ def coded_operands(
     """Codes with powers of two as scales; FP16 activations are integers times one."""
     a, b = kernel.spec.activation, kernel.spec.weight
     x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
-    draw = operands.random_codes if b.is_integer else operands.random_minifloats
-    w = draw(n, k, b.bits, seed=m + n * k)
+    w = operands.random_weight(b, n, k, seed=m + n * k)
     if a.is_integer:
         x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
     else:
         x = Operand((x_codes * x_scale).half(), None, a.bits, None)
-    return x, operands.unit_operand(w, b.bits, b.group)
+    return x, w
 
 
 def exact_product(x: Operand, w: Operand) -> torch.Tensor:
@@ -152,10 +151,9 @@ def test_scales_over_eight_decades_keep_the_error_under_a_thousandth(
 ) -> None:
     kernel = linear_kernel(label)
     x, w = coded_operands(kernel, m, n, k, 1.0)
-    assert w.scales is not None
     if x.scales is not None:
-        x = Operand(x.values, operands.random_scales(*x.scales.shape, seed=1), x.bits, x.group)
-    w = Operand(w.values, operands.random_scales(*w.scales.shape, seed=2), w.bits, w.group)
+        x = operands.rescaled(x, seed=1)
+    w = operands.rescaled(w, seed=2)
 
     assert relative_error(multiply(kernel, x, w), x, w) <= 1e-3
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from kernels.contract import OperandFormat
 from kernels.formats import Operand
 from kernels.formats.minifloat import minifloat_numbers
 
@@ -31,6 +34,36 @@ def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float
     groups = 1 if group is None else -(-codes.shape[1] // group)
     scales = torch.full((codes.shape[0], groups), scale, dtype=torch.float16)
     return Operand(codes, scales, bits, group)
+
+
+def random_weight(fmt: OperandFormat, n: int, k: int, *, seed: int) -> Operand:
+    """Codes of any format over its whole range; scales that keep every product exact."""
+    if fmt.kind == "dual":
+        assert fmt.group is not None
+        return random_dual_grained(n, k, fmt.group, seed=seed)
+    draw = random_codes if fmt.is_integer else random_minifloats
+    return unit_operand(draw(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
+
+
+def random_dual_grained(n: int, k: int, group: int, *, seed: int) -> Operand:
+    """Codes 0 … 15, zero points and integer scales of groups over all that fits int8; rows of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(16, (n, k), generator=generator).to(torch.int8)
+    zeros = torch.randint(-15, 1, (n, -(-k // group)), generator=generator)
+    most = [[min(127 // max(15 + z, 1), 128 // max(-z, 1)) for z in row] for row in zeros.tolist()]
+    draws = torch.rand(zeros.shape, generator=generator)
+    scales = ((draws * torch.tensor(most)).long() + 1).half()
+    ones = torch.ones(n, 1, dtype=torch.float16)
+    return Operand(codes, scales, 4, group, zeros.to(torch.int8), row_scales=ones)
+
+
+def rescaled(operand: Operand, *, seed: int) -> Operand:
+    """The same codes with FP16 scales over many decades."""
+    assert operand.scales is not None
+    if operand.row_scales is not None:
+        rows = random_scales(operand.rows, 1, seed=seed)
+        return replace(operand, row_scales=rows)
+    return replace(operand, scales=random_scales(*operand.scales.shape, seed=seed))
 
 
 def random_scales(
