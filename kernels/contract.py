@@ -20,6 +20,7 @@ from kernels.formats import (
     quantize_dual_grained,
     quantize_e4m3,
     quantize_minifloat,
+    quantize_mixed,
     quantize_symmetric,
 )
 from kernels.runtime.nvrtc import Build
@@ -28,7 +29,7 @@ from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
-Kind = Literal["int", "float", "dual"]  # of codes
+Kind = Literal["int", "float", "dual", "mixed"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 
@@ -38,7 +39,7 @@ class OperandFormat:
 
     group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
     kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
-        Dual-grained: kernels/formats/dual_grained.py.
+        Dual-grained: kernels/formats/dual_grained.py; mixed: kernels/formats/mixed.py.
     """
 
     bits: int
@@ -54,7 +55,7 @@ class OperandFormat:
         """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
         if self.bits > 8:
             return f"fp{self.bits}"
-        kind = {"int": "int", "float": "fp", "dual": "dual"}[self.kind]
+        kind = {"int": "int", "float": "fp", "dual": "dual", "mixed": "mixed"}[self.kind]
         return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
@@ -260,6 +261,8 @@ def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
     kind: Kind = "float" if operand.values.is_floating_point() else "int"
     if operand.row_scales is not None:
         kind = "dual"
+    if operand.tail_bits is not None:
+        kind = "mixed"
     given = OperandFormat(operand.bits, operand.group, kind)
     if operand.scales is None or given != fmt:
         raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
@@ -273,6 +276,8 @@ def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
         return quantize_minifloat(matrix, fmt.bits, fmt.group)
     if fmt.kind == "dual" and fmt.group is not None:
         return quantize_dual_grained(matrix, fmt.group)
+    if fmt.kind == "mixed":
+        return quantize_mixed(matrix)
     if fmt.is_integer:
         return quantize_symmetric(matrix, fmt.bits, fmt.group)
     return Operand(matrix.to(torch.float16), None, fmt.bits, None)

@@ -89,6 +89,12 @@ def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
 
 
 def _check(x: Operand, w: Operand) -> None:
+    orders = [operand.order for operand in (x, w)]
+    if any(order is not None for order in orders):
+        own = torch.arange(x.k, dtype=torch.int32)
+        first, second = (own if order is None else order.cpu() for order in orders)
+        if not torch.equal(first, second):
+            raise ShapeError("x and w have their channels in different orders: use one for both")
     if x.k != w.k:
         raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
     if x.group is not None and w.group is not None and x.group != w.group:

@@ -15,9 +15,11 @@ from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import dual_grained as cpu_dgq
+from kernels.cpu import mixed as cpu_mixed
 from kernels.cpu import probes as cpu_probes
 from kernels.cuda import (
     abq,
+    atom,
     btc,
     flexq,
     fp8,
@@ -151,6 +153,8 @@ _ENTRIES: tuple[_Entry, ...] = (
         ),
         cuda=nibbles.GroupScaledGemm,
     ),
+    _Entry("atom-w4a4", cpu=cpu_mixed.MixedGemm, cuda=atom.MixedGemm),
+    _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     *(
         _Entry(

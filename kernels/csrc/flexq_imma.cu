@@ -167,6 +167,25 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
         for (int e = 0; e < 4; ++e) sums[j][e] = total[r][j].of[e];
 #endif
+#if INT4_MMA
+      if (step < groups - 1) {
+#pragma unroll
+        for (int q = 0; q < INT4_MMAS; ++q) {
+          uint32_t a[4];
+          weights.nibble_operands(a, q);
+#pragma unroll
+          for (int j = 0; j < COL_TILES; ++j) {
+            uint32_t b[2];
+            now.codes[j].nibbles(b, q);
+            mma_s4_m16n8k64(sums[j], a, b);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[j][e] *= 16;  // as sums of int8 operands are
+      } else
+#endif
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) {
         const uint32_t a[4] = {weights.operand(4 * i), weights.operand(4 * i + 1),

@@ -25,6 +25,10 @@
 // is 16·a + b + 8 with a and b in -8 .. 7. The first tile has a and makes the operand 16·a + 8, the second
 // has b and makes 16·b, whose scale is a sixteenth.
 //
+// INT4_MMA: groups of 4-bit codes on both sides are multiplied by mma.m16n8k64.s4, straight from the tile;
+// activations are packed to nibbles in registers. Where there is no int4 tensor core, Hopper and later,
+// that would be emulated at a fortieth of the int8 rate.
+//
 // DUAL_GRAINED (DGQ, arXiv 2310.04836): nibbles are unsigned; the operand is scale·(nibble + zero point),
 // which the packer keeps within int8. Four at once: with 128 added each is a digit in 0 .. 255, so one
 // multiplication and one addition of words can't carry from one into the next.
@@ -40,6 +44,9 @@
 #ifndef DUAL_GRAINED
 #define DUAL_GRAINED 0
 #endif
+#ifndef INT4_MMA
+#define INT4_MMA (INT8_TAIL && __CUDA_ARCH__ < 900)
+#endif
 #ifndef A_GROUPED
 #define A_GROUPED !DUAL_GRAINED
 #endif
@@ -51,6 +58,7 @@ constexpr int GROUP = 128;  // values of k that share one scale
 constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32;
 constexpr int MMAS = GROUP / MMA_K;     // to cross a group
 constexpr int OPERAND_WORDS = 4 * MMAS;
+constexpr int INT4_MMAS = GROUP / 64;   // to cross a group in nibbles
 constexpr int NIBBLE_BYTES = 1024, TILE_BYTES = MMA_ROWS * GROUP * W_BITS / 8;
 constexpr int LANE_K = 32;              // neighbouring k of a lane
 // What a sum of operands is divided by. The tensor core sees scale·(code + zero point) itself.
@@ -110,6 +118,14 @@ struct WeightTile {
 #endif
   }
 
+#if INT4_MMA
+  // The operand registers of int4 MMA q, whose sums are of codes, not of 16 times them.
+  __device__ inline void nibble_operands(uint32_t (&a)[4], int q) const {
+#pragma unroll
+    for (int o = 0; o < 4; ++o) a[o] = nibbles[4 * q + o];
+  }
+#endif
+
   // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
   __device__ inline uint32_t operand(int o) const {
 #if W_BITS == 6
@@ -140,5 +156,15 @@ struct TokenCodes {
     const uint4& t = half[i / 2];
     b[0] = i % 2 == 0 ? t.x : t.z;
     b[1] = i % 2 == 0 ? t.y : t.w;
+  }
+
+  // B operand registers of int4 MMA q: 4-bit codes in the nibbles where the weights have theirs.
+  __device__ inline void nibbles(uint32_t (&b)[2], int q) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t bytes[2];
+      operand(bytes, 2 * q + h);
+      b[h] = selected_bits<0x0F0F0F0Fu>(bytes[0], bytes[1] << 4);
+    }
   }
 };

@@ -70,14 +70,6 @@ __device__ inline uint32_t biased_halves(uint32_t bits) {
   return d;
 }
 
-// a where the mask is 1, b where it is 0.
-template <uint32_t MASK>
-__device__ inline uint32_t selected_bits(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(d) : "r"(a), "n"(MASK), "r"(b));
-  return d;
-}
-
 __device__ inline uint32_t rotated_right(uint32_t word, int bits) {
   return __funnelshift_r(word, word, bits);
 }

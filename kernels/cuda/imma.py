@@ -54,7 +54,8 @@ class ImmaGemm(LinearKernel):
     """What all kernels on csrc/flexq_imma*.cu share: buffers of activations, and the launch.
 
     tiles: of the weights. A packed weight has buffers `tiles` and `scales`, and `features` where
-    output features have scales of their own.
+    output features have scales of their own. Packed activations have `codes` and `scales`, and
+    `order` where k is not in the channels' own order.
     """
 
     tiles: TileFormat
@@ -79,6 +80,22 @@ class ImmaGemm(LinearKernel):
         of_tokens = scales.T if self.tiles.a_grouped else scales[:, 0]
         packed.buffers["scales"][..., : x.rows] = of_tokens
         return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
+        arguments = (x.contiguous(), codes, scales)
+        load_function(self.packing()[0], "quantize_rows").launch(
+            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
+            32 * _QUANTIZE_WARPS,
+            (
+                *arguments,
+                packed.rows,
+                packed.k,
+                int(self.in_mma_order(packed.rows)),
+                packed.buffers.get("order"),
+            ),
+            overlap_previous=True,
+        )
 
     def gemm(
         self,
@@ -149,7 +166,7 @@ class ImmaGemm(LinearKernel):
 
     @abstractmethod
     def packing(self) -> Sequence[Build]:
-        """The kernels that pack operands."""
+        """The kernels that pack operands; the first one has quantize_rows of csrc/imma_pack.cu."""
 
 
 class Int8TensorCoreGemm(ImmaGemm):
@@ -182,16 +199,6 @@ class Int8TensorCoreGemm(ImmaGemm):
             (*arguments, weight.rows, weight.k),
         )
         return PackedOperand({"tiles": tiles, "scales": tile_scales}, weight.rows, weight.k)
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
-        arguments = (x.contiguous(), codes, scales)
-        load_function(self._packing, "quantize_rows").launch(
-            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
-            32 * _QUANTIZE_WARPS,
-            (*arguments, packed.rows, packed.k, int(self.in_mma_order(packed.rows))),
-            overlap_previous=True,
-        )
 
     def packing(self) -> Sequence[Build]:
         return [self._packing]

@@ -27,13 +27,15 @@ class TileFormat:
     """What a tile of weights is, as csrc/imma_layout.cuh defines it: 16 rows by 128 k.
 
     int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
-    groups. a_grouped: activations have a scale per group, not one a token.
+    groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
+    tensor core even where it is emulated; else where there is one.
     """
 
     w_bits: int = 6
     int8_tail: bool = False
     dual_grained: bool = False
     a_grouped: bool = True
+    int4_mma: bool = False
 
     @property
     def tile_bytes(self) -> int:

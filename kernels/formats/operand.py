@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -22,8 +22,11 @@ class Operand:
             row is shorter where K is not a multiple.
     zero_points: [rows, groups], int8, added to codes before they are scaled. None: zeros.
     row_scales:  [rows, 1], FP16, a second scale that a whole row shares. None: ones.
+    tail_bits:   of codes in the last group. None: bits, as everywhere.
+    order:       int32 [K], a permutation: column j is channel order[j] of the layer's input. None:
+            the channels' own order.
 
-    Raises ShapeError if scales or zero points don't fit values.
+    Raises ShapeError if scales, zero points or order don't fit values.
     """
 
     values: torch.Tensor
@@ -32,6 +35,8 @@ class Operand:
     group: int | None
     zero_points: torch.Tensor | None = None
     row_scales: torch.Tensor | None = None
+    tail_bits: int | None = None
+    order: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
@@ -49,6 +54,9 @@ class Operand:
                 raise ShapeError(
                     f"{name} must be {self.rows}x{columns}, got {tuple(of_groups.shape)}"
                 )
+
+        if self.order is not None and tuple(self.order.shape) != (self.k,):
+            raise ShapeError(f"an order of {self.k} columns has {tuple(self.order.shape)}")
 
     @property
     def rows(self) -> int:
@@ -70,7 +78,8 @@ class Operand:
 
     def to(self, device: torch.device | str) -> Operand:
         """The same operand on another device."""
-        return self._mapped(lambda tensor: tensor.to(device))
+        order = None if self.order is None else self.order.to(device)
+        return replace(self._mapped(lambda tensor: tensor.to(device)), order=order)
 
     def slice_rows(self, start: int, stop: int) -> Operand:
         """Rows start … stop - 1, or to the end."""
@@ -87,6 +96,15 @@ class Operand:
             values = values * self.row_scales.double()
         return values
 
+    def in_own_order(self) -> torch.Tensor:
+        """`dequantize`, each column where its channel is."""
+        values = self.dequantize()
+        if self.order is None:
+            return values
+        own = torch.empty_like(values)
+        own[:, self.order.to(values.device).long()] = values
+        return own
+
     def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
         wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
         return wide[:, : self.k]
@@ -95,11 +113,10 @@ class Operand:
         def changed(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else change(tensor)
 
-        return Operand(
-            change(self.values),
-            changed(self.scales),
-            self.bits,
-            self.group,
-            changed(self.zero_points),
-            changed(self.row_scales),
+        return replace(
+            self,
+            values=change(self.values),
+            scales=changed(self.scales),
+            zero_points=changed(self.zero_points),
+            row_scales=changed(self.row_scales),
         )

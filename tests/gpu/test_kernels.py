@@ -80,8 +80,10 @@ def coded_operands(
 ) -> tuple[Operand, Operand]:
     """Codes with powers of two as scales; FP16 activations are integers times one."""
     a, b = kernel.spec.activation, kernel.spec.weight
-    x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
     w = operands.random_weight(b, n, k, seed=m + n * k)
+    if a.kind == "mixed":
+        return operands.random_mixed(m, k, seed=m * n + k, scale=x_scale), w
+    x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
     if a.is_integer:
         x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
     else:

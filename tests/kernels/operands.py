@@ -9,6 +9,7 @@ import torch
 from kernels.contract import OperandFormat
 from kernels.formats import Operand
 from kernels.formats.minifloat import minifloat_numbers
+from kernels.formats.mixed import GROUP, default_order, joined, tail_start
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:
@@ -41,8 +42,20 @@ def random_weight(fmt: OperandFormat, n: int, k: int, *, seed: int) -> Operand:
     if fmt.kind == "dual":
         assert fmt.group is not None
         return random_dual_grained(n, k, fmt.group, seed=seed)
+    if fmt.kind == "mixed":
+        return random_mixed(n, k, seed=seed)
     draw = random_codes if fmt.is_integer else random_minifloats
     return unit_operand(draw(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
+
+
+def random_mixed(rows: int, k: int, *, seed: int, scale: float = 1.0) -> Operand:
+    """4-bit codes with 8 bits in the last group, over the whole ranges, in the default order."""
+    start = tail_start(k)
+    tail = unit_operand(random_codes(rows, k - start, 8, seed=seed), 8, GROUP, scale)
+    if start == 0:
+        return joined(None, tail, default_order(k))
+    head = unit_operand(random_codes(rows, start, 4, seed=seed + 1), 4, GROUP, scale)
+    return joined(head, tail, default_order(k))
 
 
 def random_dual_grained(n: int, k: int, group: int, *, seed: int) -> Operand:

@@ -28,6 +28,7 @@ KERNELS = (
     "fp5-w5a16",
     "dgq-w4a8",
     "group-w4a8",
+    "atom-w4a4",
 )
 
 
