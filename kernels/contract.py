@@ -23,13 +23,14 @@ from kernels.formats import (
     quantize_mixed,
     quantize_symmetric,
 )
+from kernels.formats.symmetric import BALANCED_TOP
 from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
-Kind = Literal["int", "float", "dual", "mixed"]  # of codes
+Kind = Literal["int", "float", "dual", "mixed", "balanced"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 
@@ -40,6 +41,7 @@ class OperandFormat:
     group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
     kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
         Dual-grained: kernels/formats/dual_grained.py; mixed: kernels/formats/mixed.py.
+        Balanced: integers within ±BALANCED_TOP, whatever the bits.
     """
 
     bits: int
@@ -55,7 +57,7 @@ class OperandFormat:
         """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
         if self.bits > 8:
             return f"fp{self.bits}"
-        kind = {"int": "int", "float": "fp", "dual": "dual", "mixed": "mixed"}[self.kind]
+        kind = "fp" if self.kind == "float" else self.kind
         return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
@@ -263,6 +265,11 @@ def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
         kind = "dual"
     if operand.tail_bits is not None:
         kind = "mixed"
+    if fmt.kind == "balanced" and kind == "int":
+        largest = int(operand.values.abs().max())
+        if largest > BALANCED_TOP:
+            raise ShapeError(f"balanced codes lie within ±{BALANCED_TOP}, got one of {largest}")
+        kind = "balanced"
     given = OperandFormat(operand.bits, operand.group, kind)
     if operand.scales is None or given != fmt:
         raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
@@ -278,6 +285,8 @@ def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
         return quantize_dual_grained(matrix, fmt.group)
     if fmt.kind == "mixed":
         return quantize_mixed(matrix)
+    if fmt.kind == "balanced":
+        return quantize_symmetric(matrix, fmt.bits, fmt.group, top=BALANCED_TOP)
     if fmt.is_integer:
         return quantize_symmetric(matrix, fmt.bits, fmt.group)
     return Operand(matrix.to(torch.float16), None, fmt.bits, None)

@@ -98,6 +98,11 @@ _ENTRIES: tuple[_Entry, ...] = (
         for variant in abq.SWITCHES
         if variant
     ),
+    _Entry(
+        "abq-w2*a8",
+        cpu=partial(bitplane.BitPlaneGemm, "abq-w2*a8", 3, 8, grouped=False, kind="balanced"),
+        cuda=partial(abq.ArbitraryBitGemm, 3, 8, balanced=True),
+    ),
     _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
     _Entry("cublaslt-w8a8[sums]", cuda=int8_sums.LtSums),
     _Entry("cublas-w8a8[gemmex]", cuda=gemmex.GemmExGemm),
@@ -140,7 +145,7 @@ _ENTRIES: tuple[_Entry, ...] = (
             cuda=partial(minifloat.MinifloatGemm, bits, variant),
         )
         for bits in (6, 5)
-        for variant in minifloat.VARIANTS
+        for variant in minifloat.VARIANTS[bits]
     ),
     _Entry("dgq-w4a8", cpu=cpu_dgq.DualGrainedGemm, cuda=nibbles.DualGrainedGemm),
     _Entry(

@@ -18,6 +18,7 @@ from kernels.formats.mixed import (
     joined,
     tail_start,
 )
+from kernels.formats.symmetric import BALANCED_TOP
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -138,7 +139,8 @@ def _full_range(
     if fmt.kind == "mixed":
         return _mixed(k, lambda part, of: _full_range(rows, part, of, generator, device))
     shape = (rows, k)
-    bottom, top = -_top(fmt) - 1, _top(fmt)
+    top = _top(fmt)
+    bottom = -top if fmt.kind == "balanced" else -top - 1
     codes = torch.randint(
         bottom, top + 1, shape, generator=generator, device=device, dtype=torch.int16
     )
@@ -196,7 +198,7 @@ def _mixed(k: int, draw: Callable[[int, OperandFormat], Operand]) -> Operand:
 
 
 def _top(fmt: OperandFormat) -> int:
-    return int(2 ** (fmt.bits - 1)) - 1
+    return BALANCED_TOP if fmt.kind == "balanced" else int(2 ** (fmt.bits - 1)) - 1
 
 
 def _groups(k: int, fmt: OperandFormat) -> int:

@@ -9,34 +9,45 @@ csrc/weight_only_tile.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat
 from kernels.cuda.dense import padded
-from kernels.cuda.weight_only import MMA_ROWS, STEP_K, Choice, WeightOnlyGemm
+from kernels.cuda.weight_only import (
+    MMA_ROWS,
+    STEP_K,
+    Choice,
+    WeightOnlyConfig,
+    WeightOnlyGemm,
+)
 
-VARIANTS = ("", "fine", "-bias-shift")
+VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
 _UPPER, _SIGN = 0x1E1E1E1E, 0x80808080  # exponent and upper mantissa bit, sign of four weights
 _ENDS = 0x81818181  # sign and lower mantissa bit
 
 
-class MinifloatGemm(WeightOnlyGemm):
-    """`fp6-w6a16` and `fp5-w5a16` with their variants."""
-
-    choices: Sequence[Choice] = (
-        (1, 4, 3, 1, 0),
+# (row_tiles, warps, stages, k_split, late) by column tiles: the winners of 16 on an H200, and those of
+# them that leave registers for more tokens.
+_CHOICES: dict[int, tuple[Choice, ...]] = {
+    1: (
+        (1, 4, 2, 1, 0),
         (1, 8, 2, 1, 0),
-        (1, 16, 2, 1, 0),
+        (1, 8, 2, 1, 1),
         (2, 4, 2, 1, 0),
         (2, 8, 2, 1, 0),
         (2, 16, 2, 1, 0),
-        (2, 4, 2, 2, 0),
+        (4, 4, 2, 1, 0),
         (4, 8, 2, 1, 0),
-    )
+    ),
+    2: ((1, 8, 2, 1, 0), (2, 4, 2, 1, 0), (2, 8, 2, 1, 0)),
+    4: ((1, 8, 2, 1, 0), (2, 4, 2, 1, 0)),
+}
+
+
+class MinifloatGemm(WeightOnlyGemm):
+    """`fp6-w6a16` and `fp5-w5a16` with their variants."""
 
     def __init__(self, bits: int, variant: str = "") -> None:
         group = group_of(variant)
@@ -53,6 +64,9 @@ class MinifloatGemm(WeightOnlyGemm):
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
         return tile_minifloats(values, self.spec.weight.bits)
+
+    def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
+        return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"

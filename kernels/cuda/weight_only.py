@@ -93,12 +93,7 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats.
-
-    choices: what is timed, for 8 tokens a block and, those that don't spill, for more.
-    """
-
-    choices: Sequence[Choice] = _CHOICES
+    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats."""
 
     def __init__(self, bits: int) -> None:
         group = STEP_K if bits == 4 else None
@@ -194,24 +189,25 @@ class WeightOnlyGemm(LinearKernel):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         device = torch.cuda.current_device()
         allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = self._configs(_col_tiles(gemm.m))
+        configs = self.configs(_col_tiles(gemm.m))
         return [
             c for c in configs if self._shared_bytes(c) <= allowed and self._build(c).runs_on(arch)
         ]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        return WeightOnlyConfig(2, 8, 2, 1, 0, _col_tiles(gemm.m))
+        warps = 8 if _col_tiles(gemm.m) <= 2 else 4
+        return WeightOnlyConfig(2, warps, 2, 1, 0, _col_tiles(gemm.m))
 
     def builds(self) -> Sequence[Build]:
-        return [self._build(c) for tiles in COL_TILES for c in self._configs(tiles)]
+        return [self._build(c) for tiles in COL_TILES for c in self.configs(tiles)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
         return [self._build(chosen)]
 
-    def _configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
+    def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
-        configs = [WeightOnlyConfig(*choice, col_tiles) for choice in self.choices]
+        configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES]
         if col_tiles == 1:
             return configs
         few_warps = [c for c in configs if c.row_tiles == 1 or c.warps <= 8]

@@ -10,7 +10,12 @@ from kernels.formats.operand import Operand
 _EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
 
 
-def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128) -> Operand:
+BALANCED_TOP = 2  # bit-balanced 2-bit codes: -2 … 2, which take three bits (ABQ-LLM's W2*)
+
+
+def quantize_symmetric(
+    matrix: torch.Tensor, bits: int, group: int | None = 128, *, top: int | None = None
+) -> Operand:
     """Quantize [rows, K] to signed codes of `bits` bits with one FP16 scale a group.
 
     scale = fp16(max|x| / (2^(bits-1) - 1)), code = clamp(round_half_even(x / scale)) with the
@@ -18,6 +23,7 @@ def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128)
     rounds to zero in FP16 has codes of zero.
 
     group: values of k that share a scale; None: one scale a row.
+    top: the largest code, of both signs; None: 2^(bits-1) - 1, and one more below zero.
     The quotient of two FP16 or BF16 numbers rounded to FP32 is never on the wrong side of a tie
     (quotients are multiples of 2^-11/scale apart), so FP32 division is exact for them; other
     inputs are divided in float64.
@@ -40,11 +46,12 @@ def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128)
     work = matrix.to(torch.float32 if matrix.dtype in _EXACT_IN_FP32 else torch.float64)
     padded = torch.nn.functional.pad(work, (0, groups * length - k)).view(rows, groups, length)
 
-    top = 2 ** (bits - 1) - 1
+    bottom = -(2 ** (bits - 1)) if top is None else -top
+    top = 2 ** (bits - 1) - 1 if top is None else top
     scales = (padded.abs().amax(dim=2) / top).to(torch.float16)
     if not bool(torch.isfinite(scales).all()):
         raise ValueError(f"values past {65504 * top:,} do not fit {bits} bits with an FP16 scale")
     divisor = torch.where(scales == 0, torch.inf, scales.to(work.dtype)).unsqueeze(2)
-    codes = torch.round(padded / divisor).clamp_(-top - 1, top)
+    codes = torch.round(padded / divisor).clamp_(bottom, top)
     values = codes.view(rows, groups * length)[:, :k].to(torch.int8).contiguous()
     return Operand(values, scales, bits, group)

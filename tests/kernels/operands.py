@@ -10,6 +10,7 @@ from kernels.contract import OperandFormat
 from kernels.formats import Operand
 from kernels.formats.minifloat import minifloat_numbers
 from kernels.formats.mixed import GROUP, default_order, joined, tail_start
+from kernels.formats.symmetric import BALANCED_TOP
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:
@@ -42,6 +43,9 @@ def random_weight(fmt: OperandFormat, n: int, k: int, *, seed: int) -> Operand:
     if fmt.kind == "dual":
         assert fmt.group is not None
         return random_dual_grained(n, k, fmt.group, seed=seed)
+    if fmt.kind == "balanced":
+        codes = random_codes(n, k, fmt.bits, seed=seed).clamp(-BALANCED_TOP, BALANCED_TOP)
+        return unit_operand(codes, fmt.bits, fmt.group)
     if fmt.kind == "mixed":
         return random_mixed(n, k, seed=seed)
     draw = random_codes if fmt.is_integer else random_minifloats

@@ -29,6 +29,7 @@ KERNELS = (
     "dgq-w4a8",
     "group-w4a8",
     "atom-w4a4",
+    "abq-w2*a8",
 )
 
 
