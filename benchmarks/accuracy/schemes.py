@@ -12,6 +12,7 @@ Markdown: perplexity, its difference to the model's own with a 95 % interval ove
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import sys
@@ -74,7 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure every scheme that the file lacks."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_model(arguments.model, device=device, dtype="float32").tokenizer
+    loaded = load_model(arguments.model, device=device, dtype="float32")
+    tokenizer = loaded.tokenizer
     tokens = tokenize(read_text(arguments.data), tokenizer)
     calibration = calibration_segments(
         tokenize(read_text(arguments.calibration), tokenizer),
@@ -88,7 +90,7 @@ def run(arguments: argparse.Namespace) -> None:
             continue
         if time.monotonic() - began > arguments.seconds:
             sys.exit("time is up; run again for the rest")
-        model = load_model(arguments.model, device=device, dtype="float32").model
+        model = copy.deepcopy(loaded.model)
         started = time.monotonic()
         if name != ORIGINAL:
             resolve(name).quantize(model, calibration)
