@@ -174,7 +174,7 @@ class Evaluator:
                     "length": self._calibration.length,
                 }
         if task in self._texts:
-            return {**given, "max_tokens": self._plan.max_tokens}
+            return {**given, "context": self.context, "max_tokens": self._plan.max_tokens}
         return {**given, "limit": self._plan.limit}
 
     def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[Finding]:
