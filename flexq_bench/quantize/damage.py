@@ -146,6 +146,11 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
     logs = functional.log_softmax(logits, dim=-1)
     # Drawn on the CPU, so that every device gives the same labels for the same seed.
     shares = logs.detach().exp().cpu()
+    if not bool(torch.isfinite(shares).all()):
+        raise QuantizeError(
+            "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
+            "bfloat16 or float32"
+        )
     labels = torch.multinomial(shares, 1, generator=generator).to(device)
     torch.autograd.backward(logs.gather(1, labels).sum())
 
