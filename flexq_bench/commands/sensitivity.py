@@ -108,8 +108,12 @@ def sensitivity(
         raise UsageError(
             "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
         )
+    if figure is not None and not Path(figure).absolute().parent.is_dir():
+        raise UsageError(f"can't write {figure}: there is no such folder")
     text = read_text(data)
     chosen_on = None if calibration is None else read_text(calibration)
+    if chosen_on is not None and chosen_on.content_hash == text.content_hash:
+        raise UsageError("--calibration is the text of --data: choose layers on another one")
     loaded = load_model(model, device=find_device(device or best_device()), dtype=dtype)
     tokens = tokenize(text, loaded.tokenizer)
     length = context or loaded.context
