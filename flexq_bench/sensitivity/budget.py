@@ -20,8 +20,7 @@ from flexq_bench.quantize.damage import (
 from flexq_bench.quantize.flexq import FlexqOptions, named_sites, paper_choice
 from flexq_bench.quantize.model_map import ModelMap, map_model
 from flexq_bench.quantize.uniform import round_site
-from flexq_bench.regress.bootstrap import Interval
-from flexq_bench.regress.gap import closed_share_interval
+from flexq_bench.regress import Interval, closed_share_interval
 from flexq_bench.sensitivity.kinds import OnStep
 from flexq_bench.sensitivity.trying import restoring
 from kernels.formats import NumberFormat
