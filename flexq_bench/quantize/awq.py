@@ -16,10 +16,10 @@ import torch
 
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import Feed, LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, spread, unrounded
+from flexq_bench.quantize.smoothing import gather, spread, unrounded
 from kernels.formats import NumberFormat
 
 _UNCLIPPED = ("q_proj", "k_proj")  # softmax of their product: their own error says little of it
@@ -72,17 +72,7 @@ class Awq(Scheme):
         seen: dict[str, torch.Tensor] = {}
         for feed in job.layout.feeds:
             readers = readers_of(job, block, feed)
-            scale = self._best_scale(job, feed, readers, statistics)
-            fold(
-                job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-                [linear_at(job.model, reader.name) for reader in readers],
-                feed,
-                scale,
-                norm_offset=job.layout.names.norm_offset,
-                head_dim=head_size(job),
-            )
-            for reader in readers:
-                seen[reader.name] = spread(scale, feed, head_size(job)).double()
+            seen |= fold_feed(job, block, feed, self._best_scale(job, feed, readers, statistics))
         return seen
 
     def _best_scale(

@@ -14,10 +14,10 @@ from flexq_bench.quantize.activations import DynamicActivation, StaticActivation
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.dual_grained import PLAIN, SearchOptions, dual_grained
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.model_map import linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, percentile_scale, spread, unrounded
+from flexq_bench.quantize.smoothing import gather, percentile_scale, unrounded
 from kernels.formats import NumberFormat
 
 _LARGEST_S8 = 127
@@ -85,16 +85,7 @@ class Dgq(Scheme):
                 continue  # the paper smooths the norms' outputs and what enters down_proj
             inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
             scale = percentile_scale(inputs, self.options.outliers)
-            fold(
-                job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-                [linear_at(job.model, reader.name) for reader in readers],
-                feed,
-                scale,
-                norm_offset=job.layout.names.norm_offset,
-                head_dim=head,
-            )
-            for reader in readers:
-                seen[reader.name] = spread(scale, feed, head).double()
+            seen |= fold_feed(job, block, feed, scale)
         return seen
 
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.quantize.calibration import Statistics
-from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import Feed, LinearSite, weight_of
 from flexq_bench.quantize.samples import InputSamples
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from flexq_bench.quantize.smoothing import (
-    fold,
     gather,
     smoothquant_scale,
     spread,
@@ -81,14 +80,8 @@ class SmoothQuant(Scheme):
         alpha = self.options.alpha
         if alpha is None:
             alpha = self._best_alpha(job, feed, readers, inputs, weights, samples)
-        fold(
-            job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-            [linear_at(job.model, reader.name) for reader in readers],
-            feed,
-            smoothquant_scale(inputs, gather(weights, feed, head), alpha),
-            norm_offset=job.layout.names.norm_offset,
-            head_dim=head,
-        )
+        scale = smoothquant_scale(inputs, gather(weights, feed, head), alpha)
+        fold_feed(job, block, feed, scale)
 
     def _best_alpha(
         self,
