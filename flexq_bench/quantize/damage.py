@@ -28,9 +28,9 @@ from flexq_bench.quantize.activations import DynamicActivation
 from flexq_bench.quantize.calibration import Calibration
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import LinearSite, ModelMap, linear_at
+from flexq_bench.quantize.scheme import Progress
 from kernels.formats import NumberFormat
 
-Progress = Callable[[int, int, str], None]
 Cost = Literal["layers", "matrices", "work"]
 COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")
 
