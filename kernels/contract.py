@@ -15,13 +15,22 @@ from typing import Any, Literal
 import torch
 
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import Operand, quantize_e4m3, quantize_symmetric
+from kernels.formats import (
+    Operand,
+    quantize_dual_grained,
+    quantize_e4m3,
+    quantize_minifloat,
+    quantize_mixed,
+    quantize_symmetric,
+)
+from kernels.formats.symmetric import BALANCED_TOP
 from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
+Kind = Literal["int", "float", "dual", "mixed", "balanced"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 
@@ -30,23 +39,25 @@ class OperandFormat:
     """How one operand is stored: `bits` a value; codes with a scale per `group` of k.
 
     group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
-    is_e4m3: the codes are FP8 numbers (E4M3) instead of integers.
+    kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
+        Dual-grained: kernels/formats/dual_grained.py; mixed: kernels/formats/mixed.py.
+        Balanced: integers within ±BALANCED_TOP, whatever the bits.
     """
 
     bits: int
     group: int | None = None
-    is_e4m3: bool = False
+    kind: Kind = "int"
 
     @property
     def is_integer(self) -> bool:
-        return self.bits <= 8 and not self.is_e4m3
+        return self.bits <= 8 and self.kind != "float"
 
     @property
     def name(self) -> str:
         """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
         if self.bits > 8:
             return f"fp{self.bits}"
-        kind = "int" if self.is_integer else "fp"
+        kind = "fp" if self.kind == "float" else self.kind
         return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
@@ -275,16 +286,33 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
 
 def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
     """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
-    is_e4m3 = operand.values.dtype == torch.float8_e4m3fn
-    given = OperandFormat(operand.bits, operand.group, is_e4m3)
+    kind: Kind = "float" if operand.values.is_floating_point() else "int"
+    if operand.row_scales is not None:
+        kind = "dual"
+    if operand.tail_bits is not None:
+        kind = "mixed"
+    if fmt.kind == "balanced" and kind == "int":
+        largest = int(operand.values.abs().max())
+        if largest > BALANCED_TOP:
+            raise ShapeError(f"balanced codes lie within ±{BALANCED_TOP}, got one of {largest}")
+        kind = "balanced"
+    given = OperandFormat(operand.bits, operand.group, kind)
     if operand.scales is None or given != fmt:
         raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
     return operand.scales
 
 
 def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
-    if fmt.is_e4m3:
+    if fmt.bits == 8 and fmt.kind == "float":
         return quantize_e4m3(matrix)
+    if fmt.bits < 8 and fmt.kind == "float":
+        return quantize_minifloat(matrix, fmt.bits, fmt.group)
+    if fmt.kind == "dual" and fmt.group is not None:
+        return quantize_dual_grained(matrix, fmt.group)
+    if fmt.kind == "mixed":
+        return quantize_mixed(matrix)
+    if fmt.kind == "balanced":
+        return quantize_symmetric(matrix, fmt.bits, fmt.group, top=BALANCED_TOP)
     if fmt.is_integer:
         return quantize_symmetric(matrix, fmt.bits, fmt.group)
     return Operand(matrix.to(torch.float16), None, fmt.bits, None)

@@ -59,7 +59,7 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
     step = max(1, _CHUNK_VALUES // x.k)
     ys, magnitudes = [], []
     for start in range(0, w.rows, step):
-        part = _rows(w, start, start + step)
+        part = w.slice_rows(start, start + step)
         w_groups = _in_groups(part.dequantize(), groups, length)
         y = torch.zeros(x.rows, part.rows, dtype=torch.float64, device=x.values.device)
         magnitude = torch.zeros_like(y)
@@ -77,11 +77,6 @@ def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> 
     return Reference(y, magnitude, _FP8_SUM_BITS if both_fp8 else _FP32_BITS)
 
 
-def _rows(operand: Operand, start: int, stop: int) -> Operand:
-    scales = None if operand.scales is None else operand.scales[start:stop]
-    return Operand(operand.values[start:stop], scales, operand.bits, operand.group)
-
-
 def _in_groups(matrix: torch.Tensor, groups: int, length: int) -> torch.Tensor:
     """[rows, K] as [groups, rows, length], padded with zeros."""
     padded = torch.nn.functional.pad(matrix, (0, groups * length - matrix.shape[1]))
@@ -94,6 +89,12 @@ def _group_length(x: Operand, w: Operand) -> tuple[int, int]:
 
 
 def _check(x: Operand, w: Operand) -> None:
+    orders = [operand.order for operand in (x, w)]
+    if any(order is not None for order in orders):
+        own = torch.arange(x.k, dtype=torch.int32)
+        first, second = (own if order is None else order.cpu() for order in orders)
+        if not torch.equal(first, second):
+            raise ShapeError("x and w have their channels in different orders: use one for both")
     if x.k != w.k:
         raise ShapeError(f"x has K={x.k} and w has K={w.k}: both must be the same layer's")
     if x.group is not None and w.group is not None and x.group != w.group:

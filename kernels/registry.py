@@ -14,12 +14,26 @@ from functools import cache, partial
 from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
+from kernels.cpu import dual_grained as cpu_dgq
+from kernels.cpu import mixed as cpu_mixed
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, weight_only
+from kernels.cuda import (
+    abq,
+    atom,
+    btc,
+    flexq,
+    fp8,
+    gemmex,
+    imma,
+    int8_sums,
+    minifloat,
+    nibbles,
+    weight_only,
+)
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
-from workloads.case import parse_kernel_label
+from workloads.case import kernel_label, parse_kernel_label
 
 _NAMED = 8  # kernels that an error names, nearest first
 
@@ -92,6 +106,11 @@ _ENTRIES: tuple[_Entry, ...] = (
         for variant in abq.SWITCHES
         if variant
     ),
+    _Entry(
+        "abq-w2*a8",
+        cpu=partial(bitplane.BitPlaneGemm, "abq-w2*a8", 3, 8, grouped=False, kind="balanced"),
+        cuda=partial(abq.ArbitraryBitGemm, 3, 8, balanced=True),
+    ),
     _Entry("cublaslt-w8a8", cpu=cpu_dense.Int8Gemm, cuda=cuda_dense.Int8Gemm),
     _Entry("cublaslt-w8a8[sums]", cuda=int8_sums.LtSums),
     _Entry("cublas-w8a8[gemmex]", cuda=gemmex.GemmExGemm),
@@ -101,8 +120,8 @@ _ENTRIES: tuple[_Entry, ...] = (
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "cublaslt-fp8",
-            OperandFormat(8, is_e4m3=True),
-            OperandFormat(8, is_e4m3=True),
+            OperandFormat(8, kind="float"),
+            OperandFormat(8, kind="float"),
         ),
         cuda=fp8.Fp8Gemm,
     ),
@@ -119,6 +138,36 @@ _ENTRIES: tuple[_Entry, ...] = (
         )
         for bits, group in ((8, None), (4, weight_only.STEP_K))
     ),
+    *(
+        _Entry(
+            kernel_label(f"fp{bits}-w{bits}a16", variant),
+            cpu=partial(
+                cpu_dense.DequantizedGemm,
+                f"fp{bits}-w{bits}a16",
+                OperandFormat(bits, minifloat.group_of(variant), kind="float"),
+                OperandFormat(16),
+                variant,
+            )
+            if variant != "-bias-shift"
+            else None,
+            cuda=partial(minifloat.MinifloatGemm, bits, variant),
+        )
+        for bits in (6, 5)
+        for variant in minifloat.VARIANTS[bits]
+    ),
+    _Entry("dgq-w4a8", cpu=cpu_dgq.DualGrainedGemm, cuda=nibbles.DualGrainedGemm),
+    _Entry(
+        "group-w4a8",
+        cpu=partial(
+            cpu_dense.DequantizedGemm,
+            "group-w4a8",
+            OperandFormat(4, nibbles.GROUP),
+            OperandFormat(8),
+        ),
+        cuda=nibbles.GroupScaledGemm,
+    ),
+    _Entry("atom-w4a4", cpu=cpu_mixed.MixedGemm, cuda=atom.MixedGemm),
+    _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     *(
         _Entry(

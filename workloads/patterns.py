@@ -8,32 +8,51 @@ from collections.abc import Sequence
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 
+_RANGE = re.compile(r"\{(\d{1,4})\.\.(\d{1,4})\}")  # abq-w{2..8}a8
+_WILDCARD = re.compile(r"(\*|\{\d{1,4}\.\.\d{1,4}\})")
+
 
 def is_glob(pattern: str) -> bool:
-    return "*" in pattern
+    """Whether it may stand for more than one label: it has a `*` or a range of numbers."""
+    return _WILDCARD.search(pattern) is not None
 
 
 def check_pattern(pattern: str) -> str:
     """The pattern itself, if a label could match it. Raises WorkloadError if none could."""
+    for low, high in _RANGE.findall(pattern):
+        if int(low) > int(high):
+            raise WorkloadError(f"a range goes from low to high, got {pattern!r}")
     try:
-        parse_kernel_label(pattern.replace("*", "x"))
+        parse_kernel_label(_WILDCARD.sub("x", pattern))
     except WorkloadError:
         raise WorkloadError(
-            f"a kernel is written name or name[variant], with * for any part, got {pattern!r}"
+            "a kernel is written name or name[variant], with * for any part and {2..8} for any of "
+            f"these numbers, got {pattern!r}"
         ) from None
     return pattern
 
 
 def matches(pattern: str, label: str) -> bool:
-    """Whether a label is the pattern, or fits it with `*` for any characters but brackets.
+    """Whether a label is the pattern, or fits it.
+
+    `*` is any characters but brackets, `{2..8}` one of these numbers.
 
     So `flexq-*` finds kernels without a variant, and `flexq-*[*]` those with one: nobody measures
     every ablation by asking for a family.
     """
     if pattern == label:
         return True
-    parts = (re.escape(part) for part in pattern.split("*"))
-    return re.fullmatch(r"[^\[\]]*".join(parts), label) is not None
+    return re.fullmatch("".join(map(_expression, _WILDCARD.split(pattern))), label) is not None
+
+
+def _expression(part: str) -> str:
+    """A part of a pattern, a wildcard or what lies between two, as a regular expression."""
+    if part == "*":
+        return r"[^\[\]]*"
+    numbers = _RANGE.fullmatch(part)
+    if numbers is None:
+        return re.escape(part)
+    return f"({'|'.join(str(i) for i in range(int(numbers[1]), int(numbers[2]) + 1))})"
 
 
 def select(patterns: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ class AgreementMeter:
         head = self._reference.head.to(logits.device)
         kl, same = 0.0, 0
         for rows, states in zip(
-            logits.split(_ROWS_AT_ONCE), hidden.split(_ROWS_AT_ONCE), strict=True
+            torch.split(logits, _ROWS_AT_ONCE), torch.split(hidden, _ROWS_AT_ONCE), strict=True
         ):
             ours = rows.float().log_softmax(-1)
             theirs = head(states).float().log_softmax(-1)

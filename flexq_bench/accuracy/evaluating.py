@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from flexq_bench.accuracy.agreement import (
     AgreementMeter,
     ReferenceLogits,
@@ -120,7 +122,7 @@ class Evaluator:
         Raises UsageError if the scheme or the task can't be used as asked.
         """
         try:
-            model = self._model(scheme)
+            model = self.model_under(scheme)
             if task in self._texts:
                 return self._on_text(scheme, model, self._texts[task])
             result = run_task(
@@ -136,6 +138,29 @@ class Evaluator:
             log.warning("%s on %s failed: %s", scheme, task, error)
             return [self._failed(scheme, task, error)]
 
+    def model_under(self, scheme: str) -> LoadedModel:
+        """The model as it is, or a copy that the scheme has quantized; one copy at a time.
+
+        Raises UsageError if the scheme can't quantize it.
+        """
+        if scheme == FULL_PRECISION:
+            return self._loaded
+        if self._current is None or self._current[0] != scheme:
+            self._current = None  # the last scheme's copy goes before the next one is made
+            copied = copy.deepcopy(self._loaded.model)
+            self._schemes[scheme].quantize(
+                copied, self._calibration, seed=self._plan.seed, progress=self.on_block
+            )
+            self._current = scheme, dataclasses.replace(self._loaded, model=copied)
+        return self._current[1]
+
+    def first_segment(self) -> torch.Tensor | None:
+        """The first segment of the first text [context]; None: there is no text."""
+        if not self._plan.texts:
+            return None
+        tokens = self._tokens[self._plan.texts[0].name]
+        return next(segments(tokens, self.context))
+
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
         """What the numbers of a unit depend on beside model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
@@ -149,7 +174,7 @@ class Evaluator:
                     "length": self._calibration.length,
                 }
         if task in self._texts:
-            return {**given, "max_tokens": self._plan.max_tokens}
+            return {**given, "context": self.context, "max_tokens": self._plan.max_tokens}
         return {**given, "limit": self._plan.limit}
 
     def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[Finding]:
@@ -181,18 +206,6 @@ class Evaluator:
                 max_tokens=self._plan.max_tokens,
             )
         return self._references[text.name]
-
-    def _model(self, scheme: str) -> LoadedModel:
-        if scheme == FULL_PRECISION:
-            return self._loaded
-        if self._current is None or self._current[0] != scheme:
-            self._current = None  # the last scheme's copy goes before the next one is made
-            copied = copy.deepcopy(self._loaded.model)
-            self._schemes[scheme].quantize(
-                copied, self._calibration, seed=self._plan.seed, progress=self.on_block
-            )
-            self._current = scheme, dataclasses.replace(self._loaded, model=copied)
-        return self._current[1]
 
     def _calibrate(self, needing: Sequence[str]) -> Calibration | None:
         plan = self._plan.calibration

@@ -105,7 +105,7 @@ def perplexity_findings(
         "task_version": PERPLEXITY_VERSION,
         "data_hash": text.content_hash,
         "n_items": result.tokens,
-        "parameters": {**parameters, "text": text.kind, "context": result.context},
+        "parameters": {**parameters, "text": text.kind},
         "observed": {"tokens_per_s": result.tokens_per_s},
     }
     value = result.perplexity

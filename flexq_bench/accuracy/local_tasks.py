@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 
 _HELLASWAG_LINES = 6  # context, label, four endings
 _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
@@ -49,7 +49,8 @@ LOCAL_TASKS = {
 def local_task_file(task: str, data: Path, scratch: Path) -> Path:
     """A task file in `scratch` that reads a task's data from the folder `data`.
 
-    task: one of LOCAL_TASKS. Raises AccuracyError if the folder has no data for it.
+    task: one of LOCAL_TASKS. Raises MissingTaskError if the folder has no data for it,
+    AccuracyError if they are damaged.
     """
     import lm_eval.tasks
 
@@ -78,7 +79,7 @@ def local_task_file(task: str, data: Path, scratch: Path) -> Path:
         config |= _data("json", local.split, [str(items)], cache)
         config["process_docs"] = None  # the text holds what lm-eval would make of the raw items
     else:
-        raise AccuracyError(f"no data for {task}: {data} has no {local.folder}")
+        raise MissingTaskError(f"no data for {task}: {data} has no {local.folder}")
     file = scratch / f"{task}.yaml"
     file.write_text(json.dumps(config))  # JSON is YAML
     return file

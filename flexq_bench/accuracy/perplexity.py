@@ -126,7 +126,9 @@ def segments(
 
 def _mean_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
     total = 0.0
-    for rows, wanted in zip(logits.split(_ROWS_AT_ONCE), targets.split(_ROWS_AT_ONCE), strict=True):
+    for rows, wanted in zip(
+        torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
+    ):
         total += functional.cross_entropy(rows.float(), wanted, reduction="sum").item()
     return total / targets.numel()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -20,6 +20,7 @@ from db.store import begin_run, finish_run
 from flexq_bench.accuracy.evaluating import Evaluator
 from flexq_bench.accuracy.findings import Direction, Finding
 from flexq_bench.accuracy.tasks import task_name
+from flexq_bench.errors import UsageError
 
 SUITE = "accuracy"
 Unit = tuple[str, str]  # scheme and task
@@ -54,21 +55,21 @@ def execute(
     """Evaluate the units in order and store each one's findings as they come; all of them.
 
     Units whose findings the run has already, with the same parameters, are not evaluated again.
-    On an error and on KeyboardInterrupt what was stored stays, and the run is marked failed or
-    interrupted.
+    Raises UsageError if what the run has was evaluated with others. On an error and on
+    KeyboardInterrupt what was stored stays, and the run is marked failed or interrupted.
     """
     with database.session() as session:
         run = begin_run(session, origin.run, origin.commit)
-        stored = list(queries.accuracy_results(session, runs=[run.uuid]))
-    done = _finished(stored, origin)
+        stored = _by_unit(queries.accuracy_results(session, runs=[run.uuid]))
     found: list[Finding] = []
     try:
         for unit in units:
-            stored_before = done.get((unit[0], task_name(unit[1])), ())
-            findings = _reusable(stored_before, evaluator.parameters(*unit))
+            before = stored.get((unit[0], task_name(unit[1])), _Stored())
+            findings = _reusable(before, origin, evaluator.parameters(*unit))
             if not findings:
                 findings = evaluator.evaluate(*unit)
-                records = [build_record(finding, origin) for finding in findings]
+                attempt = before.attempts + 1
+                records = [build_record(finding, origin, attempt) for finding in findings]
                 with database.session() as session:
                     add_accuracy(session, records)
             found += findings
@@ -84,9 +85,9 @@ def execute(
     return found
 
 
-def build_record(finding: Finding, origin: Origin) -> AccuracyRecord:
-    """The record of a finding, made now."""
-    identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric}"
+def build_record(finding: Finding, origin: Origin, attempt: int = 1) -> AccuracyRecord:
+    """The record of a finding, made now. attempt: counts from 1 within the run."""
+    identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
         uuid=str(uuid.uuid5(_NAMESPACE, identity)),
         model=origin.model,
@@ -134,26 +135,47 @@ def finding_of(record: AccuracyRecord) -> Finding:
     )
 
 
-def _finished(
-    records: Sequence[AccuracyRecord], origin: Origin
-) -> Mapping[Unit, list[AccuracyRecord]]:
-    """The units that are stored whole of this very model, commit and seed."""
-    units: dict[Unit, list[AccuracyRecord]] = {}
-    for record in records:
-        same = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
-        if same == (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty):
-            units.setdefault((record.scheme, record.task), []).append(record)
-    return {unit: rows for unit, rows in units.items() if all(row.status == "ok" for row in rows)}
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a run has of a unit. records: of the last attempt."""
+
+    attempts: int = 0
+    records: tuple[AccuracyRecord, ...] = ()
 
 
-def _reusable(records: Sequence[AccuracyRecord], parameters: Mapping[str, Any]) -> list[Finding]:
-    """The findings, if all of them were made with these parameters."""
+def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
+    units: dict[Unit, _Stored] = {}
+    for record in records:  # in the order that they were evaluated in
+        unit = (record.scheme, record.task)
+        before = units.get(unit, _Stored())
+        again = record.metric in {known.metric for known in before.records}
+        if again or before.attempts == 0:
+            units[unit] = _Stored(before.attempts + 1, (record,))
+        else:
+            units[unit] = _Stored(before.attempts, (*before.records, record))
+    return units
+
+
+def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[Finding]:
+    """The findings of a unit that is stored; none, if it is not, or failed.
+
+    Raises UsageError if they are not of this model and commit, or were made with other options:
+    one run's numbers belong together.
+    """
+    if any(record.status != "ok" for record in stored.records):
+        return []
     wanted = json.loads(json.dumps(parameters))
-    findings = [finding_of(record) for record in records]
-    same = all(
-        {name: finding.parameters.get(name) for name in wanted} == wanted for finding in findings
-    )
-    return findings if same else []
+    for record in stored.records:
+        here = (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty)
+        there = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
+        given = {name: record.parameters.get(name) for name in wanted}
+        if here != there or given != wanted:
+            what = "of another model, commit or seed" if here != there else "with other options"
+            raise UsageError(
+                f"{record.scheme} on {record.task} was evaluated {what} in run "
+                f"{record.run.uuid[:8]}: start a new run"
+            )
+    return [finding_of(record) for record in stored.records]
 
 
 def _finish(database: Database, run: RunInfo, status: str) -> None:

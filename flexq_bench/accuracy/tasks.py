@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, local_task_file
 
@@ -52,7 +52,11 @@ class TaskResult:
 
 
 def check_tasks(names: Sequence[str], data: Path | None) -> None:
-    """Raise AccuracyError where lm-eval is missing, or a task or its data: before a model is."""
+    """See that tasks can be evaluated, before a model is loaded.
+
+    Raises MissingTaskError where lm-eval or a task's data are missing, AccuracyError for a task
+    that there isn't.
+    """
     if not names:
         return
     _require_lm_eval()
@@ -92,7 +96,7 @@ def run_task(
 
     name: as lm-eval knows it, or a .yaml file of its form. data: a folder with the data of
     LOCAL_TASKS; None: lm-eval fetches it. limit: only so many questions, the first ones. Raises
-    AccuracyError if there is no such task, no data for it, or lm-eval is not installed.
+    AccuracyError as check_tasks, and MissingTaskError if lm-eval can't evaluate it here.
     """
     check_tasks([name], data)
     from lm_eval.evaluator import simple_evaluate
@@ -117,7 +121,7 @@ def run_task(
                 fewshot_random_seed=seed,
             )
         except (OSError, KeyError, ValueError, TypeError) as error:
-            raise AccuracyError(
+            raise MissingTaskError(
                 f"lm-eval can't evaluate {name}: {_first_line(error)}; offline, give its data with "
                 "--task-data or a task file that names local files"
             ) from error
@@ -162,7 +166,7 @@ def _require_lm_eval() -> None:
     try:
         import lm_eval.models.huggingface  # noqa: F401 (it also needs accelerate)
     except ImportError as error:
-        raise AccuracyError(
+        raise MissingTaskError(
             f"tasks need {error.name}, which is not installed: pip install 'flexq-bench[accuracy]'"
         ) from error
 

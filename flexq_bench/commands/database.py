@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.commands.options import DbOption, JsonFlag, split_names, split_sizes
 from flexq_bench.commands.output import console, print_json, say
 from flexq_bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from db.encoding import AnyRecord
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -101,7 +105,9 @@ def export(
             *queries.export_decodes(session, filters),
         ]
         left_out = len(others) if file.endswith(".parquet") else 0
-        records = chain(export_records(session, filters), [] if left_out else others)
+        records: Iterable[AnyRecord] = chain(
+            export_records(session, filters), [] if left_out else others
+        )
         count = write_records(file, records)
     if as_json:
         print_json({"file": file, "records": count, "left_out": left_out})

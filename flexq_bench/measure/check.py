@@ -171,6 +171,8 @@ def _exact_small(
 def _quantum(inputs: LinearInputs) -> float:
     """What every product of a code pair and its scales is a multiple of."""
     x_scales, w_scales = inputs.x.scales, inputs.w.scales
+    if inputs.w.row_scales is not None:
+        w_scales = inputs.w.row_scales  # those of groups are integers
     assert x_scales is not None  # both operands are integers here
     assert w_scales is not None
     return float(x_scales.double().min() * w_scales.double().min())

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from kernels.contract import LinearKernel, OperandFormat
 from kernels.formats import Operand
+from kernels.formats.mixed import (
+    GROUP,
+    HEAD_BITS,
+    TAIL_BITS,
+    default_order,
+    joined,
+    tail_start,
+)
+from kernels.formats.symmetric import BALANCED_TOP
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -27,6 +37,7 @@ _EXTREME_FRACTION = 0.03  # of the codes each: the lowest, the highest and zero
 # Codes up to this, on so few k, keep |sum| at or below 2,048, where FP16 holds every integer.
 _SMALL_CODE = 2
 _SMALL_TERMS = 256
+_DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained codes are 0 … 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ def full_range_inputs(
     spec = kernel.spec
     x = _full_range(gemm.m, gemm.k, spec.activation, generator, device)
     keep = torch.rand(gemm.m, gemm.k, generator=generator, device=device) < density
-    x = Operand(x.values * keep, x.scales, x.bits, x.group)
+    x = replace(x, values=x.values * keep)
     w = _full_range(gemm.n, gemm.k, spec.weight, generator, device)
     return _for_stage(kernel, stage, x, w)
 
@@ -99,16 +110,23 @@ def small_sum_inputs(
     generator = torch.Generator(device).manual_seed(seed)
     terms = min(1.0, _SMALL_TERMS / gemm.k)
 
-    def draw(rows: int, fmt: OperandFormat, density: float) -> Operand:
-        shape = (rows, gemm.k)
+    def draw(rows: int, fmt: OperandFormat, density: float, k: int = gemm.k) -> Operand:
+        if fmt.kind == "mixed":
+            return _mixed(k, lambda part, of: draw(rows, of, density, part))
+        shape = (rows, k)
         top = min(_SMALL_CODE, _top(fmt))
         codes = torch.randint(
             -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
         )
         keep = torch.rand(shape, generator=generator, device=device) < density
-        groups = _groups(gemm.k, fmt)
+        groups = _groups(k, fmt)
         ones = torch.ones(rows, groups, dtype=torch.float16, device=device)
-        return Operand((codes * keep).to(torch.int8), ones, fmt.bits, fmt.group)
+        small = (codes * keep).to(torch.int8)
+        if fmt.kind == "dual":
+            middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
+            codes_up = small + _DUAL_MIDDLE
+            return Operand(codes_up, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
+        return Operand(small, ones, fmt.bits, fmt.group)
 
     x = draw(gemm.m, kernel.spec.activation, terms)
     w = draw(gemm.n, kernel.spec.weight, 1.0)
@@ -118,8 +136,11 @@ def small_sum_inputs(
 def _full_range(
     rows: int, k: int, fmt: OperandFormat, generator: torch.Generator, device: torch.device
 ) -> Operand:
+    if fmt.kind == "mixed":
+        return _mixed(k, lambda part, of: _full_range(rows, part, of, generator, device))
     shape = (rows, k)
-    bottom, top = -_top(fmt) - 1, _top(fmt)
+    top = _top(fmt)
+    bottom = -top if fmt.kind == "balanced" else -top - 1
     codes = torch.randint(
         bottom, top + 1, shape, generator=generator, device=device, dtype=torch.int16
     )
@@ -135,26 +156,49 @@ def _full_range(
         device=device,
     )
     scales = torch.exp2(exponents.float()).half()
+    if fmt.kind == "dual":
+        zeros = torch.randint(
+            -2 * _DUAL_MIDDLE + 1, 1, scales.shape, generator=generator, device=device
+        )
+        # The largest that keeps scale · (code + zero point) of every code within int8.
+        most = torch.minimum(
+            127 // (2 * _DUAL_MIDDLE - 1 + zeros).clamp(min=1), 128 // (-zeros).clamp(min=1)
+        )
+        draws = torch.rand(scales.shape, generator=generator, device=device)
+        of_groups = ((draws * most).long() + 1).half()
+        up = (codes + _DUAL_MIDDLE).to(torch.int8)
+        zero_points = zeros.to(torch.int8)
+        return Operand(up, of_groups, fmt.bits, fmt.group, zero_points, row_scales=scales[:, :1])
     return Operand(codes.to(torch.int8), scales, fmt.bits, fmt.group)
 
 
 def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> LinearInputs:
     if stage == "gemm":
         return LinearInputs(None, x, w)
-    x_real = _with_tops(x).dequantize().half()
+    x_real = _with_tops(x).in_own_order().half()
     return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
 
 
 def _with_tops(x: Operand) -> Operand:
     """Codes that quantizing their real values gives back: within ±top, one at the top a group."""
-    top = 2 ** (x.bits - 1) - 1
-    values = x.values.clamp(min=-top)
-    values[:, :: x.group_length] = top
-    return Operand(values, x.scales, x.bits, x.group)
+    start = 0 if x.tail_bits is None else tail_start(x.k)
+    values = x.values.clone()
+    for part, bits in ((values[:, :start], x.bits), (values[:, start:], x.tail_bits or x.bits)):
+        top = 2 ** (bits - 1) - 1
+        part.clamp_(min=-top)
+        part[:, :: x.group_length] = top
+    return replace(x, values=values)
+
+
+def _mixed(k: int, draw: Callable[[int, OperandFormat], Operand]) -> Operand:
+    """An operand with 8 bits in its last group; draw: one of k columns in a format."""
+    start = tail_start(k)
+    head = draw(start, OperandFormat(HEAD_BITS, GROUP)) if start else None
+    return joined(head, draw(k - start, OperandFormat(TAIL_BITS, GROUP)), default_order(k))
 
 
 def _top(fmt: OperandFormat) -> int:
-    return int(2 ** (fmt.bits - 1)) - 1
+    return BALANCED_TOP if fmt.kind == "balanced" else int(2 ** (fmt.bits - 1)) - 1
 
 
 def _groups(k: int, fmt: OperandFormat) -> int:

@@ -20,9 +20,9 @@ from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import ColumnGroup, column_groups, round_to_nearest
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.fake import quantize_site
+from flexq_bench.quantize.feeds import head_size, observe_block
 from flexq_bench.quantize.gptq import gptq
 from flexq_bench.quantize.model_map import LinearSite, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from kernels.formats import NumberFormat
 

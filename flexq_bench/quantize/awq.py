@@ -16,10 +16,10 @@ import torch
 
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import Feed, LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, spread
+from flexq_bench.quantize.smoothing import gather, spread, unrounded
 from kernels.formats import NumberFormat
 
 _UNCLIPPED = ("q_proj", "k_proj")  # softmax of their product: their own error says little of it
@@ -59,25 +59,21 @@ class Awq(Scheme):
     def quantize_block(self, job: Job, block: int) -> None:
         statistics = Statistics(hessian=True)
         observe_block(job, block, statistics)
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._scale_feeds(job, block, statistics)
+            # Only now: a layer's rows are scaled too, where the next feed comes out of it.
+            for site in job.layout.of_block(block):
+                scales = seen[site.name]
+                moments = statistics.hessian[site.name] / torch.outer(scales, scales)
+                self._quantize(job, site, moments.float())
+
+    def _scale_feeds(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
+        """Fold the best scale of each feed; by site what its inputs are divided by, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
         for feed in job.layout.feeds:
             readers = readers_of(job, block, feed)
-            scale = self._best_scale(job, feed, readers, statistics)
-            fold(
-                job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-                [linear_at(job.model, reader.name) for reader in readers],
-                feed,
-                scale,
-                norm_offset=job.layout.names.norm_offset,
-                head_dim=head_size(job),
-            )
-            for reader in readers:
-                seen[reader.name] = spread(scale, feed, head_size(job)).double()
-        # Only now: a layer's rows are scaled too, where the next feed comes out of it.
-        for site in job.layout.of_block(block):
-            scales = seen[site.name]
-            moments = statistics.hessian[site.name] / torch.outer(scales, scales)
-            self._quantize(job, site, moments.float())
+            seen |= fold_feed(job, block, feed, self._best_scale(job, feed, readers, statistics))
+        return seen
 
     def _best_scale(
         self, job: Job, feed: Feed, readers: list[LinearSite], statistics: Statistics

@@ -4,9 +4,9 @@ One trainer for OmniQuant (arXiv 2308.13137: learnable weight clipping, section 
 equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same two under
 its own losses, and a rank-one compensation of down_proj).
 
-Left out, because it cannot change a result here: the scale between query and key. It multiplies
-whole rows of their weights, which a scale of each row follows exactly, and the products of
-attention are not quantized.
+Left out is the channel-wise shift, which both codes turn off for LLaMA; and, because it cannot
+change a result here, the scale between query and key. It multiplies whole rows of their weights,
+which a scale of each row follows exactly, and the products of attention are not quantized.
 
 Neither method is in llm-compressor or optimum; both authors' codes replace whole model classes of
 older transformers releases.

@@ -14,6 +14,7 @@ measuring the divergence with one layer rounded at a time takes a forward pass f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ from flexq_bench.quantize.activations import DynamicActivation
 from flexq_bench.quantize.calibration import Calibration
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import LinearSite, ModelMap, linear_at
+from flexq_bench.quantize.scheme import Progress
 from kernels.formats import NumberFormat
 
-Progress = Callable[[int, int, str], None]
 Cost = Literal["layers", "matrices", "work"]
 COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")
 
@@ -64,7 +65,7 @@ def activation_damage(
     """Damage of each site's activations in both formats, in the order of the forward pass.
 
     The model is dense and stays as it is. Memory: one backward pass over a segment.
-    Raises QuantizeError if inputs can't be quantized, naming the site.
+    Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
     """
     sums = {site.name: [0.0, 0.0] for site in layout.sites}
     formats = (DynamicActivation(low), DynamicActivation(high))
@@ -73,6 +74,12 @@ def activation_damage(
             if progress is not None:
                 progress(index, calibration.segments, "damage of each layer's activations")
             _backward(model, segment, generator)
+    broken = next((name for name, costs in sums.items() if not math.isfinite(sum(costs))), None)
+    if broken is not None:
+        raise QuantizeError(
+            f"gradients at {broken} leave the range of the model's dtype: load it as bfloat16 or "
+            "float32"
+        )
     tokens = calibration.tokens.numel()
     return tuple(
         SiteDamage(site, sums[site.name][0] / tokens, sums[site.name][1] / tokens)
@@ -97,40 +104,37 @@ def choose_sites(
     """
     if not 0 <= budget <= 1:
         raise QuantizeError(f"a budget is a share of the layers, 0 to 1, got {budget:g}")
-    units = (
-        [_Unit((damage,)) for damage in damages] if cost == "matrices" else _fused(damages, layout)
-    )
-    price = (lambda unit: unit.work) if cost == "work" else (lambda unit: 1)
-    left = budget * sum(map(price, units)) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
+    fused = layers_of(damages, layout)
+    units = fused if cost != "matrices" else tuple((damage,) for damage in damages)
+    prices = [_work(unit) if cost == "work" else 1 for unit in units]
+    left = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
     chosen: set[str] = set()
-    for unit in sorted(units, key=lambda unit: -unit.gain / price(unit)):
-        if price(unit) <= left:
-            left -= price(unit)
-            chosen.update(damage.site.name for damage in unit.damages)
+    for unit, price in sorted(
+        zip(units, prices, strict=True), key=lambda pair: -_gain(pair[0]) / pair[1]
+    ):
+        if price <= left:
+            left -= price
+            chosen.update(damage.site.name for damage in unit)
     return tuple(damage.site.name for damage in damages if damage.site.name in chosen)
 
 
-@dataclass(frozen=True, slots=True)
-class _Unit:
-    """Sites that get more bits together or not at all."""
-
-    damages: tuple[SiteDamage, ...]
-
-    @property
-    def gain(self) -> float:
-        return sum(damage.gain for damage in self.damages)
-
-    @property
-    def work(self) -> int:
-        return sum(damage.site.n * damage.site.k for damage in self.damages)
-
-
-def _fused(damages: Sequence[SiteDamage], layout: ModelMap) -> list[_Unit]:
+def layers_of(
+    damages: Sequence[SiteDamage], layout: ModelMap
+) -> tuple[tuple[SiteDamage, ...], ...]:
+    """Sites by layer as engines run them: those that read one input are one layer."""
     source = {kind: feed.source for feed in layout.feeds for kind in feed.kinds}
     readers: dict[tuple[int, str], list[SiteDamage]] = {}
     for damage in damages:
         readers.setdefault((damage.site.block, source[damage.site.kind]), []).append(damage)
-    return [_Unit(tuple(together)) for together in readers.values()]
+    return tuple(tuple(together) for together in readers.values())
+
+
+def _gain(unit: Sequence[SiteDamage]) -> float:
+    return sum(damage.gain for damage in unit)
+
+
+def _work(unit: Sequence[SiteDamage]) -> int:
+    return sum(damage.site.n * damage.site.k for damage in unit)
 
 
 def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generator) -> None:
@@ -142,6 +146,11 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
     logs = functional.log_softmax(logits, dim=-1)
     # Drawn on the CPU, so that every device gives the same labels for the same seed.
     shares = logs.detach().exp().cpu()
+    if not bool(torch.isfinite(shares).all()):
+        raise QuantizeError(
+            "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
+            "bfloat16 or float32"
+        )
     labels = torch.multinomial(shares, 1, generator=generator).to(device)
     torch.autograd.backward(logs.gather(1, labels).sum())
 

@@ -14,10 +14,10 @@ from flexq_bench.quantize.activations import DynamicActivation, StaticActivation
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.dual_grained import PLAIN, SearchOptions, dual_grained
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.model_map import linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, percentile_scale, spread
+from flexq_bench.quantize.smoothing import gather, percentile_scale, unrounded
 from kernels.formats import NumberFormat
 
 _LARGEST_S8 = 127
@@ -64,13 +64,14 @@ class Dgq(Scheme):
             search = SearchOptions.of_steps(options.group_steps, options.row_steps)
         statistics = Statistics(hessian=True)
         observe_block(job, block, statistics)
-        seen = self._smooth(job, block, statistics)
-        for site in job.layout.of_block(block):
-            scale = seen.get(site.name, torch.ones_like(statistics.abs_sum[site.name]))
-            moments = statistics.hessian[site.name] / torch.outer(scale, scale)
-            weights = dual_grained(weight_of(job.model, site), moments, options.group, search)
-            largest = float((statistics.absmax[site.name] / scale).max())
-            quantize_site(job.model, site, weights.dequantize(), self._activation(largest))
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._smooth(job, block, statistics)
+            for site in job.layout.of_block(block):
+                scale = seen.get(site.name, torch.ones_like(statistics.abs_sum[site.name]))
+                moments = statistics.hessian[site.name] / torch.outer(scale, scale)
+                weights = dual_grained(weight_of(job.model, site), moments, options.group, search)
+                largest = float((statistics.absmax[site.name] / scale).max())
+                quantize_site(job.model, site, weights.dequantize(), self._activation(largest))
 
     def _smooth(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
         """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""
@@ -84,16 +85,7 @@ class Dgq(Scheme):
                 continue  # the paper smooths the norms' outputs and what enters down_proj
             inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
             scale = percentile_scale(inputs, self.options.outliers)
-            fold(
-                job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-                [linear_at(job.model, reader.name) for reader in readers],
-                feed,
-                scale,
-                norm_offset=job.layout.names.norm_offset,
-                head_dim=head,
-            )
-            for reader in readers:
-                seen[reader.name] = spread(scale, feed, head).double()
+            seen |= fold_feed(job, block, feed, scale)
         return seen
 
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:

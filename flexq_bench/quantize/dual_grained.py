@@ -133,38 +133,43 @@ def _search_rows(
     for share in shares:
         row_scale = scales_to(largest, _LARGEST_S8, share).float()
         group_scale = _group_scale(scales, row_scale)
-        candidate = _encode(weight, row_scale, group_scale, zeros, group)
-        error = _output_error(weight - candidate.dequantize().float(), moments)
+        lifted = _signed_codes(weight, row_scale, group_scale, zeros, group)
+        lifted *= _per_column(group_scale, group, weight.shape[1])
+        error = _output_error(weight - lifted * row_scale, moments)
         best.offer(error, row_scale, row_scale)
-    return _encode(weight, best.first, _group_scale(scales, best.first), zeros, group)
+    row_scale = best.first
+    group_scale = _group_scale(scales, row_scale)
+    signed = _signed_codes(weight, row_scale, group_scale, zeros, group)
+    return DualGrained(
+        (signed + _per_column(zeros, group, weight.shape[1])).to(torch.uint8),
+        zeros.to(torch.uint8),
+        group_scale.to(torch.int8),
+        row_scale.to(torch.float16),
+        group,
+    )
 
 
 def _group_scale(scales: torch.Tensor, row_scale: torch.Tensor) -> torch.Tensor:
     return torch.round(scales / safe_divisor(row_scale, scales.dtype)).clamp(1, _LARGEST_S8)
 
 
-def _encode(
+def _signed_codes(
     weight: torch.Tensor,
     row_scale: torch.Tensor,
     group_scale: torch.Tensor,
     zeros: torch.Tensor,
     group: int,
-) -> DualGrained:
-    """Codes whose lifted value stays within ±127, so that the INT8 product cannot wrap."""
+) -> torch.Tensor:
+    """Codes less their zero [N, K], limited so that the lifted value stays within ±127.
+
+    Otherwise the INT8 product would wrap.
+    """
     k = weight.shape[1]
     reach = torch.floor(_LARGEST_S8 / group_scale)
-    highest = _per_column((zeros + reach).clamp(max=_LARGEST_U4), group, k)
-    lowest = _per_column((zeros - reach).clamp(min=0), group, k)
+    highest = _per_column(torch.minimum(_LARGEST_U4 - zeros, reach), group, k)
+    lowest = _per_column(torch.maximum(-zeros, -reach), group, k)
     step = _per_column(safe_divisor(group_scale * row_scale, weight.dtype), group, k)
-    codes = torch.round(weight / step) + _per_column(zeros, group, k)
-    codes = torch.minimum(torch.maximum(codes, lowest), highest)
-    return DualGrained(
-        codes.to(torch.uint8),
-        zeros.to(torch.uint8),
-        group_scale.to(torch.int8),
-        row_scale.to(torch.float16),
-        group,
-    )
+    return torch.minimum(torch.maximum(torch.round(weight / step), lowest), highest)
 
 
 def _per_column(per_group: torch.Tensor, group: int, k: int) -> torch.Tensor:

@@ -22,13 +22,12 @@ from flexq_bench.quantize.activations import DynamicActivation
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import ColumnGroup, column_groups
 from flexq_bench.quantize.fake import quantize_site
+from flexq_bench.quantize.feeds import observe_block
 from flexq_bench.quantize.model_map import weight_of
-from flexq_bench.quantize.observing import observe_block
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.quantize.uniform import FULL_BITS
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat
-
-FULL_BITS = 16  # of activations that are not quantized
 
 
 @dataclass(frozen=True, slots=True)

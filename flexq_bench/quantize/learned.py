@@ -15,14 +15,13 @@ from flexq_bench.quantize.block_training import BlockTrainer, Learned, TrainingO
 from flexq_bench.quantize.calibration import Calibration, Statistics
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.model_map import LinearSite, linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, smoothquant_scale
+from flexq_bench.quantize.smoothing import gather, smoothquant_scale, unrounded
 from flexq_bench.quantize.straight_through import fake_quantize
+from flexq_bench.quantize.uniform import FULL_BITS
 from kernels.formats import NumberFormat
-
-FULL_BITS = 16  # of an operand that is not quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +93,11 @@ class LearnedScheme(Scheme):
         if job.original is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         module = job.layout.block_module(job.model, block)
-        kept = next(module.parameters()).dtype
-        module.float()  # small steps would be lost in FP16
-        learned = self._train(job, block, module)
-        module.to(kept)
+        with unrounded(module):
+            learned = self._train(job, block, module)
         job.original.advance()
-        module.float()  # scaled weights are rounded once, to their codes
-        self._apply_learned(job, block, learned)
-        module.to(kept)
+        with unrounded(module):
+            self._apply_learned(job, block, learned)
 
     def _train(self, job: Job, block: int, module: nn.Module) -> Learned:
         assert job.original is not None
@@ -145,14 +141,7 @@ class LearnedScheme(Scheme):
         activation = None if number is None else DynamicActivation(number)
         for feed in job.layout.feeds:
             if feed.source in learned.scales:
-                fold(
-                    job.model.get_submodule(prefix + feed.source),
-                    [linear_at(job.model, r.name) for r in readers_of(job, block, feed)],
-                    feed,
-                    learned.scales[feed.source],
-                    norm_offset=job.layout.names.norm_offset,
-                    head_dim=head_size(job),
-                )
+                fold_feed(job, block, feed, learned.scales[feed.source])
         for site in job.layout.of_block(block):
             quantize_site(
                 job.model,

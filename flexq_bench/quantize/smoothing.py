@@ -11,6 +11,8 @@ by name, and neither gives the feed-forward's last layer a scale, which is where
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,6 +58,21 @@ def gather(values: torch.Tensor, feed: Feed, head_dim: int) -> torch.Tensor:
     return values.view(-1, feed.shared_heads, head_dim).amax(dim=1).flatten()
 
 
+@contextmanager
+def unrounded(block: nn.Module) -> Iterator[None]:
+    """The block in FP32 while it is scaled and quantized, then in its own dtype again.
+
+    A weight of 0.01 divided by a scale of 1000 has lost most of its bits in FP16; this way weights
+    are rounded once, to their codes.
+    """
+    kept = next(block.parameters()).dtype
+    block.float()
+    try:
+        yield
+    finally:
+        block.to(kept)
+
+
 @torch.no_grad()
 def fold(
     source: Any,
@@ -68,7 +85,7 @@ def fold(
 ) -> None:
     """Divide the source's channels by `scale` and multiply the readers' columns with it, in place.
 
-    source: a norm module, or the nn.Linear whose rows are the channels. scale: of its channels, > 0.
+    source: a norm module, or the nn.Linear whose rows are the channels. scale: of its channels.
     norm_offset: what the norm adds to its weight. head_dim: needed for shared heads.
     Raises ValueError if a scale isn't a positive number.
     """

@@ -13,11 +13,16 @@ from dataclasses import dataclass
 import torch
 
 from flexq_bench.quantize.calibration import Statistics
-from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at, weight_of
-from flexq_bench.quantize.observing import head_size, observe_block, readers_of
+from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.quantize.model_map import Feed, LinearSite, weight_of
 from flexq_bench.quantize.samples import InputSamples
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import fold, gather, smoothquant_scale, spread
+from flexq_bench.quantize.smoothing import (
+    gather,
+    smoothquant_scale,
+    spread,
+    unrounded,
+)
 from flexq_bench.quantize.uniform import round_site
 from kernels.formats import NumberFormat
 
@@ -55,28 +60,28 @@ class SmoothQuant(Scheme):
         return True
 
     def quantize_block(self, job: Job, block: int) -> None:
-        options, head = self.options, head_size(job)
+        options = self.options
         statistics, samples = Statistics(), InputSamples(options.samples)
         observe_block(job, block, statistics)
         if options.alpha is None:
             job.inputs.observe(samples)
-        for feed in job.layout.feeds:
-            readers = readers_of(job, block, feed)
-            inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
-            weights = _largest_weights(job, readers)
-            alpha = options.alpha
-            if alpha is None:
-                alpha = self._best_alpha(job, feed, readers, inputs, weights, samples)
-            fold(
-                job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
-                [linear_at(job.model, reader.name) for reader in readers],
-                feed,
-                smoothquant_scale(inputs, gather(weights, feed, head), alpha),
-                norm_offset=job.layout.names.norm_offset,
-                head_dim=head,
-            )
-        for site in job.layout.of_block(block):
-            round_site(job.model, site, options.w_bits, options.a_bits, options.group)
+        with unrounded(job.layout.block_module(job.model, block)):
+            for feed in job.layout.feeds:
+                self._smooth(job, block, feed, statistics, samples)
+            for site in job.layout.of_block(block):
+                round_site(job.model, site, options.w_bits, options.a_bits, options.group)
+
+    def _smooth(
+        self, job: Job, block: int, feed: Feed, statistics: Statistics, samples: InputSamples
+    ) -> None:
+        head, readers = head_size(job), readers_of(job, block, feed)
+        inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
+        weights = _largest_weights(job, readers)
+        alpha = self.options.alpha
+        if alpha is None:
+            alpha = self._best_alpha(job, feed, readers, inputs, weights, samples)
+        scale = smoothquant_scale(inputs, gather(weights, feed, head), alpha)
+        fold_feed(job, block, feed, scale)
 
     def _best_alpha(
         self,

@@ -133,11 +133,13 @@ def _check(
 ) -> None:
     if header["base"] != _fingerprint(model, prefix):
         raise QuantizeError(f"{path} was made from another model: load that one, or quantize anew")
-    shapes = {site.name: (site.n, site.k) for site in layout.sites}
-    for name in header["sites"]:
-        found = tensors.get(f"{name}.weight")
-        if found is None or shapes.get(name) != tuple(found.shape):
+    for name, tensor in model.state_dict().items():
+        found = tensors.get(name)
+        if name.startswith(prefix) and (found is None or found.shape != tensor.shape):
             raise QuantizeError(f"{path} doesn't fit the model at {name}: make it again")
+    unknown = set(header["sites"]) - {site.name for site in layout.sites}
+    if unknown:
+        raise QuantizeError(f"{path} has layers that the model lacks: {min(unknown)}")
 
 
 def _layer(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import column_groups, round_to_nearest
 from flexq_bench.quantize.fake import quantize_site
+from flexq_bench.quantize.feeds import observe_block
 from flexq_bench.quantize.gptq import gptq
 from flexq_bench.quantize.model_map import weight_of
-from flexq_bench.quantize.observing import observe_block
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from kernels.formats import NumberFormat
 

@@ -6,6 +6,7 @@ from flexq_bench.regress.classify import Classification, Nights, Pattern, classi
 from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
 from flexq_bench.regress.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.regress.gap import closed_share_interval
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
 from flexq_bench.regress.paired import (
     ItemDifference,
@@ -36,6 +37,7 @@ __all__ = [
     "attribute",
     "change_points",
     "classify",
+    "closed_share_interval",
     "confirm",
     "confirm_night",
     "creep",

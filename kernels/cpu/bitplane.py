@@ -12,6 +12,7 @@ import torch
 from kernels.contract import (
     Config,
     KernelSpec,
+    Kind,
     LinearKernel,
     OperandFormat,
     PackedOperand,
@@ -25,17 +26,27 @@ CHUNK_K = 128
 
 
 class BitPlaneGemm(LinearKernel):
-    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one a row (ABQ-LLM)."""
+    """W<w_bits>A<a_bits>; grouped: a scale per 128 of k (FlexQ), else one a row (ABQ-LLM).
+
+    kind: of the weights' codes.
+    """
 
     def __init__(
-        self, name: str, w_bits: int, a_bits: int, *, variant: str = "", grouped: bool = True
+        self,
+        name: str,
+        w_bits: int,
+        a_bits: int,
+        *,
+        variant: str = "",
+        grouped: bool = True,
+        kind: Kind = "int",
     ) -> None:
         group = CHUNK_K if grouped else None
         self.spec = KernelSpec(
             name=name,
             variant=variant,
             backend="cpu",
-            weight=OperandFormat(w_bits, group),
+            weight=OperandFormat(w_bits, group, kind),
             activation=OperandFormat(a_bits, group),
             summary=f"W{w_bits}A{a_bits} through bit planes, in torch",
         )

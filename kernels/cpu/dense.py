@@ -100,9 +100,12 @@ class Fp16Gemm(LinearKernel):
 class DequantizedGemm(LinearKernel):
     """FP8 or weight-only: float64 GEMM of what codes and scales stand for."""
 
-    def __init__(self, name: str, weight: OperandFormat, activation: OperandFormat) -> None:
+    def __init__(
+        self, name: str, weight: OperandFormat, activation: OperandFormat, variant: str = ""
+    ) -> None:
         self.spec = KernelSpec(
             name=name,
+            variant=variant,
             backend="cpu",
             weight=weight,
             activation=activation,

@@ -1,8 +1,12 @@
-// flexq_imma.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6-bit weights, M of a few tokens.
-//   w     tiles [N/16, K/128] of imma_layout.cuh     sw  half [N/16, K/128, 8, 2], their scales
+// flexq_imma.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, M of a few tokens.
+//   w     tiles [N/16, T] of imma_layout.cuh         sw  uint32 [N/16, T, 8], their scales
 //   x     int8 [M, K_PAD], row-major                 sx  float [K/128, M_PAD], FP16 values
 //   bias  half [N] or null                           y   half [M, N], row-major
-// K_PAD = 128 * steps, M_PAD is M rounded up to 8.
+//   sn    half [N], scales of output features; DUAL_GRAINED only: sums are integers over all of K then,
+//         scaled once
+// A_GROUPED 0: sx is float [M_PAD], one scale a token.
+// K/128 is rounded up, K_PAD = 128 * K/128, T = K/128, one more with an INT8_TAIL; M_PAD is M rounded up
+// to 8.
 //
 // K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles; their warps split K, each with a
 // cp.async ring of its own in shared memory, and meet once, in a fixed order: results are the same from
@@ -27,7 +31,7 @@ struct Operands {
   const uint32_t* sw;
   const int8_t* x;
   const float* sx;
-  int m, m_padded, steps, row_tiles, first_tile, first_token, lane;
+  int m, m_padded, groups, steps, row_tiles, first_tile, first_token, lane;
 };
 
 __device__ inline long long tile_at(const Operands& op, int r, int step) {
@@ -46,6 +50,35 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
+#if DUAL_GRAINED
+using Sum = int;
+#else
+using Sum = float;
+#endif
+
+// A lane's part of the sums of a tile, and the same bits in shared memory.
+struct Share {
+  Sum of[4];
+
+  __device__ inline float4 bits() const {
+#if DUAL_GRAINED
+    return make_float4(__int_as_float(of[0]), __int_as_float(of[1]), __int_as_float(of[2]),
+                       __int_as_float(of[3]));
+#else
+    return make_float4(of[0], of[1], of[2], of[3]);
+#endif
+  }
+
+  __device__ inline void add(float4 part) {
+#if DUAL_GRAINED
+    of[0] += __float_as_int(part.x), of[1] += __float_as_int(part.y);
+    of[2] += __float_as_int(part.z), of[3] += __float_as_int(part.w);
+#else
+    of[0] += part.x, of[1] += part.y, of[2] += part.z, of[3] += part.w;
+#endif
+  }
+};
+
 // What a step needs beside the tiles, for this lane: 32 neighbouring k of a token in each column tile,
 // the scales of the two tokens whose sums the lane will hold, and of its two rows in each row tile.
 struct Small {
@@ -59,13 +92,17 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
   for (int j = 0; j < COL_TILES; ++j) {
     const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
     const uint4* at = reinterpret_cast<const uint4*>(
-        op.x + (static_cast<long long>(token) * op.steps + step) * GROUP + LANE_K * (op.lane % 4));
+        op.x + (static_cast<long long>(token) * op.groups + group_of(step, op.groups)) * GROUP +
+        LANE_K * (op.lane % 4));
     s.codes[j].half[0] = token < op.m ? load_written(at) : make_uint4(0, 0, 0, 0);
     s.codes[j].half[1] = token < op.m ? load_written(at + 1) : make_uint4(0, 0, 0, 0);
-    const int pair = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
-    const float* scale = op.sx + static_cast<long long>(step) * op.m_padded + pair;
-    s.token_scale[j] = pair < op.m_padded ? load_written(reinterpret_cast<const float2*>(scale))
-                                          : make_float2(0.0f, 0.0f);
+    if constexpr (A_GROUPED) {
+      const int pair = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
+      const float* scale =
+          op.sx + static_cast<long long>(group_of(step, op.groups)) * op.m_padded + pair;
+      s.token_scale[j] = pair < op.m_padded ? load_written(reinterpret_cast<const float2*>(scale))
+                                            : make_float2(0.0f, 0.0f);
+    }
   }
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
@@ -74,17 +111,18 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
-           half_bits* y, int m, int n, int k) {
+           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
-  const int steps = (k + GROUP - 1) / GROUP;
+  const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
   const Operands op{w,
                     sw,
                     x,
                     sx,
                     m,
                     (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
+                    groups,
                     steps,
                     (n + MMA_ROWS - 1) / MMA_ROWS,
                     static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
@@ -104,7 +142,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   }
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
-  float4 total[ROW_TILES][COL_TILES] = {};
+  Share total[ROW_TILES][COL_TILES] = {};
   Small next;
   if (first_step < steps) load_small(next, op, first_step);
   int slot = 0;
@@ -120,10 +158,34 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
-      const WeightTile weights = read_tile(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane);
-      const float top = half_to_float(static_cast<half_bits>(now.row_scales[r]));
-      const float bottom = half_to_float(static_cast<half_bits>(now.row_scales[r] >> 16));
+      const WeightTile weights(ring + slot * STAGE_BYTES + r * TILE_BYTES, now.row_scales[r], lane,
+                               step == groups - 1);
       int sums[COL_TILES][4] = {};
+#if DUAL_GRAINED
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[j][e] = total[r][j].of[e];
+#endif
+#if INT4_MMA
+      if (step < groups - 1) {
+#pragma unroll
+        for (int q = 0; q < INT4_MMAS; ++q) {
+          uint32_t a[4];
+          weights.nibble_operands(a, q);
+#pragma unroll
+          for (int j = 0; j < COL_TILES; ++j) {
+            uint32_t b[2];
+            now.codes[j].nibbles(b, q);
+            mma_s4_m16n8k64(sums[j], a, b);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[j][e] *= 16;  // as sums of int8 operands are
+      } else
+#endif
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) {
         const uint32_t a[4] = {weights.operand(4 * i), weights.operand(4 * i + 1),
@@ -137,11 +199,17 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       }
 #pragma unroll
       for (int j = 0; j < COL_TILES; ++j) {
-        float4& f = total[r][j];
-        f.x += static_cast<float>(sums[j][0]) * (top * now.token_scale[j].x);
-        f.y += static_cast<float>(sums[j][1]) * (top * now.token_scale[j].y);
-        f.z += static_cast<float>(sums[j][2]) * (bottom * now.token_scale[j].x);
-        f.w += static_cast<float>(sums[j][3]) * (bottom * now.token_scale[j].y);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#if DUAL_GRAINED
+          total[r][j].of[e] = sums[j][e];
+#else
+          float scale = weights.scale[e / 2];
+          if constexpr (A_GROUPED)
+            scale *= e % 2 == 0 ? now.token_scale[j].x : now.token_scale[j].y;
+          total[r][j].of[e] += static_cast<float>(sums[j][e]) * scale;
+#endif
+        }
       }
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
@@ -157,24 +225,25 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
-      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j];
+      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
   meet();
   for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
-    float4 sum = {};
+    Share sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {
-      const float4 part = share_of(red + from % WARPS * SHARES + share, from / WARPS);
-      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+      sum.add(share_of(red + from % WARPS * SHARES + share, from / WARPS));
     }
     const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
-    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i % 2;
       const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
       if (token < m && feature < n) {
         const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
-        y[static_cast<long long>(token) * n + feature] = float_to_half(sums[i] * 0.25f + b);
+        float value = static_cast<float>(sum.of[i]) * OPERAND_UNIT;
+        if constexpr (DUAL_GRAINED) value *= half_to_float(sn[feature]);
+        if constexpr (!A_GROUPED) value *= load_written(sx + token);
+        y[static_cast<long long>(token) * n + feature] = float_to_half(value + b);
       }
     }
   }

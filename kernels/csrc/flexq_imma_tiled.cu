@@ -1,4 +1,4 @@
-// flexq_imma_tiled.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6-bit weights, many tokens.
+// flexq_imma_tiled.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, many tokens.
 // Operands are those of flexq_imma.cu, so one packed weight serves decode and prefill.
 //
 // A block owns ROW_WARPS * ROW_TILES * 16 rows of W and TOKEN_WARPS * COL_TILES * 8 tokens. Weights,
@@ -34,9 +34,10 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
   const int row_warp = warp % ROW_WARPS, token_warp = warp / ROW_WARPS;
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const uint32_t ring = shared_address(shared);
-  const int steps = (k + GROUP - 1) / GROUP, first_tile = blockIdx.y * TILES;
+  const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
+  const int first_tile = blockIdx.y * TILES;
   const int first_token = static_cast<int>(blockIdx.x) / K_SPLIT * TOKENS;
-  const Copies copies(m, steps, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
+  const Copies copies(m, groups, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
 
   let_next_kernel_start();
 #pragma unroll
@@ -72,13 +73,12 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const int tile = row_warp * ROW_TILES + r;
-      const WeightTile weights = read_tile(stage + TILES_AT + tile * TILE_BYTES, lane);
-#pragma unroll
-      for (int o = 0; o < OPERAND_WORDS; ++o) a[r][o / 4][o % 4] = weights.operand(o);
       const uint32_t scales =
           load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
-      scale[r][0] = half_to_float(static_cast<half_bits>(scales));
-      scale[r][1] = half_to_float(static_cast<half_bits>(scales >> 16));
+      const WeightTile weights(stage + TILES_AT + tile * TILE_BYTES, scales, lane, step == groups - 1);
+#pragma unroll
+      for (int o = 0; o < OPERAND_WORDS; ++o) a[r][o / 4][o % 4] = weights.operand(o);
+      scale[r][0] = weights.scale[0], scale[r][1] = weights.scale[1];
       bias_out[r][0] = -BIAS * scale[r][0], bias_out[r][1] = -BIAS * scale[r][1];
     }
 #pragma unroll

@@ -1,5 +1,5 @@
-// flexq_imma_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, 6-bit
-// weights, many tokens. Weights are those of flexq_imma.cu, so one packed weight serves decode and
+// flexq_imma_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, 6- or
+// 4-bit weights, many tokens. Weights are those of flexq_imma.cu, so one packed weight serves decode and
 // prefill; tokens are in the order of the MMA (imma_layout.cuh).
 //
 // A warpgroup of four warps has 64 rows, widened in registers, and all TOKENS of the block, in granules
@@ -35,13 +35,13 @@ struct Weights {
   float top, bottom;  // scales of rows lane/4 and lane/4 + 8
 };
 
-__device__ inline void read_weights(Weights& weights, uint32_t stage, int tile, int lane) {
-  const WeightTile packed = read_tile(stage + TILES_AT + tile * TILE_BYTES, lane);
+__device__ inline void read_weights(Weights& weights, uint32_t stage, int tile, int lane,
+                                    bool upper_tail) {
+  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
 #pragma unroll
   for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
-  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
-  weights.top = half_to_float(static_cast<half_bits>(scales));
-  weights.bottom = half_to_float(static_cast<half_bits>(scales >> 16));
+  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
 }
 
 // The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
@@ -76,9 +76,10 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const uint32_t ring = shared_address(shared);
-  const int steps = (k + GROUP - 1) / GROUP, first_tile = blockIdx.y * TILES;
+  const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
+  const int first_tile = blockIdx.y * TILES;
   const int first_token = static_cast<int>(blockIdx.x) / K_SPLIT * TOKENS;
-  const Copies copies(m, steps, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
+  const Copies copies(m, groups, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
 
   let_next_kernel_start();
 #pragma unroll
@@ -112,7 +113,7 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
     cp_async_commit();
 
     const uint32_t stage = ring + slot * STAGE_BYTES, token_scales = stage + TOKEN_SCALES_AT;
-    read_weights(weights, stage, warp, lane);
+    read_weights(weights, stage, warp, lane, step == groups - 1);
     multiply(sums[0], weights, stage);
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g) {

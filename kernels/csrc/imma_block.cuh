@@ -7,6 +7,7 @@
 #include "imma_layout.cuh"
 #include "k_split.cuh"
 
+static_assert(A_GROUPED, "a stage has the scales of its tokens");
 constexpr int ROWS = TILES * MMA_ROWS;
 constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
 constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens: codes start on a multiple
@@ -26,12 +27,14 @@ __device__ inline int code_chunk(int token, int chunk) { return token * GROUP + 
 struct Copies {
   static constexpr int CHUNKS = TILE_BYTES / 16, WEIGHTS = (TILES * CHUNKS + THREADS - 1) / THREADS;
   static constexpr int TOKEN_STEP = THREADS / 8, CODES = (TOKENS + TOKEN_STEP - 1) / TOKEN_STEP;
+  int groups;
   uint32_t weights[WEIGHTS], scales, codes, row_stride, token_scales, token_scales_stride;
   int tokens_left;   // from this thread's first to the last token
   bool has_scales, has_token_scales, inside_scales;
 
-  __device__ Copies(int m, int steps, int row_tiles, int first_tile, int first_token) {
-    const int t = threadIdx.x;
+  __device__ Copies(int m, int of_groups, int row_tiles, int first_tile, int first_token)
+      : groups(of_groups) {
+    const int t = threadIdx.x, steps = tiles_along(groups);
 #pragma unroll
     for (int i = 0; i < WEIGHTS; ++i) {
       const int c = t + i * THREADS;
@@ -40,7 +43,7 @@ struct Copies {
     }
     has_scales = t < TILES * 2;
     scales = static_cast<uint32_t>(min(first_tile + t / 2, row_tiles - 1)) * steps * SCALE_BYTES + t % 2 * 16;
-    row_stride = static_cast<uint32_t>(steps) * GROUP;
+    row_stride = static_cast<uint32_t>(groups) * GROUP;
     codes = (first_token + t / 8) * row_stride + t % 8 * 16;
     tokens_left = m - first_token - t / 8;
     const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS, pair = (t - 32) * 4;
@@ -63,7 +66,8 @@ struct Copies {
   }
 
   __device__ void load_tokens(uint32_t stage, const int8_t* x, const float* sx, int step) const {
-    const int8_t* from = x + static_cast<uint32_t>(step) * GROUP + codes;
+    const int group = group_of(step, groups);
+    const int8_t* from = x + static_cast<uint32_t>(group) * GROUP + codes;
     const uint32_t to = stage + code_chunk(threadIdx.x / 8, threadIdx.x % 8);
 #pragma unroll
     for (int i = 0; i < CODES; ++i)
@@ -73,14 +77,14 @@ struct Copies {
     if (has_token_scales)
       cp_async_16_or_zero(
           stage + TOKEN_SCALES_AT + (threadIdx.x - 32) * 16,
-          reinterpret_cast<const char*>(sx) + static_cast<uint32_t>(step) * token_scales_stride +
+          reinterpret_cast<const char*>(sx) + static_cast<uint32_t>(group) * token_scales_stride +
               token_scales,
           inside_scales);
   }
 };
 
 // y from out [TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
-// share of four times the result: summed in a fixed order, a token's outputs written side by side.
+// share of the result over OPERAND_UNIT: summed in a fixed order, a token's outputs written side by side.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank) {
   meet();
@@ -102,7 +106,7 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float b = bias == nullptr || feature + i >= n ? 0.0f : half_to_float(bias[feature + i]);
-      const uint32_t bits = float_to_half(sums[i] * 0.25f + b);
+      const uint32_t bits = float_to_half(sums[i] * OPERAND_UNIT + b);
       words[i / 2] = i % 2 == 0 ? bits : words[i / 2] | bits << 16;
     }
     half_bits* to = y + static_cast<long long>(token) * n + feature;

@@ -1,12 +1,14 @@
 // imma_pack.cu: operands of the int8 tensor-core kernels.
-//   pack_weights    codes int8 [N, K], scales half [N, K/128]
+//   pack_weights    W_BITS 6: codes int8 [N, K], scales half [N, K/128]
 //                   -> tiles [N/16, K/128], scales half [N/16, K/128, 8, 2] (imma_layout.cuh)
 //   quantize_rows   x half [M, K] -> codes int8 [M, K_PAD], scales float [K/128, M_PAD]; codes of a
-//                   group in their own order or in that of the MMA
+//                   group in their own order or in that of the MMA. INT8_TAIL: k is channel order[k]
+//                   of x, int [K], and the last group has 8 bits
 // K/128 and N/16 are rounded up, K_PAD = 128 * steps, M_PAD is M rounded up to 8; padding is zero.
 #include "imma_layout.cuh"
 #include "quantize.cuh"
 
+#if W_BITS == 6
 // grid: (K/128, N/16); one warp.
 extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* scales,
                                         unsigned char* tiles, half_bits* tile_scales, int n,
@@ -37,6 +39,7 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
         row < n ? scales[static_cast<long long>(row) * steps + step] : half_bits(0);
   }
 }
+#endif
 
 #ifdef A_BITS
 constexpr int QUANTIZE_WARPS = 8;  // of a block; each has a step
@@ -44,17 +47,23 @@ constexpr int QUANTIZE_WARPS = 8;  // of a block; each has a step
 // Symmetric group quantization as kernels/formats/symmetric.py defines it, bit for bit.
 // grid: (K/128 over QUANTIZE_WARPS, M_PAD); a lane has four neighbouring k.
 extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, float* scales, int m,
-                                         int k, int in_mma_order) {
+                                         int k, int in_mma_order,
+                                         [[maybe_unused]] const int* order) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   const int lane = threadIdx.x % 32, step = blockIdx.x * QUANTIZE_WARPS + threadIdx.x / 32;
   const int token = blockIdx.y, steps = (k + GROUP - 1) / GROUP;
   if (step >= steps) return;
   const int first = step * GROUP + 4 * lane;
-  const half_bits* at = x + static_cast<long long>(token) * k + first;
+  const half_bits* row = x + static_cast<long long>(token) * k;
+  const half_bits* at = row + first;
   float value[4] = {};
   const bool aligned = k % 4 == 0 && reinterpret_cast<uint64_t>(x) % 8 == 0;  // so all rows are
-  if (aligned && token < m && first < k) {
+  if constexpr (INT8_TAIL) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (token < m && first + i < k) value[i] = half_to_float(row[order[first + i]]);
+  } else if (aligned && token < m && first < k) {
     const uint2 halves = *reinterpret_cast<const uint2*>(at);
     value[0] = half_to_float(static_cast<half_bits>(halves.x));
     value[1] = half_to_float(static_cast<half_bits>(halves.x >> 16));
@@ -69,12 +78,15 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
 #pragma unroll
   for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(value[i]));
   largest = warp_maximum(largest);
-  const float scale = scale_of<A_BITS>(largest);
+  const bool is_tail = INT8_TAIL && step == steps - 1;
+  const float scale = is_tail ? scale_of<8>(largest) : scale_of<A_BITS>(largest);
   const Divisor divisor = divisor_of(scale);
   uint32_t word = 0;
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[i], divisor)) & 255u) << (8 * i);
+  for (int i = 0; i < 4; ++i) {
+    const int code = is_tail ? code_of<8>(value[i], divisor) : code_of<A_BITS>(value[i], divisor);
+    word |= (static_cast<uint32_t>(code) & 255u) << (8 * i);
+  }
   const int at_word = in_mma_order ? mma_word(lane) : lane;
   if (token < m) codes[(static_cast<long long>(token) * steps + step) * 32 + at_word] = word;
   if (lane == 0) scales[step * gridDim.y + token] = scale;

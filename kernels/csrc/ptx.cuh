@@ -21,6 +21,14 @@ __device__ inline half_bits float_to_half(float f) {
   return h;
 }
 
+// a where the mask is 1, b where it is 0.
+template <uint32_t MASK>
+__device__ inline uint32_t selected_bits(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xE2;" : "=r"(d) : "r"(a), "n"(MASK), "r"(b));
+  return d;
+}
+
 __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
@@ -69,6 +77,12 @@ __device__ inline uint4 load_shared(uint32_t shared) {
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "r"(shared)
                : "memory");
+  return v;
+}
+
+__device__ inline uint2 load_shared_words(uint32_t shared) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(shared) : "memory");
   return v;
 }
 
@@ -145,6 +159,15 @@ __device__ inline void mma_s8_m16n8k32(int (&d)[4], const uint32_t (&a)[4], cons
 __device__ inline void mma_s8_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// c[16,8] += a[16,64] · b[64,8]; a row-major, b column-major, int4, lowest k in the lowest nibble.
+__device__ inline void mma_s4_m16n8k64(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+  asm(
+      "mma.sync.aligned.m16n8k64.row.col.s32.s4.s4.s32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));

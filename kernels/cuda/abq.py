@@ -90,15 +90,21 @@ _CHECKED_WIDTHS = ((2, 2), (2, 8), (3, 5), (4, 4), (6, 6), (6, 8), (8, 8))
 
 
 class ArbitraryBitGemm(LinearKernel):
-    """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError for K past what int32 sums."""
+    """`abq-w<w_bits>a<a_bits>`, 2 to 8 bits each. Raises ShapeError for K past what int32 sums.
 
-    def __init__(self, w_bits: int, a_bits: int, variant: str = "") -> None:
+    balanced: `abq-w2*a<a_bits>`, the paper's bit-balanced 2-bit weights -2 … 2, in three planes.
+    """
+
+    def __init__(
+        self, w_bits: int, a_bits: int, variant: str = "", *, balanced: bool = False
+    ) -> None:
+        width = "2*" if balanced else w_bits
         self.spec = KernelSpec(
-            name=f"abq-w{w_bits}a{a_bits}",
+            name=f"abq-w{width}a{a_bits}",
             backend="cuda",
-            weight=OperandFormat(w_bits),
+            weight=OperandFormat(w_bits, kind="balanced" if balanced else "int"),
             activation=OperandFormat(a_bits),
-            summary=f"ABQ-LLM W{w_bits}A{a_bits} on binary tensor cores",
+            summary=f"ABQ-LLM W{width}A{a_bits} on binary tensor cores",
             variant=variant,
             # Blackwell emulates binary MMA with int8.
             max_capability=(9, 0),

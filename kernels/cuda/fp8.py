@@ -56,8 +56,8 @@ class Fp8Gemm(LinearKernel):
     spec = KernelSpec(
         name="cublaslt-fp8",
         backend="cuda",
-        weight=OperandFormat(8, is_e4m3=True),
-        activation=OperandFormat(8, is_e4m3=True),
+        weight=OperandFormat(8, kind="float"),
+        activation=OperandFormat(8, kind="float"),
         summary="cuBLASLt FP8 (E4M3), timed algorithms, scales fused or after the GEMM",
         min_capability=(8, 9),
     )

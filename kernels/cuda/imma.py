@@ -6,6 +6,7 @@ integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -25,16 +26,24 @@ from kernels.cuda.imma_configs import (
     MMA_ROWS,
     MMA_TOKENS,
     MOST_NATURAL,
-    TILE_BYTES,
+    SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
+    ImmaConfig,
+    TileFormat,
     all_configs,
     bucket_of,
     configs_for,
 )
 from kernels.cuda.imma_heuristic import choose
 from kernels.formats import Operand
-from kernels.runtime.module import current_arch, load_function, shared_memory_limit, sm_count
+from kernels.runtime.module import (
+    Argument,
+    current_arch,
+    load_function,
+    shared_memory_limit,
+    sm_count,
+)
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -42,8 +51,129 @@ W_BITS = 6
 _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma_pack.cu
 
 
-class Int8TensorCoreGemm(LinearKernel):
+class ImmaGemm(LinearKernel):
+    """What all kernels on csrc/flexq_imma*.cu share: buffers of activations, and the launch.
+
+    tiles: of the weights. A packed weight has buffers `tiles` and `scales`, and `features` where
+    output features have scales of their own. Packed activations have `codes` and `scales`, and
+    `order` where k is not in the channels' own order.
+    """
+
+    tiles: TileFormat
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        groups = -(-k // GROUP)
+        m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
+        of_tokens = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
+        buffers = {
+            "codes": torch.zeros(m, groups * GROUP, dtype=torch.int8, device=device),
+            "scales": torch.zeros(of_tokens, dtype=torch.float32, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        scales = checked_scales(x, self.spec.activation)
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        codes = packed.buffers["codes"]
+        codes[:, : x.k] = x.values
+        if self.in_mma_order(x.rows):
+            codes.copy_(mma_order(codes))
+        of_tokens = scales.T if self.tiles.a_grouped else scales[:, 0]
+        packed.buffers["scales"][..., : x.rows] = of_tokens
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
+        arguments = (x.contiguous(), codes, scales)
+        load_function(self.packing_builds()[0], "quantize_rows").launch(
+            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
+            32 * _QUANTIZE_WARPS,
+            (
+                *arguments,
+                packed.rows,
+                packed.k,
+                int(self.in_mma_order(packed.rows)),
+                packed.buffers.get("order"),
+            ),
+            overlap_previous=True,
+        )
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
+        arguments: tuple[Argument, ...] = (
+            w.buffers["tiles"],
+            w.buffers["scales"],
+            x.buffers["codes"],
+            x.buffers["scales"],
+            bias,
+            out,
+            shape.m,
+            shape.n,
+            shape.k,
+        )
+        if isinstance(c, ImmaConfig):
+            arguments = (*arguments, w.buffers.get("features"))
+        load_function(c.build(self.tiles), c.function).launch(
+            c.grid(shape.m, shape.n),
+            c.threads,
+            arguments,
+            shared_bytes=c.shared_bytes(self.tiles),
+            overlap_previous=True,
+            cluster=c.k_split,
+        )
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+        device = torch.cuda.current_device()
+        allowed, arch = shared_memory_limit(device), current_arch(device)
+        return [
+            c
+            for c in self.configs(gemm.m)
+            if c.shared_bytes(self.tiles) <= allowed and c.build(self.tiles).runs_on(arch)
+        ]
+
+    def tuning_bucket(self, m: int) -> int:
+        return bucket_of(m)
+
+    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
+        return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
+
+    def builds(self) -> Sequence[Build]:
+        return [*self.packing_builds(), *(config.build(self.tiles) for config in self.every_config())]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
+        return [*self.packing_builds(), chosen.build(self.tiles)]
+
+    def in_mma_order(self, m: int) -> bool:
+        """Whether m tokens are for csrc/flexq_imma_wgmma.cu, which reads that order."""
+        return m > MOST_NATURAL and current_arch(torch.cuda.current_device()) == WGMMA_ARCH
+
+    def configs(self, m: int) -> Sequence[AnyImmaConfig]:
+        """What may run m tokens, whatever the GPU."""
+        return configs_for(m, in_mma_order=self.in_mma_order(m))
+
+    def every_config(self) -> Sequence[AnyImmaConfig]:
+        """What may run any number of tokens."""
+        return all_configs()
+
+    @abstractmethod
+    def packing_builds(self) -> Sequence[Build]:
+        """The kernels that pack operands; the first one has quantize_rows of csrc/imma_pack.cu."""
+
+
+class Int8TensorCoreGemm(ImmaGemm):
     """`flexq-imma-w6a<a_bits>`."""
+
+    tiles = SIX_BITS
 
     def __init__(self, a_bits: int) -> None:
         self.spec = KernelSpec(
@@ -59,7 +189,9 @@ class Int8TensorCoreGemm(LinearKernel):
         scales = checked_scales(weight, self.spec.weight)
         steps, row_tiles = -(-weight.k // GROUP), -(-weight.rows // MMA_ROWS)
         device = weight.values.device
-        tiles = torch.empty(row_tiles, steps, TILE_BYTES, dtype=torch.uint8, device=device)
+        tiles = torch.empty(
+            row_tiles, steps, self.tiles.tile_bytes, dtype=torch.uint8, device=device
+        )
         tile_scales = torch.empty(row_tiles, steps, 8, 2, dtype=torch.float16, device=device)
         arguments = (weight.values.contiguous(), scales.contiguous(), tiles, tile_scales)
         load_function(self._packing, "pack_weights").launch(
@@ -69,92 +201,13 @@ class Int8TensorCoreGemm(LinearKernel):
         )
         return PackedOperand({"tiles": tiles, "scales": tile_scales}, weight.rows, weight.k)
 
-    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        steps = -(-k // GROUP)
-        m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
-        buffers = {
-            "codes": torch.zeros(m, steps * GROUP, dtype=torch.int8, device=device),
-            "scales": torch.zeros(steps, m_padded, dtype=torch.float32, device=device),
-        }
-        return PackedOperand(buffers, m, k)
-
-    def pack_activation(self, x: Operand) -> PackedOperand:
-        packed = self.empty_activation(x.rows, x.k, x.values.device)
-        codes = packed.buffers["codes"]
-        codes[:, : x.k] = x.values
-        if _in_mma_order(x.rows):
-            codes.copy_(mma_order(codes))
-        packed.buffers["scales"][:, : x.rows] = checked_scales(x, self.spec.activation).T
-        return packed
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
-        arguments = (x.contiguous(), codes, scales)
-        load_function(self._packing, "quantize_rows").launch(
-            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
-            32 * _QUANTIZE_WARPS,
-            (*arguments, packed.rows, packed.k, int(_in_mma_order(packed.rows))),
-            overlap_previous=True,
-        )
-
-    def gemm(
-        self,
-        x: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        shape = check_gemm(x, w, out)
-        c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
-        load_function(c.build, c.function).launch(
-            c.grid(shape.m, shape.n),
-            c.threads,
-            (
-                w.buffers["tiles"],
-                w.buffers["scales"],
-                x.buffers["codes"],
-                x.buffers["scales"],
-                bias,
-                out,
-                shape.m,
-                shape.n,
-                shape.k,
-            ),
-            shared_bytes=c.shared_bytes,
-            overlap_previous=True,
-            cluster=c.k_split,
-        )
-
     def packing(self, x: PackedOperand, config: Config | None) -> Packing:
         codes, scales = x.buffers["codes"], x.buffers["scales"]
         bits = self.spec.activation.bits
-        return Packing("group-codes", bits, codes, scales, _in_mma_order(x.rows))
+        return Packing("group-codes", bits, codes, scales, self.in_mma_order(x.rows))
 
-    def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
-        device = torch.cuda.current_device()
-        allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = configs_for(gemm.m, in_mma_order=_in_mma_order(gemm.m))
-        return [c for c in configs if c.shared_bytes <= allowed and c.build.runs_on(arch)]
-
-    def tuning_bucket(self, m: int) -> int:
-        return bucket_of(m)
-
-    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
-
-    def builds(self) -> Sequence[Build]:
-        return [self._packing, *(config.build for config in all_configs())]
-
-    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
-        return [self._packing, chosen.build]
-
-
-def _in_mma_order(m: int) -> bool:
-    """Whether m tokens are for the kernel of csrc/flexq_imma_wgmma.cu, which reads that order."""
-    return m > MOST_NATURAL and current_arch(torch.cuda.current_device()) == WGMMA_ARCH
+    def packing_builds(self) -> Sequence[Build]:
+        return [self._packing]
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:

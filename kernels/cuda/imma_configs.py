@@ -13,7 +13,6 @@ from kernels.runtime.nvrtc import Block, Build
 
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
-TILE_BYTES = 1536  # imma_layout.cuh: 16 rows by 128 k
 _SCALE_BYTES = MMA_ROWS * 2  # of a tile
 _SWIZZLE_BYTES = 1024  # imma_block.cuh: 8 tokens; a stage is whole ones
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
@@ -21,6 +20,41 @@ WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
 MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
 MOST_FEW = 64  # tokens: from here on the kernel for few never won
 LEAST_MANY = 16  # tokens: up to here the kernel for many never won
+
+
+@dataclass(frozen=True, slots=True)
+class TileFormat:
+    """What a tile of weights is, as csrc/imma_layout.cuh defines it: 16 rows by 128 k.
+
+    int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
+    groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
+    tensor core even where it is emulated; else where there is one.
+    """
+
+    w_bits: int = 6
+    int8_tail: bool = False
+    dual_grained: bool = False
+    a_grouped: bool = True
+    int4_mma: bool = False
+
+    @property
+    def tile_bytes(self) -> int:
+        return MMA_ROWS * GROUP * self.w_bits // 8
+
+    def tiles_along(self, k: int) -> int:
+        """Tiles in a row of them."""
+        return -(-k // GROUP) + self.int8_tail
+
+    def defines(self) -> dict[str, int]:
+        """Those that differ from what csrc/imma_layout.cuh supposes."""
+        return {
+            name.upper(): int(value)
+            for name, value in asdict(self).items()
+            if value != getattr(SIX_BITS, name)
+        }
+
+
+SIX_BITS = TileFormat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,20 +75,18 @@ class ImmaConfig(Config):
         """The kernel, and the source of csrc that it is in."""
         return "flexq_imma"
 
-    @property
-    def build(self) -> Build:
+    def build(self, tiles: TileFormat) -> Build:
         """How csrc/flexq_imma.cu is compiled for this configuration."""
-        return _build(self)
+        return _build(self, tiles)
 
     @property
     def threads(self) -> int:
         return self.warps * 32
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block, as csrc/flexq_imma.cu lays it out."""
         reduction = self.warps * self.row_tiles * self.col_tiles * _SHARE_BYTES
-        return max(reduction, self.warps * self.stages * self.row_tiles * TILE_BYTES)
+        return max(reduction, self.warps * self.stages * self.row_tiles * tiles.tile_bytes)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks: the row tiles, each k_split times; the chunks of tokens."""
@@ -79,10 +111,9 @@ class TiledConfig(Config):
         """The kernel, and the source of csrc that it is in."""
         return "flexq_imma_tiled"
 
-    @property
-    def build(self) -> Build:
+    def build(self, tiles: TileFormat) -> Build:
         """How csrc/flexq_imma_tiled.cu is compiled for this configuration."""
-        return _build(self)
+        return _build(self, tiles)
 
     @property
     def threads(self) -> int:
@@ -96,10 +127,9 @@ class TiledConfig(Config):
     def tokens(self) -> int:
         return self.token_warps * self.col_tiles * MMA_TOKENS
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block, as csrc/flexq_imma_tiled.cu lays it out."""
-        return _block_bytes(self)
+        return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
@@ -121,10 +151,9 @@ class WgmmaConfig(Config):
         """The kernel, and the source of csrc that it is in."""
         return "flexq_imma_wgmma"
 
-    @property
-    def build(self) -> Build:
+    def build(self, tiles: TileFormat) -> Build:
         """How csrc/flexq_imma_wgmma.cu is compiled for this configuration."""
-        return _build(self)
+        return _build(self, tiles)
 
     @property
     def threads(self) -> int:
@@ -138,10 +167,9 @@ class WgmmaConfig(Config):
     def tokens(self) -> int:
         return self.granules * 64
 
-    @property
-    def shared_bytes(self) -> int:
+    def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block, as csrc/imma_block.cuh lays it out."""
-        return _block_bytes(self)
+        return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
@@ -151,21 +179,22 @@ class WgmmaConfig(Config):
 AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig
 
 
-def _block_bytes(config: TiledConfig | WgmmaConfig) -> int:
+def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
     """Shared memory of csrc/imma_block.cuh: the ring of stages, or the outputs."""
-    tiles = config.rows // MMA_ROWS
-    used = config.tokens * (GROUP + 4) + tiles * (TILE_BYTES + _SCALE_BYTES)
+    tile_rows = config.rows // MMA_ROWS
+    used = config.tokens * (GROUP + 4) + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
     stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
     return max(config.stages * stage, config.tokens * (config.rows + 4) * 4)
 
 
-def _build(config: AnyImmaConfig) -> Build:
+def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(
         f"{config.function}.cu",
         min_sm=90 if config.k_split > 1 else 80,
         only_sm=90 if isinstance(config, WgmmaConfig) else None,
-        block=Block(config.function, config.threads, config.shared_bytes),
+        block=Block(config.function, config.threads, config.shared_bytes(tiles)),
+        **tiles.defines(),
         **defines,
     )
 
@@ -270,6 +299,11 @@ def few_tokens(col_tiles: int) -> list[ImmaConfig]:
     return [ImmaConfig(*choice, col_tiles) for choice in _FEW_TOKENS[col_tiles]]
 
 
+def every_few() -> list[ImmaConfig]:
+    """Every configuration of the kernel for few tokens."""
+    return [config for tiles in _FEW_TOKENS for config in few_tokens(tiles)]
+
+
 def many_tokens() -> list[TiledConfig]:
     """Every configuration of the kernel for many tokens."""
     return [TiledConfig(*choice) for choice in _MANY_TOKENS]
@@ -277,8 +311,7 @@ def many_tokens() -> list[TiledConfig]:
 
 def all_configs() -> list[AnyImmaConfig]:
     """Every configuration for every number of tokens."""
-    few = [config for tiles in _FEW_TOKENS for config in few_tokens(tiles)]
-    return [*few, *many_tokens(), *(WgmmaConfig(*choice) for choice in _WGMMA)]
+    return [*every_few(), *many_tokens(), *(WgmmaConfig(*choice) for choice in _WGMMA)]
 
 
 def bucket_of(m: int) -> int:

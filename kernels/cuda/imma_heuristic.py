@@ -16,7 +16,7 @@ from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
     MOST_NATURAL,
-    TILE_BYTES,
+    SIX_BITS,
     AnyImmaConfig,
     ImmaConfig,
     TiledConfig,
@@ -64,7 +64,7 @@ def fit_of(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> Fit:
     registers = -(-_THREAD_REGISTERS[config.row_tiles, config.col_tiles] // 8) * 8
     resident = min(
         _REGISTERS // (config.threads * registers),
-        _SM_SHARED_BYTES // (config.shared_bytes + _BLOCK_SHARED_BYTES),
+        _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES),
         _MOST_WARPS // config.warps,
     )
     steps = -(-gemm.k // GROUP)
@@ -84,7 +84,8 @@ def features(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> tuple[float, .
     empty = -math.log(min(1.0, f.waves))  # room on the SMs that the next kernel's blocks take
     idle = math.log(f.turns * config.warps * config.k_split / f.steps)
     resident_warps = min(per_sm, f.resident) * config.warps
-    flight = min(f.turns, config.stages - 1) * config.row_tiles * TILE_BYTES * resident_warps
+    ahead = min(f.turns, config.stages - 1) * config.row_tiles
+    flight = ahead * SIX_BITS.tile_bytes * resident_warps
     weights_us = read_us(gemm)
     return (
         unequal * early,
@@ -207,7 +208,7 @@ def waves_of(config: AnyImmaConfig, gemm: GemmWorkload, sms: int) -> Waves:
     else:
         registers = -(-COSTS[config].registers // 8) * 8
         by_registers = _REGISTERS // (config.threads * registers)
-        by_shared = _SM_SHARED_BYTES // (config.shared_bytes + _BLOCK_SHARED_BYTES)
+        by_shared = _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES)
         resident = max(1, min(by_registers, by_shared))
         steps = math.ceil(gemm.k / (GROUP * config.k_split))
     whole, rest = divmod(x * y, sms * resident)
@@ -228,7 +229,7 @@ def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
 
 def read_us(gemm: GemmWorkload) -> float:
     """Reading the packed weights at an H200's bandwidth."""
-    bytes_a_code = (TILE_BYTES + MMA_ROWS * 2) / (MMA_ROWS * GROUP)
+    bytes_a_code = (SIX_BITS.tile_bytes + MMA_ROWS * 2) / (MMA_ROWS * GROUP)
     return gemm.n * gemm.k * bytes_a_code / _READ_BYTES_US
 
 

@@ -37,33 +37,38 @@ COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further bloc
 @dataclass(frozen=True, slots=True)
 class WeightOnlyConfig(Config):
     """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
-    ring; k_split: blocks of a cluster that share a row tile; col_tiles: of 8 tokens a block."""
+    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
+    start only behind the loop over K; col_tiles: of 8 tokens a block."""
 
     row_tiles: int
     warps: int
     stages: int
     k_split: int
+    late: int
     col_tiles: int
 
 
-# (row_tiles, warps, stages, k_split): those that won on an H200, and some for fewer rows and SMs.
-_CHOICES = (
-    (1, 4, 3, 1),
-    (1, 8, 2, 1),
-    (1, 16, 2, 1),
-    (2, 4, 2, 1),
-    (2, 8, 2, 1),
-    (2, 16, 2, 1),
-    (2, 4, 2, 2),
-    (4, 8, 2, 1),
-    (4, 16, 2, 1),
+Choice = tuple[int, int, int, int, int]
+# (row_tiles, warps, stages, k_split, late): those that won on an H200, and some for fewer rows and
+# SMs.
+_CHOICES: tuple[Choice, ...] = (
+    (1, 4, 3, 1, 0),
+    (1, 8, 2, 1, 0),
+    (1, 16, 2, 1, 0),
+    (2, 4, 2, 1, 0),
+    (2, 8, 2, 1, 0),
+    (2, 16, 2, 1, 0),
+    (2, 4, 2, 2, 0),
+    (4, 8, 2, 1, 0),
+    (4, 16, 2, 1, 0),
 )
 
 
 def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes int8 [N,K] as the tiles of csrc/weight_only.cu: uint8 [N/16, K/128, bytes of a tile].
+    """Codes int8 [N,K] as the tiles of csrc/weight_only_tile.cuh.
 
-    Both are rounded up; codes past the edges are zero. bits: 8 or 4.
+    They are uint8 [N/16, K/128, bytes of a tile], both rounded up; codes past the edges are zero.
+    bits: 8 or 4.
     """
     row_tiles, steps = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // STEP_K)
     whole = padded(codes, row_tiles * MMA_ROWS, steps * STEP_K)
@@ -89,7 +94,7 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16` and `w4a16`."""
+    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats."""
 
     def __init__(self, bits: int) -> None:
         group = STEP_K if bits == 4 else None
@@ -101,15 +106,24 @@ class WeightOnlyGemm(LinearKernel):
             activation=OperandFormat(16),
             summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
         )
-        self._bits = bits
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
+        grouped = self.spec.weight.group is not None
         buffers = {
-            "tiles": tile_weights(weight.values, self._bits),
-            "scales": tile_scales(scales) if self._bits == 4 else scales[:, 0].contiguous(),
+            "tiles": self.tile(weight.values),
+            "scales": tile_scales(scales) if grouped else scales[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
+
+    def tile(self, values: torch.Tensor) -> torch.Tensor:
+        """Codes [N,K] as the tiles of csrc/weight_only_tile.cuh."""
+        return tile_weights(values, self.spec.weight.bits)
+
+    def defines(self) -> dict[str, int]:
+        """What every build of this kernel has, whatever the configuration."""
+        weight = self.spec.weight
+        return {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         values = torch.zeros(m, _padded_k(k), dtype=torch.float16, device=device)
@@ -179,22 +193,23 @@ class WeightOnlyGemm(LinearKernel):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         device = torch.cuda.current_device()
         allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = self._configs(_col_tiles(gemm.m))
+        configs = self.configs(_col_tiles(gemm.m))
         return [
             c for c in configs if self._shared_bytes(c) <= allowed and self._build(c).runs_on(arch)
         ]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        return WeightOnlyConfig(2, 8, 2, 1, _col_tiles(gemm.m))
+        warps = 8 if _col_tiles(gemm.m) <= 2 else 4
+        return WeightOnlyConfig(2, warps, 2, 1, 0, _col_tiles(gemm.m))
 
     def builds(self) -> Sequence[Build]:
-        return [self._build(c) for tiles in COL_TILES for c in self._configs(tiles)]
+        return [self._build(c) for tiles in COL_TILES for c in self.configs(tiles)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
         return [self._build(chosen)]
 
-    def _configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
+    def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
         configs = [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES]
         if col_tiles == 1:
@@ -208,13 +223,13 @@ class WeightOnlyGemm(LinearKernel):
             "weight_only.cu",
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
-            W_BITS=self._bits,
+            **self.defines(),
             **defines,
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
         """Dynamic shared memory of a block, as csrc/weight_only.cu lays it out."""
-        tile = MMA_ROWS * STEP_K * self._bits // 8
+        tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
         reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)
 

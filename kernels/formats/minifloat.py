@@ -1,61 +1,76 @@
-"""Floats of 5 and 6 bits: E3M1 and E3M2 of ZeroQuant(4+2) (arXiv:2312.08583) and FP6-LLM.
+"""Scaled minifloats of 6 and 5 bits: E3M2 and E3M1 with one scale a row or a group.
 
-Sign, three exponent bits with bias 3, one or two mantissa bits; subnormals, no infinity, no NaN
-(as E3M2 is in the OCP Microscaling formats specification 1.0, section 5.3.2).
+ZeroQuant(4+2) (arXiv 2312.08583) quantizes weights to these. Sign, three exponent bits with a bias
+of 3, two or one mantissa bits; subnormals, no infinity and no NaN.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-_EXPONENT_BITS = 3
-_BIAS = 3
+from kernels.errors import ShapeError
+from kernels.formats.operand import Operand
+
+MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
+EXPONENT_BITS, EXPONENT_BIAS = 3, 3
+LARGEST = {6: 28.0, 5: 24.0}
+_LEAST_EXPONENT = 1 - EXPONENT_BIAS  # of normal numbers; subnormals have the same
 
 
-@dataclass(frozen=True, slots=True)
-class MiniFloat:
-    """A float with three exponent bits and this many mantissa bits."""
+def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
+    """Quantize [rows, K] to E3M2 (6 bits) or E3M1 (5) numbers with one FP16 scale a group.
 
-    mantissa_bits: int
+    scale = fp16(max|x| / LARGEST), number = the nearest to x / scale with the *stored* scale, ties
+    to the even code, saturated at ±LARGEST. A group whose scale rounds to zero in FP16 has numbers
+    of zero. The operand's values are the numbers themselves, as FP16.
 
-    @property
-    def bits(self) -> int:
-        return 1 + _EXPONENT_BITS + self.mantissa_bits
-
-    @property
-    def largest(self) -> float:
-        """28 for E3M2, 24 for E3M1."""
-        top_exponent = 2**_EXPONENT_BITS - 1 - _BIAS
-        return float(2**top_exponent * (2 - 2.0**-self.mantissa_bits))
-
-
-KINDS = {"e3m2": MiniFloat(2), "e3m1": MiniFloat(1)}
-
-
-def encode(values: torch.Tensor, number: MiniFloat) -> torch.Tensor:
-    """Codes of scaled values: round half to even, saturate; whole numbers in the same dtype."""
-    mantissa = number.mantissa_bits
-    magnitude = values.abs().clamp_max(number.largest)
-    # frexp's exponent is one above the usual: x = m · 2^e with m in [0.5, 1).
-    exponent = (torch.frexp(magnitude)[1] - 1).clamp_min(1 - _BIAS)
-    step = torch.ldexp(torch.ones_like(magnitude), exponent - mantissa)
-    rounded = torch.round(magnitude / step)
-    # A mantissa that rounds up to 2 carries into the exponent by itself: codes are consecutive.
-    codes = rounded + (exponent - (1 - _BIAS)).to(values.dtype) * 2**mantissa
-    sign = torch.signbit(values) & (rounded > 0)
-    return codes + sign.to(values.dtype) * 2 ** (number.bits - 1)
+    group: values of k that share a scale; None: one scale a row.
+    Raises ShapeError if bits is not 5 or 6 or the matrix is not two-dimensional, and ValueError if
+    it holds NaN or infinity, or values past what an FP16 scale can carry.
+    """
+    largest = LARGEST[checked_bits(bits)]
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    rows, k = matrix.shape
+    length = k if group is None else group
+    groups = -(-k // length)
+    work = torch.nn.functional.pad(matrix.double(), (0, groups * length - k))
+    work = work.view(rows, groups, length)
+    scales = (work.abs().amax(dim=2) / largest).to(torch.float16)
+    if not bool(torch.isfinite(scales).all()):
+        raise ValueError(f"values past {65504 * largest:,} do not fit with an FP16 scale")
+    divisor = torch.where(scales == 0, torch.inf, scales.double()).unsqueeze(2)
+    numbers = nearest_minifloat(work / divisor, bits)
+    values = numbers.view(rows, groups * length)[:, :k].to(torch.float16).contiguous()
+    return Operand(values, scales, bits, group)
 
 
-def decode(codes: torch.Tensor, number: MiniFloat) -> torch.Tensor:
-    """The numbers that codes stand for, in the dtype of the codes, exact."""
-    mantissa, sign_bit = number.mantissa_bits, number.bits - 1
-    whole = codes.to(torch.int32)
-    fields = whole & ((1 << sign_bit) - 1)
-    exponent = (fields >> mantissa).clamp_min(1)
-    # The leading one is implied but in subnormals, whose exponent field is zero.
-    implied = torch.where(fields >> mantissa > 0, 1 << mantissa, 0)
-    significand = (fields & ((1 << mantissa) - 1)) + implied
-    magnitude: torch.Tensor = torch.ldexp(significand.to(codes.dtype), exponent - _BIAS - mantissa)
-    return torch.where(whole >> sign_bit > 0, -magnitude, magnitude)
+def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """The nearest numbers of a format, ties to the even code, saturated; float64 in and out."""
+    _, exponent = torch.frexp(values)  # of a fraction in [0.5, 1)
+    step = torch.exp2((exponent - 1).clamp(min=_LEAST_EXPONENT).double() - MANTISSA_BITS[bits])
+    return ((values / step).round() * step).clamp(-LARGEST[bits], LARGEST[bits])
+
+
+def minifloat_numbers(bits: int) -> torch.Tensor:
+    """What every code stands for, float64 [2^bits], by the format's definition.
+
+    A code is sign, exponent and mantissa, from the top bit down. Raises ShapeError for other bits.
+    """
+    mantissa_bits = MANTISSA_BITS[checked_bits(bits)]
+    code = torch.arange(1 << bits)
+    mantissa = (code & ((1 << mantissa_bits) - 1)).double() / (1 << mantissa_bits)
+    exponent = code >> mantissa_bits & ((1 << EXPONENT_BITS) - 1)
+    leading = (exponent > 0).double()
+    power = torch.exp2((exponent.clamp(min=1) - EXPONENT_BIAS).double())
+    sign = 1.0 - 2.0 * (code >> (bits - 1)).double()
+    return sign * (leading + mantissa) * power
+
+
+def checked_bits(bits: int) -> int:
+    """The bits of a minifloat code. Raises ShapeError if there is no such format."""
+    if bits not in MANTISSA_BITS:
+        raise ShapeError(f"minifloats have 5 or 6 bits, got {bits}")
+    return bits

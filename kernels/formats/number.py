@@ -14,11 +14,12 @@ from typing import Literal
 import torch
 
 from kernels.errors import ShapeError
-from kernels.formats import minifloat
 from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
+from kernels.formats.minifloat import LARGEST, nearest_minifloat
 from kernels.formats.symmetric import check_bits, integer_codes, scales_to
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "e3m2", "e3m1"]
+_FLOAT_BITS = {"e3m2": 6, "e3m1": 5}
 _LETTERS = {"symmetric": "int", "asymmetric": "uint", "balanced": "balanced"}
 
 
@@ -52,10 +53,9 @@ class NumberFormat:
     clip: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.kind in minifloat.KINDS:
-            wanted = minifloat.KINDS[self.kind].bits
-            if self.bits != wanted:
-                raise ShapeError(f"{self.kind} has {wanted} bits, got {self.bits}")
+        if self.kind in _FLOAT_BITS:
+            if self.bits != _FLOAT_BITS[self.kind]:
+                raise ShapeError(f"{self.kind} has {_FLOAT_BITS[self.kind]} bits, got {self.bits}")
         else:
             check_bits(self.bits)
         if self.group is not None and self.group < 1:
@@ -77,17 +77,14 @@ class NumberFormat:
         """
         if self.kind == "asymmetric":
             return self._fit_asymmetric(grouped)
-        if self.kind in minifloat.KINDS:
-            largest = minifloat.KINDS[self.kind].largest
-        else:
-            largest = self._limits[1]
+        largest = LARGEST[self.bits] if self.kind in _FLOAT_BITS else self._limits[1]
         return Scaling(scales_to(grouped, largest, self.clip))
 
     def encode(self, values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-        """Codes of values [..., length], as whole numbers in the dtype of the values."""
-        if self.kind in minifloat.KINDS:
+        """Codes of values [..., length], in their dtype; those of small floats are the numbers."""
+        if self.kind in _FLOAT_BITS:
             unit = values / safe_divisor(scaling.scales, values.dtype)
-            return minifloat.encode(unit, minifloat.KINDS[self.kind])
+            return nearest_minifloat(unit, self.bits).to(values.dtype)
         return integer_codes(values, scaling.scales, self._limits, scaling.zeros)
 
     def decode(self, codes: torch.Tensor, scaling: Scaling) -> torch.Tensor:
@@ -95,9 +92,7 @@ class NumberFormat:
 
         Exact in FP32: a code has 9 significant bits at most and a scale 11.
         """
-        if self.kind in minifloat.KINDS:
-            codes = minifloat.decode(codes, minifloat.KINDS[self.kind])
-        elif scaling.zeros is not None:
+        if scaling.zeros is not None:
             codes = codes - scaling.zeros.to(codes.dtype)
         return codes * scaling.scales.to(codes.dtype)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,19 +14,29 @@ from kernels.errors import ShapeError
 class Operand:
     """Activations X [M,K] or weights W [N,K], quantized or dense.
 
-    values: [rows, K], int8 or E4M3 codes where scales is given, else FP16/FP32 values.
+    values: [rows, K], int8 or E4M3 codes, or FP16 values that E3M2 or E3M1 has, where scales is
+            given; else FP16/FP32 values.
     scales: [rows, groups], FP16; groups = ceil(K / group). None: dense.
     bits:   of one code; 16 for dense FP16.
     group:  values of k that share a scale; None: one scale a row (or dense). The last group of a
             row is shorter where K is not a multiple.
+    zero_points: [rows, groups], int8, added to codes before they are scaled. None: zeros.
+    row_scales:  [rows, 1], FP16, a second scale that a whole row shares. None: ones.
+    tail_bits:   of codes in the last group. None: bits, as everywhere.
+    order:       int32 [K], a permutation: column j is channel order[j] of the layer's input. None:
+            the channels' own order.
 
-    Raises ShapeError if scales don't fit values.
+    Raises ShapeError if scales, zero points or order don't fit values.
     """
 
     values: torch.Tensor
     scales: torch.Tensor | None
     bits: int
     group: int | None
+    zero_points: torch.Tensor | None = None
+    row_scales: torch.Tensor | None = None
+    tail_bits: int | None = None
+    order: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.values.ndim != 2:
@@ -35,6 +46,17 @@ class Operand:
                 f"scales of a {self.rows}x{self.k} operand in groups of {self.group} must be "
                 f"{self.rows}x{self.groups}, got {tuple(self.scales.shape)}"
             )
+        for name, of_groups, columns in (
+            ("zero points", self.zero_points, self.groups),
+            ("row scales", self.row_scales, 1),
+        ):
+            if of_groups is not None and tuple(of_groups.shape) != (self.rows, columns):
+                raise ShapeError(
+                    f"{name} must be {self.rows}x{columns}, got {tuple(of_groups.shape)}"
+                )
+
+        if self.order is not None and tuple(self.order.shape) != (self.k,):
+            raise ShapeError(f"an order of {self.k} columns has {tuple(self.order.shape)}")
 
     @property
     def rows(self) -> int:
@@ -56,13 +78,45 @@ class Operand:
 
     def to(self, device: torch.device | str) -> Operand:
         """The same operand on another device."""
-        scales = None if self.scales is None else self.scales.to(device)
-        return Operand(self.values.to(device), scales, self.bits, self.group)
+        order = None if self.order is None else self.order.to(device)
+        return replace(self._mapped(lambda tensor: tensor.to(device)), order=order)
+
+    def slice_rows(self, start: int, stop: int) -> Operand:
+        """Rows start … stop - 1, or to the end."""
+        return self._mapped(lambda tensor: tensor[start:stop])
 
     def dequantize(self) -> torch.Tensor:
-        """The real values, float64 [rows, K]: code times scale, exact."""
+        """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
         values = self.values.double()
-        if self.scales is None:
+        if self.zero_points is not None:
+            values = values + self._per_value(self.zero_points)
+        if self.scales is not None:
+            values = values * self._per_value(self.scales)
+        if self.row_scales is not None:
+            values = values * self.row_scales.double()
+        return values
+
+    def in_own_order(self) -> torch.Tensor:
+        """`dequantize`, each column where its channel is."""
+        values = self.dequantize()
+        if self.order is None:
             return values
-        per_value = self.scales.double().repeat_interleave(self.group_length, dim=1)
-        return values * per_value[:, : self.k]
+        own = torch.empty_like(values)
+        own[:, self.order.to(values.device).long()] = values
+        return own
+
+    def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
+        wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
+        return wide[:, : self.k]
+
+    def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Operand:
+        def changed(tensor: torch.Tensor | None) -> torch.Tensor | None:
+            return None if tensor is None else change(tensor)
+
+        return replace(
+            self,
+            values=change(self.values),
+            scales=changed(self.scales),
+            zero_points=changed(self.zero_points),
+            row_scales=changed(self.row_scales),
+        )

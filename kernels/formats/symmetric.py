@@ -8,8 +8,12 @@ from kernels.errors import ShapeError
 from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
 from kernels.formats.operand import Operand
 
+BALANCED_TOP = 2  # bit-balanced 2-bit codes: -2 … 2, which take three bits (ABQ-LLM's W2*)
 
-def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128) -> Operand:
+
+def quantize_symmetric(
+    matrix: torch.Tensor, bits: int, group: int | None = 128, *, top: int | None = None
+) -> Operand:
     """Quantize [rows, K] to signed codes of `bits` bits with one FP16 scale a group.
 
     scale = fp16(max|x| / (2^(bits-1) - 1)), code = clamp(round_half_even(x / scale)) with the
@@ -17,6 +21,7 @@ def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128)
     rounds to zero in FP16 has codes of zero.
 
     group: values of k that share a scale; None: one scale a row.
+    top: the largest code, of both signs; None: 2^(bits-1) - 1, and one more below zero.
     The quotient of two FP16 or BF16 numbers rounded to FP32 is never on the wrong side of a tie
     (quotients are multiples of 2^-11/scale apart), so FP32 division is exact for them; other
     inputs are divided in float64.
@@ -28,9 +33,10 @@ def quantize_symmetric(matrix: torch.Tensor, bits: int, group: int | None = 128)
     check_matrix(matrix, group)
     rows, k = matrix.shape
     grouped = in_groups(matrix.to(work_dtype(matrix)), group)
-    top = 2 ** (bits - 1) - 1
+    bottom = -(2 ** (bits - 1)) if top is None else -top
+    top = 2 ** (bits - 1) - 1 if top is None else top
     scales = scales_to(grouped, top)
-    codes = integer_codes(grouped, scales, (-top - 1, top)).view(rows, -1)[:, :k]
+    codes = integer_codes(grouped, scales, (bottom, top)).view(rows, -1)[:, :k]
     return Operand(codes.to(torch.int8).contiguous(), scales.squeeze(2), bits, group)
 
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from flexq_bench.cli import main
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -39,3 +44,23 @@ def some_tokens():
         return torch.randint(vocabulary, (count,), generator=torch.Generator().manual_seed(seed))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """The folder of the model that the repository ships."""
+    return Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
+
+
+@pytest.fixture
+def cli(tmp_path, monkeypatch, capsys):
+    """The command line in this process, with a database of the test's own."""
+    monkeypatch.setenv("FLEXQ_BENCH_DB", str(tmp_path / "flexq.sqlite"))
+
+    def run(*arguments: str) -> SimpleNamespace:
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return SimpleNamespace(code=code, out=captured.out, err=captured.err, error=captured.err)
+
+    return run

@@ -13,9 +13,17 @@ from kernels.contract import Config, LinearKernel
 from kernels.cuda.cublaslt import LtTypes, lt_candidates
 from kernels.errors import UnsupportedError
 from kernels.formats import Operand
+from kernels.formats.minifloat import minifloat_numbers
 from kernels.reference import reference_gemm
 from kernels.registry import labels, resolve
 from workloads.gemm import GemmWorkload
+
+
+def has_exact_sums(label: str) -> bool:
+    """Whether sums of codes times small integers stay exact: not those of FP8 and FP16 weights."""
+    weight = resolve(label, "cuda").spec.weight
+    return weight.is_integer or weight.bits < 8
+
 
 ALL_LINEAR = [label for label in labels("cuda") if isinstance(resolve(label, "cuda"), LinearKernel)]
 ABQ = [label for label in ALL_LINEAR if label.startswith("abq-")]
@@ -26,7 +34,7 @@ LINEAR = [
     for label in ALL_LINEAR
     if label not in ABQ or label in ABQ_CHOSEN or resolve(label, "cuda").spec.variant
 ]
-INTEGER_WEIGHTS = [label for label in LINEAR if resolve(label, "cuda").spec.weight.is_integer]
+CODED_WEIGHTS = [label for label in LINEAR if has_exact_sums(label)]
 PROBES = [label for label in labels("cuda") if label not in ALL_LINEAR]
 SHAPES = [
     *product((1, 2, 3, 8, 9, 16, 17), (100, 4096), (64, 576)),
@@ -72,13 +80,15 @@ def coded_operands(
 ) -> tuple[Operand, Operand]:
     """Codes with powers of two as scales; FP16 activations are integers times one."""
     a, b = kernel.spec.activation, kernel.spec.weight
+    w = operands.random_weight(b, n, k, seed=m + n * k)
+    if a.kind == "mixed":
+        return operands.random_mixed(m, k, seed=m * n + k, scale=x_scale), w
     x_codes = operands.random_codes(m, k, min(a.bits, 8), seed=m * n + k)
-    w = operands.random_codes(n, k, b.bits, seed=m + n * k)
     if a.is_integer:
         x = operands.unit_operand(x_codes, a.bits, a.group, x_scale)
     else:
         x = Operand((x_codes * x_scale).half(), None, a.bits, None)
-    return x, operands.unit_operand(w, b.bits, b.group)
+    return x, w
 
 
 def exact_product(x: Operand, w: Operand) -> torch.Tensor:
@@ -94,7 +104,7 @@ def relative_error(out: torch.Tensor, x: Operand, w: Operand) -> float:
     return float(torch.where(fits, error, 0.0).nan_to_num(nan=torch.inf).max())
 
 
-@pytest.mark.parametrize("label", INTEGER_WEIGHTS)
+@pytest.mark.parametrize("label", CODED_WEIGHTS)
 @pytest.mark.parametrize(("m", "n", "k"), SHAPES)
 def test_integer_sums_are_exact(label: str, m: int, n: int, k: int) -> None:
     kernel = linear_kernel(label)
@@ -115,7 +125,7 @@ def test_every_pair_of_widths_is_exact(label: str) -> None:
     assert torch.equal(out, exact_product(x, w))
 
 
-@pytest.mark.parametrize("label", INTEGER_WEIGHTS)
+@pytest.mark.parametrize("label", CODED_WEIGHTS)
 @pytest.mark.parametrize(
     ("m", "n", "k"),
     [(1, 100, 300), (4, 1000, 1111), (16, 72, 4096), (31, 72, 640), (48, 72, 640), (300, 264, 576)],
@@ -134,7 +144,7 @@ def test_every_configuration_is_exact(label: str, m: int, n: int, k: int) -> Non
     assert wrong == []
 
 
-@pytest.mark.parametrize("label", INTEGER_WEIGHTS)
+@pytest.mark.parametrize("label", CODED_WEIGHTS)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(1, 4096, 4096), (8, 300, 576), (17, 100, 64), (3, 8, 1)]
 )
@@ -143,12 +153,24 @@ def test_scales_over_eight_decades_keep_the_error_under_a_thousandth(
 ) -> None:
     kernel = linear_kernel(label)
     x, w = coded_operands(kernel, m, n, k, 1.0)
-    assert w.scales is not None
     if x.scales is not None:
-        x = Operand(x.values, operands.random_scales(*x.scales.shape, seed=1), x.bits, x.group)
-    w = Operand(w.values, operands.random_scales(*w.scales.shape, seed=2), w.bits, w.group)
+        x = operands.rescaled(x, seed=1)
+    w = operands.rescaled(w, seed=2)
 
     assert relative_error(multiply(kernel, x, w), x, w) <= 1e-3
+
+
+@pytest.mark.parametrize("label", [label for label in CODED_WEIGHTS if label.startswith("fp")])
+def test_every_minifloat_counts_for_its_number(label: str) -> None:
+    kernel = linear_kernel(label)
+    weight = kernel.spec.weight
+    numbers = minifloat_numbers(weight.bits)
+    codes = len(numbers)
+    rolled = torch.stack([numbers.roll(i) for i in range(codes)])  # each code at each k and row
+    w = operands.unit_operand(rolled.half(), weight.bits, weight.group)
+    x = Operand(torch.eye(codes).half(), None, 16, None)
+
+    assert torch.equal(multiply(kernel, x, w).double(), rolled.T)
 
 
 @pytest.mark.parametrize("label", LINEAR)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
+from kernels.contract import OperandFormat
 from kernels.formats import Operand
+from kernels.formats.minifloat import minifloat_numbers
+from kernels.formats.mixed import GROUP, default_order, joined, tail_start
+from kernels.formats.symmetric import BALANCED_TOP
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:
@@ -18,11 +24,63 @@ def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0
     return torch.where(at, chosen, codes).to(torch.int8)
 
 
+def random_minifloats(rows: int, k: int, bits: int, *, seed: int) -> torch.Tensor:
+    """Numbers FP16 [rows, k] of E3M2 (6 bits) or E3M1 (5): every code is as likely."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(1 << bits, (rows, k), generator=generator)
+    return minifloat_numbers(bits)[codes].half()
+
+
 def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float = 1.0) -> Operand:
     """Codes with one scale everywhere; a power of two keeps every product exact."""
     groups = 1 if group is None else -(-codes.shape[1] // group)
     scales = torch.full((codes.shape[0], groups), scale, dtype=torch.float16)
     return Operand(codes, scales, bits, group)
+
+
+def random_weight(fmt: OperandFormat, n: int, k: int, *, seed: int) -> Operand:
+    """Codes of any format over its whole range; scales that keep every product exact."""
+    if fmt.kind == "dual":
+        assert fmt.group is not None
+        return random_dual_grained(n, k, fmt.group, seed=seed)
+    if fmt.kind == "balanced":
+        codes = random_codes(n, k, fmt.bits, seed=seed).clamp(-BALANCED_TOP, BALANCED_TOP)
+        return unit_operand(codes, fmt.bits, fmt.group)
+    if fmt.kind == "mixed":
+        return random_mixed(n, k, seed=seed)
+    draw = random_codes if fmt.is_integer else random_minifloats
+    return unit_operand(draw(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
+
+
+def random_mixed(rows: int, k: int, *, seed: int, scale: float = 1.0) -> Operand:
+    """4-bit codes with 8 bits in the last group, over the whole ranges, in the default order."""
+    start = tail_start(k)
+    tail = unit_operand(random_codes(rows, k - start, 8, seed=seed), 8, GROUP, scale)
+    if start == 0:
+        return joined(None, tail, default_order(k))
+    head = unit_operand(random_codes(rows, start, 4, seed=seed + 1), 4, GROUP, scale)
+    return joined(head, tail, default_order(k))
+
+
+def random_dual_grained(n: int, k: int, group: int, *, seed: int) -> Operand:
+    """Codes 0 … 15, zero points and integer scales of groups over all that fits int8; rows of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(16, (n, k), generator=generator).to(torch.int8)
+    zeros = torch.randint(-15, 1, (n, -(-k // group)), generator=generator)
+    most = [[min(127 // max(15 + z, 1), 128 // max(-z, 1)) for z in row] for row in zeros.tolist()]
+    draws = torch.rand(zeros.shape, generator=generator)
+    scales = ((draws * torch.tensor(most)).long() + 1).half()
+    ones = torch.ones(n, 1, dtype=torch.float16)
+    return Operand(codes, scales, 4, group, zeros.to(torch.int8), row_scales=ones)
+
+
+def rescaled(operand: Operand, *, seed: int) -> Operand:
+    """The same codes with FP16 scales over many decades."""
+    assert operand.scales is not None
+    if operand.row_scales is not None:
+        rows = random_scales(operand.rows, 1, seed=seed)
+        return replace(operand, row_scales=rows)
+    return replace(operand, scales=random_scales(*operand.scales.shape, seed=seed))
 
 
 def random_scales(

@@ -17,7 +17,20 @@ from workloads.gemm import GemmWorkload
 
 ABQ_KERNELS = ("abq-w2a2", "abq-w2a8", "abq-w3a5", "abq-w6a6", "abq-w7a4", "abq-w8a8")
 INTEGER_KERNELS = ("flexq-w6a6", "flexq-w6a8", "cublaslt-w8a8", *ABQ_KERNELS)
-KERNELS = (*INTEGER_KERNELS, "cublas-fp16", "cublaslt-fp8", "w8a16", "w4a16")
+KERNELS = (
+    *INTEGER_KERNELS,
+    "cublas-fp16",
+    "cublaslt-fp8",
+    "w8a16",
+    "w4a16",
+    "fp6-w6a16",
+    "fp6-w6a16[fine]",
+    "fp5-w5a16",
+    "dgq-w4a8",
+    "group-w4a8",
+    "atom-w4a4",
+    "abq-w2*a8",
+)
 
 
 def linear_kernel(label: str) -> LinearKernel:

@@ -10,9 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
 from kernels.formats import Operand, quantize_symmetric
 from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
+from kernels.registry import resolve
 
 
 def quantize_by_the_paper(
@@ -133,3 +135,22 @@ def test_a_plane_has_the_lowest_k_in_the_lowest_bit() -> None:
 def test_codes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ShapeError, match="6 bits"):
         pack_planes(torch.tensor([[32]], dtype=torch.int8), 6)
+
+
+def test_balanced_codes_have_as_many_levels_on_either_side() -> None:
+    row = torch.tensor([[2.0, -2.0, 1.4, -1.6, 0.5, 0.0, -1.0]]).half()
+
+    operand = quantize_symmetric(row, 3, None, top=2)
+
+    assert operand.values.tolist() == [[2, -2, 1, -2, 0, 0, -1]]
+    assert operand.scales is not None
+    assert operand.scales.item() == 1
+
+
+def test_balanced_kernels_refuse_codes_past_two() -> None:
+    kernel = resolve("abq-w2*a8", "cpu")
+    assert isinstance(kernel, LinearKernel)
+
+    kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None, top=2))
+    with pytest.raises(ShapeError, match="within ±2, got one of 3"):
+        kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None))

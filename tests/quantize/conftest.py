@@ -74,7 +74,9 @@ def _spread_out(model: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.ndim == 2 and "embed" not in name:
+            if name.endswith("bias"):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            elif parameter.ndim == 2 and "embed" not in name:
                 parameter.mul_(2)
             elif "norm" in name:
                 parameter.mul_(torch.exp(torch.randn(parameter.shape, generator=generator)))

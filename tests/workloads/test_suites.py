@@ -164,7 +164,7 @@ def test_asking_for_what_a_suite_has_not_names_what_it_has(
 
 
 def test_the_promised_suites_are_there() -> None:
-    promised = ("nightly", "paper-fig10", "paper-table6", "prefill", "smoke")
+    promised = ("nightly", "paper-fig10", "paper-fp6", "paper-table6", "prefill", "smoke")
 
     assert list_suites() == promised
 

@@ -1,4 +1,4 @@
-"""Statistics of a block's inputs where several layers read the same values: gathered once."""
+"""A block's feeds in a model at hand: their readers, what passes there, scales folded into them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from flexq_bench.quantize.calibration import BlockStream, Statistics
-from flexq_bench.quantize.model_map import Feed, LinearSite
+from flexq_bench.quantize.model_map import Feed, LinearSite, linear_at
 from flexq_bench.quantize.scheme import Job
+from flexq_bench.quantize.smoothing import fold, spread
 
 
 def readers_of(job: Job, block: int, feed: Feed) -> list[LinearSite]:
@@ -51,3 +52,21 @@ def observe_block(
                 found: dict[str, Any] = table
                 if readers[0].name in found:
                     found[other.name] = found[readers[0].name]
+
+
+def fold_feed(job: Job, block: int, feed: Feed, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Fold a scale of the source's channels into the block.
+
+    By each reader's name what its inputs are divided by from now on, float64 [K].
+    """
+    head, readers = head_size(job), readers_of(job, block, feed)
+    fold(
+        job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
+        [linear_at(job.model, reader.name) for reader in readers],
+        feed,
+        scale,
+        norm_offset=job.layout.names.norm_offset,
+        head_dim=head,
+    )
+    seen = spread(scale, feed, head).double()
+    return {reader.name: seen for reader in readers}

@@ -1,0 +1,65 @@
+"""DGQ on a CPU (arXiv 2310.04836): int8 weights from codes and group scales, one integer GEMM."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.formats import Operand
+from kernels.formats.dual_grained import int8_values
+
+
+class DualGrainedGemm(LinearKernel):
+    """`dgq-w4a8`: sums of int8 products over all of K, then the scales of token and feature."""
+
+    spec = KernelSpec(
+        name="dgq-w4a8",
+        backend="cpu",
+        weight=OperandFormat(4, 128, kind="dual"),
+        activation=OperandFormat(8),
+        summary="DGQ's W4A8 in torch: weights made int8 with their group's scale",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        checked_scales(weight, self.spec.weight)
+        assert weight.row_scales is not None  # checked_scales has looked
+        buffers = {"codes": int8_values(weight), "scales": weight.row_scales}
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        buffers = {"codes": x.values, "scales": checked_scales(x, self.spec.activation)}
+        return PackedOperand(buffers, x.rows, x.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        buffers = {
+            "codes": torch.empty(m, k, dtype=torch.int8, device=device),
+            "scales": torch.empty(m, 1, dtype=torch.float16, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        for name, buffer in self.pack_activation(self.quantize_activation(x)).buffers.items():
+            packed.buffers[name].copy_(buffer)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        # Sums of int8 products stay under 2^53: float64 is exact, and has a GEMM everywhere.
+        sums = x.buffers["codes"].double() @ w.buffers["codes"].double().T
+        y = sums * x.buffers["scales"].double() * w.buffers["scales"].double().T
+        out.copy_(y if bias is None else y + bias.double())

@@ -1,0 +1,95 @@
+"""Atom on a CPU (arXiv 2310.19102): reordered INT4 groups and one INT8 group, integer sums."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.formats import Operand, quantize_mixed
+from kernels.formats.mixed import GROUP, default_order
+
+_FORMAT = OperandFormat(4, GROUP, kind="mixed")
+
+
+class MixedGemm(LinearKernel):
+    """`atom-w4a4`: sums of each group as integers, then the scales of both."""
+
+    spec = KernelSpec(
+        name="atom-w4a4",
+        backend="cpu",
+        weight=_FORMAT,
+        activation=_FORMAT,
+        summary="Atom's W4A4 in torch: INT4 groups, the last one INT8, channels reordered",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _pack(weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _pack(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        buffers = {
+            "codes": torch.empty(m, k, dtype=torch.int8, device=device),
+            "scales": torch.empty(m, -(-k // GROUP), dtype=torch.float16, device=device),
+            "order": default_order(k, device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        quantized = _pack(quantize_mixed(x, packed.buffers["order"]))
+        for name, buffer in quantized.buffers.items():
+            packed.buffers[name].copy_(buffer)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """The weight's order of channels is what the input is read in."""
+        packed.buffers["order"].copy_(w.buffers["order"])
+        super().linear(x, packed, w, out, bias=bias, config=config)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        # Sums of a group stay under 2^24, which FP32 holds exactly.
+        sums = torch.bmm(_in_groups(x), _in_groups(w).transpose(1, 2)).double()
+        scale = torch.einsum(
+            "mg,ng->gmn", x.buffers["scales"].double(), w.buffers["scales"].double()
+        )
+        y = (sums * scale).sum(dim=0)
+        out.copy_(y if bias is None else y + bias.double())
+
+
+def _pack(operand: Operand) -> PackedOperand:
+    scales = checked_scales(operand, _FORMAT)
+    order = default_order(operand.k) if operand.order is None else operand.order
+    buffers = {"codes": operand.values, "scales": scales, "order": order}
+    return PackedOperand(buffers, operand.rows, operand.k)
+
+
+def _in_groups(operand: PackedOperand) -> torch.Tensor:
+    """Codes, FP32 [groups, rows, 128]."""
+    padded = torch.nn.functional.pad(operand.buffers["codes"].float(), (0, -operand.k % GROUP))
+    return padded.view(operand.rows, -1, GROUP).transpose(0, 1)

@@ -1,0 +1,81 @@
+"""Dual-grained quantization: 4-bit codes, INT8 scales of groups, FP16 scales of rows (DGQ).
+
+DGQ (arXiv 2310.04836): W = S1 · S2 · (code + zero point), with S2 and the zero point of a group and
+S1 of a whole row. S2 · (code + zero point) fits int8, so that an int8 GEMM can sum over all of K.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats.operand import Operand
+
+CODE_BITS = 4
+TOP_CODE = (1 << CODE_BITS) - 1
+# A row's largest magnitude becomes this many of S1. A scale S2 is then at most 16, and rounding to
+# a multiple of it moves a value by at most 8: never past 127.
+_SPAN = 119
+
+
+def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
+    """Quantize [rows, K] to codes 0 … 15 by rounding to the nearest.
+
+    S1 = fp16(max|row| / 119). Per group, with its range widened to contain zero:
+    S2 = ceil((max - min) / (15 · S1)), zero point = round(min / (S1 · S2)) in -15 … 0, code =
+    round(x / (S1 · S2)) - zero point in 0 … 15; halves are rounded to even. A row whose S1 is zero
+    has values of zero.
+
+    Raises ShapeError if the matrix is not two-dimensional, ValueError if it holds NaN or infinity,
+    or values past what an FP16 scale can carry.
+    """
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    rows, k = matrix.shape
+    groups = -(-k // group)
+    work = torch.nn.functional.pad(matrix.double(), (0, groups * group - k))
+    work = work.view(rows, groups, group)
+    row_scales = (work.abs().amax(dim=(1, 2)) / _SPAN).to(torch.float16).unsqueeze(1)
+    if not bool(torch.isfinite(row_scales).all()):
+        raise ValueError(f"values past {65504 * _SPAN:,} do not fit with an FP16 scale")
+    # An FP16 scale may be smaller than what it was rounded from: nothing is larger than 119 of it.
+    units = (work / row_scales.double().unsqueeze(2)).nan_to_num(0.0, 0.0, 0.0)
+    units = units.clamp(-_SPAN, _SPAN)
+    low, high = units.amin(dim=2).clamp(max=0), units.amax(dim=2).clamp(min=0)
+    scales = ((high - low) / TOP_CODE).ceil().clamp(min=1)
+    zeros = (low / scales).round().clamp(-TOP_CODE, 0)
+    codes = (units / scales.unsqueeze(2)).round() - zeros.unsqueeze(2)
+    values = codes.clamp(0, TOP_CODE).view(rows, -1)[:, :k].to(torch.int8).contiguous()
+    return Operand(
+        values, scales.half(), CODE_BITS, group, zeros.to(torch.int8), row_scales=row_scales
+    )
+
+
+def int8_values(operand: Operand) -> torch.Tensor:
+    """S2 · (code + zero point), int8 [rows, K]: what an int8 tensor core is given.
+
+    Raises ShapeError if one lies outside -128 … 127, or a code, scale or zero point is none.
+    """
+    scales, zeros = operand.scales, operand.zero_points
+    if scales is None or zeros is None:
+        raise ShapeError("need dual-grained codes, with zero points and scales of groups")
+    checks = (("codes", operand.values, 0, TOP_CODE), ("zero points", zeros, -TOP_CODE, 0))
+    for name, tensor, lowest, highest in (*checks, ("scales of groups", scales, 0, 127)):
+        whole = tensor.double()
+        if bool(((whole < lowest) | (whole > highest) | (whole != whole.round())).any()):
+            raise ShapeError(f"{name} must be integers in {lowest} … {highest}")
+
+    def per_value(of_group: torch.Tensor) -> torch.Tensor:
+        wide = of_group.to(torch.int32).repeat_interleave(operand.group_length, dim=1)
+        return wide[:, : operand.k]
+
+    products = per_value(scales) * (operand.values.to(torch.int32) + per_value(zeros))
+    low, high = int(products.min()), int(products.max())
+    if low < -128 or high > 127:
+        raise ShapeError(
+            f"scale · (code + zero point) lies in {low} … {high} and must fit int8: "
+            "quantize with a smaller scale of groups and a larger one of rows"
+        )
+    return products.to(torch.int8)

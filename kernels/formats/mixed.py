@@ -1,0 +1,67 @@
+"""Atom's mixed precision: INT4 groups, and one last group of INT8 outlier channels after a reorder.
+
+Atom (arXiv 2310.19102) moves the channels with the largest activations to the end of K, keeps those
+in 8 bits, and quantizes everything else to 4 bits in groups.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats.operand import Operand
+from kernels.formats.symmetric import quantize_symmetric
+
+HEAD_BITS, TAIL_BITS = 4, 8
+GROUP = 128
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def tail_start(k: int, group: int = GROUP) -> int:
+    """Where the last group begins: it is whole, or what K leaves of one."""
+    return (-(-k // group) - 1) * group
+
+
+def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """An order of K channels, int32, for weights that bring none of their own.
+
+    Neighbours come from channels far apart, as with orders that a calibration gives: what reading
+    in an order costs is then in every time.
+    """
+    stride = max(1, round(k * _GOLDEN))
+    while math.gcd(stride, k) != 1:
+        stride += 1
+    places = torch.arange(k, dtype=torch.int64, device=device)
+    return (places * stride % k).to(torch.int32)
+
+
+def quantize_mixed(matrix: torch.Tensor, order: torch.Tensor | None = None) -> Operand:
+    """Quantize [rows, K] symmetrically: groups of 128 in 4 bits, the last one in 8, in an order.
+
+    order: int [K], a permutation; column j of the operand is column order[j] of the matrix. None:
+    default_order. Codes and scales of a group are quantize_symmetric's, and so is what is raised;
+    and ShapeError if order is no permutation of the columns.
+    """
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    k = matrix.shape[1]
+    chosen = default_order(k, matrix.device) if order is None else order.to(torch.int32)
+    if not torch.equal(chosen.sort().values.cpu(), torch.arange(k, dtype=torch.int32)):
+        raise ShapeError(f"an order must have each of {k} columns once")
+    reordered, start = matrix[:, chosen.long()], tail_start(k)
+    tail = quantize_symmetric(reordered[:, start:], TAIL_BITS, GROUP)
+    head = quantize_symmetric(reordered[:, :start], HEAD_BITS, GROUP) if start else None
+    return joined(head, tail, chosen)
+
+
+def joined(head: Operand | None, tail: Operand, order: torch.Tensor) -> Operand:
+    """INT4 groups and the INT8 group after them as one operand. head None: K is one group."""
+    assert tail.scales is not None  # both are codes
+    values, scales = tail.values, tail.scales
+    if head is not None:
+        assert head.scales is not None
+        values = torch.cat([head.values, values], dim=1)
+        scales = torch.cat([head.scales, scales], dim=1)
+    return Operand(values, scales, HEAD_BITS, GROUP, tail_bits=TAIL_BITS, order=order)

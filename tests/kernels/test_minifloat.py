@@ -1,0 +1,154 @@
+"""FP6 and FP5: the formats by their definition, and the layout as its kernel reads it."""
+
+from __future__ import annotations
+
+import operands
+import pytest
+import torch
+
+from kernels.contract import LinearKernel, OperandFormat, checked_scales
+from kernels.cuda.minifloat import tile_minifloats
+from kernels.errors import ShapeError
+from kernels.formats import Operand, quantize_minifloat, quantize_symmetric
+from kernels.formats.minifloat import minifloat_numbers
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+E3M2 = [0, 1 / 16, 2 / 16, 3 / 16]  # subnormal, then 2^e · (1, 1.25, 1.5, 1.75)
+E3M2 += [2.0**e * m for e in range(-2, 5) for m in (1, 1.25, 1.5, 1.75)]
+E3M1 = [0, 1 / 8] + [2.0**e * m for e in range(-2, 5) for m in (1, 1.5)]
+
+
+def numbers_of(bits: int) -> torch.Tensor:
+    magnitudes = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
+    return torch.cat([magnitudes, -magnitudes])
+
+
+def rotated_right(word: torch.Tensor, by: int) -> torch.Tensor:
+    return (word >> by | word << (32 - by)) & 0xFFFFFFFF
+
+
+def half_of(bits: torch.Tensor) -> torch.Tensor:
+    return bits.to(torch.int16).view(torch.float16).double()
+
+
+def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
+    """The two weights of an A operand register, as csrc/weight_only_tile.cuh makes them.
+
+    words: int64 [tiles, steps, words of one lane], the high plane first.
+    """
+    quad = 2 * mma + register % 2
+    high = rotated_right(words[:, :, quad // 2], 4 * (quad % 2))
+    if bits == 6:
+        low = rotated_right(words[:, :, 8 + quad // 4], 2 * (quad % 4))
+    else:
+        low = words[:, :, 8 + quad // 8] << quad % 8
+    four = high & 0x1E1E1E1E | low & (0x81818181 if bits == 6 else 0x80808080)
+    pair = four if register >= 2 else four << 8
+    return [half_of(pair >> 16 * half & 0xFF00) * 4096 for half in (0, 1)]
+
+
+@pytest.mark.parametrize("bits", [6, 5])
+def test_codes_stand_for_what_the_format_says(bits: int) -> None:
+    assert torch.equal(minifloat_numbers(bits), numbers_of(bits))
+    assert float(minifloat_numbers(bits).max()) == {6: 28.0, 5: 24.0}[bits]
+
+
+@pytest.mark.parametrize("bits", [6, 5])
+def test_numbers_are_the_nearest_and_ties_go_to_the_even_code(bits: int) -> None:
+    numbers = torch.tensor(E3M2 if bits == 6 else E3M1, dtype=torch.float64)
+    ties = (numbers[1:] + numbers[:-1]) / 2
+    generator = torch.Generator().manual_seed(1)
+    others = (torch.randn(3000, generator=generator).double() * 6).clamp(-28, 28)
+    row = torch.cat([numbers, -ties, others.clamp(-numbers[-1], numbers[-1])])[None].half()
+
+    operand = quantize_minifloat(row, bits)
+
+    distance = (row.double().abs().unsqueeze(-1) - numbers).abs()
+    tied = distance == distance.amin(dim=-1, keepdim=True)
+    even = torch.arange(len(numbers)) % 2 == 0
+    expected = numbers[(tied.int() * 2 + (tied & even).int()).argmax(dim=-1)] * row.double().sign()
+    assert operand.scales is not None
+    assert operand.scales.item() == 1
+    assert torch.equal(operand.values.double(), expected)
+
+
+def test_scales_are_a_rows_or_a_groups_own() -> None:
+    matrix = torch.tensor([[1.0, -3.0, 0.5], [700.0, 0.1, 0.0], [0.0, 0.0, 0.0]]).half()
+
+    row, group = quantize_minifloat(matrix, 6), quantize_minifloat(matrix, 6, 2)
+
+    assert row.scales is not None
+    assert group.scales is not None
+    assert torch.equal(row.scales, (torch.tensor([[3.0], [700.0], [0.0]]) / 28).half())
+    assert torch.equal(
+        group.scales, (torch.tensor([[3.0, 0.5], [700.0, 0.0], [0.0, 0.0]]) / 28).half()
+    )
+    assert row.dequantize()[2].tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_nan_and_infinity_are_refused(bad: float) -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        quantize_minifloat(torch.tensor([[1.0, bad]]), 6)
+
+
+def test_other_bits_and_integers_are_refused() -> None:
+    matrix = torch.ones(2, 8).half()
+
+    with pytest.raises(ShapeError, match="5 or 6 bits, got 4"):
+        quantize_minifloat(matrix, 4)
+    with pytest.raises(ShapeError, match="need codes of format fp6/row, got int6/row"):
+        checked_scales(quantize_symmetric(matrix, 6, None), OperandFormat(6, kind="float"))
+
+
+@pytest.mark.parametrize("bits", [6, 5])
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+def test_every_lane_finds_the_numbers_of_its_fragments(bits: int, n: int, k: int) -> None:
+    codes = torch.randint(1 << bits, (n, k), generator=torch.Generator().manual_seed(n))
+    if n * k >= 1 << bits:
+        codes.view(-1)[: 1 << bits] = torch.arange(1 << bits)  # every code is there
+    values = numbers_of(bits)[codes].half()
+    tiles = tile_minifloats(values, bits)
+    row_tiles, steps = tiles.shape[:2]
+    words = tiles.view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    high = words[:, :, :256].view(row_tiles, steps, 2, 32, 4)
+    low = words[:, :, 256:].view(row_tiles, steps, 32, -1)
+
+    found = torch.zeros(row_tiles, 16, steps, 128, dtype=torch.float64)
+    for lane in range(32):
+        of_lane = torch.cat([high[:, :, 0, lane], high[:, :, 1, lane], low[:, :, lane]], dim=2)
+        for mma in range(8):
+            for register in range(4):
+                row = lane // 4 + 8 * (register % 2)
+                at = 32 * (mma // 2) + 8 * (lane % 4) + 4 * (mma % 2) + 2 * (register // 2)
+                first, second = operand_register(of_lane, bits, mma, register)
+                found[:, row, :, at], found[:, row, :, at + 1] = first, second
+
+    expected = torch.zeros(row_tiles * 16, steps * 128, dtype=torch.float64)
+    expected[:n, :k] = values.double()
+    assert torch.equal(found.view(expected.shape), expected)
+
+
+@pytest.mark.parametrize("bits", [6, 5])
+def test_packed_weights_take_their_bits_and_no_more(bits: int) -> None:
+    kernel = resolve(f"fp{bits}-w{bits}a16", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    weight = kernel.quantize_weight(torch.randn(64, 512, generator=torch.Generator()).half())
+
+    assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, None)
+
+
+@pytest.mark.parametrize("label", ["fp6-w6a16", "fp5-w5a16", "fp6-w6a16[fine]"])
+def test_every_code_counts_for_its_number_on_the_cpu(label: str) -> None:
+    kernel = resolve(label, "cpu")
+    assert isinstance(kernel, LinearKernel)
+    bits, group = kernel.spec.weight.bits, kernel.spec.weight.group
+    numbers = minifloat_numbers(bits)
+    w = operands.unit_operand(torch.diag(numbers).half(), bits, group, 0.5)
+    x = Operand(torch.ones(1, len(numbers)).half(), None, 16, None)
+    out = torch.empty(1, len(numbers)).half()
+
+    kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
+
+    assert torch.equal(out[0].double(), numbers / 2)

@@ -1,0 +1,136 @@
+"""Atom's operands: groups in 4 bits, the last one in 8, channels in an order; without a GPU."""
+
+from __future__ import annotations
+
+import operands
+import pytest
+import torch
+
+from kernels.contract import LinearKernel, OperandFormat, checked_scales
+from kernels.errors import ShapeError
+from kernels.formats import Operand, quantize_mixed, quantize_symmetric
+from kernels.formats.mixed import default_order
+from kernels.reference import reference_gemm
+from kernels.registry import resolve
+
+SHAPES = [(16, 256), (37, 300), (3, 128), (1, 1)]
+
+
+def atom(backend: str) -> LinearKernel:
+    kernel = resolve("atom-w4a4", backend)  # type: ignore[arg-type]
+    assert isinstance(kernel, LinearKernel)
+    return kernel
+
+
+def some_order(k: int, seed: int) -> torch.Tensor:
+    return torch.randperm(k, generator=torch.Generator().manual_seed(seed)).to(torch.int32)
+
+
+@pytest.mark.parametrize("k", [1, 2, 128, 300, 1111, 28672])
+def test_the_default_order_has_every_channel_once_and_neighbours_far_apart(k: int) -> None:
+    order = default_order(k).long()
+
+    assert torch.equal(order.sort().values, torch.arange(k))
+    if k > 128:
+        assert int((order[1:] - order[:-1]).abs().min()) > k // 4
+
+
+def test_groups_have_4_bits_and_the_last_one_8_in_the_order_given() -> None:
+    matrix = torch.randn(5, 300, generator=torch.Generator().manual_seed(1)).half()
+    order = some_order(300, seed=2)
+
+    operand = quantize_mixed(matrix, order)
+
+    ordered = matrix[:, order.long()]
+    head = quantize_symmetric(ordered[:, :256], 4)
+    tail = quantize_symmetric(ordered[:, 256:], 8)
+    assert torch.equal(operand.values, torch.cat([head.values, tail.values], dim=1))
+    assert operand.scales is not None
+    assert head.scales is not None
+    assert tail.scales is not None
+    assert torch.equal(operand.scales, torch.cat([head.scales, tail.scales], dim=1))
+    assert float((operand.in_own_order() - matrix.double()).abs().max()) < 0.5
+
+
+@pytest.mark.parametrize("order", [[0, 0, 1], [0, 1, 3], [0, 1]])
+def test_an_order_that_is_no_permutation_is_refused(order: list[int]) -> None:
+    with pytest.raises(ShapeError, match="each of 3 columns once"):
+        quantize_mixed(torch.ones(1, 3), torch.tensor(order))
+
+
+def test_mixed_codes_are_not_taken_for_4_bit_ones() -> None:
+    mixed = quantize_mixed(torch.ones(2, 300).half())
+
+    with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
+        checked_scales(mixed, OperandFormat(4, 128))
+
+
+def test_operands_in_different_orders_are_refused() -> None:
+    matrix = torch.ones(2, 300).half()
+    x, w = (quantize_mixed(matrix, some_order(300, seed)) for seed in (1, 2))
+
+    with pytest.raises(ShapeError, match="different orders"):
+        reference_gemm(x, w)
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_tail_of_8_bits_is_two_tiles_of_nibbles(n: int, k: int) -> None:
+    w = operands.random_mixed(n, k, seed=n)
+
+    packed = atom("cuda").pack_weight(w)
+
+    tiles = packed.buffers["tiles"]
+    row_tiles, of_row = tiles.shape[:2]
+    groups = -(-k // 128)
+    assert of_row == groups + 1
+    words = tiles.view(torch.int32).view(row_tiles, of_row, 2, 32, 4).to(torch.int64)
+    found = torch.zeros(row_tiles, 16, of_row, 128, dtype=torch.int64)
+    for lane in range(32):  # eight neighbouring k a word, the first four in the lower nibbles
+        of_lane = words[:, :, :, lane].reshape(row_tiles, of_row, 8)
+        for word in range(8):
+            row, first = lane // 4 + 8 * (word % 2), 32 * (lane % 4) + 8 * (word // 2)
+            for i in range(8):
+                nibble = of_lane[:, :, word] >> (8 * (i % 4) + 4 * (i // 4)) & 15
+                found[:, row, :, first + i] = (nibble ^ 8) - 8
+    found = found.view(row_tiles * 16, of_row, 128)
+    codes = torch.zeros(n, groups * 128, dtype=torch.int64)
+    codes[:, :k] = w.values
+    codes = codes.view(n, groups, 128)
+    assert torch.equal(found[:n, : groups - 1], codes[:, :-1])
+    assert torch.equal(found[:n, groups - 1] * 16 + found[:n, groups] + 8, codes[:, -1])
+    assert torch.equal(packed.buffers["scales"][:, -1], packed.buffers["scales"][:, -2])
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_sums_are_exact_on_the_cpu(n: int, k: int) -> None:
+    kernel = atom("cpu")
+    x = operands.random_mixed(4, k, seed=1, scale=2.0**-10)
+    w = operands.random_mixed(n, k, seed=2)
+    out = torch.empty(4, n).half()
+
+    kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
+
+    product = operands.int_gemm(x.values, w.values).double() * 2.0**-10
+    assert torch.equal(out, product.half())
+
+
+def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None:
+    kernel = atom("cpu")
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(3, 300, generator=generator).half()
+    x[:, 7] *= 100  # an outlier, whose channel the order puts last
+    order = torch.cat([torch.arange(7), torch.arange(8, 300), torch.tensor([7])]).to(torch.int32)
+    w = quantize_mixed(torch.randn(8, 300, generator=generator), order)
+    packed, out = kernel.empty_activation(3, 300, x.device), torch.empty(3, 8).half()
+
+    kernel.linear(x, packed, kernel.pack_weight(w), out)
+
+    reference = reference_gemm(quantize_mixed(x, order), w)
+    assert torch.equal(out, reference.y.half())
+
+
+def test_an_operand_refuses_an_order_of_another_length() -> None:
+    codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, 3).half()
+
+    with pytest.raises(ShapeError, match="order of 300 columns"):
+        Operand(codes, scales, 4, 128, order=torch.arange(299, dtype=torch.int32))

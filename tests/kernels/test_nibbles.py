@@ -1,0 +1,165 @@
+"""4-bit weights for int8 tensor cores: formats, layout and what lanes make of it, without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import operands
+import pytest
+import torch
+
+from kernels.contract import LinearKernel, PackedOperand
+from kernels.errors import ShapeError
+from kernels.formats import Operand, quantize_dual_grained
+from kernels.formats.dual_grained import int8_values
+from kernels.reference import reference_gemm
+from kernels.registry import resolve
+
+GROUP = 128
+WORD = 0xFFFFFFFF
+
+
+def lanes_words(packed: PackedOperand, lane: int) -> torch.Tensor:
+    """The eight words int64 [tiles, groups, 8] that a lane loads of each tile."""
+    tiles = packed.buffers["tiles"].view(torch.int32)
+    vectors = tiles.view(*tiles.shape[:2], 2, 32, 4).to(torch.int64) & WORD
+    return vectors[:, :, :, lane].reshape(*tiles.shape[:2], 8)
+
+
+def signed_bytes(words: torch.Tensor) -> torch.Tensor:
+    """int64 [..., 4]: the bytes of 32-bit words, lowest first, as int8."""
+    unsigned = torch.stack([words >> 8 * i & 255 for i in range(4)], dim=-1)
+    return (unsigned + 128) % 256 - 128
+
+
+def where_operands_lie(lane: int, o: int) -> tuple[int, int]:
+    """Row of the tile and first k of the group of operand word o (csrc/imma_layout.cuh)."""
+    return lane // 4 + 8 * (o % 2), 32 * (lane % 4) + 8 * (o // 4) + 4 * (o % 4 // 2)
+
+
+def collected(packed: PackedOperand, operand_of: object) -> torch.Tensor:
+    """What the tensor core is given, int64 [tiles · 16, groups · 128]."""
+    row_tiles, groups = packed.buffers["tiles"].shape[:2]
+    found = torch.zeros(row_tiles, 16, groups, GROUP, dtype=torch.int64)
+    for lane in range(32):
+        words = lanes_words(packed, lane)
+        for o in range(16):
+            row, k = where_operands_lie(lane, o)
+            found[:, row, :, k : k + 4] = operand_of(words, lane, o)  # type: ignore[operator]
+    return found.view(row_tiles * 16, groups * GROUP)
+
+
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+def test_every_lane_finds_sixteen_times_the_code(n: int, k: int) -> None:
+    kernel = resolve("group-w4a8", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    codes = operands.random_codes(n, k, 4, seed=n)
+
+    packed = kernel.pack_weight(operands.unit_operand(codes, 4, GROUP))
+
+    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
+        word = words[:, :, o // 4 * 2 + o % 2]
+        return signed_bytes((word if o % 4 >= 2 else word << 4) & 0xF0F0F0F0)
+
+    found = collected(packed, operand)
+    assert torch.equal(found[:n, :k], 16 * codes.long())
+    assert not found[n:].any()
+    assert not found[:, k:].any()
+
+
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+def test_four_dual_grained_weights_at_once_are_int8_weights(n: int, k: int) -> None:
+    kernel = resolve("dgq-w4a8", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    weight = operands.random_dual_grained(n, k, GROUP, seed=n)
+
+    packed = kernel.pack_weight(weight)
+
+    pairs = packed.buffers["scales"].long()  # [tiles, groups, 8, 2, 2]
+
+    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
+        word = words[:, :, o // 4 * 2 + o % 2]
+        nibbles = (word >> 4 if o % 4 >= 2 else word) & 0x0F0F0F0F
+        factor, zero = pairs[:, :, lane // 4, o % 2].unbind(-1)
+        return signed_bytes((nibbles * factor + (factor * zero + 128) * 0x01010101) ^ 0x80808080)
+
+    found = collected(packed, operand)
+    assert weight.scales is not None
+    assert weight.zero_points is not None
+    of_group = torch.arange(k) // GROUP
+    scales, zeros = weight.scales.long()[:, of_group], weight.zero_points.long()[:, of_group]
+    assert torch.equal(found[:n, :k], scales * (weight.values.long() + zeros))
+    assert not found[n:].any()
+    assert not found[:, k:].any()
+
+
+def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
+    matrix = torch.randn(9, 300, generator=torch.Generator().manual_seed(5)).half()
+    matrix[3, :128] = matrix[3, :128].abs()  # a group of one sign
+    matrix[4] = 0
+    matrix[5, 7] = 60  # one large value: a fine scale for the other groups
+
+    weight = quantize_dual_grained(matrix)
+
+    values = int8_values(weight)
+    assert weight.row_scales is not None
+    assert weight.scales is not None
+    assert torch.equal(weight.dequantize(), values.double() * weight.row_scales.double())
+    step = weight.scales.double().repeat_interleave(GROUP, dim=1)[:, :300]
+    step = step * weight.row_scales.double()
+    # Half a step of rounding, and half of one where the zero point was rounded away from the range.
+    assert bool(((weight.dequantize() - matrix.double()).abs() <= step * 1.01).all())
+    assert not weight.dequantize()[4].any()
+
+
+@pytest.mark.parametrize(
+    ("scale", "zero", "code"), [(9.0, 0, 15), (9.0, -15, 0), (100.0, -8, 10), (127.0, -15, 0)]
+)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_weights_that_would_overflow_int8_are_refused(
+    backend: str, scale: float, zero: int, code: int
+) -> None:
+    kernel = resolve("dgq-w4a8", backend)  # type: ignore[arg-type]
+    assert isinstance(kernel, LinearKernel)
+    good = operands.random_dual_grained(2, 130, GROUP, seed=1)
+    assert good.scales is not None
+    assert good.zero_points is not None
+    scales, zeros, codes = good.scales.clone(), good.zero_points.clone(), good.values.clone()
+    scales[1, 1], zeros[1, 1], codes[1, 129] = scale, zero, code
+    bad = replace(good, values=codes, scales=scales, zero_points=zeros)
+
+    with pytest.raises(ShapeError, match="must fit int8"):
+        kernel.pack_weight(bad)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("values", 16, "codes"), ("zero_points", 1, "zero points"), ("scales", 1.5, "scales")],
+)
+def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, message: str) -> None:
+    good = operands.random_dual_grained(2, 130, GROUP, seed=1)
+    changed = getattr(good, field).clone()
+    changed[0, 0] = value
+
+    with pytest.raises(ShapeError, match=message):
+        int8_values(replace(good, **{field: changed}))
+
+
+def test_dual_grained_sums_are_exact_on_the_cpu() -> None:
+    kernel = resolve("dgq-w4a8", "cpu")
+    assert isinstance(kernel, LinearKernel)
+    w = operands.random_dual_grained(21, 300, GROUP, seed=2)
+    x = operands.unit_operand(operands.random_codes(5, 300, 8, seed=3), 8, None, 2.0**-10)
+    out = torch.empty(5, 21).half()
+
+    kernel.gemm(kernel.pack_activation(x), kernel.pack_weight(w), out)
+
+    assert torch.equal(out, (x.values.double() @ w.dequantize().T * 2.0**-10).half())
+    assert torch.equal(reference_gemm(x, w).y.half(), out)
+
+
+def test_an_operand_refuses_zero_points_of_another_shape() -> None:
+    codes, scales = torch.zeros(2, 300, dtype=torch.int8), torch.ones(2, 3).half()
+
+    with pytest.raises(ShapeError, match="zero points must be 2x3"):
+        Operand(codes, scales, 4, GROUP, torch.zeros(2, 2, dtype=torch.int8))

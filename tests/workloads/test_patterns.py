@@ -1,0 +1,46 @@
+"""Which labels a pattern finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from workloads.errors import WorkloadError
+from workloads.patterns import check_pattern, is_glob, matches, select
+
+LABELS = ("abq-w2a8", "abq-w2*a8", "abq-w3a8", "abq-w8a8", "abq-w10a8", "flexq", "flexq[w6a8]")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("abq-w{2..8}a8", ("abq-w2a8", "abq-w3a8", "abq-w8a8")),
+        ("abq-w{3..9}a{7..8}", ("abq-w3a8", "abq-w8a8")),
+        ("*-w{10..10}*", ("abq-w10a8",)),
+        ("flexq[w{5..6}a8]", ("flexq[w6a8]",)),
+        ("abq-w{4..7}a8", ()),
+        ("abq-w2*a8", ("abq-w2*a8",)),
+        ("flexq*", ("flexq",)),
+    ],
+)
+def test_a_range_stands_for_each_of_its_numbers(pattern: str, found: tuple[str, ...]) -> None:
+    assert select([pattern], LABELS) == found
+
+
+def test_numbers_are_matched_whole() -> None:
+    assert not matches("abq-w{1..1}a8", "abq-w10a8")
+    assert not matches("abq-w{1..10}a8", "abq-w100a8")
+
+
+def test_ranges_and_stars_are_globs_and_labels_are_not() -> None:
+    assert is_glob("abq-w{2..8}a8")
+    assert is_glob("abq*")
+    assert not is_glob("flexq[w6a8]")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [("abq-w{8..2}a8", "from low to high"), ("abq-w{2-8}a8", "written"), ("{2..", "written")],
+)
+def test_a_range_that_stands_for_nothing_is_refused(pattern: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        check_pattern(pattern)
