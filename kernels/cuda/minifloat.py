@@ -9,17 +9,26 @@ csrc/weight_only_tile.cuh.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat
 from kernels.cuda.dense import padded
+from kernels.cuda.imma_configs import ImmaConfig
+from kernels.cuda.imma_heuristic import WEIGHTS, choose
 from kernels.cuda.weight_only import (
     MMA_ROWS,
     STEP_K,
     Choice,
     WeightOnlyConfig,
     WeightOnlyGemm,
+    tiles_for,
 )
+from kernels.runtime.module import sm_count
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
 
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
@@ -28,8 +37,8 @@ _UPPER, _SIGN = 0x1E1E1E1E, 0x80808080  # exponent and upper mantissa bit, sign 
 _ENDS = 0x81818181  # sign and lower mantissa bit
 
 
-# (row_tiles, warps, stages, k_split, late) by column tiles: the winners of 16 on an H200, and those of
-# them that leave registers for more tokens.
+# (row_tiles, warps, stages, k_split, late) by column tiles: the winners of 16 on an H200, and those
+# that leave registers for more tokens.
 _CHOICES: dict[int, tuple[Choice, ...]] = {
     1: (
         (1, 4, 2, 1, 0),
@@ -67,6 +76,21 @@ class MinifloatGemm(WeightOnlyGemm):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+
+    def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
+        """By the rule of flexq-imma, whose blocks fill a GPU in the same way."""
+        col_tiles = tiles_for(gemm.m)
+        if col_tiles not in WEIGHTS:
+            return self.configs(col_tiles)[-1]
+        fitted = [ImmaConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+        chosen = choose(fitted, gemm, sm_count(torch.cuda.current_device()))
+        return WeightOnlyConfig(**asdict(chosen))
+
+    def builds(self) -> Sequence[Build]:
+        """Every one of `fp6-w6a16`; of the others, which share its source, the largest."""
+        if self.spec.label == "fp6-w6a16":
+            return super().builds()
+        return [self.build(self.configs(max(_CHOICES))[-1])]
 
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"

@@ -18,16 +18,17 @@ from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
+    MOST_FEW,
     AnyImmaConfig,
     TileFormat,
-    col_tiles_for,
-    every_few,
-    few_tokens,
+    every_few_nibbles,
+    few_nibbles,
 )
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
+from kernels.formats.symmetric import STATIC_SCALE, quantize_static
 from kernels.runtime.nvrtc import Build
 
 _BITS, _MASK = 4, 15
@@ -58,10 +59,10 @@ class _TokenScaledGemm(ImmaGemm):
         return False
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return few_tokens(col_tiles_for(m))
+        return few_nibbles(m)
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        return every_few()
+        return every_few_nibbles()
 
     def packing(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
@@ -84,18 +85,44 @@ class GroupScaledGemm(_TokenScaledGemm):
         buffers = {"tiles": tile_nibbles(weight.values), "scales": tile_scales(scales)}
         return PackedOperand(buffers, weight.rows, weight.k)
 
+    def builds(self) -> Sequence[Build]:
+        """The largest of few and of more tokens; `dgq-w4a8` has every one of the same source."""
+        return [few_nibbles(m)[-1].build(self.tiles) for m in (1, MOST_FEW)]
+
 
 class DualGrainedGemm(_TokenScaledGemm):
-    """`dgq-w4a8`. The packer refuses weights that don't fit int8 with their group's scale."""
+    """`dgq-w4a8`, and `[static]` with one scale for all activations.
+
+    The packer refuses weights that don't fit int8 with their group's scale.
+    """
 
     tiles = TileFormat(_BITS, dual_grained=True, a_grouped=False)
-    spec = KernelSpec(
-        name="dgq-w4a8",
-        backend="cuda",
-        weight=OperandFormat(_BITS, GROUP, kind="dual"),
-        activation=OperandFormat(8),
-        summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K",
-    )
+
+    def __init__(self, variant: str = "") -> None:
+        self.spec = KernelSpec(
+            name="dgq-w4a8",
+            variant=variant,
+            backend="cuda",
+            weight=OperandFormat(_BITS, GROUP, kind="dual"),
+            activation=OperandFormat(8),
+            summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
+            + (", activations with one static scale" if variant else ""),
+        )
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        """With a `static` scale where there is one: a layer's own may be written there."""
+        packed = super().empty_activation(m, k, device)
+        if not self.spec.variant:
+            return packed
+        static = torch.full((1,), STATIC_SCALE, dtype=torch.float32, device=device)
+        return PackedOperand(packed.buffers | {"static": static}, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        b = packed.buffers
+        INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"))
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)

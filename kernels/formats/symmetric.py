@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kernels.errors import ShapeError
@@ -10,6 +12,9 @@ from kernels.formats.operand import Operand
 _EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
 
 
+# One for activations where a calibration brings none: 127 of it is 95, past which a standard normal
+# distribution with outliers 20 times as large hardly goes.
+STATIC_SCALE = 0.75
 BALANCED_TOP = 2  # bit-balanced 2-bit codes: -2 … 2, which take three bits (ABQ-LLM's W2*)
 
 
@@ -55,3 +60,19 @@ def quantize_symmetric(
     codes = torch.round(padded / divisor).clamp_(bottom, top)
     values = codes.view(rows, groups * length)[:, :k].to(torch.int8).contiguous()
     return Operand(values, scales, bits, group)
+
+
+def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE) -> Operand:
+    """Quantize [rows, K] with one scale that was chosen before, the same for every row.
+
+    code = clamp(round_half_even(x / scale)) by an FP32 division: what is past the range saturates.
+    scale: a positive FP16 number. Raises ShapeError if it is none, and ValueError for NaN.
+    """
+    if not (0 < scale < math.inf and float(torch.tensor(scale).half()) == scale):
+        raise ShapeError(f"a static scale is a positive FP16 number, got {scale}")
+    if bool(torch.isnan(matrix).any()):
+        raise ValueError("cannot quantize NaN: find out where the input got it")
+    top = 2 ** (bits - 1) - 1
+    codes = (matrix.float() / scale).round().clamp(-top - 1, top).to(torch.int8)
+    scales = torch.full((matrix.shape[0], 1), scale, dtype=torch.float16, device=matrix.device)
+    return Operand(codes, scales, bits, None)
