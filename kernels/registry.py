@@ -160,7 +160,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "group-w4a8",
-            OperandFormat(4, nibbles.GROUP),
+            OperandFormat(4, weight_only.STEP_K),
             OperandFormat(8),
         ),
         cuda=nibbles.GroupScaledGemm,

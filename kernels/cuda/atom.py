@@ -100,5 +100,5 @@ class MixedGemm(ImmaGemm):
     def in_mma_order(self, m: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m)
 
-    def packing(self) -> Sequence[Build]:
+    def packing_builds(self) -> Sequence[Build]:
         return [Build.of("imma_pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]

@@ -84,7 +84,7 @@ class ImmaGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         codes, scales = packed.buffers["codes"], packed.buffers["scales"]
         arguments = (x.contiguous(), codes, scales)
-        load_function(self.packing()[0], "quantize_rows").launch(
+        load_function(self.packing_builds()[0], "quantize_rows").launch(
             (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
             32 * _QUANTIZE_WARPS,
             (
@@ -146,11 +146,14 @@ class ImmaGemm(LinearKernel):
         return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
 
     def builds(self) -> Sequence[Build]:
-        return [*self.packing(), *(config.build(self.tiles) for config in self.every_config())]
+        return [
+            *self.packing_builds(),
+            *(config.build(self.tiles) for config in self.every_config()),
+        ]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
-        return [*self.packing(), chosen.build(self.tiles)]
+        return [*self.packing_builds(), chosen.build(self.tiles)]
 
     def in_mma_order(self, m: int) -> bool:
         """Whether m tokens are for csrc/flexq_imma_wgmma.cu, which reads that order."""
@@ -165,7 +168,7 @@ class ImmaGemm(LinearKernel):
         return all_configs()
 
     @abstractmethod
-    def packing(self) -> Sequence[Build]:
+    def packing_builds(self) -> Sequence[Build]:
         """The kernels that pack operands; the first one has quantize_rows of csrc/imma_pack.cu."""
 
 
@@ -200,7 +203,7 @@ class Int8TensorCoreGemm(ImmaGemm):
         )
         return PackedOperand({"tiles": tiles, "scales": tile_scales}, weight.rows, weight.k)
 
-    def packing(self) -> Sequence[Build]:
+    def packing_builds(self) -> Sequence[Build]:
         return [self._packing]
 
 

@@ -119,13 +119,13 @@ def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
     upper = quads & _UPPER
     high = upper[..., 0::2] | _rotated_left(upper[..., 1::2], 4)
     if bits == 6:
-        fields = (quads & _ENDS).unflatten(3, (4, 4))
+        fields = (quads & _ENDS).view(row_tiles, steps, _LANES, 4, 4)
         rotated = [_rotated_left(fields[..., f], 2 * f) for f in range(4)]
     else:
-        fields = (quads & _SIGN).unflatten(3, (2, 8))
+        fields = (quads & _SIGN).view(row_tiles, steps, _LANES, 2, 8)
         rotated = [fields[..., f] >> f for f in range(8)]
     low = torch.stack(rotated).sum(dim=0)  # they have no bit in common
-    vectors = high.unflatten(3, (2, 4)).transpose(2, 3)
+    vectors = high.view(row_tiles, steps, _LANES, 2, 4).transpose(2, 3)
     planes = [plane.reshape(row_tiles, steps, -1).to(torch.int32) for plane in (vectors, low)]
     return torch.cat(planes, dim=2).view(torch.uint8)
 

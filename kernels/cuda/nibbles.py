@@ -64,7 +64,7 @@ class _TokenScaledGemm(ImmaGemm):
     def every_config(self) -> Sequence[AnyImmaConfig]:
         return every_few_nibbles()
 
-    def packing(self) -> Sequence[Build]:
+    def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
 
