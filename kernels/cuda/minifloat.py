@@ -10,14 +10,11 @@ csrc/weight_only_tile.cuh.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat
 from kernels.cuda.dense import padded
-from kernels.cuda.imma_configs import ImmaConfig
-from kernels.cuda.imma_heuristic import WEIGHTS, choose
 from kernels.cuda.weight_only import (
     MMA_ROWS,
     STEP_K,
@@ -32,6 +29,7 @@ from workloads.gemm import GemmWorkload
 
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
+_SHORT_K = 8192
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
 _UPPER, _SIGN = 0x1E1E1E1E, 0x80808080  # exponent and upper mantissa bit, sign of four weights
 _ENDS = 0x81818181  # sign and lower mantissa bit
@@ -44,8 +42,11 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
         (1, 4, 2, 1, 0),
         (1, 8, 2, 1, 0),
         (1, 8, 2, 1, 1),
+        (1, 16, 2, 1, 0),
         (2, 4, 2, 1, 0),
+        (2, 4, 2, 2, 0),
         (2, 8, 2, 1, 0),
+        (2, 8, 2, 1, 1),
         (2, 16, 2, 1, 0),
         (4, 4, 2, 1, 0),
         (4, 8, 2, 1, 0),
@@ -78,13 +79,12 @@ class MinifloatGemm(WeightOnlyGemm):
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        """By the rule of flexq-imma, whose blocks fill a GPU in the same way."""
         col_tiles = tiles_for(gemm.m)
-        if col_tiles not in WEIGHTS:
+        if col_tiles > 1:
             return self.configs(col_tiles)[-1]
-        fitted = [ImmaConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
-        chosen = choose(fitted, gemm, sm_count(torch.cuda.current_device()))
-        return WeightOnlyConfig(**asdict(chosen))
+        sms = sm_count(torch.cuda.current_device())
+        grouped = self.spec.weight.group is not None
+        return WeightOnlyConfig(*choice_for(gemm, sms, grouped=grouped), col_tiles)
 
     def builds(self) -> Sequence[Build]:
         """Every one of `fp6-w6a16`; of the others, which share its source, the largest."""
@@ -95,6 +95,23 @@ class MinifloatGemm(WeightOnlyGemm):
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"
         return super().defines() | {"BIAS_SHIFT": int(shifted)}
+
+
+def choice_for(gemm: GemmWorkload, sms: int, *, grouped: bool) -> Choice:
+    """What won most often on an H200 among shapes with so many row tiles for each SM.
+
+    grouped: a scale per 128 k, whose sums take registers.
+    """
+    row_tiles_an_sm = gemm.n / MMA_ROWS / sms
+    if grouped and row_tiles_an_sm > 4:
+        return (4, 8, 2, 1, 0)
+    if row_tiles_an_sm > 7.5:
+        return (2, 4, 2, 1, 0)
+    if row_tiles_an_sm > 4:
+        return (2, 8, 2, 1, 0)
+    if row_tiles_an_sm > 2 and gemm.k <= _SHORT_K:
+        return (1, 8, 2, 1, 0)
+    return (2, 16, 2, 1, 0)
 
 
 def group_of(variant: str) -> int | None:

@@ -18,8 +18,10 @@ from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
+    MMA_TOKENS,
     MOST_FEW,
     AnyImmaConfig,
+    ImmaConfig,
     TileFormat,
     every_few_nibbles,
     few_nibbles,
@@ -29,9 +31,12 @@ from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
 from kernels.formats.symmetric import STATIC_SCALE, quantize_static
+from kernels.runtime.module import sm_count
 from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
 
 _BITS, _MASK = 4, 15
+_SHORT_K = 5120
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
@@ -49,6 +54,23 @@ def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
     return ordered.reshape(row_tiles, groups, -1)
 
 
+def config_for(gemm: GemmWorkload, sms: int) -> ImmaConfig | None:
+    """What won most often on an H200 among shapes with so many row tiles for each SM.
+
+    None: for more than 8 tokens. Weights that cost more to widen want more warps than flexq-imma's.
+    """
+    if gemm.m > MMA_TOKENS:
+        return None
+    row_tiles_an_sm = gemm.n / MMA_ROWS / sms
+    if row_tiles_an_sm > 8:
+        return ImmaConfig(2, 4, 2, 1, 1, 1)
+    if row_tiles_an_sm > 5:
+        return ImmaConfig(2, 8, 2, 1, 0, 1)
+    if row_tiles_an_sm > 4 or (row_tiles_an_sm > 2 and gemm.k <= _SHORT_K):
+        return ImmaConfig(1, 8, 2, 1, 0, 1)
+    return ImmaConfig(2, 16, 2, 1, 0, 1) if row_tiles_an_sm > 2 else ImmaConfig(1, 16, 3, 1, 0, 1)
+
+
 class _TokenScaledGemm(ImmaGemm):
     """What both have in common: activations in INT8 with one dynamic scale a token."""
 
@@ -63,6 +85,10 @@ class _TokenScaledGemm(ImmaGemm):
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         return every_few_nibbles()
+
+    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
+        sms = sm_count(torch.cuda.current_device())
+        return config_for(gemm, sms) or super().default_config(gemm)
 
     def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
