@@ -4,13 +4,14 @@ Two parts; what was measured before an interruption is kept, and `noise` adds to
     python benchmarks/regress/hardware.py noise --out FOLDER     a commit against itself
     python benchmarks/regress/hardware.py power --out FOLDER     against slow-downs of known size
     python benchmarks/regress/hardware.py report --out FOLDER    tables and plot again, no GPU
-Writes noise.json, power.json (blocks, microseconds) and noise.svg, and prints the tables that
+Writes noise.json.gz, power.json.gz (blocks, microseconds) and noise.svg, and prints the tables that
 docs/regress.md quotes.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import shutil
 import subprocess
@@ -53,6 +54,7 @@ WITHIN = 0.003  # of the true size
 NOISE = InterleaveRules(processes=8, placements=5, blocks=5, looks=1)
 POWER = InterleaveRules(processes=6, placements=1, blocks=2, looks=2)
 Plain = dict[str, Any]
+NOISE_FILE, POWER_FILE = "noise.json.gz", "power.json.gz"
 
 
 class TimeOverError(Exception):
@@ -62,10 +64,10 @@ class TimeOverError(Exception):
 def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float) -> None:
     """Every case of CASES against itself, until the time is over.
 
-    What noise.json holds already stays, and further pairs of processes are added to it.
+    What NOISE_FILE holds already stays, and further pairs of processes are added to it.
     """
-    path = out / "noise.json"
-    rows: list[Plain] = json.loads(path.read_text()) if path.exists() else []
+    path = out / NOISE_FILE
+    rows = _read(path) if path.exists() else []
     first = 1 + max((row["process"] for row in rows), default=-1)
     stop_at = time.monotonic() + seconds
     began: set[tuple[str, int]] = set()
@@ -73,7 +75,7 @@ def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float
     def keep(case: Case, block: Block) -> None:
         at = (case.key, block.process)
         if at not in began:  # the case before this one is complete
-            path.write_text(json.dumps(rows))
+            _write(path, rows)
             began.add(at)
             sys.stdout.write(f"pair of processes {block.process + 1}: {case.key}\n")
             sys.stdout.flush()
@@ -88,7 +90,7 @@ def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float
                 sys.stdout.write(f"{found.case.key}: {found.detail}\n")
     except TimeOverError:
         sys.stdout.write(f"the {seconds:g} s are over: start it again for more pairs\n")
-    path.write_text(json.dumps(rows))
+    _write(path, rows)
 
 
 def measure_power(out: Path, device: str) -> None:
@@ -100,14 +102,14 @@ def measure_power(out: Path, device: str) -> None:
             with _two_versions(Path(folder) / f"{cycles}", cycles) as (base, head, repository):
                 for found in _compare(base, head, repository, device):
                     rows.append({"true": cycles / SPIN_CYCLES - 1, **_judged(found)})
-            (out / "power.json").write_text(json.dumps(rows))
+            _write(out / POWER_FILE, rows)
             sys.stdout.write(f"{step:.1%}: {rows[-1]['verdict']} {rows[-1]['reason']}\n")
             sys.stdout.flush()
 
 
 def report_noise(out: Path) -> None:
     """The table of sigmas and alerts, and the plot."""
-    rows = json.loads((out / "noise.json").read_text())
+    rows = _read(out / NOISE_FILE)
     write = sys.stdout.write
     write("\n| kernel | M x N x K | pairs of blocks | sample | block | placement | process |")
     write(" ratio: block | placement | process | modes | alerts |\n")
@@ -141,18 +143,32 @@ def report_noise(out: Path) -> None:
 
 def report_power(out: Path) -> None:
     """Found against true."""
-    rows = json.loads((out / "power.json").read_text())
+    rows = _read(out / POWER_FILE)
     write = sys.stdout.write
-    write("\n| true | found | 99 % bounds | off by | within ± 0.3 % | verdict | blocks |\n")
-    write("| ---: | ---: | ---: | ---: | --- | --- | ---: |\n")
+    write("\n| true | found | 99 % bounds | off by | within ± 0.3 % | seen | verdict | blocks |\n")
+    write("| ---: | ---: | ---: | ---: | --- | --- | --- | ---: |\n")
     for row in rows:
         if row["log_ratio"] is None:
-            write(f"| {row['true']:+.2%} | | | | no | {row['verdict']}: {row['reason']} | |\n")
+            write(f"| {row['true']:+.2%} | | | | no | no | {row['verdict']}: {row['reason']} | |\n")
             continue
         found, low, high = (float(np.expm1(row[k])) for k in ("log_ratio", "low", "high"))
         off = found - row["true"]
         write(f"| {row['true']:+.2%} | {found:+.3%} | {low:+.3%} … {high:+.3%} | {off:+.3%} ")
-        write(f"| {'yes' if abs(off) <= WITHIN else 'no'} | {row['verdict']} | {row['blocks']} |\n")
+        sized, seen = abs(off) <= WITHIN, low > 0
+        write(f"| {_yes(sized)} | {_yes(seen)} | {row['verdict']} | {row['blocks']} |\n")
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "no"
+
+
+def _read(path: Path) -> list[Plain]:
+    rows: list[Plain] = json.loads(gzip.decompress(path.read_bytes()))
+    return rows
+
+
+def _write(path: Path, rows: Sequence[Plain]) -> None:
+    path.write_bytes(gzip.compress(json.dumps(rows).encode(), mtime=0))
 
 
 def _row(case: Case, block: Block, process: int) -> Plain:
@@ -279,9 +295,9 @@ def main() -> None:
         measure_noise(options.out, options.device, NOISE, options.seconds)
     if options.part == "power":
         measure_power(options.out, options.device)
-    if options.part in ("noise", "report") and (options.out / "noise.json").exists():
+    if options.part in ("noise", "report") and (options.out / NOISE_FILE).exists():
         report_noise(options.out)
-    if options.part in ("power", "report") and (options.out / "power.json").exists():
+    if options.part in ("power", "report") and (options.out / POWER_FILE).exists():
         report_power(options.out)
 
 

@@ -73,6 +73,7 @@ quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {
   const half_bits* row = x + token * k;
   const float largest = half_to_float(row_maximum(row, k));
   const float scale = scale_of<BITS>(largest);
+  const Divisor divisor = divisor_of(scale);
   if (blockIdx.y == 0 && threadIdx.x == 0) scale_out[token] = scale;
   for (int chunk = blockIdx.y * WARPS + threadIdx.x / 32; chunk < chunks; chunk += gridDim.y * WARPS) {
     int code[WORDS];
@@ -80,7 +81,7 @@ quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {
     for (int w = 0; w < WORDS; ++w) {
       const int at = chunk * CHUNK_K + w * 32 + lane;
       const float value = at < k ? half_to_float(row[at]) : 0.0f;
-      code[w] = code_of<BITS>(value, scale);
+      code[w] = code_of<BITS>(value, divisor);
     }
     const uint4 words = ballot_planes<BITS>(code, lane);
     if (lane < BITS) planes[(token * BITS + lane) * chunks + chunk] = words;

@@ -65,9 +65,10 @@ extern "C" __global__ void quantize_pack(const half_bits* x, uint4* planes, floa
   }
   largest = warp_maximum(largest);
   const float scale = scale_of<BITS>(largest);
+  const Divisor divisor = divisor_of(scale);
   int code[WORDS];
 #pragma unroll
-  for (int w = 0; w < WORDS; ++w) code[w] = code_of<BITS>(value[w], scale);
+  for (int w = 0; w < WORDS; ++w) code[w] = code_of<BITS>(value[w], divisor);
   const uint4 words = ballot_planes<BITS>(code, lane);
   const int column = token * BITS + lane;
   if (lane < BITS && column < columns) planes[static_cast<long long>(step) * columns + column] = words;

@@ -80,10 +80,11 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
   largest = warp_maximum(largest);
   const bool is_tail = INT8_TAIL && step == steps - 1;
   const float scale = is_tail ? scale_of<8>(largest) : scale_of<A_BITS>(largest);
+  const Divisor divisor = divisor_of(scale);
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int code = is_tail ? code_of<8>(value[i], scale) : code_of<A_BITS>(value[i], scale);
+    const int code = is_tail ? code_of<8>(value[i], divisor) : code_of<A_BITS>(value[i], divisor);
     word |= (static_cast<uint32_t>(code) & 255u) << (8 * i);
   }
   const int at_word = in_mma_order ? mma_word(lane) : lane;

@@ -16,6 +16,7 @@ constexpr int ROW_THREADS = 1024;  // of quantize_rows, which has one block a to
 
 #if E4M3
 using Sum = float;
+using RowDivisor = float;
 using Sums = float4;
 
 // As kernels/formats/fp8.py defines it, bit for bit but for the sign of a zero.
@@ -23,7 +24,9 @@ __device__ inline float row_scale(float largest) {
   return half_to_float(float_to_half(__fdiv_rn(largest, 448.0f)));
 }
 
-__device__ inline uint32_t row_code(float value, float scale) {
+__device__ inline RowDivisor row_divisor(float scale) { return scale; }
+
+__device__ inline uint32_t row_code(float value, RowDivisor scale) {
   const float quotient = scale == 0.0f ? 0.0f : __fdiv_rn(value, scale);
   uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(quotient));
@@ -31,13 +34,16 @@ __device__ inline uint32_t row_code(float value, float scale) {
 }
 #else
 using Sum = int;
+using RowDivisor = Divisor;
 using Sums = int4;
 
 // As kernels/formats/symmetric.py defines it, bit for bit.
 __device__ inline float row_scale(float largest) { return scale_of<8>(largest); }
 
-__device__ inline uint32_t row_code(float value, float scale) {
-  return static_cast<uint32_t>(code_of<8>(value, scale)) & 255u;
+__device__ inline RowDivisor row_divisor(float scale) { return divisor_of(scale); }
+
+__device__ inline uint32_t row_code(float value, const RowDivisor& by) {
+  return static_cast<uint32_t>(code_of<8>(value, by)) & 255u;
 }
 #endif
 
@@ -71,17 +77,18 @@ quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_pa
 #pragma unroll
   for (int warp = 0; warp < ROW_THREADS / 32; ++warp) largest = fmaxf(largest, partial[warp]);
   const float scale = given == nullptr ? row_scale(largest) : *given;
+  const RowDivisor divisor = row_divisor(scale);
   uint8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
   for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {
     const uint4 v = row_vectors[at];
     uint32_t words[2] = {};
 #pragma unroll
     for (int i = 0; i < 8; ++i)
-      words[i / 4] |= row_code(half_to_float(half_of(v, i)), scale) << (i % 4 * 8);
+      words[i / 4] |= row_code(half_to_float(half_of(v, i)), divisor) << (i % 4 * 8);
     reinterpret_cast<uint2*>(out)[at] = make_uint2(words[0], words[1]);
   }
   for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS)
-    out[at] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), scale) : 0u);
+    out[at] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), divisor) : 0u);
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 

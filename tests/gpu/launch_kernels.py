@@ -1,0 +1,58 @@
+"""Launches the kernels named in the arguments in every configuration, for compute-sanitizer to see.
+
+compute-sanitizer --tool memcheck python tests/gpu/launch_kernels.py flexq-w6a6 cublaslt-w8a8
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from kernels.contract import LinearKernel, Probe
+from kernels.errors import UnsupportedError
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+# A few tokens, some and many: each has configurations of its own. N and K end inside a tile.
+SHAPES = ((3, 100, 1111), (17, 40, 576), (70, 264, 576))
+
+
+def launch_linear(kernel: LinearKernel, gemm: GemmWorkload) -> None:
+    generator = torch.Generator("cuda").manual_seed(gemm.m)
+    real = torch.randn(gemm.m, gemm.k, generator=generator, device="cuda")
+    weight = torch.randn(gemm.n, gemm.k, generator=generator, device="cuda")
+    x = real.half()
+    w = kernel.pack_weight(kernel.quantize_weight(weight.half()))
+    packed = kernel.pack_activation(kernel.quantize_activation(x))
+    bias = torch.randn(gemm.n, generator=generator, device="cuda").half()
+    for config in (None, *kernel.candidates(gemm)):
+        out = torch.full((gemm.m, gemm.n), torch.nan, dtype=torch.float16, device="cuda")
+        kernel.gemm(packed, w, out, bias=bias, config=config)
+        assert bool(torch.isfinite(out).all()), f"{kernel.spec.label} left outputs unwritten"
+    kernel.linear(x, kernel.empty_activation(gemm.m, gemm.k, x.device), w, out)
+    torch.cuda.synchronize()
+
+
+def launch_probe(probe: Probe, gemm: GemmWorkload) -> None:
+    operand = probe.allocate(gemm, torch.device("cuda"), seed=0)
+    for config in (None, *probe.candidates(gemm)):
+        probe.launch(operand, config)
+    torch.cuda.synchronize()
+
+
+def main() -> None:
+    for label in sys.argv[1:]:
+        kernel = resolve(label, "cuda")
+        for shape in SHAPES:
+            try:
+                if isinstance(kernel, LinearKernel):
+                    launch_linear(kernel, GemmWorkload(*shape))
+                else:
+                    launch_probe(kernel, GemmWorkload(*shape))
+            except UnsupportedError as error:  # a library's answer to a shape
+                sys.stdout.write(f"{label}: {error}\n")
+
+
+if __name__ == "__main__":
+    main()
