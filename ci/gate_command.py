@@ -12,11 +12,12 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ci.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.commands.invocation import command
 from flexq_bench.commands.options import DbOption, DeviceOption, SeedOption
 from flexq_bench.commands.output import console, say
 from flexq_bench.commands.stopping import ended_by_terminate
-from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.errors import MissingResultsError
 from workloads.case import Case
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from flexq_bench.verdicts import Compared, Comparer, Machine
     from kernels.contract import Backend
     from workloads.suite import Suite
-
-_STDOUT = "-"
 
 
 def perf(
@@ -68,14 +67,13 @@ def perf(
     from flexq_bench.worktrees import repository_of
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    for option, path in files.items():
-        _check_folder(option, path)
+    check_folders(files)
     rules = load_policy(policy)
     name = _device_name(device)
     machine, plan = _plan(rules.suite, name)
     tree = repository_of(repository)
     first, second = _commits(tree, (base, head))
-    out = console(stderr=as_json == _STDOUT)
+    out = console(stderr=as_json == STDOUT)
     with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
         report = gate_perf(
             rules,
@@ -143,12 +141,6 @@ def _commits(repository: Path, revisions: Sequence[str]) -> list[CommitInfo]:
     return [commit_at(repository, sha) for sha in found]
 
 
-def _check_folder(option: str, path: str | None) -> None:
-    # Before anything is measured: an hour later is too late.
-    if path not in (None, _STDOUT) and not Path(str(path)).absolute().parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no such folder: make it first")
-
-
 def _write(report: GateReport, files: dict[str, str | None]) -> None:
     from ci import reports
 
@@ -157,14 +149,7 @@ def _write(report: GateReport, files: dict[str, str | None]) -> None:
         "--junit": reports.junit,
         "--json": reports.as_json,
     }
-    for option, path in files.items():
-        if path == _STDOUT:
-            typer.echo(writers[option](report), nl=False)
-        elif path is not None:
-            try:
-                Path(path).write_text(writers[option](report), encoding="utf-8")
-            except OSError as error:
-                raise UsageError(f"can't write {path}: {error.strerror or error}") from error
+    write_reports(report, files, writers)
 
 
 def _print(report: GateReport, out: Console) -> None:

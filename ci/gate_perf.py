@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -32,6 +32,14 @@ _EXIT_CODES = {
     Outcome.REGRESSION: ExitCode.REGRESSION,
     Outcome.AMBIGUOUS: ExitCode.AMBIGUOUS,
 }
+
+
+def exit_code_of(outcomes: Iterable[Outcome]) -> ExitCode:
+    """Missing before all else: with results missing, the others say too little."""
+    found = set(outcomes)
+    return next((code for outcome, code in _EXIT_CODES.items() if outcome in found), ExitCode.PASS)
+
+
 _NAN = math.nan
 _NOTHING = Confirmation(
     Verdict.NO_DATA, Cause.NONE, "no result arrived", _NAN, _NAN, _NAN, _NAN, _NAN, 0, 0
@@ -75,9 +83,8 @@ class GateReport:
 
     @property
     def exit_code(self) -> ExitCode:
-        """Missing before all else: with results missing, the others say too little."""
-        outcomes = {finding.outcome for finding in self.findings}
-        return next((code for o, code in _EXIT_CODES.items() if o in outcomes), ExitCode.PASS)
+        """What the worst outcome means."""
+        return exit_code_of(finding.outcome for finding in self.findings)
 
     @property
     def compared(self) -> int:

@@ -119,20 +119,28 @@ def load_policy(name_or_path: str) -> Policy:
     Raises WorkloadError if there is none, or if the file has another form: the message names the
     file, the entry and the key.
     """
+    return read_policy(find_policy(name_or_path))
+
+
+def find_policy(name_or_path: str, folder: str = "policies") -> Traversable:
+    """The file of a policy; folder: where the package has those of this kind.
+
+    Raises WorkloadError if none of them has the name.
+    """
     if name_or_path.endswith(".toml") or os.sep in name_or_path:
-        return read_policy(Path(name_or_path))
-    folder = resources.files("ci") / "policies"
-    bundled = {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith("toml")}
+        return Path(name_or_path)
+    files = (resources.files("ci") / folder).iterdir()
+    bundled = {f.name.removesuffix(".toml"): f for f in files if f.name.endswith("toml")}
     if name_or_path not in bundled:
         there_are = unknown("policy", name_or_path, sorted(bundled))
         raise WorkloadError(f"{there_are}; or give a .toml file")
-    return read_policy(bundled[name_or_path])
+    return bundled[name_or_path]
 
 
 def read_policy(file: Traversable) -> Policy:
     """As load_policy, of a file."""
     values = read_toml(file)
-    _check_version(file.name, values.get("version"))
+    check_version(file.name, values.get("version"))
     table = Table(values, file.name, _TOP_KEYS)
     suite = _suite(table, file)
     default = Limit(("*",), table.number("slower_percent"), table.text("owner", default=""))
@@ -147,7 +155,8 @@ def read_policy(file: Traversable) -> Policy:
     return Policy(file.name.removesuffix(".toml"), suite, default, limits, waivers)
 
 
-def _check_version(name: str, version: object) -> None:
+def check_version(name: str, version: object) -> None:
+    """Raise WorkloadError unless this flexq-bench reads policies of this version."""
     # Before all else: the keys of another version are not ours to judge.
     if version is None:
         raise WorkloadError(f"{name}: version is missing: begin with version = {VERSION}")

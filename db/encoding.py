@@ -2,7 +2,8 @@
 
 `run` and `commit` are the run's uuid and the commit's sha; what else is known of them stands under
 `run_info` and `commit_info`. The same rules hold for what is stored and for what is read: a value
-of the wrong type, a NaN or an infinity is refused with the name of its field.
+of the wrong type, a NaN or an infinity is refused with the name of its field. A record that is not
+a measurement says so by its `kind`.
 """
 
 from __future__ import annotations
@@ -20,19 +21,25 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
 from db.errors import RecordError
 from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
 
 T = TypeVar("T")
+AnyRecord = Record | AccuracyRecord
 
 # Record field -> the key that holds it whole, and the part of it that stands under its own name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
+KIND_KEY = "kind"  # missing: a measurement
+_KINDS: dict[str, type[AccuracyRecord]] = {"accuracy": AccuracyRecord}
 _TIMES = {"created_at", "committed_at"}
 _CHOICES = {
     (Record, "status"): STATUSES,
     (Record, "direction"): ("lower", "higher"),
     (RunInfo, "status"): RUN_STATUSES,
+    (AccuracyRecord, "status"): ACCURACY_STATUSES,
+    (AccuracyRecord, "direction"): ("lower", "higher"),
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)
@@ -52,12 +59,15 @@ def canonical(info: T) -> T:
     return dataclasses.replace(info, **checked)  # type: ignore[type-var]
 
 
-def encode_record(record: Record) -> dict[str, Any]:
+def encode_record(record: AnyRecord) -> dict[str, Any]:
     """The flat mapping of a record, in the order of its fields. Raises RecordError."""
     record = canonical(record)
     flat: dict[str, Any] = {"schema_version": record.schema_version}
+    kind = next((name for name, owner in _KINDS.items() if isinstance(record, owner)), None)
+    if kind is not None:
+        flat[KIND_KEY] = kind
     infos: dict[str, Any] = {}
-    for item in fields(Record):
+    for item in fields(record):
         value = getattr(record, item.name)
         if item.name in NESTED:
             key, part = NESTED[item.name]
@@ -70,7 +80,7 @@ def encode_record(record: Record) -> dict[str, Any]:
     return flat | infos
 
 
-def decode_record(flat: Mapping[str, Any]) -> Record:
+def decode_record(flat: Mapping[str, Any]) -> AnyRecord:
     """The record of a flat mapping. Raises RecordError: another schema version, or not ours."""
     version = flat.get("schema_version")
     if version is None:
@@ -81,6 +91,7 @@ def decode_record(flat: Mapping[str, Any]) -> Record:
             "export it again with a matching flexq-bench"
         )
     values = dict(flat)
+    owner = _owner(values.pop(KIND_KEY, None))
     for name, (key, part) in NESTED.items():
         info = values.pop(key, None)
         if not isinstance(info, Mapping):
@@ -89,7 +100,15 @@ def decode_record(flat: Mapping[str, Any]) -> Record:
             raise RecordError(f"{name} is not the {part} in {key}")
         values[name] = info
     values["device"] = values.pop(DEVICE_KEY, None)
-    return Record(**_checked(Record, values))
+    return owner(**_checked(owner, values))
+
+
+def _owner(kind: object) -> type[AnyRecord]:
+    if kind is None:
+        return Record
+    if kind not in _KINDS:
+        raise RecordError(f"kind is {kind!r}, not one of {', '.join(_KINDS)}: upgrade flexq-bench")
+    return _KINDS[str(kind)]
 
 
 def _plain(info: Any) -> dict[str, Any]:

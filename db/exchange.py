@@ -12,11 +12,13 @@ from typing import BinaryIO
 from sqlalchemy.orm import Session
 
 from db import jsonlines
+from db.accuracy_records import AccuracyRecord
+from db.accuracy_store import AccuracyWriter
+from db.encoding import AnyRecord
 from db.errors import ResultsFileError
 from db.jsonlines import record_line
 from db.locking import lock_for_writing
 from db.queries.records import export_records
-from db.records import Record
 from db.writer import Writer
 
 __all__ = [
@@ -43,7 +45,7 @@ class ImportSummary:
     runs: tuple[str, ...]  # uuids, in the order of the file
 
 
-def read_records(path: str | Path) -> Iterator[Record]:
+def read_records(path: str | Path) -> Iterator[AnyRecord]:
     """The records of a .jsonl, .jsonl.gz or .parquet file, one after the other.
 
     Raises RecordFormatError with file and line if it is cut off, of another schema version or not
@@ -60,7 +62,7 @@ def read_records(path: str | Path) -> Iterator[Record]:
             yield from jsonlines.read(source, compressed=compressed)
 
 
-def write_records(path: str | Path, records: Iterable[Record]) -> int:
+def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
     """Write records to a .jsonl, .jsonl.gz or .parquet file and say how many they were.
 
     The file appears when it is whole; one that was there before stays until then. Raises
@@ -86,12 +88,16 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
     read = 0
     with session.begin_nested():
         writer = Writer(session)
+        accuracy = AccuracyWriter(session, writer)
         for record in read_records(path):
-            writer.add(record)
+            if isinstance(record, AccuracyRecord):
+                accuracy.add(record)
+            else:
+                writer.add(record)
             runs[record.run.uuid] = None
             read += 1
         writer.flush()
-    return ImportSummary(str(path), read, writer.added, tuple(runs))
+    return ImportSummary(str(path), read, writer.added + accuracy.added, tuple(runs))
 
 
 def _format(path: Path) -> tuple[str, bool]:

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, NoReturn, cast
 
-from db.encoding import decode_record, encode_record
+from db.encoding import AnyRecord, decode_record, encode_record
 from db.errors import RecordError, RecordFormatError
-from db.records import Record
 
 
-def record_line(record: Record) -> str:
+def record_line(record: AnyRecord) -> str:
     """The record as one line, without its end. Floats as the shortest text that gives them back.
 
     Raises RecordError if a field can't be stored.
@@ -24,7 +23,7 @@ def record_line(record: Record) -> str:
     )
 
 
-def write(file: BinaryIO, records: Iterable[Record], *, compress: bool) -> int:
+def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> int:
     """Write the records and say how many they were."""
     if compress:
         # No name and no time in the header: equal records, equal bytes.
@@ -37,7 +36,7 @@ def write(file: BinaryIO, records: Iterable[Record], *, compress: bool) -> int:
     return count
 
 
-def read(path: Path, *, compressed: bool) -> Iterator[Record]:
+def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
     """The records of a file. Raises RecordFormatError with file and line, OSError."""
     number = 0
     try:
@@ -52,7 +51,7 @@ def read(path: Path, *, compressed: bool) -> Iterator[Record]:
         raise RecordFormatError(f"{path}:1: the file is empty: copy it again")
 
 
-def _record(line: bytes, path: Path, number: int) -> Record:
+def _record(line: bytes, path: Path, number: int) -> AnyRecord:
     try:
         flat = json.loads(line, parse_constant=_refuse_constant)
         if not isinstance(flat, dict):

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, get_args, get_origin, get_type_hints
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from db.encoding import DEVICE_KEY, NESTED, decode_record, encode_record
+from db.encoding import DEVICE_KEY, NESTED, AnyRecord, decode_record, encode_record
 from db.errors import RecordError, RecordFormatError
 from db.hashing import canonical_json
 from db.records import SCHEMA_VERSION, Record
@@ -56,7 +56,7 @@ _JSON_COLUMNS = frozenset(
 )
 
 
-def write(file: BinaryIO, records: Iterable[Record]) -> int:
+def write(file: BinaryIO, records: Iterable[AnyRecord]) -> int:
     """Write the records and say how many they were. Raises RecordError."""
     count = 0
     rows = (_row(record) for record in records)
@@ -67,7 +67,7 @@ def write(file: BinaryIO, records: Iterable[Record]) -> int:
     return count
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path) -> Iterator[AnyRecord]:
     """The records of a file. Raises RecordFormatError with file and row, OSError."""
     try:
         with pq.ParquetFile(path) as file:
@@ -97,14 +97,16 @@ def _check_schema(schema: pa.Schema, path: Path) -> None:
         )
 
 
-def _row(record: Record) -> dict[str, Any]:
+def _row(record: AnyRecord) -> dict[str, Any]:
+    if not isinstance(record, Record):
+        raise RecordError("a .parquet file holds measurements only: use .jsonl for other results")
     return {
         name: canonical_json(value) if name in _JSON_COLUMNS else value
         for name, value in encode_record(record).items()
     }
 
 
-def _record(row: Mapping[str, Any], path: Path, number: int) -> Record:
+def _record(row: Mapping[str, Any], path: Path, number: int) -> AnyRecord:
     try:
         flat = {
             name: json.loads(value) if name in _JSON_COLUMNS and value is not None else value

@@ -168,7 +168,7 @@ class Writer:
             "case_key": record.case,
             "series_id": series_id,
             "epoch_id": self._epoch(
-                series_id, self._environment(record.environment), run_id, created_at
+                series_id, self.environment(record.environment), run_id, created_at
             ),
             "commit_id": commit_id,
             "device_id": self.device(record.device),
@@ -187,7 +187,8 @@ class Writer:
         }
         return self._insert(Run, row)
 
-    def _environment(self, content: Mapping[str, str]) -> int:
+    def environment(self, content: Mapping[str, str]) -> int:
+        """The id of an environment by its content."""
         key = ("environment", *sorted(content.items()))
         if key not in self._ids:
             row = {"content": dict(content), "fingerprint": fingerprint(content)}

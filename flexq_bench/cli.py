@@ -9,8 +9,9 @@ from typing import Annotated
 
 import typer
 
-from ci import bisect_command, gate_command
+from ci import bisect_command, gate_accuracy_command, gate_command
 from flexq_bench.commands import (
+    accuracy,
     alerts,
     compare,
     dashboard,
@@ -21,6 +22,7 @@ from flexq_bench.commands import (
     gate,
     listing,
     run,
+    sensitivity,
     static,
     sweep,
 )
@@ -40,10 +42,13 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("accuracy")(accuracy.accuracy)
+app.command("sensitivity")(sensitivity.sensitivity)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)
 gate.app.command("perf")(gate_command.perf)
+gate.app.command("accuracy")(gate_accuracy_command.accuracy)
 app.add_typer(gate.app, name="gate")
 app.add_typer(alerts.app, name="alerts")
 app.command("explain")(explain.explain)

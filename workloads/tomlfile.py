@@ -78,6 +78,13 @@ class Table:
             raise self.error(key, "true or false", value)
         return value
 
+    def table(self, key: str) -> dict[str, Any]:
+        """The table of `[key]`."""
+        value = self._get(key, None)
+        if not isinstance(value, dict):
+            raise self.error(key, f"a table, under [{key}]", value)
+        return value
+
     def tables(self, key: str) -> tuple[dict[str, Any], ...]:
         """The tables of `[[key]]`, at least one."""
         value = self._get(key, None)

@@ -26,7 +26,7 @@ def junit(report: GateReport) -> str:
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **totals})
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in (("between", between(report)), ("policy", report.policy)):
-        ElementTree.SubElement(properties, "property", {"name": name, "value": _clean(value)})
+        ElementTree.SubElement(properties, "property", {"name": name, "value": clean(value)})
     for finding in report.findings:
         _add(suite, finding)
     ElementTree.indent(root)
@@ -51,12 +51,13 @@ def _add(suite: ElementTree.Element, finding: Finding) -> None:
         message = f"{finding.verdict} {change(finding)}, limit {finding.limit:g} %"
     else:
         message = f"waived until {waiver.expires} by {waiver.owner}: {waiver.reason}"
-    attributes = {"message": _clean(message)}
+    attributes = {"message": clean(message)}
     if tag != "skipped":
         attributes["type"] = str(finding.outcome)
     told = ElementTree.SubElement(test, tag, attributes)
-    told.text = _clean(f"{finding.reason} (owner: {finding.owner or 'nobody'})")
+    told.text = clean(f"{finding.reason} (owner: {finding.owner or 'nobody'})")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Text without what XML can't hold."""
     return _FORBIDDEN.sub("", text)

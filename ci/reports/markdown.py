@@ -13,6 +13,9 @@ MARKER = "<!-- flexq-bench gate perf -->"
 # A comment holds 65,536 characters.
 _MOST_ROWS = 30  # of one table or list
 _MOST_CHARACTERS = 200  # of what a person wrote
+_SAFE = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {sign: f"&#{ord(sign)};" for sign in "\\`*_[]|#@!"}
+)
 _LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 
 
@@ -23,10 +26,10 @@ def markdown(report: GateReport) -> str:
 
 def _lines(report: GateReport) -> Iterator[str]:
     yield MARKER
-    yield f"### Performance gate {_text(headline(report))}"
+    yield f"### Performance gate {plain(headline(report))}"
     yield ""
     yield (
-        f"{_text(between(report))}, suite {_text(report.suite)}, policy {_text(report.policy)}. "
+        f"{plain(between(report))}, suite {plain(report.suite)}, policy {plain(report.policy)}. "
         "Bounds are one-sided, 99 %, from interleaved runs on one device."
     )
     loud = [finding for outcome in _LOUD for finding in report.with_outcome(outcome)]
@@ -45,7 +48,7 @@ def _lines(report: GateReport) -> Iterator[str]:
         yield from _folded(f"{len(slower)} slower, and accepted", _table(slower))
     if report.notes:
         yield ""
-        yield from (f"- {_text(note)}" for note in report.notes[:_MOST_ROWS])
+        yield from (f"- {plain(note)}" for note in report.notes[:_MOST_ROWS])
         yield from _rest(len(report.notes))
 
 
@@ -60,8 +63,8 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
             change(finding),
             f"{finding.limit:g} %",
             f"**{finding.outcome}**" if finding.outcome in _LOUD else finding.verdict,
-            _text(finding.owner),
-            _text(_why(finding)),
+            plain(finding.owner),
+            plain(_why(finding)),
         )
         yield f"| {' | '.join(cells)} |"
     yield from _rest(len(findings))
@@ -82,7 +85,7 @@ def _waivers(findings: Sequence[Finding]) -> Iterator[str]:
         if waiver is not None:
             told = change(finding) or finding.verdict
             by = f"{waiver.reason} ({waiver.owner}, until {waiver.expires})"
-            yield f"- `{finding.case.key}` {told}: {_text(by)}"
+            yield f"- `{finding.case.key}` {told}: {plain(by)}"
     yield from _rest(len(findings))
 
 
@@ -101,13 +104,9 @@ def _folded(title: str, lines: Iterator[str]) -> Iterator[str]:
     yield "</details>"
 
 
-def _text(words: str) -> str:
+def plain(words: str) -> str:
     """Words that say nothing to Markdown or HTML, on one line."""
     flat = " ".join(words.split())
     if len(flat) > _MOST_CHARACTERS:
         flat = f"{flat[: _MOST_CHARACTERS - 1]}…"
-    for sign, safe in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):
-        flat = flat.replace(sign, safe)
-    for sign in "\\`*_[]|#@!":
-        flat = flat.replace(sign, f"&#{ord(sign)};")
-    return flat
+    return flat.translate(_SAFE)

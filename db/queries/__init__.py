@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from db.queries.accuracy import accuracy_results, export_accuracy
 from db.queries.filters import Filters
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
@@ -68,6 +69,7 @@ __all__ = [
     "RunSummary",
     "SeriesName",
     "SeriesRow",
+    "accuracy_results",
     "alert_by_id",
     "alert_decisions",
     "alert_events",
@@ -75,6 +77,7 @@ __all__ = [
     "canaries",
     "commits_between",
     "decision_evidence",
+    "export_accuracy",
     "false_alarm_rates",
     "filter_values",
     "kernel_names",

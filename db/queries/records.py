@@ -79,7 +79,7 @@ def _record(row: RowMapping, run: RunInfo) -> Record:
         "samples_us": _samples(row["Sample"]),
         "created_at": measurement.created_at.isoformat(),
         "run": run,
-        "commit": _commit_info(row["Commit"]),
+        "commit": commit_info(row["Commit"]),
         "device": DeviceInfo(**{name: getattr(device, name) for name in _OF_DEVICE}),
         "environment": row["Environment"].content,
     }
@@ -92,7 +92,8 @@ def _samples(sample: Sample | None) -> tuple[tuple[float, ...], ...]:
     return unpack(PackedSamples(sample.data, sample.placement_counts))
 
 
-def _commit_info(commit: Commit) -> CommitInfo:
+def commit_info(commit: Commit) -> CommitInfo:
+    """A stored commit as records have it."""
     return CommitInfo(
         sha=commit.sha,
         parent=commit.parent_sha,

@@ -6,7 +6,7 @@ from db.tables.base import Base
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
-from db.tables.results import AccuracyResult, DecodeResult, ReferenceValue
+from db.tables.results import AccuracyResult, AccuracySample, DecodeResult, ReferenceValue
 from db.tables.runs import Job, PlannedCase, Run
 from db.tables.series import Epoch, Series
 from db.tables.verdicts import (
@@ -20,6 +20,7 @@ from db.tables.verdicts import (
 
 __all__ = [
     "AccuracyResult",
+    "AccuracySample",
     "Alert",
     "AlertEvent",
     "Base",

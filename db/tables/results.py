@@ -29,6 +29,7 @@ class AccuracyResult(Base):
     scheme: Mapped[str]
     task: Mapped[str]  # for example wikitext2, piqa
     task_version: Mapped[str]
+    data_hash: Mapped[str]  # of the text, or of every question as it was asked
     metric: Mapped[str]  # for example perplexity, accuracy
     direction: Mapped[str]  # which way is better: lower, higher
     status: Mapped[str]
@@ -38,6 +39,18 @@ class AccuracyResult(Base):
     n_items: Mapped[int] = mapped_column(BigInteger)  # tokens or questions evaluated
     seed: Mapped[int] = mapped_column(BigInteger)
     parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # of quantization and evaluation
+
+
+class AccuracySample(Base):
+    """A metric by segment or question, in the data's order. No row: there is no such thing."""
+
+    __tablename__ = "accuracy_sample"
+
+    accuracy_result_id: Mapped[int] = mapped_column(
+        ForeignKey("accuracy_result.id"), primary_key=True
+    )
+    count: Mapped[int] = mapped_column(BigInteger)
+    data: Mapped[bytes]  # zlib of little-endian float64
 
 
 class DecodeResult(Base):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.commands.options import DbOption, JsonFlag, split_names, split_sizes
 from flexq_bench.commands.output import console, print_json, say
 from flexq_bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from db.encoding import AnyRecord
 
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
@@ -90,11 +95,18 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
-        count = write_records(file, export_records(session, filters))
+        accuracy = list(queries.export_accuracy(session, filters))
+        left_out = len(accuracy) if file.endswith(".parquet") else 0
+        records: Iterable[AnyRecord] = chain(
+            export_records(session, filters), [] if left_out else accuracy
+        )
+        count = write_records(file, records)
     if as_json:
-        print_json({"file": file, "records": count})
+        print_json({"file": file, "records": count, "left_out": left_out})
     else:
         say(console(), f"{count} records in {file}")
+        if left_out:
+            say(console(), f"{left_out} accuracy results are left out: a .jsonl file holds them")
 
 
 @app.command()

@@ -30,7 +30,7 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="kernels, suites, models, devices, runs, series, noise or false-alarms."
+            help="kernels, schemes, suites, models, devices, runs, series, noise or false-alarms."
         ),
     ],
     backend: BackendOption = BackendChoice.AUTO,
@@ -40,7 +40,7 @@ def list_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the kernels, suites, models, devices, runs or series that there are, or the noise book.
+    """Show the kernels, schemes, suites, models, devices, runs, series there are, or the noise.
 
     --backend narrows kernels; auto shows both. Devices are this machine's, then those with results.
     noise: of each series, by commits compared with themselves; in --json as ln(head / base).
@@ -48,6 +48,7 @@ def list_(
     """
     sources: dict[str, Callable[[], list[Row]]] = {
         "kernels": lambda: _kernels(backend),
+        "schemes": _schemes,
         "suites": _suites,
         "models": _models,
         "devices": lambda: _devices(db),
@@ -87,6 +88,15 @@ def _kernels(backend: BackendChoice) -> list[Row]:
         for name in ("cuda", "cpu")
         if backend in (BackendChoice.AUTO, BackendChoice(name))
         for spec in list_kernels("cuda" if name == "cuda" else "cpu")
+    ]
+
+
+def _schemes() -> list[Row]:
+    from flexq_bench.quantize.registry import summaries
+
+    return [
+        {"scheme": name, "summary": summary, "source": source}
+        for name, summary, source in summaries()
     ]
 
 

@@ -5,7 +5,14 @@ from flexq_bench.regress.bootstrap import Interval, hierarchical_interval, media
 from flexq_bench.regress.classify import Classification, Nights, Pattern, classify
 from flexq_bench.regress.components import variance_components
 from flexq_bench.regress.confirm import Comparison, Confirmation, confirm, confirm_night
+from flexq_bench.regress.gap import closed_share_interval
 from flexq_bench.regress.noise_levels import NoiseLevels, noise_levels
+from flexq_bench.regress.paired import (
+    ItemDifference,
+    is_clear,
+    item_difference,
+    mean_difference_interval,
+)
 from flexq_bench.regress.proportion import proportion_interval
 from flexq_bench.regress.ratio import ratio_interval
 from flexq_bench.regress.retrospective import ChangePoint, change_points
@@ -19,6 +26,7 @@ __all__ = [
     "Comparison",
     "Confirmation",
     "Interval",
+    "ItemDifference",
     "Nights",
     "NoiseLevels",
     "Pattern",
@@ -27,10 +35,14 @@ __all__ = [
     "attribute",
     "change_points",
     "classify",
+    "closed_share_interval",
     "confirm",
     "confirm_night",
     "creep",
     "hierarchical_interval",
+    "is_clear",
+    "item_difference",
+    "mean_difference_interval",
     "median_interval",
     "noise_levels",
     "proportion_interval",

@@ -7,10 +7,8 @@ import math
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
 from kernels.formats.operand import Operand
-
-_EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
-
 
 # One for activations where a calibration brings none: 127 of it is 95, past which a standard normal
 # distribution with outliers 20 times as large hardly goes.
@@ -36,30 +34,50 @@ def quantize_symmetric(
     Raises ShapeError if bits is not in 2 … 8, group < 1 or the matrix is not two-dimensional, and
     ValueError if it holds NaN or infinity, or values past what an FP16 scale can carry.
     """
-    if not 2 <= bits <= 8:
-        raise ShapeError(f"integer codes have 2 to 8 bits, got {bits}")
-    if group is not None and group < 1:
-        raise ShapeError(f"a group needs at least one value, got {group}")
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
-
+    check_bits(bits)
+    check_matrix(matrix, group)
     rows, k = matrix.shape
-    length = k if group is None else group
-    groups = -(-k // length)
-    work = matrix.to(torch.float32 if matrix.dtype in _EXACT_IN_FP32 else torch.float64)
-    padded = torch.nn.functional.pad(work, (0, groups * length - k)).view(rows, groups, length)
-
+    grouped = in_groups(matrix.to(work_dtype(matrix)), group)
     bottom = -(2 ** (bits - 1)) if top is None else -top
     top = 2 ** (bits - 1) - 1 if top is None else top
-    scales = (padded.abs().amax(dim=2) / top).to(torch.float16)
+    scales = scales_to(grouped, top)
+    codes = integer_codes(grouped, scales, (bottom, top)).view(rows, -1)[:, :k]
+    return Operand(codes.to(torch.int8).contiguous(), scales.squeeze(2), bits, group)
+
+
+def check_bits(bits: int) -> None:
+    """Raises ShapeError if an integer code can't have this many bits."""
+    if not 2 <= bits <= 8:
+        raise ShapeError(f"integer codes have 2 to 8 bits, got {bits}")
+
+
+def scales_to(grouped: torch.Tensor, largest: float, clip: float = 1.0) -> torch.Tensor:
+    """FP16 scales [..., 1] of values [..., length]: clip · max|x| over the largest code's value.
+
+    Raises ValueError if a scale passes what FP16 can carry.
+    """
+    scales = (grouped.abs().amax(dim=-1, keepdim=True) * clip / largest).to(torch.float16)
     if not bool(torch.isfinite(scales).all()):
-        raise ValueError(f"values past {65504 * top:,} do not fit {bits} bits with an FP16 scale")
-    divisor = torch.where(scales == 0, torch.inf, scales.to(work.dtype)).unsqueeze(2)
-    codes = torch.round(padded / divisor).clamp_(bottom, top)
-    values = codes.view(rows, groups * length)[:, :k].to(torch.int8).contiguous()
-    return Operand(values, scales, bits, group)
+        raise ValueError(
+            f"values past {65504 * largest:,.0f} do not fit an FP16 scale with codes to {largest:g}"
+        )
+    return scales
+
+
+def integer_codes(
+    grouped: torch.Tensor,
+    scales: torch.Tensor,
+    limits: tuple[int, int],
+    zeros: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Codes of values [..., length] under stored scales [..., 1], in the dtype of the values.
+
+    zeros: [..., 1], the code that stands for 0; None: code 0. limits: lowest and highest code.
+    """
+    codes = torch.round(grouped / safe_divisor(scales, grouped.dtype))
+    if zeros is not None:
+        codes += zeros.to(codes.dtype)
+    return codes.clamp_(*limits)
 
 
 def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE) -> Operand:

@@ -12,7 +12,9 @@ import pytest
 from flexq_bench.exit_codes import ExitCode
 
 
-@pytest.mark.parametrize("what", ["kernels", "suites", "models", "devices", "runs", "series"])
+@pytest.mark.parametrize(
+    "what", ["kernels", "schemes", "suites", "models", "devices", "runs", "series"]
+)
 def test_every_list_has_a_form_for_people_and_one_for_machines(cli, measured, what):
     people, machines = cli("list", what), cli("list", what, "--json")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
+from db.accuracy_records import AccuracyRecord
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
 NAMESPACE = uuid.UUID(int=0)
@@ -109,3 +110,32 @@ def a_record(name: str = "record", **changes: Any) -> Record:
         "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return Record(**fields | changes)
+
+
+def an_accuracy_record(name: str = "record", **changes: Any) -> AccuracyRecord:
+    run = changes.get("run", a_run(suite="accuracy"))
+    fields: dict[str, Any] = {
+        "uuid": str(uuid.uuid5(NAMESPACE, f"accuracy {name} {run.uuid}")),
+        "model": "tiny-llama",
+        "model_hash": "ab" * 32,
+        "scheme": "w6a6",
+        "task": "wikitext",
+        "task_version": "1",
+        "data_hash": "cd" * 32,
+        "metric": "perplexity",
+        "direction": "lower",
+        "status": "ok",
+        "detail": "",
+        "value": 14.15,
+        "standard_error": 0.5,
+        "n_items": 15555,
+        "values": (2.5, 2.75, 1 / 3),
+        "seed": 0,
+        "parameters": {"context": 256, "options": {"group": 128}},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": a_commit(),
+        "device": a_device(),
+        "environment": {"driver": "580.1", "torch": "2.13.0"},
+    }
+    return AccuracyRecord(**fields | changes)

@@ -1,0 +1,99 @@
+"""Is the predicted damage of a layer what a measurement finds? And do damages of layers add up?
+
+    python benchmarks/accuracy/criterion.py --model DIR --data C4 [--segments 4] [--sites 40]
+
+Measured is the Kullback-Leibler divergence of the model with the inputs of one layer rounded to 6
+bits from the model as it is, for layers spread evenly over the predicted ranking; then that of the
+model with the inputs of all layers rounded. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from scipy import stats
+
+from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.preparing import best_device
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.quantize.calibration import Calibration
+from flexq_bench.quantize.damage import SiteDamage, activation_damage
+from flexq_bench.quantize.model_map import map_model
+from flexq_bench.quantize.uniform import FULL_BITS, round_site
+from flexq_bench.sensitivity.trying import restoring
+from kernels.formats import NumberFormat
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("--model", required=True)
+    asked.add_argument("--data", required=True)
+    asked.add_argument("--segments", type=int, default=4)
+    asked.add_argument("--sites", type=int, default=40)
+    asked.add_argument("--length", type=int, default=None, help="tokens of a segment")
+    asked.add_argument("--dtype", default=None)
+    given = asked.parse_args()
+
+    loaded = load_model(given.model, device=torch.device(best_device()), dtype=given.dtype)
+    model, layout = loaded.model, map_model(loaded.model)
+    length = given.length or loaded.context
+    tokens = tokenize(read_text(given.data), loaded.tokenizer)[: given.segments * length]
+    started = time.monotonic()
+    damages = activation_damage(
+        model,
+        layout,
+        Calibration(tokens.view(given.segments, length)),
+        low=NumberFormat(6, 128),
+        high=NumberFormat(8, 128),
+        generator=torch.Generator().manual_seed(0),
+    )
+    predicting_s = time.monotonic() - started
+    reference = record_reference(model, tokens, context=length)
+
+    def measured(rounded: Sequence[SiteDamage]) -> float:
+        sites = [damage.site for damage in rounded]
+        meter = AgreementMeter(reference)
+        with restoring(model, sites):
+            for site in sites:
+                round_site(model, site, FULL_BITS, 6, 128)
+            perplexity(model, tokens, context=length, on_logits=meter)
+        return meter.result().mean_kl
+
+    ranked = sorted(damages, key=lambda damage: -damage.low)
+    step = max(1, len(ranked) // given.sites)
+    some = ranked[::step]
+    started = time.monotonic()
+    found = [measured([damage]) for damage in some]
+    measuring_s = (time.monotonic() - started) * len(ranked) / len(some)
+    expected = [damage.low for damage in some]
+    ratio = sorted(f / e for f, e in zip(found, expected, strict=True))
+    json.dump(
+        {
+            "model": loaded.name,
+            "tokens": tokens.numel(),
+            "sites": len(some),
+            "rank_correlation": float(stats.spearmanr(expected, found).statistic),
+            "measured_over_predicted": {
+                "lower quartile": ratio[len(ratio) // 4],
+                "median": ratio[len(ratio) // 2],
+                "upper quartile": ratio[3 * len(ratio) // 4],
+            },
+            "all_predicted": sum(damage.low for damage in damages),
+            "all_measured": measured(damages),
+            "predicting_s": predicting_s,
+            "measuring_all_sites_s": measuring_s,
+        },
+        sys.stdout,
+        indent=2,
+    )
+
+
+if __name__ == "__main__":
+    main()

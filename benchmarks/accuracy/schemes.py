@@ -1,0 +1,177 @@
+"""Perplexity of a model under every scheme, paired with the model as it is: the tables of docs.
+
+    python benchmarks/accuracy/schemes.py run --model DIR --data WIKI --calibration C4 \\
+        --out rows.jsonl --sets weights,activations [--schemes NAME ...] [--max-tokens N]
+    python benchmarks/accuracy/schemes.py table --out rows.jsonl
+
+`run` adds a JSON line for each scheme as soon as it is measured and skips those that the file has,
+so that it can be ended and started again; --seconds ends it between two schemes. `table` prints
+Markdown: perplexity, its difference to the model's own with a 95 % interval over the same segments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.quantize.calibration import calibration_segments
+from flexq_bench.quantize.registry import resolve
+from flexq_bench.regress.paired import is_clear, mean_difference_interval
+
+ORIGINAL = "original"
+ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
+    "atom-w4a4[outliers=0,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
+    "atom-w4a4[outlier_bits=16,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
+    "atom-w4a4[group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
+    "atom-w4a4[activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
+    "atom-w4a4[gptq=false,kv_bits=16]",
+    "atom-w4a4[kv_bits=16]",
+    "atom-w4a4",
+)
+SETS = {
+    "rounding": (
+        "flexq-w6ax",
+        "w6a16",
+        "w6a8",
+        "w6a6",
+        "rtn-w6a8",
+        "rtn-w6a6",
+        "rtn-w4a16",
+        "w4a16",
+        "w4a4",
+    ),
+    "weights": (
+        *("fp6", "fp6[group=128]", "fp6[gptq=true]", "fp5", "fp5[group=128]", "fp5[gptq=true]"),
+        *("gptq-w4a16", "gptq-w3a16", "awq-w4a16", "awq-w3a16", "w3a16"),
+    ),
+    "activations": (
+        *("smoothquant-w8a8", "smoothquant-w6a6", "smoothquant-w6a6[alpha=none]"),
+        "smoothquant-w6a6[group=128]",
+    ),
+    "dgq": (
+        *("dgq-w4a8", "dgq-w4a8[search=false]", "dgq-w4a8[static=true]", "dgq-w4a8[outliers=0]"),
+        "dgq-w4a8[static=true,outliers=0]",
+    ),
+    "atom": ATOM_STEPS,
+    "learned": (
+        *("omniquant-w6a6", "abq-w6a6", "omniquant-w4a4", "abq-w4a4", "abq-w2a8", "abq-w2*a8"),
+    ),
+}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure every scheme that the file lacks."""
+    began = time.monotonic()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_model(arguments.model, device=device, dtype="float32")
+    tokenizer = loaded.tokenizer
+    tokens = tokenize(read_text(arguments.data), tokenizer)
+    calibration = calibration_segments(
+        tokenize(read_text(arguments.calibration), tokenizer),
+        segments=arguments.segments,
+        length=arguments.length,
+    )
+    chosen = [name for part in arguments.sets for name in SETS[part]] + arguments.schemes
+    measured = {row["scheme"] for row in read_rows(arguments.out)}
+    for name in dict.fromkeys((ORIGINAL, *(f"{n}{arguments.suffix}" for n in chosen))):
+        if name in measured:
+            continue
+        if time.monotonic() - began > arguments.seconds:
+            sys.exit("time is up; run again for the rest")
+        model = copy.deepcopy(loaded.model)
+        started = time.monotonic()
+        if name != ORIGINAL:
+            resolve(name).quantize(model, calibration)
+        quantized = time.monotonic() - started
+        result = perplexity(
+            model, tokens, context=arguments.context, max_tokens=arguments.max_tokens
+        )
+        row = {
+            "scheme": name,
+            "nll": result.nll,
+            "context": result.context,
+            "quantize_s": round(quantized, 1),
+            "tokens_per_s": round(result.tokens_per_s),
+            "segments": arguments.segments,
+            "length": arguments.length,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        }
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        say(f"{name}: {result.perplexity:.3f}, {quantized:.0f} s, {result.seconds:.0f} s")
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Print the rows in their order."""
+    rows = read_rows(arguments.out)
+    base = next(row for row in rows if row["scheme"] == ORIGINAL)
+    say("| scheme | perplexity | more than original | 95 % interval | s to quantize |")
+    say("| --- | ---: | ---: | --- | ---: |")
+    for row in rows:
+        say(f"| {' | '.join(cells(row, base))} |")
+
+
+def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
+    """A row of the table. The interval is of the difference in nats, shown as perplexity."""
+    found, own = (math.exp(math.fsum(r["nll"]) / len(r["nll"])) for r in (row, base))
+    name, cost = f"`{row['scheme']}`", f"{row['quantize_s']:.0f}"
+    if row is base:
+        return (name, f"{found:.2f}", "", "", cost)
+    interval = mean_difference_interval(base["nll"], row["nll"], seed=0)
+    low, high = (own * math.expm1(end) for end in (interval.low, interval.high))
+    unclear = "" if is_clear(interval) else ", not clear"
+    return (name, f"{found:.2f}", f"{found - own:+.2f}", f"{low:+.2f} … {high:+.2f}{unclear}", cost)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Rows of a file, none where there is no file yet; of a scheme measured twice the last."""
+    if not path.exists():
+        return []
+    lines = map(json.loads, path.read_text().splitlines())
+    return list({row["scheme"]: row for row in lines}.values())
+
+
+def say(line: str) -> None:
+    """A line of output, at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    verbs = parser.add_subparsers(required=True)
+    measure = verbs.add_parser("run")
+    measure.set_defaults(action=run)
+    for name in ("--model", "--data", "--calibration"):
+        measure.add_argument(name, required=True)
+    measure.add_argument("--sets", type=lambda text: text.split(","), default=[])
+    measure.add_argument("--schemes", nargs="*", default=[])
+    measure.add_argument("--suffix", default="", help="options for all, such as [epochs=4]")
+    measure.add_argument("--segments", type=int, default=128)
+    measure.add_argument("--length", type=int, default=2048)
+    measure.add_argument("--context", type=int, default=2048)
+    measure.add_argument("--max-tokens", type=int)
+    measure.add_argument("--seconds", type=float, default=math.inf)
+    show = verbs.add_parser("table")
+    show.set_defaults(action=table)
+    for verb in (measure, show):
+        verb.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    arguments.action(arguments)
+
+
+if __name__ == "__main__":
+    main()

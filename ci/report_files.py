@@ -1,0 +1,37 @@
+"""Where a gate's reports go: files that a person named, or stdout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import typer
+
+from flexq_bench.errors import UsageError
+
+STDOUT = "-"
+ReportT = TypeVar("ReportT")
+
+
+def check_folders(files: Mapping[str, str | None]) -> None:
+    """files: by option. Raises UsageError now: after an hour of measuring is too late."""
+    for option, path in files.items():
+        if path not in (None, STDOUT) and not Path(str(path)).absolute().parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no such folder: make it first")
+
+
+def write_reports(
+    report: ReportT,
+    files: Mapping[str, str | None],
+    writers: Mapping[str, Callable[[ReportT], str]],
+) -> None:
+    """Write what each option's writer makes of the report. Raises UsageError if a file can't be."""
+    for option, path in files.items():
+        if path == STDOUT:
+            typer.echo(writers[option](report), nl=False)
+        elif path is not None:
+            try:
+                Path(path).write_text(writers[option](report), encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"can't write {path}: {error.strerror or error}") from error

@@ -1,0 +1,124 @@
+"""An accuracy gate's report for people and machines: a line, a table, Markdown, JUnit XML, JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from xml.etree import ElementTree
+
+from rich import box
+from rich.table import Table
+
+from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_perf import Outcome
+from ci.reports.headline import SAID
+from ci.reports.junit import clean
+from ci.reports.markdown import plain
+
+SCHEMA_VERSION = 1
+MARKER = "<!-- flexq-bench gate accuracy -->"
+SUITE = "flexq-bench gate accuracy"
+_LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
+
+
+def headline(report: AccuracyReport) -> str:
+    """`failed: 1 regression, 3 pass; tiny-llama against fp16`."""
+    counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
+    return f"{SAID[report.exit_code]}: {told}; {report.model} against {report.base}"
+
+
+def terminal(report: AccuracyReport) -> Table:
+    """Every limit of every scheme."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("outcome", "scheme", "check", "change", "limit", "why"):
+        right = name in ("change", "limit")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for one in report.judged:
+        table.add_row(str(one.outcome), one.scheme, one.check, change(one), one.limit, one.reason)
+    return table
+
+
+def markdown(report: AccuracyReport) -> str:
+    """One comment of a pull request, which the next one replaces."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def junit(report: AccuracyReport) -> str:
+    """Regressions and ambiguous checks fail, missing ones are errors."""
+    counts = {outcome: len(report.with_outcome(outcome)) for outcome in Outcome}
+    totals = {
+        "tests": str(len(report.judged)),
+        "failures": str(counts[Outcome.REGRESSION] + counts[Outcome.AMBIGUOUS]),
+        "errors": str(counts[Outcome.MISSING]),
+    }
+    root = ElementTree.Element("testsuites", totals)
+    suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **totals})
+    for one in report.judged:
+        names = {"classname": clean(one.scheme), "name": clean(one.check)}
+        test = ElementTree.SubElement(suite, "testcase", names)
+        if one.outcome in _LOUD:
+            tag = "error" if one.outcome is Outcome.MISSING else "failure"
+            message = clean(f"{change(one)}, limit {one.limit}".removeprefix(", "))
+            attributes = {"message": message, "type": str(one.outcome)}
+            ElementTree.SubElement(test, tag, attributes).text = clean(one.reason)
+    ElementTree.indent(root)
+    body = ElementTree.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def as_json(report: AccuracyReport) -> str:
+    """One object: the answer, and every check in the policy's order."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "gate": "accuracy",
+        "exit_code": int(report.exit_code),
+        "headline": headline(report),
+        "model": report.model,
+        "model_hash": report.model_hash,
+        "base": report.base,
+        "policy": report.policy,
+        "commit": report.commit,
+        "device": report.device,
+        "checks": [asdict(one) for one in report.judged],
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def change(one: Judged) -> str:
+    """`+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
+    if one.change is not None:
+        told = f"{one.change:+.2f} {one.unit}"
+        if one.low is not None and one.high is not None:
+            told += f" ({one.low:+.2f} … {one.high:+.2f})"
+        return told
+    return "" if one.value is None else f"{one.value:.2g} {one.unit}"
+
+
+def _lines(report: AccuracyReport) -> Iterator[str]:
+    yield MARKER
+    yield f"### Accuracy gate {plain(headline(report))}"
+    yield ""
+    yield (
+        f"Commit {plain(report.commit[:10])} on {plain(report.device)}, policy "
+        f"{plain(report.policy)}. Intervals are 95 %, over the same segments and questions."
+    )
+    yield ""
+    yield from _table(report.judged)
+
+
+def _table(judged: Sequence[Judged]) -> Iterator[str]:
+    yield "| scheme | check | change | limit | outcome | |"
+    yield "| --- | --- | ---: | ---: | --- | --- |"
+    for one in judged:
+        outcome = f"**{one.outcome}**" if one.outcome in _LOUD else str(one.outcome)
+        cells = (
+            f"`{one.scheme}`",
+            plain(one.check),
+            change(one),
+            plain(one.limit),
+            outcome,
+            plain(one.reason),
+        )
+        yield f"| {' | '.join(cells)} |"

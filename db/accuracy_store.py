@@ -1,0 +1,65 @@
+"""Storing accuracy records, with the rows that they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from datetime import datetime
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from db.accuracy_records import AccuracyRecord
+from db.encoding import canonical
+from db.samples import pack
+from db.tables import AccuracyResult, AccuracySample
+from db.writer import Writer
+
+_COPIED = tuple(
+    name
+    for name in (item.name for item in fields(AccuracyRecord))
+    if name in AccuracyResult.__table__.columns and name != "created_at"
+)
+
+
+def add_accuracy(session: Session, records: Iterable[AccuracyRecord]) -> int:
+    """Store records in one go, and say how many are new; known ones change nothing.
+
+    Raises RecordError if a field can't be stored, ConflictError if another run holds the
+    idempotency key of a record's run.
+    """
+    writer = AccuracyWriter(session, Writer(session))
+    for record in records:
+        writer.add(canonical(record))
+    return writer.added
+
+
+class AccuracyWriter:
+    """Adds canonical accuracy records beside a Writer, within its transaction."""
+
+    def __init__(self, session: Session, writer: Writer) -> None:
+        self._session = session
+        self._writer = writer
+        self.added = 0
+
+    def add(self, record: AccuracyRecord) -> None:
+        """Store a record, if its uuid is not stored. Raises ConflictError as Writer.run."""
+        known = select(AccuracyResult.id).where(AccuracyResult.uuid == record.uuid)
+        if self._session.scalar(known) is not None:
+            return
+        commit_id = self._writer.commit(record.commit)
+        row = {name: getattr(record, name) for name in _COPIED} | {
+            "run_id": self._writer.run(record.run, commit_id),
+            "commit_id": commit_id,
+            "device_id": self._writer.device(record.device),
+            "environment_id": self._writer.environment(record.environment),
+            "created_at": datetime.fromisoformat(record.created_at),
+        }
+        result_id = self._session.scalars(
+            insert(AccuracyResult).values(row).returning(AccuracyResult.id)
+        ).one()
+        if record.values:
+            packed = pack((record.values,))
+            sample = {"accuracy_result_id": result_id, "count": packed.count, "data": packed.data}
+            self._session.execute(insert(AccuracySample).values(sample))
+        self.added += 1

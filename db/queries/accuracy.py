@@ -1,0 +1,98 @@
+"""Stored accuracy results: as the records that they came from, and by question."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+
+from sqlalchemy import RowMapping, select
+from sqlalchemy.orm import Session
+
+from db.accuracy_records import AccuracyRecord
+from db.queries.filters import Filters
+from db.queries.records import commit_info
+from db.queries.runs import run_info
+from db.records import DeviceInfo, RunInfo
+from db.samples import PackedSamples, unpack
+from db.tables import AccuracyResult, AccuracySample, Commit, Device, Environment, Run
+
+_COLUMNS = tuple(
+    f.name
+    for f in fields(AccuracyRecord)
+    if f.name in AccuracyResult.__table__.columns and f.name != "created_at"
+)
+
+
+def accuracy_results(
+    session: Session,
+    *,
+    runs: Sequence[str] = (),
+    suites: Sequence[str] = (),
+    models: Sequence[str] = (),
+    gpus: Sequence[str] = (),
+) -> Iterator[AccuracyRecord]:
+    """The stored accuracy results, by run, then as evaluated. Every argument narrows.
+
+    runs: uuids. gpus: SKUs.
+    """
+    query = (
+        select(
+            AccuracyResult, Commit, Device, Environment, AccuracySample, Run.uuid.label("run_uuid")
+        )
+        .join(Run, AccuracyResult.run_id == Run.id)
+        .join(Commit, AccuracyResult.commit_id == Commit.id)
+        .join(Device, AccuracyResult.device_id == Device.id)
+        .join(Environment, AccuracyResult.environment_id == Environment.id)
+        .outerjoin(AccuracySample, AccuracySample.accuracy_result_id == AccuracyResult.id)
+        .order_by(Run.created_at, Run.uuid, AccuracyResult.created_at, AccuracyResult.uuid)
+    )
+    for column, wanted in (
+        (Run.uuid, runs),
+        (Run.suite, suites),
+        (AccuracyResult.model, models),
+        (Device.sku, gpus),
+    ):
+        if wanted:
+            query = query.where(column.in_(wanted))
+    infos: dict[str, RunInfo] = {}
+    for row in session.execute(query).mappings():
+        uuid = row["run_uuid"]
+        if uuid not in infos:
+            infos[uuid] = run_info(session, uuid)
+        yield _record(row, infos[uuid])
+
+
+def export_accuracy(session: Session, filters: Filters) -> Iterator[AccuracyRecord]:
+    """The stored accuracy results that pass; none, where filters ask for what they don't have."""
+    known = Filters(
+        runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
+    )
+    if filters == known:
+        yield from accuracy_results(
+            session,
+            runs=filters.runs,
+            suites=filters.suites,
+            models=filters.models,
+            gpus=filters.gpus,
+        )
+
+
+def _record(row: RowMapping, run: RunInfo) -> AccuracyRecord:
+    result: AccuracyResult = row["AccuracyResult"]
+    device: Device = row["Device"]
+    return AccuracyRecord(
+        **{name: getattr(result, name) for name in _COLUMNS},
+        values=_values(row["AccuracySample"]),
+        created_at=result.created_at.isoformat(),
+        run=run,
+        commit=commit_info(row["Commit"]),
+        device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
+        environment=row["Environment"].content,
+    )
+
+
+def _values(sample: AccuracySample | None) -> tuple[float, ...]:
+    if sample is None:
+        return ()
+    (values,) = unpack(PackedSamples(sample.data, [sample.count]))
+    return values

@@ -1,0 +1,1 @@
+"""What a model loses by quantization: perplexity, tasks, and both against the original model."""

@@ -1,0 +1,128 @@
+"""A model with its tokenizer, loaded whole and checked to fit together."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
+from flexq_bench.accuracy.weights import ModelFiles, find_model
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model of transformers in evaluation mode, with its tokenizer.
+
+    content_hash: of its files. dtype: of its weights.
+    """
+
+    name: str
+    content_hash: str
+    model: Any  # transformers.PreTrainedModel
+    tokenizer: Any  # transformers.PreTrainedTokenizerBase
+    dtype: str
+
+    @property
+    def context(self) -> int:
+        """Tokens of a segment where nobody asks for another number: GPTQ's, or the model's own."""
+        own = getattr(self.model.config, "max_position_embeddings", None) or GPTQ_CONTEXT
+        return int(min(own, GPTQ_CONTEXT))
+
+
+def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:
+    """Load a model: see find_model for what `spec` may be.
+
+    dtype: of DTYPES; None: float16 on a GPU, float32 on a CPU, which is slow at anything else.
+    Raises AccuracyError if there is no such model, it is cut off, its tokenizer doesn't fit, or
+    its weights are not those of its architecture.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        raise AccuracyError(f"no data type {dtype!r}: there are {', '.join(DTYPES)}")
+    chosen = dtype or ("float16" if device.type == "cuda" else "float32")
+    files = find_model(spec)
+    with _quiet_transformers():
+        tokenizer = load_tokenizer(files)
+        model = _load_weights(files, DTYPES[chosen])
+    _check_vocabulary(files, model, tokenizer)
+    return LoadedModel(files.name, files.content_hash(), model.to(device).eval(), tokenizer, chosen)
+
+
+def load_tokenizer(files: ModelFiles) -> Any:
+    """The tokenizer beside the weights. Raises AccuracyError if there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(files.folder, **_gguf(files))
+    except Exception as error:  # each kind of tokenizer file has its own way to be wrong
+        raise AccuracyError(
+            f"{files.folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
+            "the model's tokenizer.json and tokenizer_config.json there"
+        ) from error
+
+
+def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            files.folder, dtype=dtype, output_loading_info=True, **_gguf(files)
+        )
+    except Exception as error:  # from a wrong config.json to an unknown architecture
+        raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
+    wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
+    if wrong:
+        raise AccuracyError(
+            f"{files.name} lacks {len(wrong)} weights of its architecture ({sorted(wrong)[0]} …): "
+            "download it again"
+        )
+    # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
+    model.config.quantization_config = None
+    del model.config.quantization_config
+    return model
+
+
+def _check_vocabulary(files: ModelFiles, model: Any, tokenizer: Any) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]
+    largest = max(tokenizer.get_vocab().values(), default=-1)
+    if largest < 0 or largest >= rows:
+        raise AccuracyError(
+            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest}, the "
+            f"model has embeddings for {rows} tokens; put the model's own tokenizer there"
+        )
+
+
+def _gguf(files: ModelFiles) -> dict[str, str]:
+    return {} if files.gguf is None else {"gguf_file": files.gguf}
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Without its bars and advice: what goes wrong comes as an exception."""
+    from transformers.utils import logging
+
+    nowhere = io.StringIO()  # its bar for GGUF files knows no switch
+
+    verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with redirect_stderr(nowhere):
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

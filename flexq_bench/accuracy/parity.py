@@ -1,0 +1,129 @@
+"""Whether kernels compute what was evaluated: each quantized layer against the kernel for it.
+
+The kernel quantizes the original weights and the layer's inputs by itself and packs them in its own
+layout; it shares nothing with the fake-quantized layer but what both mean by a format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.measure.check import relative_error
+from flexq_bench.quantize.activations import DynamicActivation
+from flexq_bench.quantize.calibration import observing
+from flexq_bench.quantize.fake import FakeQuantizedLinear
+from flexq_bench.quantize.model_map import map_model
+from kernels.contract import Backend, LinearKernel
+from kernels.errors import KernelError
+from kernels.reference import Reference
+from kernels.registry import resolve
+
+TOKENS = 8  # of each layer's inputs, the first ones: outliers are there
+
+
+@dataclass(frozen=True, slots=True)
+class SiteParity:
+    """One layer against a kernel.
+
+    kernel: its label; empty: none of those named has the layer's formats. max_rel_error: as
+    flexq_bench.measure.check has it; None: not computed, `detail` says why.
+    """
+
+    site: str
+    kernel: str
+    max_rel_error: float | None
+    detail: str = ""
+
+
+@torch.no_grad()
+def kernel_parity(
+    original: nn.Module,
+    quantized: nn.Module,
+    segment: torch.Tensor,
+    labels: Sequence[str],
+    *,
+    backend: Backend,
+) -> list[SiteParity]:
+    """Compare every quantized layer with the first of the kernels that takes its formats.
+
+    segment: [T], int64: tokens that make the inputs. labels: of kernels that round to nearest what
+    the scheme does. Raises KernelError for a label that isn't there, QuantizeError for a model
+    without a layer map.
+    """
+    kernels = [kernel for label in labels if (kernel := _linear(label, backend)) is not None]
+    layout = map_model(original)
+    inputs: dict[str, torch.Tensor] = {}
+
+    def keep(site: Any, rows: torch.Tensor) -> None:
+        inputs[site.name] = rows[:TOKENS].to(torch.float16)
+
+    device = next(original.parameters()).device
+    with observing(quantized, layout.sites, keep):
+        quantized(input_ids=segment.to(device)[None], use_cache=False)
+    found = []
+    for site in layout.sites:
+        layer = quantized.get_submodule(site.name)
+        kernel = next((k for k in kernels if _takes(k, layer)), None)
+        if kernel is None or not isinstance(layer, FakeQuantizedLinear):
+            found.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
+            continue
+        dense = original.get_submodule(site.name)
+        found.append(_compare(site.name, kernel, dense, layer, inputs[site.name]))
+    return found
+
+
+def _compare(
+    name: str, kernel: LinearKernel, dense: Any, layer: FakeQuantizedLinear, x: torch.Tensor
+) -> SiteParity:
+    label = kernel.spec.label
+    try:
+        weight = kernel.pack_weight(kernel.quantize_weight(dense.weight.detach()))
+        packed = kernel.empty_activation(x.shape[0], x.shape[1], x.device)
+        y = torch.full(
+            (x.shape[0], layer.out_features), torch.nan, dtype=torch.float16, device=x.device
+        )
+        bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
+        kernel.linear(x, packed, weight, y, bias=bias)
+    except KernelError as error:
+        return SiteParity(name, label, None, str(error))
+    reference = _reference(layer, x)
+    worst = float(torch.nan_to_num(relative_error(y, reference), nan=math.inf).max())
+    if math.isfinite(worst):
+        return SiteParity(name, label, worst)
+    return SiteParity(name, label, None, "the kernel's output is not finite")
+
+
+def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
+    """What the layer computes, with its products summed in float64, and their magnitudes."""
+    rows = x.float() if layer.activation is None else layer.activation(x.float())
+    rows, weight = rows.double(), layer.weight.double()
+    y, magnitude = rows @ weight.T, rows.abs() @ weight.abs().T
+    if layer.bias is not None:
+        bias = layer.bias.half().double()
+        y, magnitude = y + bias, magnitude + bias.abs()
+    return Reference(y, magnitude)
+
+
+def _takes(kernel: LinearKernel, layer: nn.Module) -> bool:
+    if not isinstance(layer, FakeQuantizedLinear) or layer.order is not None:
+        return False
+    if layer.input_scale is not None or layer.output is not None:
+        return False
+    wanted = kernel.spec.activation
+    if layer.activation is None:
+        return wanted.bits == 16
+    if not isinstance(layer.activation, DynamicActivation) or not wanted.is_integer:
+        return False
+    found = layer.activation.format
+    return (found.kind, found.bits, found.group) == ("symmetric", wanted.bits, wanted.group)
+
+
+def _linear(label: str, backend: Backend) -> LinearKernel | None:
+    kernel = resolve(label, backend)
+    return kernel if isinstance(kernel, LinearKernel) else None

@@ -1,0 +1,137 @@
+"""Perplexity as GPTQ measures it (arXiv:2210.17323, section 5).
+
+The text is one row of tokens, cut into segments of equal length that don't overlap; what is left
+over at the end is not used. The first token of a segment predicts and is not predicted.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flexq_bench.accuracy.errors import AccuracyError
+
+GPTQ_CONTEXT = 2048  # tokens of a segment
+_ROWS_AT_ONCE = 512  # rows of logits whose logarithms are in memory together
+
+OnLogits = Callable[[int, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityResult:
+    """Mean negative log likelihood of each segment in nats a token, in the text's order.
+
+    context: tokens of a segment, of which context - 1 are predicted. seconds: of the model alone.
+    """
+
+    nll: tuple[float, ...]
+    context: int
+    seconds: float
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens were predicted."""
+        return len(self.nll) * (self.context - 1)
+
+    @property
+    def mean_nll(self) -> float:
+        return math.fsum(self.nll) / len(self.nll)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean; infinite above what a float holds, NaN if the model gave one."""
+        mean = self.mean_nll
+        return math.exp(mean) if not mean > 700 else math.inf
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the perplexity, from the scatter of the segments (delta method); None: one segment."""
+        count = len(self.nll)
+        if count < 2:
+            return None
+        mean = self.mean_nll
+        variance = math.fsum((value - mean) ** 2 for value in self.nll) / (count - 1)
+        return self.perplexity * math.sqrt(variance / count)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return len(self.nll) * self.context / self.seconds
+
+
+def segment_count(tokens: int, context: int, max_tokens: int | None = None) -> int:
+    """How many whole segments of `context` tokens are evaluated.
+
+    max_tokens: predicted tokens at most, rounded down to whole segments, but to one at least.
+    Raises AccuracyError if the text is shorter than a segment, or a segment than two tokens.
+    """
+    if context < 2:
+        raise AccuracyError(
+            f"a context of {context} predicts nothing: at least 2 tokens are needed"
+        )
+    whole = tokens // context
+    if whole == 0:
+        raise AccuracyError(
+            f"{tokens} tokens are fewer than one segment of {context}: give a longer text or a "
+            "shorter --context"
+        )
+    return whole if max_tokens is None else min(whole, max(1, max_tokens // (context - 1)))
+
+
+@torch.no_grad()
+def perplexity(
+    model: nn.Module,
+    tokens: torch.Tensor,
+    *,
+    context: int = GPTQ_CONTEXT,
+    max_tokens: int | None = None,
+    on_logits: OnLogits | None = None,
+) -> PerplexityResult:
+    """Perplexity of a causal language model of transformers on a text.
+
+    tokens: [T], int64, the whole text. max_tokens: see segment_count. on_logits: called with each
+    segment's number and its logits [context - 1, vocabulary]; the time it takes is not counted.
+    Raises AccuracyError as segment_count.
+    """
+    was_training = model.training
+    model.eval()
+    nll: list[float] = []
+    seconds = 0.0
+    try:
+        for index, segment in enumerate(segments(tokens, context, max_tokens)):
+            started = time.monotonic()
+            ids = segment.to(_device(model))
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+            nll.append(_mean_nll(logits, ids[1:]))  # .item() waits for a GPU
+            seconds += time.monotonic() - started
+            if on_logits is not None:
+                on_logits(index, logits)
+    finally:
+        model.train(was_training)
+    return PerplexityResult(tuple(nll), context, seconds)
+
+
+def segments(
+    tokens: torch.Tensor, context: int, max_tokens: int | None = None
+) -> Iterator[torch.Tensor]:
+    """The segments [context] of tokens [T] that are evaluated. Raises as segment_count."""
+    count = segment_count(tokens.numel(), context, max_tokens)
+    return iter(tokens[: count * context].view(count, context))
+
+
+def _mean_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
+    total = 0.0
+    for rows, wanted in zip(
+        torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
+    ):
+        total += functional.cross_entropy(rows.float(), wanted, reduction="sum").item()
+    return total / targets.numel()
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device

@@ -1,0 +1,168 @@
+"""The files of a model before they are loaded: which, whole or not, and their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flexq_bench.accuracy.errors import AccuracyError
+
+CONFIG = "config.json"
+_INDEX = "model.safetensors.index.json"
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt")
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt")
+# What the usual exporters of integer weights put beside or in place of `weight`.
+_PACKED = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".absmax", ".quant_state")
+_PIECE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """A model in a folder. gguf: the weight file's name, where it is not safetensors."""
+
+    name: str
+    folder: Path
+    gguf: str | None
+    weights: tuple[Path, ...]
+
+    def content_hash(self) -> str:
+        """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
+        digest = hashlib.sha256()
+        described = [self.folder / CONFIG] if self.gguf is None else []
+        tokenizer = [path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)]
+        for path in sorted({*self.weights, *described, *tokenizer}):
+            if path.is_file():
+                digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
+        return digest.hexdigest()
+
+
+def find_model(spec: str) -> ModelFiles:
+    """The files of a model: a folder, a .gguf file, or `owner/name` on the Hugging Face hub.
+
+    Every safetensors file is seen to be whole. Raises AccuracyError in one line.
+    """
+    path = Path(spec).expanduser()
+    if path.is_file():
+        return _of_file(path)
+    if path.is_dir():
+        return _of_folder(path)
+    if not _HUB_NAME.fullmatch(spec):
+        raise AccuracyError(
+            f"no model {spec}: give a folder with {CONFIG} and safetensors, a .gguf file, or the "
+            "name of a model on the Hugging Face hub (owner/name)"
+        )
+    return _of_folder(_from_hub(spec), name=spec)
+
+
+def _of_file(path: Path) -> ModelFiles:
+    if path.suffix != ".gguf":
+        raise AccuracyError(
+            f"{path} is no model: give its folder, or a .gguf file; other files of weights may run "
+            "code when they are read"
+        )
+    return ModelFiles(path.stem, path.parent, path.name, (path,))
+
+
+def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
+    name = name or folder.resolve().name
+    if not (folder / CONFIG).is_file():
+        quantized = sorted(folder.glob("*.gguf"))
+        if len(quantized) == 1:
+            return _of_file(quantized[0])
+        if quantized:
+            names = ", ".join(file.name for file in quantized)
+            raise AccuracyError(f"{folder} holds several models: name one of {names}")
+        raise AccuracyError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
+    _check_config(folder / CONFIG)
+    weights = _safetensors(folder)
+    for path in weights:
+        _check_tensors(path)
+    return ModelFiles(name, folder, None, weights)
+
+
+def _check_config(path: Path) -> None:
+    config = _json(path)
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "unknown")
+        raise AccuracyError(
+            f"{path.parent} is quantized already ({method}): give the model that it was made from"
+        )
+
+
+def _safetensors(folder: Path) -> tuple[Path, ...]:
+    index = folder / _INDEX
+    if index.is_file():
+        named = sorted(set(_json(index).get("weight_map", {}).values()))
+        missing = [name for name in named if not (folder / name).is_file()]
+        if missing or not named:
+            what = ", ".join(missing) or "any file"
+            raise AccuracyError(f"{index} lacks {what}: download the model again")
+        return tuple(folder / name for name in named)
+    found = tuple(sorted(folder.glob("*.safetensors")))
+    if not found:
+        raise AccuracyError(
+            f"{folder} has no .safetensors file: convert its weights with save_pretrained of "
+            "transformers (files of pickled weights are not read)"
+        )
+    return found
+
+
+def _check_tensors(path: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            packed = [name for name in names if name.endswith(_PACKED)]
+    except (SafetensorError, OSError) as error:
+        raise AccuracyError(
+            f"{path} is cut off or damaged ({error}): download it again; no part of it is used"
+        ) from error
+    if packed:
+        raise AccuracyError(
+            f"{path} holds weights that are quantized already ({packed[0]}): give the model that "
+            "it was made from"
+        )
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise AccuracyError(
+            f"no model {name}: there is no such folder, and the Hugging Face hub gave none "
+            f"({reason[0]}): check the name, or give a folder"
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise AccuracyError(f"can't read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise AccuracyError(f"{path} holds no JSON object: download it again")
+    return content
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    for piece in _pieces(path):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece

@@ -1,0 +1,1 @@
+"""Schemes: how the numbers of a model are rounded. What kernels compute, in plain torch."""

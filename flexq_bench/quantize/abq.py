@@ -1,0 +1,38 @@
+"""ABQ-LLM: what OmniQuant learns, under losses that keep distribution and attention.
+
+Zeng et al., arXiv 2408.08554: double-log-cosine loss on the block's output and divergence of its
+attention map (section 3.2, DLC and AKL), a rank-one compensation of down_proj in the first and the
+last block (section 3.2), and for two-bit weights the balanced codes -2 … 2 (section 3.3, `w2*`).
+Training as in OmniQuant (section 4.1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flexq_bench.quantize.block_training import TrainingOptions
+from flexq_bench.quantize.learned import LearnedOptions, LearnedScheme
+from flexq_bench.quantize.scheme import Job
+
+
+@dataclass(frozen=True, slots=True)
+class AbqOptions(LearnedOptions):
+    """compensated_blocks: how many at either end get a rank-one compensation; 0: none."""
+
+    compensated_blocks: int = 1
+
+
+class Abq(LearnedScheme):
+    """Learned scales, clipping and compensation under DLC and AKL."""
+
+    source = "ABQ-LLM, arXiv:2408.08554, sections 3.2 and 3.3"
+    options: AbqOptions
+
+    def training(self) -> TrainingOptions:
+        return replace(super().training(), loss="dlc+akl")
+
+    def compensated(self, job: Job, block: int) -> tuple[str, ...]:
+        ends = self.options.compensated_blocks
+        if ends <= block < job.layout.blocks - ends:
+            return ()
+        return (job.layout.feeds[-1].kinds[0],)  # down_proj, fc2: what the feed-forward ends with

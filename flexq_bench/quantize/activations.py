@@ -1,0 +1,64 @@
+"""How inputs of a linear layer are rounded, as its kernel does: FP16 in, codes and scales."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats import NumberFormat, Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicActivation:
+    """Scales of each token (and group) from its own values."""
+
+    format: NumberFormat
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, K] rounded, FP32. Raises ValueError for NaN, infinity, or what FP16 lacks."""
+        return self.format.round(x.to(torch.float16))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticActivation:
+    """One scale for all tokens and channels, found in calibration. zero: for asymmetric formats."""
+
+    format: NumberFormat
+    scale: float
+    zero: int | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, K] rounded, FP32; what lies beyond the calibrated range saturates."""
+        work = x.to(torch.float16).to(torch.float32)
+        if not bool(torch.isfinite(work).all()):
+            raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+        scale = torch.tensor([self.scale], dtype=torch.float16, device=x.device)
+        zeros = None if self.zero is None else torch.tensor([float(self.zero)], device=x.device)
+        return self.format.snap(work, Scaling(scale, zeros))
+
+
+@dataclass(frozen=True, slots=True)
+class MixedActivation:
+    """Neighbouring channels in different formats (Atom: 4 bits, then 8 for the outliers).
+
+    widths: channels of each part, in order; together K. parts: None leaves a part in FP16.
+    """
+
+    widths: tuple[int, ...]
+    parts: tuple[DynamicActivation | StaticActivation | None, ...]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [tokens, K] rounded, FP32. Raises ShapeError if the widths are not those of K."""
+        if sum(self.widths) != x.shape[-1] or len(self.widths) != len(self.parts):
+            raise ShapeError(f"widths {self.widths} in {len(self.parts)} parts, K={x.shape[-1]}")
+        pieces = torch.split(x, list(self.widths), dim=-1)
+        rounded = [
+            piece.to(torch.float16).to(torch.float32) if part is None else part(piece)
+            for part, piece in zip(self.parts, pieces, strict=True)
+        ]
+        return torch.cat(rounded, dim=-1)
+
+
+ActivationQuantizer = DynamicActivation | StaticActivation | MixedActivation

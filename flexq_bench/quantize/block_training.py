@@ -1,0 +1,283 @@
+"""Learning a block's channel scales and weight clipping against what the original block computes.
+
+One trainer for OmniQuant (arXiv 2308.13137: learnable weight clipping, section 3.2, and learnable
+equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same two under
+its own losses, and a rank-one compensation of down_proj).
+
+Left out, because it cannot change a result here: the scale between query and key. It multiplies
+whole rows of their weights, which a scale of each row follows exactly, and the products of
+attention are not quantized.
+
+Neither method is in llm-compressor or optimum; both authors' codes replace whole model classes of
+older transformers releases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from flexq_bench.quantize.calibration import BlockStream
+from flexq_bench.quantize.losses import attention_divergence, double_log_cosine
+from flexq_bench.quantize.model_map import Feed
+from flexq_bench.quantize.smoothing import spread
+from flexq_bench.quantize.straight_through import check_signed, fake_quantize
+from kernels.formats import NumberFormat
+
+_SMALLEST_SCALE = 1e-2  # of a channel, as in the published codes of both methods
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How blocks are trained; defaults are those of both papers (section 4.1 of either).
+
+    epochs:            passes over the calibration segments for each block.
+    scale_rate, clip_rate, compensation_rate: AdamW's learning rates, no weight decay. The papers
+                       give no rate for the compensation; it is the one of ABQ-LLM's code.
+    clip_start:        logit of the share of the range that codes span at first (98 %).
+    loss:              "mse" of the outputs (OmniQuant), or "dlc+akl" (ABQ-LLM).
+    """
+
+    epochs: int = 20
+    scale_rate: float = 5e-3
+    clip_rate: float = 1e-2
+    compensation_rate: float = 1e-2
+    clip_start: float = 4.0
+    loss: Literal["mse", "dlc+akl"] = "mse"
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What training found for one block.
+
+    scales:       of each feed's source channels, by the source's name within the block.
+    clips:        share of each group's range [N, groups], by the name of a linear layer.
+    compensation: a [N, 1] and b [1, K], W + a·b being what is rounded, by the same.
+    losses:       mean loss of each epoch, and at index 0 that before training.
+    """
+
+    scales: Mapping[str, torch.Tensor]
+    clips: Mapping[str, torch.Tensor]
+    compensation: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    losses: tuple[float, ...]
+
+
+class BlockTrainer:
+    """A block of nn.Linear layers in FP32, computed with scaled, clipped and rounded weights.
+
+    linears:     names of the linear layers within the block.
+    weight:      format of the weights, signed; activation: of the inputs, None for weight-only.
+    feeds:       which of the block's modules scales can be divided out of.
+    start:       scales to start with, by source; a feed that isn't there learns none.
+    compensated: names of the linear layers that get a rank-one compensation.
+    Raises QuantizeError if a format isn't signed.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        linears: Sequence[str],
+        feeds: Sequence[Feed],
+        weight: NumberFormat,
+        activation: NumberFormat | None,
+        start: Mapping[str, torch.Tensor],
+        compensated: Sequence[str],
+        options: TrainingOptions,
+        *,
+        norm_offset: float = 0.0,
+        head_dim: int = 1,
+    ) -> None:
+        for number in (weight, activation):
+            if number is not None:
+                check_signed(number)
+        self._block = block.requires_grad_(False)
+        self._linears = tuple(linears)
+        self._feeds = tuple(feed for feed in feeds if feed.source in start)
+        self._weight, self._activation = weight, activation
+        self._options = options
+        self._norm_offset, self._head_dim = norm_offset, head_dim
+        self._scales = {
+            feed.source: start[feed.source].detach().clone().float().requires_grad_()
+            for feed in self._feeds
+        }
+        self._clips: dict[str, torch.Tensor] = {}
+        self._compensation: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for name in self._linears:
+            dense = block.get_submodule(name).weight
+            assert isinstance(dense, torch.Tensor)
+            n, k = dense.shape
+            groups = 1 if weight.group is None else -(-k // weight.group)
+            logits = torch.full((n, groups), options.clip_start, device=dense.device)
+            self._clips[name] = logits.requires_grad_()
+            if name in compensated:
+                # A left side of zeros: training starts from the weights as they are.
+                self._compensation[name] = (
+                    torch.zeros((n, 1), device=dense.device).requires_grad_(),
+                    torch.ones((1, k), device=dense.device).requires_grad_(),
+                )
+
+    def train(
+        self,
+        original: BlockStream,
+        quantized: BlockStream,
+        epoch_done: Callable[[int], None] = lambda epoch: None,
+    ) -> Learned:
+        """Train on the block's inputs in the original and in the quantized model, in their order.
+
+        Both streams stand at the block. epoch_done: called after each epoch with its number.
+        Deterministic: nothing is drawn.
+        """
+        options = self._options
+        groups = [
+            {"params": list(self._scales.values()), "lr": options.scale_rate},
+            {"params": list(self._clips.values()), "lr": options.clip_rate},
+            {
+                "params": [side for pair in self._compensation.values() for side in pair],
+                "lr": options.compensation_rate,
+            },
+        ]
+        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=0.0)
+        targets = [
+            self._target(quantized, before, here)
+            for before, here in zip(original.inputs, quantized.inputs, strict=True)
+        ]
+        with torch.no_grad():
+            losses = [self._epoch(quantized, targets, None)]
+        for epoch in range(options.epochs):
+            losses.append(self._epoch(quantized, targets, optimizer))
+            epoch_done(epoch + 1)
+        return Learned(
+            scales={name: scale.detach() for name, scale in self._scales.items()},
+            clips={name: torch.sigmoid(clip).detach() for name, clip in self._clips.items()},
+            compensation={
+                name: (left.detach(), right.detach())
+                for name, (left, right) in self._compensation.items()
+            },
+            losses=tuple(losses),
+        )
+
+    def _epoch(
+        self,
+        stream: BlockStream,
+        targets: Sequence[_Target],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> float:
+        """Mean loss over the segments; trains where there is an optimizer."""
+        total = 0.0
+        for target, here in zip(targets, stream.inputs, strict=True):
+            loss = self._loss(stream, target, here)
+            total += float(loss.detach())
+            if optimizer is not None:
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                with torch.no_grad():
+                    for scale in self._scales.values():
+                        scale.clamp_(min=_SMALLEST_SCALE)
+        return total / len(targets)
+
+    @torch.no_grad()
+    def _target(self, stream: BlockStream, original: torch.Tensor, here: torch.Tensor) -> _Target:
+        output, _ = self._run(stream, {}, original, rounding=False)
+        if self._options.loss == "mse":
+            return _Target(original, output, output)
+        output_here, _ = self._run(stream, {}, here, rounding=False)
+        return _Target(original, output, output_here)
+
+    def _loss(self, stream: BlockStream, target: _Target, here: torch.Tensor) -> torch.Tensor:
+        output, attention = self._run(stream, self._tensors(), here, rounding=True)
+        if self._options.loss == "mse":
+            return functional.mse_loss(output, target.output)
+        with torch.no_grad():
+            # Computed anew each time: the maps of all segments together would not fit in memory.
+            _, original = self._run(stream, {}, target.inputs, rounding=False)
+        distance = double_log_cosine(output, target.output, target.output_here)
+        return distance + attention_divergence(attention, original)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The block's norms and weights with scales, compensation and rounding, differentiable."""
+        tensors = {name: value.detach() for name, value in self._block.named_parameters()}
+        for feed in self._feeds:
+            self._scale(tensors, feed)
+        for name in self._linears:
+            weight = tensors[f"{name}.weight"]
+            if name in self._compensation:
+                left, right = self._compensation[name]
+                weight = weight + left @ right
+            shares = torch.sigmoid(self._clips[name])
+            tensors[f"{name}.weight"] = fake_quantize(weight, self._weight, shares)
+        return tensors
+
+    def _scale(self, tensors: dict[str, torch.Tensor], feed: Feed) -> None:
+        s = self._scales[feed.source]
+        source = tensors[f"{feed.source}.weight"]
+        if feed.through == "norm":
+            source = (source + self._norm_offset) / s - self._norm_offset
+        else:
+            source = source / s[:, None]
+        tensors[f"{feed.source}.weight"] = source
+        if f"{feed.source}.bias" in tensors:
+            tensors[f"{feed.source}.bias"] = tensors[f"{feed.source}.bias"] / s
+        seen = spread(s, feed, self._head_dim)
+        for name in self._linears:
+            if name.rsplit(".", 1)[-1] in feed.kinds:
+                tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
+
+    def _run(
+        self,
+        stream: BlockStream,
+        tensors: dict[str, torch.Tensor],
+        hidden: torch.Tensor,
+        *,
+        rounding: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output with these weights, and its attention map (eager attention's)."""
+        maps: list[torch.Tensor] = []
+
+        def block(states: torch.Tensor, **arguments: Any) -> Any:
+            return functional_call(self._block, tensors, (states,), arguments)
+
+        with self._hooks(maps, rounding):
+            output = stream.run(block, hidden.float())
+        return output, maps[0]
+
+    @contextlib.contextmanager
+    def _hooks(self, maps: list[torch.Tensor], rounding: bool) -> Iterator[None]:
+        handles = []
+
+        def keep_map(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+            maps.append(outputs[1])
+
+        def round_input(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+            assert self._activation is not None
+            x = inputs[0]
+            flat = x.reshape(-1, x.shape[-1])
+            return (fake_quantize(flat, self._activation).view_as(x), *inputs[1:])
+
+        handles.append(self._block.get_submodule("self_attn").register_forward_hook(keep_map))
+        if rounding and self._activation is not None:
+            handles += [
+                self._block.get_submodule(name).register_forward_pre_hook(round_input)
+                for name in self._linears
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A segment's input to the original block, and the outputs to come close to."""
+
+    inputs: torch.Tensor
+    output: torch.Tensor
+    output_here: torch.Tensor

@@ -1,0 +1,185 @@
+"""Calibration data, and what a block sees of it: inputs, and statistics of each site's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.model_map import LinearSite, ModelMap
+
+Observer = Callable[[LinearSite, torch.Tensor], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Segments of text, int64 [segments, length], on the CPU."""
+
+    tokens: torch.Tensor
+
+    @property
+    def segments(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def length(self) -> int:
+        return self.tokens.shape[1]
+
+
+def calibration_segments(
+    tokens: torch.Tensor, *, segments: int, length: int, seed: int = 0
+) -> Calibration:
+    """Segments at random places of a text, tokens [T]: seeded, in a random order.
+
+    They start at multiples of `length`, so that none is drawn twice.
+    Raises QuantizeError if the text has fewer tokens than that takes.
+    """
+    if segments < 1 or length < 2:
+        raise QuantizeError(
+            f"calibration needs at least 1 segment of 2 tokens, got {segments} of {length}"
+        )
+    available = tokens.numel() // length
+    if available < segments:
+        raise QuantizeError(
+            f"calibration needs {segments} segments of {length} tokens, the text has "
+            f"{tokens.numel():,} tokens: give a longer text, or ask for {available} at most"
+        )
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(available, generator=generator)[:segments]
+    return Calibration(tokens[: available * length].view(available, length)[chosen].clone().cpu())
+
+
+class BlockStream:
+    """The inputs of one block after another, for all calibration segments.
+
+    Only the hidden states of one block are kept: segments · length · hidden values, on the model's
+    device. `advance` runs a block, as it is then, to get the inputs of the next one: quantize a
+    block first and the next one sees what the quantized model would give it.
+    """
+
+    def __init__(self, model: nn.Module, layout: ModelMap, calibration: Calibration) -> None:
+        self._model, self._layout = model, layout
+        self.block = 0
+        self._inputs, self._arguments = _capture(model, layout, calibration)
+
+    @property
+    def inputs(self) -> Sequence[torch.Tensor]:
+        """Hidden states [1, length, hidden] at the current block, one a segment."""
+        return self._inputs
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """Go on to the next block."""
+        module = self._layout.block_module(self._model, self.block)
+        for index, hidden in enumerate(self._inputs):
+            self._inputs[index] = self.run(module, hidden)
+        self.block += 1
+
+    def run(self, module: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
+        """The block's output for hidden states [1, length, hidden]; keeps gradients.
+
+        module: the block, or what stands in for it and takes the same arguments.
+        """
+        output = module(hidden, **self._arguments)
+        states: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return states
+
+    @torch.no_grad()
+    def observe(self, observer: Observer) -> None:
+        """Run the current block on all segments and show each site's input rows [tokens, K]."""
+        module = self._layout.block_module(self._model, self.block)
+        with observing(self._model, self._layout.of_block(self.block), observer):
+            for hidden in self._inputs:
+                self.run(module, hidden)
+
+
+@contextmanager
+def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer) -> Iterator[None]:
+    """While it lasts, each forward pass shows the sites' input rows [tokens, K] to `observer`."""
+
+    def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def see(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+            rows = arguments[0].detach()
+            observer(site, rows.reshape(-1, rows.shape[-1]))
+
+        return see
+
+    handles = [
+        model.get_submodule(site.name).register_forward_pre_hook(hook(site)) for site in sites
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Statistics:
+    """An observer that sums up, for each site, what schemes ask of its inputs.
+
+    absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64
+    [K, K], the sum of x xᵀ over tokens, where asked for. count: tokens seen.
+    """
+
+    def __init__(self, *, hessian: bool = False) -> None:
+        self._with_hessian = hessian
+        self.absmax: dict[str, torch.Tensor] = {}
+        self.abs_sum: dict[str, torch.Tensor] = {}
+        self.square_sum: dict[str, torch.Tensor] = {}
+        self.hessian: dict[str, torch.Tensor] = {}
+        self.count: dict[str, int] = {}
+
+    def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
+        """Add input rows [tokens, K] of a site."""
+        name = site.name
+        largest, squares = rows.abs().amax(dim=0), rows.double().square().sum(dim=0)
+        magnitudes = rows.double().abs().sum(dim=0)
+        if name in self.count:
+            self.absmax[name] = torch.maximum(self.absmax[name], largest)
+            self.abs_sum[name] += magnitudes
+            self.square_sum[name] += squares
+        else:
+            self.absmax[name], self.abs_sum[name] = largest, magnitudes
+            self.square_sum[name], self.count[name] = squares, 0
+        self.count[name] += rows.shape[0]
+        if self._with_hessian:
+            work = rows.double()
+            outer = work.T @ work
+            self.hessian[name] = outer + self.hessian.get(name, 0)
+
+
+class _Captured(Exception):  # noqa: N818 - it ends a forward pass on purpose, nothing is wrong
+    """The first block's inputs are known."""
+
+
+@torch.no_grad()
+def _capture(
+    model: nn.Module, layout: ModelMap, calibration: Calibration
+) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    inputs: list[torch.Tensor] = []
+    arguments: dict[str, Any] = {}
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = dict(kwargs)
+        inputs.append(args[0] if args else given.pop("hidden_states"))
+        if not arguments:  # equal for all segments: positions and masks of the same length
+            arguments.update(given)
+        raise _Captured
+
+    first = layout.block_module(model, 0)
+    device = next(model.parameters()).device
+    handle = first.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        for segment in calibration.tokens:
+            try:
+                model(input_ids=segment[None].to(device), use_cache=False)
+            except _Captured:
+                continue
+    finally:
+        handle.remove()
+    return inputs, arguments

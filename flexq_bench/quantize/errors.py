@@ -1,0 +1,13 @@
+"""What quantizing raises; each message is one line.
+
+UsageError
+└── QuantizeError    a model, a scheme or calibration data that can't be quantized as asked
+"""
+
+from __future__ import annotations
+
+from flexq_bench.errors import UsageError
+
+
+class QuantizeError(UsageError):
+    """A model, a scheme or calibration data that can't be quantized as asked."""

@@ -1,0 +1,60 @@
+"""ZeroQuant(4+2): weights of six or five bits as small floats, activations in FP16.
+
+Wu et al., arXiv 2312.08583: FP6 is E3M2 and FP5 is E3M1, without infinities (section 4); coarse
+grain is one scale an output channel, fine grain a scale a group; both rounded to nearest or by GPTQ
+(section 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexq_bench.quantize.calibration import Statistics
+from flexq_bench.quantize.columns import column_groups, round_to_nearest
+from flexq_bench.quantize.fake import quantize_site
+from flexq_bench.quantize.feeds import observe_block
+from flexq_bench.quantize.gptq import gptq
+from flexq_bench.quantize.model_map import weight_of
+from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
+from kernels.formats import NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFloatOptions(SchemeOptions):
+    """bits: 6 (E3M2) or 5 (E3M1). group: None, as the paper's FP6 is, or fine grain. gptq: or RTN.
+
+    Raises ValueError for other bits.
+    """
+
+    bits: int
+    group: int | None = None
+    gptq: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (5, 6):
+            raise ValueError(f"small floats have 5 or 6 bits, got {self.bits}")
+
+
+class SmallFloat(Scheme):
+    """FP6 or FP5 weights."""
+
+    source = "ZeroQuant(4+2), arXiv:2312.08583, sections 3 and 4"
+    options: SmallFloatOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.options.gptq
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        options = self.options
+        number = NumberFormat(options.bits, options.group, "e3m2" if options.bits == 6 else "e3m1")
+        statistics = Statistics(hessian=True)
+        if options.gptq:
+            observe_block(job, block, statistics)
+        for site in job.layout.of_block(block):
+            weight, groups = weight_of(job.model, site), column_groups(site.k, number)
+            if options.gptq:
+                rounded = gptq(weight, statistics.hessian[site.name], groups)
+            else:
+                rounded = round_to_nearest(weight, groups)
+            quantize_site(job.model, site, rounded)

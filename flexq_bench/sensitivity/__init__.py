@@ -1,0 +1,1 @@
+"""Which layers of a model suffer most from quantization, and which of them should get more bits."""

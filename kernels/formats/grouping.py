@@ -1,0 +1,37 @@
+"""What all number formats share: a matrix cut into groups along K, and what is refused."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.errors import ShapeError
+
+_EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
+
+
+def work_dtype(matrix: torch.Tensor) -> torch.dtype:
+    """The dtype in which dividing values of this matrix by an FP16 scale rounds no tie wrongly."""
+    return torch.float32 if matrix.dtype in _EXACT_IN_FP32 else torch.float64
+
+
+def check_matrix(matrix: torch.Tensor, group: int | None) -> None:
+    """Raises ShapeError if this is no matrix or no group, ValueError if it has NaN or infinity."""
+    if group is not None and group < 1:
+        raise ShapeError(f"a group needs at least one value, got {group}")
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    if not bool(torch.isfinite(matrix).all()):
+        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+
+
+def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
+    """[rows, K] as [rows, groups, length], the last group padded with zeros; None: one group."""
+    rows, k = matrix.shape
+    length = k if group is None else group
+    padded = torch.nn.functional.pad(matrix, (0, -k % length))
+    return padded.view(rows, -1, length)
+
+
+def safe_divisor(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Scales to divide by: infinity for zero, so that a group without a scale has codes of zero."""
+    return torch.where(scales == 0, torch.inf, scales.to(dtype))

@@ -1,0 +1,183 @@
+"""`flexq-bench accuracy`: a model under schemes, stored, shown, gone on with."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from db import queries
+from db.engine import open_database
+from flexq_bench.accuracy import evaluating
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.quantize.scheme import Scheme
+
+
+@pytest.fixture
+def accuracy(cli, tiny_llama):
+    """accuracy("--schemes", "w6a6"): on 5 segments of the held-out text."""
+
+    def run(*options: str, model=tiny_llama, data="heldout.txt"):
+        text = () if data is None else ("--data", str(tiny_llama / data))
+        quick = ("--device", "cpu", "--max-tokens", "1275")
+        return cli("accuracy", "--model", str(model), *text, *quick, *options)
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def load():
+        with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
+            return list(queries.accuracy_results(s))
+
+    return load
+
+
+def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):
+    ran = accuracy("--schemes", "w6a6,w4a4")
+    assert ran.code == ExitCode.PASS, ran.err
+    perplexities = {r.scheme: r.value for r in stored() if r.metric == "perplexity"}
+    assert perplexities["fp16"] < perplexities["w6a6"] < perplexities["w4a4"]
+    for value in perplexities.values():
+        assert f"{value:.3f}" in ran.out
+
+
+def test_a_record_says_what_its_number_depends_on(accuracy, stored):
+    accuracy("--schemes", "w6a6", "--layers")
+    records = {(r.scheme, r.metric): r for r in stored()}
+    assert {metric for scheme, metric in records if scheme == "w6a6"} == {
+        *("perplexity", "kl_divergence", "top1_agreement", "layer_error"),
+    }
+    record = records["w6a6", "perplexity"]
+    assert record.n_items == 1275
+    assert len(record.values) == 5
+    assert len(record.model_hash) == len(record.data_hash) == 64
+    assert record.parameters["context"] == 256
+    assert record.parameters["options"] == {"w_bits": 6, "a_bits": 6, "group": 128}
+    assert record.parameters["observed"]["tokens_per_s"] > 0
+    assert record.environment["transformers"]
+    assert records["w6a6", "layer_error"].n_items == 28
+
+
+def test_results_can_be_had_as_json_lines(accuracy):
+    ran = accuracy("--schemes", "w6a6", "--json", "-")
+    rows = [json.loads(line) for line in ran.out.splitlines()]
+    assert {row["kind"] for row in rows} == {"accuracy"}
+    assert "perplexity" in ran.err
+
+
+def test_a_change_smaller_than_its_interval_is_called_that(accuracy):
+    ran = accuracy("--schemes", "w8a16")
+    assert "within noise" in ran.out
+
+
+def test_an_interrupted_run_goes_on_with_what_is_missing(accuracy, stored, monkeypatch):
+    real, done = Scheme.quantize, []
+
+    def quantize(self, model, *rest, **named):
+        if self.name == "w4a4" and "stop" not in done:
+            done.append("stop")
+            raise KeyboardInterrupt
+        done.append(self.name)
+        real(self, model, *rest, **named)
+
+    monkeypatch.setattr(evaluating.resolve("w6a6").__class__, "quantize", quantize)
+    ran = accuracy("--schemes", "w6a6,w4a4")
+    assert ran.code == 130
+    run = stored()[0].run.uuid
+    assert f"--resume {run[:8]}" in ran.err
+    before = {r.uuid: r.created_at for r in stored()}
+
+    again = accuracy("--schemes", "w6a6,w4a4", "--resume", run[:8])
+    assert again.code == ExitCode.PASS, again.err
+    assert done == ["w6a6", "stop", "w4a4"]
+    after = {r.uuid: r.created_at for r in stored()}
+    assert before.items() <= after.items()  # not evaluated again
+    assert {r.run.uuid for r in stored()} == {run}
+    assert {r.scheme for r in stored()} == {"fp16", "w6a6", "w4a4"}
+
+
+def test_going_on_with_other_options_is_refused(accuracy, stored):
+    accuracy("--schemes", "w6a6")
+    run = stored()[0].run.uuid
+    ran = accuracy("--schemes", "w6a6", "--context", "128", "--resume", run)
+    assert ran.code == ExitCode.USAGE
+    assert "was evaluated with other options" in ran.error
+
+
+def test_a_model_that_blows_up_is_stored_as_failed(accuracy, stored, monkeypatch):
+    def explode(self, model, *rest, **named):
+        model.model.norm.weight.data.fill_(float("nan"))
+
+    monkeypatch.setattr(evaluating.resolve("w6a6").__class__, "quantize", explode)
+    ran = accuracy("--schemes", "w6a6")
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    failed = [r for r in stored() if r.status == "failed"]
+    assert [(r.scheme, r.value) for r in failed] == [("w6a6", None)]
+    assert "the perplexity is nan" in failed[0].detail
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--schemes", "w66"), "no scheme 'w66': there are w6a6"),
+        (("--schemes", "gptq-w4a16"), "calibration data are needed: give --calibration FILE"),
+        (("--context", "100000"), "fewer than one segment of 100000"),
+        (("--dtype", "int8"), "no data type 'int8'"),
+        (("--data", "nowhere.txt"), "no text nowhere.txt"),
+        (("--device", "cuda:9"), "no device 'cuda:9'"),
+        (("--resume", "0000"), "no run begins with '0000'"),
+    ],
+)
+def test_what_is_wrong_is_one_line(accuracy, options, message):
+    ran = accuracy(*options)
+    assert ran.code == ExitCode.USAGE
+    assert message in ran.error
+    assert len(ran.error.splitlines()) == 1
+
+
+def test_nothing_to_evaluate_on_is_a_mistake(accuracy):
+    ran = accuracy(data=None)
+    assert ran.code == ExitCode.USAGE
+    assert "evaluate on what? Give --data FILE, --tasks NAMES, or both" in ran.error
+
+
+def test_two_texts_of_one_name_are_a_mistake(accuracy, tiny_llama):
+    ran = accuracy("--data", f"heldout={tiny_llama / 'calibration.txt'}")
+    assert ran.code == ExitCode.USAGE
+    assert "two of the texts and tasks are called heldout: write NAME=PATH" in ran.error
+
+
+def test_an_architecture_without_a_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
+    import shutil
+
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=256)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_llama / name, tmp_path / "gpt2" / name)
+    ran = accuracy(model=tmp_path / "gpt2")
+    assert ran.code == ExitCode.USAGE
+    assert "no layer map for the architecture 'GPT2LMHeadModel'" in ran.error
+
+
+def test_what_failed_is_tried_again_when_a_run_goes_on(accuracy, stored, monkeypatch):
+    uniform = evaluating.resolve("w6a6").__class__
+    real = uniform.quantize
+
+    def out_of_memory(self, model, *rest, **named):
+        raise RuntimeError("out of\nmemory")
+
+    monkeypatch.setattr(uniform, "quantize", out_of_memory)
+    ran = accuracy("--schemes", "w6a6")
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert [r.detail for r in stored() if r.status == "failed"] == ["out of memory"]
+
+    monkeypatch.setattr(uniform, "quantize", real)
+    run = stored()[0].run.uuid
+    assert accuracy("--schemes", "w6a6", "--resume", run).code == ExitCode.PASS
+    assert [r.status for r in stored() if (r.scheme, r.metric) == ("w6a6", "perplexity")] == [
+        *("failed", "ok"),
+    ]

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import Gemma2Config, Gemma2ForCausalLM
+
+from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_reference
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.perplexity import perplexity
+
+
+def test_predictions_are_compared_token_by_token(a_model, some_tokens):
+    model, tokens = a_model(), some_tokens(96)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[0].mlp.down_proj.weight.mul_(1.5)
+        expected = model(input_ids=tokens[None, 32:64]).logits[0, :-1].log_softmax(-1)
+        got = other(input_ids=tokens[None, 32:64]).logits[0, :-1].log_softmax(-1)
+    reference = record_reference(model, tokens, context=32)
+    meter = AgreementMeter(reference)
+    perplexity(other, tokens, context=32, on_logits=meter)
+    agreement = meter.result()
+    kl = torch.nn.functional.kl_div(got, expected, reduction="batchmean", log_target=True)
+    assert agreement.kl[1] == pytest.approx(kl.item(), rel=1e-4)
+    assert agreement.top1[1] == pytest.approx(
+        (got.argmax(-1) == expected.argmax(-1)).float().mean().item()
+    )
+    assert agreement.mean_kl > 0
+    assert agreement.mean_top1 < 1
+
+
+def test_a_model_agrees_with_itself(a_model, some_tokens):
+    model, tokens = a_model(), some_tokens(64)
+    reference = record_reference(model, tokens, context=32)
+    meter = AgreementMeter(reference)
+    again = perplexity(model, tokens, context=32, on_logits=meter)
+    assert again.nll == reference.result.nll
+    assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
+    assert meter.result().mean_top1 == 1
+
+
+def test_the_reference_outlives_a_change_of_its_model(a_model, some_tokens):
+    model, tokens = a_model(), some_tokens(64)
+    reference = record_reference(model, tokens, context=32)
+    with torch.no_grad():
+        model.lm_head.weight.neg_()
+    meter = AgreementMeter(reference)
+    perplexity(model, tokens, context=32, on_logits=meter)
+    assert meter.result().mean_kl > 0.1
+
+
+def test_logits_that_are_more_than_the_head_are_refused(some_tokens):
+    config = Gemma2Config(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        final_logit_softcapping=0.5,
+        initializer_range=1.0,
+    )
+    with pytest.raises(AccuracyError, match="not what its output head gives"):
+        record_reference(Gemma2ForCausalLM(config).eval(), some_tokens(64), context=32)
+
+
+def test_each_layer_answers_for_itself_alone(a_model, some_tokens):
+    model, tokens = a_model(), some_tokens(32)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[0].mlp.up_proj.weight.mul_(1.1)
+    errors = layer_errors(model, other, tokens)
+    wrong = {name: error for name, error in errors.items() if error > 1e-12}
+    assert wrong == {"model.layers.0.mlp.up_proj": pytest.approx(0.01, rel=1e-4)}
+    assert len(errors) == 14

@@ -1,0 +1,128 @@
+"""`gate accuracy` on the model that the repository ships: what passes, what fails, and how."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.quantize import uniform
+from kernels.cpu.bitplane import BitPlaneGemm
+from kernels.formats import NumberFormat
+
+QUICK = """
+version = 1
+schemes = ["flexq-w6ax"]
+max_tokens = 1275
+
+[[perplexity]]
+text = "heldout"
+percent = 2
+
+[parity]
+kernels = ["flexq-w6a6", "flexq-w6a8"]
+tolerance = 0.001
+"""
+
+
+@pytest.fixture
+def gate(cli, tiny_llama, tmp_path):
+    """gate("--scheme", "w6a6", policy="…"): the gate with tiny-llama's policy, or another one."""
+
+    def run(*options: str, policy: str | None = None, data: str | None = "heldout.txt"):
+        path = tiny_llama / "policy.toml"
+        if policy is not None:
+            path = tmp_path / "mine.toml"
+            path.write_text(policy)
+        given = () if data is None else ("--data", str(tiny_llama / data))
+        where = ("--model", str(tiny_llama), "--policy", str(path), "--device", "cpu")
+        return cli("gate", "accuracy", *where, *given, *options)
+
+    return run
+
+
+def flip_one_group(operand):
+    """The codes with a scale of the other sign in one group."""
+    scales = operand.scales.clone()
+    scales[0, 0] = -scales[0, 0]
+    return replace(operand, scales=scales)
+
+
+def test_the_papers_scheme_passes_with_the_kernels_of_the_registry(gate, monkeypatch):
+    used = set()
+    gemm = BitPlaneGemm.gemm
+
+    def noting(self, x, w, out, **options):
+        used.add(self.spec.label)
+        gemm(self, x, w, out, **options)
+
+    monkeypatch.setattr(BitPlaneGemm, "gemm", noting)
+    ran = gate("--scheme", "flexq-w6ax")
+    assert ran.code == ExitCode.PASS, ran.out + ran.err
+    assert "passed: 2 pass; tiny-llama against fp16" in ran.out
+    assert used == {"flexq-w6a6", "flexq-w6a8"}
+
+
+def test_a_kernel_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
+    pack = BitPlaneGemm.pack_weight
+    monkeypatch.setattr(
+        BitPlaneGemm, "pack_weight", lambda self, weight: pack(self, flip_one_group(weight))
+    )
+    ran = gate("--json", "-", policy=QUICK)
+    found = json.loads(ran.out)
+    assert ran.code == ExitCode.REGRESSION
+    outcomes = {check["check"]: check["outcome"] for check in found["checks"]}
+    assert outcomes == {"perplexity of heldout": "pass", "parity of kernels": "regression"}
+
+
+def test_a_scheme_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
+    real = NumberFormat.round
+
+    def flipped(self, matrix):
+        rounded = real(self, matrix)
+        if matrix.dtype is not torch.float16:  # weights; inputs come as FP16
+            rounded[0, : self.group] *= -1
+        return rounded
+
+    monkeypatch.setattr(uniform.NumberFormat, "round", flipped)
+    ran = gate("--json", "-", policy=QUICK)
+    outcomes = {c["check"]: c["outcome"] for c in json.loads(ran.out)["checks"]}
+    assert ran.code == ExitCode.REGRESSION
+    assert outcomes["parity of kernels"] == "regression"
+
+
+def test_nothing_to_evaluate_at_all_is_missing(gate):
+    ran = gate(data=None)
+    assert ran.code == ExitCode.MISSING
+    assert "heldout: no text: give --data heldout=FILE" in ran.error
+
+
+def test_a_text_without_a_limit_is_a_mistake(gate):
+    ran = gate(data="calibration.txt")
+    assert ran.code == ExitCode.USAGE
+    assert "no limit on a text called calibration: its texts are heldout" in ran.error
+
+
+def test_formats_that_no_named_kernel_has_fail_parity(gate):
+    ran = gate("--scheme", "w6a6", policy=QUICK.replace('"flexq-w6a6", ', ""))
+    assert ran.code == ExitCode.REGRESSION
+    assert "no kernel named has its" in " ".join(ran.out.split())
+
+
+def test_four_bits_rounded_to_nearest_fail_and_all_reports_say_it(gate, tmp_path):
+    files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    ran = gate("--scheme", "w4a4", *options)
+    assert ran.code == ExitCode.REGRESSION
+    document = json.loads(files["json"].read_text())
+    assert document["exit_code"] == 1
+    assert document["headline"] in ran.out
+    assert len(document["model_hash"]) == 64
+    assert document["headline"] in files["markdown"].read_text()
+    assert "| `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
+    suite = ElementTree.fromstring(files["junit"].read_text())
+    assert suite.attrib == {"tests": "2", "failures": "2", "errors": "0"}

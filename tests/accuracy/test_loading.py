@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.loading import load_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tiny_llama, tmp_path) -> Path:
+    """A copy of tiny-llama to spoil."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+def change(path: Path, **values) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_a_folder_becomes_a_model_with_its_tokenizer(tiny_llama):
+    loaded = load_model(str(tiny_llama), device=CPU)
+    assert (loaded.name, loaded.dtype, loaded.context) == ("tiny-llama", "float32", 256)
+    assert not loaded.model.training
+    assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
+
+
+def test_the_hash_is_of_all_that_decides_what_it_computes(tiny_llama, folder):
+    same = load_model(str(tiny_llama), device=CPU).content_hash
+    assert load_model(str(folder), device=CPU).content_hash == same
+    change(folder / "config.json", rms_norm_eps=1e-5)
+    assert load_model(str(folder), device=CPU).content_hash != same
+
+
+def test_weights_are_of_the_data_type_asked_for(tiny_llama):
+    loaded = load_model(str(tiny_llama), device=CPU, dtype="bfloat16")
+    assert loaded.model.dtype is torch.bfloat16
+    with pytest.raises(AccuracyError, match="no data type 'fp8': there are float32"):
+        load_model(str(tiny_llama), device=CPU, dtype="fp8")
+
+
+def test_a_cut_off_file_is_never_loaded_in_part(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    with pytest.raises(AccuracyError, match=r"model.safetensors is cut off or damaged .*no part"):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_shard_that_is_missing_is_named(folder):
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}})
+    )
+    with pytest.raises(AccuracyError, match=r"lacks second\.safetensors"):
+        load_model(str(folder), device=CPU)
+
+
+def test_weights_that_the_architecture_lacks_are_said(folder):
+    change(folder / "config.json", num_hidden_layers=5)
+    with pytest.raises(AccuracyError, match=r"lacks 9 weights .*model.layers.4"):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_tokenizer_that_does_not_fit_is_refused(folder):
+    text = (folder / "tokenizer.json").read_text()
+    config = json.loads(text)
+    config["added_tokens"].append(
+        config["added_tokens"][0] | {"id": 512, "content": "<|more|>", "special": True}
+    )
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(
+        AccuracyError, match="largest token is 512, the model has embeddings for 512"
+    ):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(folder):
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(AccuracyError, match="has no tokenizer that transformers reads"):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_model_that_is_quantized_already_is_refused(folder):
+    change(folder / "config.json", quantization_config={"quant_method": "gptq"})
+    with pytest.raises(AccuracyError, match=r"is quantized already \(gptq\)"):
+        load_model(str(folder), device=CPU)
+
+
+def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.qweight"] = torch.zeros(4, 4, dtype=torch.int32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(AccuracyError, match=r"quantized already \(model.*qweight\)"):
+        load_model(str(folder), device=CPU)
+
+
+def test_pickled_weights_are_not_read(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(AccuracyError, match=r"has no \.safetensors file"):
+        load_model(str(folder), device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("/no/such/folder", "no model /no/such/folder: give a folder"),
+        ("somewhere", "no model somewhere: give a folder"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(spec, message):
+    with pytest.raises(AccuracyError, match=message):
+        load_model(spec, device=CPU)
+
+
+def test_a_folder_with_something_else_is_refused(tmp_path):
+    with pytest.raises(AccuracyError, match="holds no model"):
+        load_model(str(tmp_path), device=CPU)
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(AccuracyError, match="is no model: give its folder"):
+        load_model(str(tmp_path / "a.bin"), device=CPU)
+
+
+def test_an_unknown_name_is_looked_for_on_the_hub(monkeypatch):
+    import huggingface_hub
+
+    def offline(name, **options):
+        raise OSError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(
+        AccuracyError, match=r"no model owner/name: .* hub gave none \(no network\)"
+    ):
+        load_model("owner/name", device=CPU)
+
+
+def test_a_model_of_the_hub_is_its_downloaded_folder(monkeypatch, tiny_llama):
+    import huggingface_hub
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tiny_llama))
+    assert load_model("owner/name", device=CPU).name == "owner/name"
+
+
+def test_several_gguf_files_are_named(tmp_path):
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"GGUF")
+    with pytest.raises(AccuracyError, match=r"several models: name one of a\.gguf, b\.gguf"):
+        load_model(str(tmp_path), device=CPU)
+
+
+def test_a_damaged_gguf_file_is_refused(tmp_path):
+    pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
+    with pytest.raises(AccuracyError, match="no tokenizer that transformers reads"):
+        load_model(str(tmp_path / "a.gguf"), device=CPU)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from transformers import OPTConfig, OPTForCausalLM
+
+from flexq_bench.accuracy.parity import kernel_parity
+from flexq_bench.quantize.registry import resolve
+from kernels.errors import UnknownKernelError
+
+KERNELS = ("flexq-w6a6", "flexq-w6a8")
+SEGMENT = torch.arange(3, 19)
+
+
+@pytest.fixture
+def an_opt():
+    """An OPT with random weights and biases, whose K are no multiples of 128."""
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=96,
+        hidden_size=48,
+        ffn_dim=200,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=48,
+        init_std=0.3,
+    )
+    model = OPTForCausalLM(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def under(model, scheme: str):
+    copied = copy.deepcopy(model)
+    resolve(scheme).quantize(copied)
+    return copied
+
+
+def test_kernels_compute_what_was_evaluated_with_biases_and_odd_sizes(an_opt):
+    sites = kernel_parity(an_opt, under(an_opt, "w6a6"), SEGMENT, KERNELS, backend="cpu")
+    assert len(sites) == 12
+    assert {site.kernel for site in sites} == {"flexq-w6a6"}
+    assert all(site.max_rel_error <= 1e-3 for site in sites)
+
+
+@pytest.mark.parametrize("what", ["weight", "bias"])
+def test_one_layer_that_computes_something_else_is_found(an_opt, what):
+    quantized = under(an_opt, "w6a6")
+    layer = quantized.get_submodule("model.decoder.layers.1.fc2")
+    getattr(layer, what)[0] *= -1
+    sites = kernel_parity(an_opt, quantized, SEGMENT, KERNELS, backend="cpu")
+    wrong = [site.site for site in sites if site.max_rel_error > 1e-3]
+    assert wrong == ["model.decoder.layers.1.fc2"]
+
+
+def test_each_layer_meets_the_kernel_for_its_formats(an_opt):
+    quantized = under(an_opt, "flexq-w6ax[a8=fc1]")
+    sites = kernel_parity(an_opt, quantized, SEGMENT, KERNELS, backend="cpu")
+    assert {site.site for site in sites if site.kernel == "flexq-w6a8"} == {
+        f"model.decoder.layers.{block}.fc1" for block in range(2)
+    }
+
+
+@pytest.mark.parametrize("scheme", ["w4a4", "rtn-w6a6", "w6a16"])
+def test_formats_that_no_kernel_named_has_are_said(an_opt, scheme):
+    sites = kernel_parity(an_opt, under(an_opt, scheme), SEGMENT, KERNELS, backend="cpu")
+    assert {(site.kernel, site.max_rel_error) for site in sites} == {("", None)}
+
+
+def test_weights_of_other_bits_are_found(an_opt):
+    sites = kernel_parity(an_opt, under(an_opt, "w5a6"), SEGMENT, KERNELS, backend="cpu")
+    assert all(site.max_rel_error > 1e-3 for site in sites)
+
+
+def test_an_unknown_kernel_is_refused(an_opt):
+    with pytest.raises(UnknownKernelError, match="no kernel 'flexq-w6a9'"):
+        kernel_parity(an_opt, an_opt, SEGMENT, ("flexq-w6a9",), backend="cpu")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
+
+
+def plain_loop(model: LlamaForCausalLM, tokens: torch.Tensor, context: int) -> float:
+    """As people write it with transformers: the model's own loss, a mean over whole segments."""
+    losses = []
+    for start in range(0, len(tokens) - context + 1, context):
+        ids = tokens[None, start : start + context]
+        with torch.no_grad():
+            losses.append(model(input_ids=ids, labels=ids).loss.item())
+    return math.exp(sum(losses) / len(losses))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_agrees_with_a_plain_transformers_loop(a_model, some_tokens, dtype):
+    model, tokens = a_model().to(dtype), some_tokens(200)
+    found = perplexity(model, tokens, context=32)
+    assert found.perplexity == pytest.approx(plain_loop(model, tokens, 32), rel=1e-5)
+    assert len(found.nll) == 6  # 200 // 32; the last 8 tokens are left
+
+
+def test_max_tokens_counts_predicted_tokens_of_whole_segments(a_model, some_tokens):
+    whole = perplexity(a_model(), some_tokens(200), context=32)
+    part = perplexity(a_model(), some_tokens(200), context=32, max_tokens=2 * 31)
+    assert part.nll == pytest.approx(whole.nll[:2])
+    assert part.tokens == 62
+    assert segment_count(200, 32, max_tokens=1) == 1
+
+
+def test_logits_that_are_handed_out_predict_the_next_token(a_model, some_tokens):
+    seen = {}
+    model, tokens = a_model(), some_tokens(64)
+    found = perplexity(model, tokens, context=32, on_logits=seen.__setitem__)
+    chosen = seen[1].log_softmax(-1).gather(1, tokens[33:64, None])
+    assert -chosen.mean().item() == pytest.approx(found.nll[1], rel=1e-5)
+
+
+def test_standard_error_is_of_the_perplexity():
+    found = PerplexityResult((1.0, 1.2, 1.4), context=8, seconds=1.0)
+    assert found.standard_error == pytest.approx(math.exp(1.2) * 0.2 / math.sqrt(3))
+    assert PerplexityResult((1.0,), context=8, seconds=1.0).standard_error is None
+
+
+def test_a_model_that_blows_up_has_an_infinite_perplexity():
+    assert PerplexityResult((1e4,), context=8, seconds=1.0).perplexity == math.inf
+    assert math.isnan(PerplexityResult((math.nan,), context=8, seconds=1.0).perplexity)
+
+
+def test_a_text_shorter_than_a_segment_is_refused(a_model, some_tokens):
+    with pytest.raises(AccuracyError, match="31 tokens are fewer than one segment of 32"):
+        perplexity(a_model(), some_tokens(31), context=32)
+
+
+def test_the_models_mode_is_left_as_it_was(a_model, some_tokens):
+    model = a_model().train()
+    perplexity(model, some_tokens(64), context=32)
+    assert model.training

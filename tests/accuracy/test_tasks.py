@@ -1,0 +1,164 @@
+"""Tasks of lm-eval, on task files and data of the tests' own."""
+
+from __future__ import annotations
+
+import bz2
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.tasks import check_tasks, run_task, task_name
+
+pytest.importorskip("lm_eval", reason="tasks need lm-eval: install flexq-bench[accuracy]")
+pytest.importorskip("accelerate", reason="tasks need accelerate: install flexq-bench[accuracy]")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of lm-eval and what it brings
+
+ZEROSHOT = Path(__file__).parents[3] / "shared" / "data" / "zeroshot"
+QUESTIONS = [
+    {"question": "an object is", "choices": ["created", "zzz", "qqq"], "label": 0},
+    {"question": "the statement", "choices": ["xxx", "is executed"], "label": 1},
+    {"question": "a function", "choices": ["definition", "vvv"], "label": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(tiny_llama):
+    return load_model(str(tiny_llama), device=torch.device("cpu"))
+
+
+@pytest.fixture
+def a_task(tmp_path):
+    """A task file with questions of its own; its path."""
+
+    def write(name: str, rows: list[dict], **config) -> str:
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        form = {
+            "task": name,
+            "dataset_path": "json",
+            "dataset_kwargs": {
+                "data_files": {"test": [str(data)]},
+                "cache_dir": str(tmp_path / "cache"),
+            },
+            "test_split": "test",
+            "metadata": {"version": 3},
+        }
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(json.dumps(form | config))
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def choosing(a_task):
+    return a_task(
+        "choosing",
+        QUESTIONS,
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="choices",
+        doc_to_target="label",
+        metric_list=[
+            {"metric": name, "aggregation": "mean", "higher_is_better": True}
+            for name in ("acc", "acc_norm")
+        ],
+    )
+
+
+def likeliest(loaded, row: dict) -> int:
+    """The choice of the largest likelihood, computed without lm-eval."""
+    totals = []
+    for choice in row["choices"]:
+        asked = loaded.tokenizer(row["question"]).input_ids
+        whole = loaded.tokenizer(f"{row['question']} {choice}").input_ids
+        with torch.no_grad():
+            logits = loaded.model(input_ids=torch.tensor([whole])).logits[0].log_softmax(-1)
+        places = range(len(asked), len(whole))
+        totals.append(sum(logits[i - 1, whole[i]].item() for i in places))
+    return totals.index(max(totals))
+
+
+def test_questions_are_answered_by_likelihood(loaded, choosing):
+    found = run_task(loaded, choosing)
+    expected = [float(likeliest(loaded, row) == row["label"]) for row in QUESTIONS]
+    accuracy = next(metric for metric in found.metrics if metric.metric == "acc")
+    assert list(accuracy.items) == expected
+    assert accuracy.value == pytest.approx(sum(expected) / 3)
+    assert accuracy.higher_is_better
+    assert [metric.metric for metric in found.metrics] == ["acc", "acc_norm"]
+    assert (found.task, found.version, found.n_items) == ("choosing", "3", 3)
+
+
+@pytest.mark.slow
+def test_the_data_hash_is_of_the_questions_asked(loaded, choosing):
+    whole = run_task(loaded, choosing)
+    assert run_task(loaded, choosing).data_hash == whole.data_hash
+    part = run_task(loaded, choosing, limit=2)
+    assert part.n_items == 2
+    assert part.data_hash != whole.data_hash
+
+
+def test_a_generative_task_is_judged_by_its_own_metric(loaded, a_task):
+    written = a_task(
+        "writing",
+        [{"question": "The lambda", "answer": "expression"}],
+        output_type="generate_until",
+        doc_to_text="{{question}}",
+        doc_to_target="{{answer}}",
+        generation_kwargs={"max_gen_toks": 4, "until": ["\n"]},
+        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+    )
+    (metric,) = run_task(loaded, written).metrics
+    assert metric.metric == "exact_match"
+    assert metric.items in ((0.0,), (1.0,))
+
+
+def test_the_papers_tasks_take_their_data_from_a_folder(loaded, tmp_path):
+    lines = ["He opens the door", "1", "zzz.", "and goes in.", "qqq.", "xxx."]
+    (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
+    found = run_task(loaded, "hellaswag", data=tmp_path)
+    assert found.n_items == 1
+    assert {metric.metric for metric in found.metrics} == {"acc", "acc_norm"}
+
+
+def test_a_folder_without_a_tasks_data_is_said_in_one_line(tmp_path):
+    with pytest.raises(MissingTaskError, match=r"no data for piqa: .* has no piqa/validation"):
+        check_tasks(["piqa"], tmp_path)
+
+
+def test_a_text_that_is_cut_off_is_refused(tmp_path):
+    (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress(b"one\n2\nthree"))
+    with pytest.raises(AccuracyError, match="is cut off: each item has 6 lines"):
+        check_tasks(["hellaswag"], tmp_path)
+
+
+def test_a_task_file_that_is_not_there_is_refused():
+    with pytest.raises(AccuracyError, match=r"no task file nowhere\.yaml"):
+        check_tasks(["nowhere.yaml"], None)
+
+
+def test_a_task_is_called_what_its_file_is():
+    assert task_name("some/where/mine.yaml") == "mine"
+    assert task_name("piqa") == "piqa"
+
+
+@pytest.mark.slow
+def test_an_unknown_task_lists_near_ones():
+    with pytest.raises(
+        AccuracyError, match=r"no task 'lambada_opnai' in lm-eval: near are .*lambada_openai"
+    ):
+        check_tasks(["lambada_opnai"], None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not ZEROSHOT.is_dir(), reason="the zero-shot sets are not beside the checkout")
+@pytest.mark.parametrize("name", ["piqa", "arc_easy", "arc_challenge", "boolq", "winogrande"])
+def test_the_published_sets_can_be_asked(loaded, name):
+    found = run_task(loaded, name, data=ZEROSHOT, limit=4)
+    assert found.n_items == 4
+    assert 0 <= found.metrics[0].value <= 1

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.texts import read_text
+
+
+@pytest.fixture
+def a_file(tmp_path):
+    def write(name: str, content: str) -> str:
+        path = tmp_path / name
+        path.write_bytes(content.encode())
+        return str(path)
+
+    return write
+
+
+def test_wikitext_rows_are_joined_by_two_newlines_and_keep_their_ends(a_file):
+    text = read_text(a_file("wiki.test.raw", " \n = A = \n \n B b . \n"))
+    assert text.content == "\n\n = A = \n\n\n\n\n B b . \n"
+    assert (text.name, text.kind) == ("wikitext", "wikitext")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"text": "one"}, {"text": "two"}],
+        [{"prefix": "o", "gold_completion": "ne"}, {"text": "two", "url": ""}],
+    ],
+)
+def test_documents_are_joined_by_spaces(a_file, rows):
+    path = a_file("some.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert read_text(path).content == "one two"
+
+
+def test_lines_of_ptb_are_joined_by_spaces(a_file):
+    assert read_text(a_file("ptb.test.txt", " no it was \n n't \n")).content == "no it was n't"
+
+
+def test_any_other_file_is_taken_as_it_is(a_file):
+    path = a_file("story.txt", "once\r\nupon ")
+    text = read_text(path)
+    assert (text.name, text.content) == ("story", "once\r\nupon ")
+    assert text.content_hash == hashlib.sha256(b"once\r\nupon ").hexdigest()
+
+
+def test_kind_and_name_can_be_given(a_file):
+    path = a_file("lines.txt", "a\nb")
+    text = read_text(f"mine=ptb:{path}")
+    assert (text.name, text.kind, text.content) == ("mine", "ptb", "a b")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere.txt", "no text nowhere.txt: No such file"),
+        ("wiki:some.txt", "no kind of text 'wiki': there are wikitext"),
+    ],
+)
+def test_what_is_not_there_is_said_in_one_line(spec, message):
+    with pytest.raises(AccuracyError, match=message):
+        read_text(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("empty.txt", " \n", "holds no text"),
+        ("bad.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2 is no document"),
+        ("cut.jsonl", '{"text": "a"}\n{"te', "line 2 is no document"),
+    ],
+)
+def test_a_file_without_text_is_refused(a_file, name, content, message):
+    with pytest.raises(AccuracyError, match=message):
+        read_text(a_file(name, content))
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "x.txt"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(AccuracyError, match="not UTF-8 text"):
+        read_text(str(path))
+
+
+def test_a_data_set_of_the_hub_comes_by_its_name(monkeypatch):
+    asked = []
+
+    def load_dataset(**where):
+        asked.append(where)
+        return {"text": [" = A = \n", "", " b \n"]}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    text = read_text("wikitext2")
+    assert text.content == " = A = \n\n\n\n\n b \n"
+    assert asked[0]["path"] == "Salesforce/wikitext"
+
+
+def test_a_hub_that_does_not_answer_is_said_in_one_line(monkeypatch):
+    def load_dataset(**where):
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(AccuracyError, match=r"the hub did not give that data set \(no route\)"):
+        read_text("c4")

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from ci.accuracy_policy import load_accuracy_policy
+from workloads.errors import WorkloadError
+
+HEAD = 'version = 1\nschemes = ["flexq-w6ax"]\n'
+TEXT = '[[perplexity]]\ntext = "wikitext"\npercent = 2\n'
+
+
+@pytest.fixture
+def policy(tmp_path):
+    def load(text: str):
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return load_accuracy_policy(str(path))
+
+    return load
+
+
+def test_what_is_not_said_has_the_usual_value(policy):
+    found = policy(HEAD + TEXT)
+    assert (found.name, found.schemes, found.base) == ("mine", ("flexq-w6ax",), "fp16")
+    assert (found.context, found.max_tokens, found.limit, found.parity) == (None,) * 4
+    limit = found.perplexities[0]
+    assert (limit.text, limit.increase, limit.percent, limit.upper_percent) == (
+        *("wikitext", None, 2.0, None),
+    )
+
+
+def test_ours_is_found_by_name():
+    found = load_accuracy_policy("default")
+    assert found.parity is not None
+    assert [task.name for task in found.tasks] == ["piqa", "arc_easy"]
+
+
+def test_a_task_file_lies_beside_the_policy(policy, tmp_path):
+    task = '[[task]]\nname = "mine.yaml"\nmetric = "acc"\nmargin_points = 1\n'
+    assert policy(HEAD + task).tasks[0].name == str(tmp_path / "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('schemes = ["w6a6"]\n' + TEXT, "version is missing"),
+        (HEAD.replace("1", "2", 1) + TEXT, "version is 2, this flexq-bench reads 1"),
+        (HEAD + "limits = 5\n" + TEXT, "no key 'limits' here: the keys are limit"),
+        (HEAD + TEXT + "percnt = 1\n", "perplexity 1: no key 'percnt' here: the keys are percent"),
+        (HEAD + '[[perplexity]]\ntext = "a"\n', "perplexity 1: limits nothing"),
+        (HEAD, "limits nothing: add"),
+        (HEAD + TEXT.replace("2", "-2"), "percent must be a number of at least 0"),
+        (HEAD + '[[task]]\nname = "piqa"\nmetric = "acc"\n', "task 1: margin_points is missing"),
+        (HEAD + TEXT + "[parity]\nkernels = []\ntolerance = 0.1\n", "kernels must be a list"),
+        (HEAD + "parity = 1\n" + TEXT, r"parity must be a table, under \[parity\]"),
+        ("version = 1\n" + TEXT, "schemes is missing"),
+    ],
+)
+def test_what_is_wrong_is_named(policy, text, message):
+    with pytest.raises(WorkloadError, match=message):
+        policy(text)
+
+
+def test_an_unknown_name_lists_ours():
+    with pytest.raises(WorkloadError, match=r"no policy 'nightly': there is default; or give"):
+        load_accuracy_policy("nightly")

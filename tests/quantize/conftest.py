@@ -1,0 +1,81 @@
+"""Small models with random weights, and tokens to calibrate them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flexq_bench.quantize.calibration import Calibration
+
+VOCABULARY = 128
+
+
+@pytest.fixture
+def tiny_llama() -> Callable[[], Any]:
+    """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+        )
+        return _spread_out(LlamaForCausalLM(config).eval())
+
+    return build
+
+
+@pytest.fixture
+def tiny_opt() -> Callable[[], Any]:
+    """A fresh copy each call: 2 blocks with biases and layer norms."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        config = OPTConfig(
+            hidden_size=64,
+            ffn_dim=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+            word_embed_proj_dim=64,
+        )
+        return _spread_out(OPTForCausalLM(config).eval())
+
+    return build
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    """4 segments of 32 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return Calibration(torch.randint(0, VOCABULARY, (4, 32), generator=generator))
+
+
+@pytest.fixture
+def text() -> torch.Tensor:
+    """Tokens [2, 32] to compare outputs on."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, VOCABULARY, (2, 32), generator=generator)
+
+
+def _spread_out(model: Any) -> Any:
+    """Weights large enough that blocks matter, with some channels larger than the others."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 2 and "embed" not in name:
+                parameter.mul_(2)
+            elif "norm" in name:
+                parameter.mul_(torch.exp(torch.randn(parameter.shape, generator=generator)))
+    return model

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.model_map import ARCHITECTURES, map_model
+from flexq_bench.quantize.registry import resolve
+
+
+def built(architecture):
+    """A small model of this class with random weights."""
+    import transformers
+
+    cls = getattr(transformers, architecture)
+    options = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "vocab_size": 64,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+    }
+    if architecture == "OPTForCausalLM":
+        options = {k: v for k, v in options.items() if k not in ("num_key_value_heads", "head_dim")}
+        options |= {"ffn_dim": 48, "word_embed_proj_dim": 32}
+    torch.manual_seed(0)
+    return cls(cls.config_class(**options)).eval()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture):
+    model = built(architecture)
+    layout = map_model(model)
+
+    found = {
+        name: (module.out_features, module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(layout.names.blocks + ".")
+    }
+
+    assert {site.name: (site.n, site.k) for site in layout.sites} == found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture):
+    model = built(architecture)
+    layout = map_model(model)
+    ids = torch.arange(12)[None]
+    before = model(ids).logits
+    feeds = [feed for feed in layout.feeds if feed.shared_heads == 1]
+
+    with torch.no_grad():
+        for block in range(layout.blocks):
+            module = layout.block_module(model, block)
+            for feed in feeds:
+                source = module.get_submodule(feed.source)
+                readers = [site for site in layout.of_block(block) if site.kind in feed.kinds]
+                scale = torch.linspace(0.5, 2, readers[0].k)
+                for site in readers:
+                    model.get_submodule(site.name).weight.mul_(scale)
+                if feed.through == "linear":
+                    source.weight.div_(scale[:, None])
+                else:
+                    offset = layout.names.norm_offset
+                    source.weight.copy_((source.weight + offset) / scale - offset)
+                if getattr(source, "bias", None) is not None:
+                    source.bias.div_(scale)
+
+    assert torch.allclose(model(ids).logits, before, atol=1e-5)
+
+
+def test_every_site_has_one_feed(tiny_llama, tiny_opt):
+    for build in (tiny_llama, tiny_opt):
+        layout = map_model(build())
+        kinds = [kind for feed in layout.feeds for kind in feed.kinds]
+        assert sorted(kinds) == sorted(layout.kinds)
+
+
+def test_an_unknown_architecture_is_refused_with_those_known():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
+
+    with pytest.raises(QuantizeError, match=r"architecture 'GPT2LMHeadModel'.*LlamaForCausalLM"):
+        map_model(model)
+
+
+def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
+    model = tiny_llama()
+    resolve("w6a6").quantize(model)
+
+    with pytest.raises(QuantizeError, match="quantized already"):
+        resolve("w4a4").quantize(model)
+
+
+def test_opt_with_norms_after_the_layers_is_refused(tiny_opt):
+    model = tiny_opt()
+    model.config.do_layer_norm_before = False
+
+    with pytest.raises(QuantizeError, match="opt-350m"):
+        map_model(model)
