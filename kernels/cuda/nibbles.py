@@ -28,6 +28,7 @@ from kernels.cuda.imma_configs import (
 )
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
+from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
 from kernels.formats.symmetric import STATIC_SCALE, quantize_static
@@ -37,6 +38,7 @@ from workloads.gemm import GemmWorkload
 
 _BITS, _MASK = 4, 15
 _SHORT_K = 5120
+_LONGEST_K = (2**31 - 1) // 2**14  # products of two int8 codes that an int32 holds
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
@@ -153,6 +155,11 @@ class DualGrainedGemm(_TokenScaledGemm):
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
         int8_values(weight)
+        if weight.k > _LONGEST_K:
+            raise ShapeError(
+                f"{self.spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
+                f"{weight.k:,}: pick group-w4a8, or split the layer along K"
+            )
         assert weight.zero_points is not None  # int8_values has looked
         assert weight.row_scales is not None  # checked_scales has
         # Past K, zero: as a code, that is what the zero point takes away again.
