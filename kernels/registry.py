@@ -155,13 +155,20 @@ _ENTRIES: tuple[_Entry, ...] = (
         for bits in (6, 5)
         for variant in minifloat.VARIANTS[bits]
     ),
-    _Entry("dgq-w4a8", cpu=cpu_dgq.DualGrainedGemm, cuda=nibbles.DualGrainedGemm),
+    *(
+        _Entry(
+            kernel_label("dgq-w4a8", variant),
+            cpu=partial(cpu_dgq.DualGrainedGemm, variant),
+            cuda=partial(nibbles.DualGrainedGemm, variant),
+        )
+        for variant in ("", "static")
+    ),
     _Entry(
         "group-w4a8",
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "group-w4a8",
-            OperandFormat(4, nibbles.GROUP),
+            OperandFormat(4, weight_only.STEP_K),
             OperandFormat(8),
         ),
         cuda=nibbles.GroupScaledGemm,

@@ -15,18 +15,25 @@ from kernels.contract import (
 )
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
+from kernels.formats.symmetric import quantize_static
 
 
 class DualGrainedGemm(LinearKernel):
-    """`dgq-w4a8`: sums of int8 products over all of K, then the scales of token and feature."""
+    """`dgq-w4a8` and `[static]`: int8 sums over all of K, then the scales of token and feature."""
 
-    spec = KernelSpec(
-        name="dgq-w4a8",
-        backend="cpu",
-        weight=OperandFormat(4, 128, kind="dual"),
-        activation=OperandFormat(8),
-        summary="DGQ's W4A8 in torch: weights made int8 with their group's scale",
-    )
+    def __init__(self, variant: str = "") -> None:
+        self.spec = KernelSpec(
+            name="dgq-w4a8",
+            variant=variant,
+            backend="cpu",
+            weight=OperandFormat(4, 128, kind="dual"),
+            activation=OperandFormat(8),
+            summary="DGQ's W4A8 in torch: weights made int8 with their group's scale"
+            + (", activations with one static scale" if variant else ""),
+        )
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         checked_scales(weight, self.spec.weight)

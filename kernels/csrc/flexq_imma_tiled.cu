@@ -68,6 +68,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
     cp_async_commit();
 
     const uint32_t stage = ring + slot * STAGE_BYTES;
+    [[maybe_unused]] const bool in_nibbles = INT4_MMA && step < groups - 1;
     uint32_t a[ROW_TILES][MMAS][4];
     float scale[ROW_TILES][2], bias_out[ROW_TILES][2];  // of rows lane/4 and lane/4 + 8
 #pragma unroll
@@ -76,9 +77,18 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
       const uint32_t scales =
           load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
       const WeightTile weights(stage + TILES_AT + tile * TILE_BYTES, scales, lane, step == groups - 1);
+#if INT4_MMA
+      if (in_nibbles) {
+#pragma unroll
+        for (int q = 0; q < INT4_MMAS; ++q) weights.nibble_operands(a[r][q], q);
+      } else
+#endif
 #pragma unroll
       for (int o = 0; o < OPERAND_WORDS; ++o) a[r][o / 4][o % 4] = weights.operand(o);
       scale[r][0] = weights.scale[0], scale[r][1] = weights.scale[1];
+#if INT4_MMA
+      if (in_nibbles) scale[r][0] *= 16.0f, scale[r][1] *= 16.0f;  // sums are of codes themselves
+#endif
       bias_out[r][0] = -BIAS * scale[r][0], bias_out[r][1] = -BIAS * scale[r][1];
     }
 #pragma unroll
@@ -96,6 +106,25 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
               load_shared(stage + code_chunk(token, lane % 4 * 2 + half));
         of_token[j] = load_shared_pair(stage + TOKEN_SCALES_AT + (first + lane % 4 * 2) * 4);
       }
+#if INT4_MMA
+      if (in_nibbles) {
+#pragma unroll
+        for (int q = 0; q < INT4_MMAS; ++q) {
+#pragma unroll
+          for (int j = 0; j < CHAINS; ++j) {
+            uint32_t b[2];
+            codes[j].nibbles(b, q);
+#pragma unroll
+            for (int r = 0; r < ROW_TILES; ++r) {
+              if (q == 0)
+                mma_s4_m16n8k64(sum[j][r], a[r][q], b, start);
+              else
+                mma_s4_m16n8k64(sum[j][r], a[r][q], b);
+            }
+          }
+        }
+      } else
+#endif
 #pragma unroll
       for (int i = 0; i < MMAS; ++i) {
 #pragma unroll

@@ -52,30 +52,31 @@ __device__ inline half_bits half_of(const uint4& v, int i) {
   return static_cast<half_bits>(i % 2 == 0 ? word : word >> 16);
 }
 
-// One scale a row. grid: M.
+// One scale a row, or, where `given` is not null, this one for all. grid: M.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
-quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded) {
+quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded,
+              const float* given) {
   __shared__ float partial[ROW_THREADS / 32];
   let_next_kernel_start();
   wait_for_previous_kernel();
   const half_bits* row = x + static_cast<long long>(blockIdx.x) * k;
   // Rows of a multiple of 8 values start on 16 bytes, and 8 values are one load.
-  const int vectors = k % 8 == 0 ? k / 8 : 0;
+  const int vectors = k % 8 == 0 ? k / 8 : 0, searched = given == nullptr ? k : 0;
   const uint4* row_vectors = reinterpret_cast<const uint4*>(row);
   float largest = 0.0f;
-  for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {
+  for (int at = threadIdx.x; at * 8 < min(vectors * 8, searched); at += ROW_THREADS) {
     const uint4 v = row_vectors[at];
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(half_to_float(half_of(v, i))));
   }
-  for (int at = vectors * 8 + threadIdx.x; at < k; at += ROW_THREADS)
+  for (int at = vectors * 8 + threadIdx.x; at < searched; at += ROW_THREADS)
     largest = fmaxf(largest, fabsf(half_to_float(row[at])));
   largest = warp_maximum(largest);
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = largest;
   __syncthreads();
 #pragma unroll
   for (int warp = 0; warp < ROW_THREADS / 32; ++warp) largest = fmaxf(largest, partial[warp]);
-  const float scale = row_scale(largest);
+  const float scale = given == nullptr ? row_scale(largest) : *given;
   const RowDivisor divisor = row_divisor(scale);
   uint8_t* out = codes + static_cast<long long>(blockIdx.x) * k_padded;
   for (int at = threadIdx.x; at < vectors; at += ROW_THREADS) {

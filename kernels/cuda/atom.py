@@ -24,10 +24,10 @@ from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
     AnyImmaConfig,
-    ImmaConfig,
     TileFormat,
-    col_tiles_for,
-    few_tokens,
+    all_nibbles,
+    few_nibbles,
+    nibbles_for,
 )
 from kernels.cuda.nibbles import tile_nibbles
 from kernels.cuda.weight_only import tile_scales
@@ -37,7 +37,6 @@ from kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
 _FORMAT = OperandFormat(4, GROUP, kind="mixed")
-_MOST_EMULATED = 8  # tokens a block: enough to show it
 
 
 class MixedGemm(ImmaGemm):
@@ -92,19 +91,14 @@ class MixedGemm(ImmaGemm):
         super().linear(x, ordered, w, out, bias=bias, config=config)
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        if self.tiles.int4_mma:
-            return _emulated()
-        return super().configs(m)
+        return nibbles_for(m, in_mma_order=self.in_mma_order(m))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        return _emulated() if self.tiles.int4_mma else super().every_config()
+        # What the emulated ones are compiled to elsewhere is what the others are there.
+        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles()
 
     def in_mma_order(self, m: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m)
 
     def packing_builds(self) -> Sequence[Build]:
         return [Build.of("imma_pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]
-
-
-def _emulated() -> list[ImmaConfig]:
-    return [c for c in few_tokens(col_tiles_for(_MOST_EMULATED)) if c.k_split == 1][:4]

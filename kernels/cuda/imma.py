@@ -147,7 +147,10 @@ class ImmaGemm(LinearKernel):
         return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
 
     def builds(self) -> Sequence[Build]:
-        return [*self.packing_builds(), *(config.build(self.tiles) for config in self.every_config())]
+        return [
+            *self.packing_builds(),
+            *(config.build(self.tiles) for config in self.every_config()),
+        ]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)

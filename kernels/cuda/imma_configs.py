@@ -277,6 +277,24 @@ _WGMMA = (
 )
 
 
+# What 4-bit weights need of these: winners on an H200, by column tiles.
+_FEW_NIBBLES = {
+    1: (
+        (1, 8, 2, 1, 0),
+        (1, 8, 2, 1, 1),
+        (1, 16, 3, 1, 0),
+        (2, 4, 2, 1, 1),
+        (2, 8, 2, 1, 0),
+        (2, 16, 2, 1, 0),
+        (4, 8, 2, 1, 0),
+    ),
+    2: ((1, 4, 2, 1, 0), (2, 4, 2, 1, 1), (5, 4, 3, 1, 0)),
+    4: ((3, 4, 2, 1, 0), (3, 4, 3, 1, 0)),
+}
+_MANY_NIBBLES = ((4, 2, 1, 4, 3, 2), (4, 2, 1, 4, 4, 1), (4, 2, 1, 8, 3, 1))
+_WGMMA_NIBBLES = ((1, 1, 3, 2), (1, 2, 3, 1), (1, 2, 3, 2), (2, 4, 2, 1))
+
+
 def configs_for(m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
     """Every configuration for m tokens of this order, whatever the GPU."""
     if in_mma_order:
@@ -299,11 +317,6 @@ def few_tokens(col_tiles: int) -> list[ImmaConfig]:
     return [ImmaConfig(*choice, col_tiles) for choice in _FEW_TOKENS[col_tiles]]
 
 
-def every_few() -> list[ImmaConfig]:
-    """Every configuration of the kernel for few tokens."""
-    return [config for tiles in _FEW_TOKENS for config in few_tokens(tiles)]
-
-
 def many_tokens() -> list[TiledConfig]:
     """Every configuration of the kernel for many tokens."""
     return [TiledConfig(*choice) for choice in _MANY_TOKENS]
@@ -311,7 +324,34 @@ def many_tokens() -> list[TiledConfig]:
 
 def all_configs() -> list[AnyImmaConfig]:
     """Every configuration for every number of tokens."""
-    return [*every_few(), *many_tokens(), *(WgmmaConfig(*choice) for choice in _WGMMA)]
+    few = [config for tiles in _FEW_TOKENS for config in few_tokens(tiles)]
+    return [*few, *many_tokens(), *(WgmmaConfig(*choice) for choice in _WGMMA)]
+
+
+def few_nibbles(m: int) -> list[ImmaConfig]:
+    """Every configuration of the kernel for few tokens for m of them and 4-bit weights."""
+    tiles = col_tiles_for(m)
+    return [ImmaConfig(*choice, tiles) for choice in _FEW_NIBBLES[tiles]]
+
+
+def every_few_nibbles() -> list[ImmaConfig]:
+    """The same for any number of tokens."""
+    return [c for tiles in _FEW_NIBBLES for c in few_nibbles(tiles * MMA_TOKENS)]
+
+
+def nibbles_for(m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
+    """As configs_for, for 4-bit weights."""
+    if in_mma_order:
+        return [WgmmaConfig(*choice) for choice in _WGMMA_NIBBLES]
+    few: list[AnyImmaConfig] = [*few_nibbles(m)] if m <= MOST_FEW else []
+    many = [TiledConfig(*choice) for choice in _MANY_NIBBLES] if m > LEAST_MANY else []
+    return [*few, *many]
+
+
+def all_nibbles() -> list[AnyImmaConfig]:
+    """As all_configs, for 4-bit weights."""
+    many = [TiledConfig(*choice) for choice in _MANY_NIBBLES]
+    return [*every_few_nibbles(), *many, *(WgmmaConfig(*choice) for choice in _WGMMA_NIBBLES)]
 
 
 def bucket_of(m: int) -> int:

@@ -9,6 +9,8 @@ csrc/weight_only_tile.cuh.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat
@@ -19,24 +21,32 @@ from kernels.cuda.weight_only import (
     Choice,
     WeightOnlyConfig,
     WeightOnlyGemm,
+    tiles_for,
 )
+from kernels.runtime.module import sm_count
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
 
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
+_SHORT_K = 8192
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
 _UPPER, _SIGN = 0x1E1E1E1E, 0x80808080  # exponent and upper mantissa bit, sign of four weights
 _ENDS = 0x81818181  # sign and lower mantissa bit
 
 
-# (row_tiles, warps, stages, k_split, late) by column tiles: the winners of 16 on an H200, and those of
-# them that leave registers for more tokens.
+# (row_tiles, warps, stages, k_split, late) by column tiles: the winners of 16 on an H200, and those
+# that leave registers for more tokens.
 _CHOICES: dict[int, tuple[Choice, ...]] = {
     1: (
         (1, 4, 2, 1, 0),
         (1, 8, 2, 1, 0),
         (1, 8, 2, 1, 1),
+        (1, 16, 2, 1, 0),
         (2, 4, 2, 1, 0),
+        (2, 4, 2, 2, 0),
         (2, 8, 2, 1, 0),
+        (2, 8, 2, 1, 1),
         (2, 16, 2, 1, 0),
         (4, 4, 2, 1, 0),
         (4, 8, 2, 1, 0),
@@ -68,9 +78,40 @@ class MinifloatGemm(WeightOnlyGemm):
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
+    def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
+        col_tiles = tiles_for(gemm.m)
+        if col_tiles > 1:
+            return self.configs(col_tiles)[-1]
+        sms = sm_count(torch.cuda.current_device())
+        grouped = self.spec.weight.group is not None
+        return WeightOnlyConfig(*choice_for(gemm, sms, grouped=grouped), col_tiles)
+
+    def builds(self) -> Sequence[Build]:
+        """Every one of `fp6-w6a16`; of the others, which share its source, the largest."""
+        if self.spec.label == "fp6-w6a16":
+            return super().builds()
+        return [self.build(self.configs(max(_CHOICES))[-1])]
+
     def defines(self) -> dict[str, int]:
         shifted = self.spec.variant != "-bias-shift"
         return super().defines() | {"BIAS_SHIFT": int(shifted)}
+
+
+def choice_for(gemm: GemmWorkload, sms: int, *, grouped: bool) -> Choice:
+    """What won most often on an H200 among shapes with so many row tiles for each SM.
+
+    grouped: a scale per 128 k, whose sums take registers.
+    """
+    row_tiles_an_sm = gemm.n / MMA_ROWS / sms
+    if grouped and row_tiles_an_sm > 4:
+        return (4, 8, 2, 1, 0)
+    if row_tiles_an_sm > 7.5:
+        return (2, 4, 2, 1, 0)
+    if row_tiles_an_sm > 4:
+        return (2, 8, 2, 1, 0)
+    if row_tiles_an_sm > 2 and gemm.k <= _SHORT_K:
+        return (1, 8, 2, 1, 0)
+    return (2, 16, 2, 1, 0)
 
 
 def group_of(variant: str) -> int | None:
@@ -95,13 +136,13 @@ def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
     upper = quads & _UPPER
     high = upper[..., 0::2] | _rotated_left(upper[..., 1::2], 4)
     if bits == 6:
-        fields = (quads & _ENDS).unflatten(3, (4, 4))
+        fields = (quads & _ENDS).view(row_tiles, steps, _LANES, 4, 4)
         rotated = [_rotated_left(fields[..., f], 2 * f) for f in range(4)]
     else:
-        fields = (quads & _SIGN).unflatten(3, (2, 8))
+        fields = (quads & _SIGN).view(row_tiles, steps, _LANES, 2, 8)
         rotated = [fields[..., f] >> f for f in range(8)]
     low = torch.stack(rotated).sum(dim=0)  # they have no bit in common
-    vectors = high.unflatten(3, (2, 4)).transpose(2, 3)
+    vectors = high.view(row_tiles, steps, _LANES, 2, 4).transpose(2, 3)
     planes = [plane.reshape(row_tiles, steps, -1).to(torch.int32) for plane in (vectors, low)]
     return torch.cat(planes, dim=2).view(torch.uint8)
 

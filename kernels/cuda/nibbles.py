@@ -18,19 +18,27 @@ from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
+    MMA_TOKENS,
+    MOST_FEW,
     AnyImmaConfig,
+    ImmaConfig,
     TileFormat,
-    col_tiles_for,
-    every_few,
-    few_tokens,
+    every_few_nibbles,
+    few_nibbles,
 )
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
+from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
+from kernels.formats.symmetric import STATIC_SCALE, quantize_static
+from kernels.runtime.module import sm_count
 from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
 
 _BITS, _MASK = 4, 15
+_SHORT_K = 5120
+_LONGEST_K = (2**31 - 1) // 2**14  # products of two int8 codes that an int32 holds
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
@@ -48,6 +56,23 @@ def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
     return ordered.reshape(row_tiles, groups, -1)
 
 
+def config_for(gemm: GemmWorkload, sms: int) -> ImmaConfig | None:
+    """What won most often on an H200 among shapes with so many row tiles for each SM.
+
+    None: for more than 8 tokens. Weights that cost more to widen want more warps than flexq-imma's.
+    """
+    if gemm.m > MMA_TOKENS:
+        return None
+    row_tiles_an_sm = gemm.n / MMA_ROWS / sms
+    if row_tiles_an_sm > 8:
+        return ImmaConfig(2, 4, 2, 1, 1, 1)
+    if row_tiles_an_sm > 5:
+        return ImmaConfig(2, 8, 2, 1, 0, 1)
+    if row_tiles_an_sm > 4 or (row_tiles_an_sm > 2 and gemm.k <= _SHORT_K):
+        return ImmaConfig(1, 8, 2, 1, 0, 1)
+    return ImmaConfig(2, 16, 2, 1, 0, 1) if row_tiles_an_sm > 2 else ImmaConfig(1, 16, 3, 1, 0, 1)
+
+
 class _TokenScaledGemm(ImmaGemm):
     """What both have in common: activations in INT8 with one dynamic scale a token."""
 
@@ -58,10 +83,14 @@ class _TokenScaledGemm(ImmaGemm):
         return False
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return few_tokens(col_tiles_for(m))
+        return few_nibbles(m)
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        return every_few()
+        return every_few_nibbles()
+
+    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
+        sms = sm_count(torch.cuda.current_device())
+        return config_for(gemm, sms) or super().default_config(gemm)
 
     def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
@@ -84,22 +113,53 @@ class GroupScaledGemm(_TokenScaledGemm):
         buffers = {"tiles": tile_nibbles(weight.values), "scales": tile_scales(scales)}
         return PackedOperand(buffers, weight.rows, weight.k)
 
+    def builds(self) -> Sequence[Build]:
+        """The largest of few and of more tokens; `dgq-w4a8` has every one of the same source."""
+        return [few_nibbles(m)[-1].build(self.tiles) for m in (1, MOST_FEW)]
+
 
 class DualGrainedGemm(_TokenScaledGemm):
-    """`dgq-w4a8`. The packer refuses weights that don't fit int8 with their group's scale."""
+    """`dgq-w4a8`, and `[static]` with one scale for all activations.
+
+    The packer refuses weights that don't fit int8 with their group's scale.
+    """
 
     tiles = TileFormat(_BITS, dual_grained=True, a_grouped=False)
-    spec = KernelSpec(
-        name="dgq-w4a8",
-        backend="cuda",
-        weight=OperandFormat(_BITS, GROUP, kind="dual"),
-        activation=OperandFormat(8),
-        summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K",
-    )
+
+    def __init__(self, variant: str = "") -> None:
+        self.spec = KernelSpec(
+            name="dgq-w4a8",
+            variant=variant,
+            backend="cuda",
+            weight=OperandFormat(_BITS, GROUP, kind="dual"),
+            activation=OperandFormat(8),
+            summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
+            + (", activations with one static scale" if variant else ""),
+        )
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        """With a `static` scale where there is one: a layer's own may be written there."""
+        packed = super().empty_activation(m, k, device)
+        if not self.spec.variant:
+            return packed
+        static = torch.full((1,), STATIC_SCALE, dtype=torch.float32, device=device)
+        return PackedOperand(packed.buffers | {"static": static}, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        b = packed.buffers
+        INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"))
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
         int8_values(weight)
+        if weight.k > _LONGEST_K:
+            raise ShapeError(
+                f"{self.spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
+                f"{weight.k:,}: pick group-w4a8, or split the layer along K"
+            )
         assert weight.zero_points is not None  # int8_values has looked
         assert weight.row_scales is not None  # checked_scales has
         # Past K, zero: as a code, that is what the zero point takes away again.

@@ -19,10 +19,19 @@ class RowKernels:
 
     build: Build
 
-    def quantize(self, x: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M]."""
+    def quantize(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        given: torch.Tensor | None = None,
+    ) -> None:
+        """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M].
+
+        given: FP32 [1], a scale for every row. None: each row's own.
+        """
         m, k = x.shape
-        arguments = (x.contiguous(), codes, scales, k, codes.shape[1])
+        arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given)
         function = load_function(self.build, "quantize_rows")
         function.launch((m, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
 

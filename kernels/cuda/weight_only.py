@@ -168,7 +168,7 @@ class WeightOnlyGemm(LinearKernel):
         blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
         chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
         values = x.buffers["values"]
-        load_function(self._build(c), "weight_only").launch(
+        load_function(self.build(c), "weight_only").launch(
             (blocks, chunks, 1),
             c.warps * 32,
             (
@@ -193,21 +193,20 @@ class WeightOnlyGemm(LinearKernel):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         device = torch.cuda.current_device()
         allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = self.configs(_col_tiles(gemm.m))
+        configs = self.configs(tiles_for(gemm.m))
         return [
-            c for c in configs if self._shared_bytes(c) <= allowed and self._build(c).runs_on(arch)
+            c for c in configs if self._shared_bytes(c) <= allowed and self.build(c).runs_on(arch)
         ]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        warps = 8 if _col_tiles(gemm.m) <= 2 else 4
-        return WeightOnlyConfig(2, warps, 2, 1, 0, _col_tiles(gemm.m))
+        return WeightOnlyConfig(2, 8, 2, 1, 0, tiles_for(gemm.m))
 
     def builds(self) -> Sequence[Build]:
-        return [self._build(c) for tiles in COL_TILES for c in self.configs(tiles)]
+        return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
-        return [self._build(chosen)]
+        return [self.build(chosen)]
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
@@ -217,7 +216,8 @@ class WeightOnlyGemm(LinearKernel):
         few_warps = [c for c in configs if c.row_tiles == 1 or c.warps <= 8]
         return [c for c in few_warps if col_tiles == 2 or c.row_tiles <= 2]
 
-    def _build(self, c: WeightOnlyConfig) -> Build:
+    def build(self, c: WeightOnlyConfig) -> Build:
+        """How csrc/weight_only.cu is compiled for a configuration."""
         defines = {name.upper(): value for name, value in asdict(c).items()}
         return Build.of(
             "weight_only.cu",
@@ -238,5 +238,6 @@ def _padded_k(k: int) -> int:
     return -(-k // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
 
 
-def _col_tiles(m: int) -> int:
+def tiles_for(m: int) -> int:
+    """Tiles of 8 tokens that one block takes of m tokens."""
     return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])

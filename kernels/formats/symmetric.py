@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from kernels.errors import ShapeError
 from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
 from kernels.formats.operand import Operand
 
+# One for activations where a calibration brings none: 127 of it is 95, past which a standard normal
+# distribution with outliers 20 times as large hardly goes.
+STATIC_SCALE = 0.75
 BALANCED_TOP = 2  # bit-balanced 2-bit codes: -2 … 2, which take three bits (ABQ-LLM's W2*)
 
 
@@ -73,3 +78,19 @@ def integer_codes(
     if zeros is not None:
         codes += zeros.to(codes.dtype)
     return codes.clamp_(*limits)
+
+
+def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE) -> Operand:
+    """Quantize [rows, K] with one scale that was chosen before, the same for every row.
+
+    code = clamp(round_half_even(x / scale)) by an FP32 division: what is past the range saturates.
+    scale: a positive FP16 number. Raises ShapeError if it is none, and ValueError for NaN.
+    """
+    if not (0 < scale < math.inf and float(torch.tensor(scale).half()) == scale):
+        raise ShapeError(f"a static scale is a positive FP16 number, got {scale}")
+    if bool(torch.isnan(matrix).any()):
+        raise ValueError("cannot quantize NaN: find out where the input got it")
+    top = 2 ** (bits - 1) - 1
+    codes = (matrix.float() / scale).round().clamp(-top - 1, top).to(torch.int8)
+    scales = torch.full((matrix.shape[0], 1), scale, dtype=torch.float16, device=matrix.device)
+    return Operand(codes, scales, bits, None)

@@ -27,6 +27,7 @@ KERNELS = (
     "fp6-w6a16[fine]",
     "fp5-w5a16",
     "dgq-w4a8",
+    "dgq-w4a8[static]",
     "group-w4a8",
     "atom-w4a4",
     "abq-w2*a8",

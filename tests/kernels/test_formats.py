@@ -14,6 +14,7 @@ from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
 from kernels.formats import Operand, quantize_symmetric
 from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
+from kernels.formats.symmetric import quantize_static
 from kernels.registry import resolve
 
 
@@ -154,3 +155,19 @@ def test_balanced_kernels_refuse_codes_past_two() -> None:
     kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None, top=2))
     with pytest.raises(ShapeError, match="within ±2, got one of 3"):
         kernel.pack_weight(quantize_symmetric(torch.ones(1, 4), 3, None))
+
+
+def test_a_static_scale_is_every_rows_and_saturates() -> None:
+    matrix = torch.tensor([[0.75, -1.125, 0.375], [1e4, -1e4, 0.0]]).half()
+
+    operand = quantize_static(matrix, 8, 0.75)
+
+    assert operand.values.tolist() == [[1, -2, 0], [127, -128, 0]]
+    assert operand.scales is not None
+    assert operand.scales.tolist() == [[0.75], [0.75]]
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 0.1, math.nan, math.inf])
+def test_a_static_scale_that_is_no_fp16_number_is_refused(scale: float) -> None:
+    with pytest.raises(ShapeError, match="positive FP16 number"):
+        quantize_static(torch.ones(1, 4), 8, scale)

@@ -63,6 +63,11 @@ def test_every_source_is_some_kernels() -> None:
         ("abq-w8a8", "abq", "BMMA"),
         ("w8a16", "weight_only", "HMMA"),
         ("w4a16", "weight_only", "HMMA"),
+        ("fp6-w6a16", "weight_only", "HMMA"),
+        ("fp5-w5a16", "weight_only", "HMMA"),
+        ("dgq-w4a8", "flexq_imma", "IMMA"),
+        ("group-w4a8", "flexq_imma", "IMMA"),
+        ("atom-w4a4", "flexq_imma", "IMMA"),
     ],
 )
 def test_a_kernel_runs_on_its_tensor_core(

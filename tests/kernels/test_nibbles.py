@@ -163,3 +163,14 @@ def test_an_operand_refuses_zero_points_of_another_shape() -> None:
 
     with pytest.raises(ShapeError, match="zero points must be 2x3"):
         Operand(codes, scales, 4, GROUP, torch.zeros(2, 2, dtype=torch.int8))
+
+
+def test_k_past_what_int32_sums_is_refused() -> None:
+    kernel = resolve("dgq-w4a8", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    longest = operands.random_dual_grained(1, 131071, GROUP, seed=1)
+    too_long = operands.random_dual_grained(1, 131072, GROUP, seed=1)
+
+    kernel.pack_weight(longest)
+    with pytest.raises(ShapeError, match="at most 131,071, got 131,072"):
+        kernel.pack_weight(too_long)

@@ -1,0 +1,124 @@
+"""How near every configuration of some kernels comes to the read floor, over a suite's shapes.
+
+    python benchmarks/kernels/candidates.py --kernels fp6-w6a16,dgq-w4a8 --m 1,4,8 [--suite NAME]
+        [--seconds N] [--out times.json.gz]
+
+Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
+takes a second a case where a measurement takes several. It prints, for each kernel and number of
+tokens, the geometric mean over the shapes of floor / fastest, the least of them, and what the
+configuration that runs without tuning loses. The floor is the fastest way to read weights of that
+width.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flexq_bench.measure import Meter
+from flexq_bench.measure.prepared import PreparedCase
+from flexq_bench.probes import floor_kernel
+from kernels.contract import Config
+from kernels.registry import resolve
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+from workloads.ranges import parse_ranges
+from workloads.suites import load_suite
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One kernel on one shape, in microseconds. default_us: of the configuration without tuning."""
+
+    kernel: str
+    gemm: GemmWorkload
+    floor_us: float
+    best_us: float
+    best: dict[str, Any]
+    default_us: float
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
+    """Every configuration's time, the fastest first."""
+    timed = [(microseconds, config) for config, microseconds in prepared.time_candidates()]
+    return sorted(timed, key=lambda pair: pair[0])
+
+
+def measure(
+    kernels: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]], seconds: float
+) -> list[Timed]:
+    """Shape by shape, until the seconds are over."""
+    meter, began, found = Meter("cuda"), time.monotonic(), []
+    with meter.device_guard():
+        for n, k in shapes:
+            if time.monotonic() - began > seconds:
+                say(f"ended after {seconds:.0f} s, before {n}x{k}")
+                break
+            floors: dict[int, float] = {}
+            for kernel in kernels:
+                bits = resolve(kernel, "cuda").spec.weight.bits
+                if bits not in floors:
+                    floor = Case(kernel=floor_kernel(bits), gemm=GemmWorkload(1, n, k))
+                    floors[bits] = times_of(meter.prepare(floor))[0][0]
+                for m in tokens:
+                    gemm = GemmWorkload(m, n, k)
+                    prepared = meter.prepare(Case(kernel=kernel, gemm=gemm))
+                    default, timed = prepared.config, times_of(prepared)
+                    (best_us, best), slowest = timed[0], timed[-1][0]
+                    default_us = next((us for us, config in timed if config == default), slowest)
+                    row = Timed(kernel, gemm, floors[bits], best_us, best.as_dict(), default_us)
+                    found.append(row)
+                    share = f"{row.floor_us / best_us:.0%}"
+                    say(f"{kernel} {m}x{n}x{k} {best_us:.2f} us, {share} of the floor: {row.best}")
+    return found
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def report(found: Sequence[Timed]) -> None:
+    say("| kernel | M | shapes | % of floor | least | the default loses |")
+    say("| --- | ---: | ---: | ---: | ---: | ---: |")
+    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in found):
+        rows = [row for row in found if (row.kernel, row.gemm.m) == (kernel, m)]
+        shares = [row.floor_us / row.best_us for row in rows]
+        lost = geometric_mean([row.default_us / row.best_us for row in rows]) - 1
+        say(
+            f"| {kernel} | {m} | {len(rows)} | {100 * geometric_mean(shares):.1f} "
+            f"| {100 * min(shares):.1f} | {lost:.1%} |"
+        )
+
+
+def save(found: Sequence[Timed], path: Path) -> None:
+    rows = json.dumps([asdict(row) for row in found])
+    path.write_bytes(gzip.compress(rows.encode(), mtime=0))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kernels", required=True)
+    parser.add_argument("--m", default="1,4,8")
+    parser.add_argument("--suite", default="paper-fig10")
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    suite = load_suite(given.suite)
+    sizes = dict.fromkeys((shape.n, shape.k) for shape in suite.shapes)
+    results = measure(given.kernels.split(","), parse_ranges(given.m), list(sizes), given.seconds)
+    report(results)
+    if given.out:
+        save(results, given.out)
