@@ -20,7 +20,7 @@ from db.queries.nightly import (
     ChangePointRow,
     NightState,
     change_points_of,
-    nights,
+    night_states,
     series_identity_of,
 )
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
@@ -118,7 +118,7 @@ __all__ = [
     "latest_runs",
     "list_series",
     "missing_cases",
-    "nights",
+    "night_states",
     "noise_book",
     "noise_floors",
     "progress",
