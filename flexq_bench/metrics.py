@@ -14,7 +14,7 @@ _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
 
 def prometheus_text(session: Session) -> str:
-    """Metrics of unfinished runs, live workers and requests, in the text exposition format 0.0.4."""
+    """Metrics of unfinished runs, live workers and requests, in the text format 0.0.4."""
     now = datetime.now(UTC)
     runs = queries.progress(session)
     workers = queries.workers(session, live=True)

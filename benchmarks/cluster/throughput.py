@@ -140,8 +140,8 @@ def main() -> None:
         print(  # noqa: T201
             f"{'SQLite' if database.path else 'PostgreSQL'}: {len(cases):,} cases, "
             f"{arguments.workers} workers: declared in {declared - began:.1f} s, measured in "
-            f"{done - declared:.1f} s, {len(cases) / (done - declared):,.0f} cases a second; the coordinator used "
-            f"{cpu:.1f} s of CPU"
+            f"{done - declared:.1f} s, {len(cases) / (done - declared):,.0f} cases a second; "
+            f"the coordinator used {cpu:.1f} s of CPU"
         )
 
 

@@ -1,9 +1,10 @@
-"""`flexq-bench sweep`: kernels on shapes that a person types, or on a model's layers."""
+"""`flexq-bench sweep`: kernels on shapes that a person types, or on those of a model or a run."""
 
 from __future__ import annotations
 
 from itertools import product
-from typing import Annotated, TypeVar
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -26,24 +27,25 @@ from flexq_bench.commands.options import (
     tuning_of,
 )
 from flexq_bench.errors import UsageError
-from workloads.case import CacheMode, Stage
+from flexq_bench.sweeps import CACHES, STAGES, Sweep, known_words
 from workloads.models import get_model
-from workloads.names import unknown
-from workloads.ranges import parse_ranges
-from workloads.suite import Group, Shape, Suite, layer_shapes
+from workloads.suite import Shape, layer_shapes
 
 _ALL_KERNELS = ("*",)
-_STAGES: tuple[Stage, ...] = ("gemm", "linear")
-_CACHES: tuple[CacheMode, ...] = ("cold", "hot")
-
-Word = TypeVar("Word", Stage, CacheMode)
+_SIZES = (1, 2, 4, 8, 16)
 
 
 def sweep(
     kernels: KernelsOption = None,
     m: Annotated[
-        str, typer.Option("--m", metavar="RANGES", help="Tokens: 1,2,4:64:x2.")
-    ] = "1,2,4,8,16",
+        str | None,
+        typer.Option(
+            "--m",
+            metavar="RANGES",
+            help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16.",
+            show_default=False,
+        ),
+    ] = None,
     n: Annotated[str | None, typer.Option("--n", metavar="RANGES", help="Output features.")] = None,
     k: Annotated[str | None, typer.Option("--k", metavar="RANGES", help="Input features.")] = None,
     model: Annotated[
@@ -54,12 +56,27 @@ def sweep(
         str,
         typer.Option("--layers", metavar="NAMES", help="With --model: fused, separate, or names."),
     ] = "fused",
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="RUN",
+            help="The cases of this run (its uuid's beginning); --kernels and --m replace its own.",
+        ),
+    ] = None,
     stage: Annotated[
         str, typer.Option("--stage", metavar="STAGES", help="gemm, linear or both: gemm,linear.")
     ] = "gemm",
     cache: Annotated[
         str, typer.Option("--cache", metavar="MODES", help="cold, hot or both: cold,hot.")
     ] = "cold",
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw times over M as a .png file.")
+    ] = None,
+    queue: Annotated[
+        bool,
+        typer.Option("--queue", help="Have `flexq-bench worker` measure it, wherever one runs."),
+    ] = False,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
@@ -73,28 +90,53 @@ def sweep(
     as_json: JsonFileOption = None,
     out: OutOption = None,
 ) -> None:
-    """Measure kernels on every combination of M, N and K, or on a model's layers.
+    """Measure kernels on every combination of M, N and K, on a model's layers, or as a run had.
 
-    Exit codes as of `run`.
+    Says first how long it will take, if anything like it was measured before. The results are
+    stored like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.commands import measuring
     from flexq_bench.commands.result_files import ResultFiles
 
-    asked = split_names(kernels)
-    group = Group(
-        asked or _ALL_KERNELS,
-        parse_ranges(m),
-        _shapes(n, k, model, layers),
-        _words("stage", stage, _STAGES),
-        _words("cache", cache, _CACHES),
-    )
-    suite = Suite("sweep", "shapes typed at the command line", "", (group,))
+    asked, sizes = split_names(kernels), split_sizes(_from_file("--m", m))
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
-    setup = measuring.Setup(
-        db, cluster, fleet, backend, device, seed, tuning, ResultFiles(as_json, out)
-    )
+    files = ResultFiles(as_json, out, plot)
+    setup = measuring.Setup(db, cluster, fleet, backend, device, seed, tuning, files, streams=True)
+    if like is not None:
+        if n is not None or k is not None or model is not None or queue:
+            raise UsageError(
+                "--like has the run's own shapes: drop --n, --k, --model and --queue"
+            )
+        from flexq_bench.commands.sweep_like import suite_like
+
+        suite = suite_like(like, asked, sizes, db)
+    else:
+        chosen = Sweep(
+            asked or _ALL_KERNELS,
+            sizes or _SIZES,
+            _shapes(_from_file("--n", n), _from_file("--k", k), model, layers),
+            known_words("stage", split_names(stage) or (), STAGES),
+            known_words("cache", split_names(cache) or (), CACHES),
+        )
+        if queue:
+            from flexq_bench.commands.sweep_like import queue_sweep
+
+            queue_sweep(chosen, setup)
+            raise typer.Exit(0)
+        suite = chosen.suite()
     raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", setup))
+
+
+def _from_file(option: str, text: str | None) -> str | None:
+    """`@FILE`: the sizes that it holds, separated by commas or white space."""
+    if text is None or not text.startswith("@"):
+        return text
+    try:
+        content = Path(text[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option} {text}: the file can't be read: {error}") from error
+    return ",".join(content.replace(",", " ").split())
 
 
 def _shapes(n: str | None, k: str | None, model: str | None, layers: str) -> tuple[Shape, ...]:
@@ -107,11 +149,3 @@ def _shapes(n: str | None, k: str | None, model: str | None, layers: str) -> tup
     if ns is None or ks is None:
         raise UsageError("which layers? Give --n and --k, or --model (see list models)")
     return tuple(Shape(a, b, layer="") for a, b in product(ns, ks))
-
-
-def _words(kind: str, text: str, known: tuple[Word, ...]) -> tuple[Word, ...]:
-    asked = split_names(text) or ()
-    for word in asked:
-        if word not in known:
-            raise UsageError(unknown(kind, word, known))
-    return tuple(word for word in known if word in asked)
