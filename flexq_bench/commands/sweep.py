@@ -105,9 +105,7 @@ def sweep(
     setup = measuring.Setup(db, cluster, fleet, backend, device, seed, tuning, files, streams=True)
     if like is not None:
         if n is not None or k is not None or model is not None or queue:
-            raise UsageError(
-                "--like has the run's own shapes: drop --n, --k, --model and --queue"
-            )
+            raise UsageError("--like has the run's own shapes: drop --n, --k, --model and --queue")
         from flexq_bench.commands.sweep_like import suite_like
 
         suite = suite_like(like, asked, sizes, db)
