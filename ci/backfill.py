@@ -55,7 +55,7 @@ def find_gaps(
     """
     gaps: list[Gap] = []
     with database.session() as session:
-        for stored in queries.nights(session, suite=suite):
+        for stored in queries.night_states(session, suite=suite):
             if stored.name >= night or stored.gpu not in gpus or stored.dirty:
                 continue
             missing = len(queries.missing_cases(session, stored.run))
@@ -83,7 +83,9 @@ def fill_gap(
     with database.session() as session:
         left = len(queries.missing_cases(session, gap.run))
         if not left:
-            [stored] = [n for n in queries.nights(session, name=gap.night) if n.run == gap.run]
+            [stored] = [
+                n for n in queries.night_states(session, name=gap.night) if n.run == gap.run
+            ]
             info = NightInfo(stored.key, stored.name, stored.suite, stored.gpu, stored.run)
             # Its verdicts are later nights': they compare with what is trusted by now.
             set_night(session, info, "done", at=datetime.now(UTC))

@@ -268,7 +268,7 @@ def _declare_absent(
     """Runs without a device for kinds that were there lately, so that their gap is seen."""
 
     with database.session() as session:
-        earlier = queries.nights(session, suite=suite.name, limit=_AWAY_NIGHTS * 10)
+        earlier = queries.night_states(session, suite=suite.name, limit=_AWAY_NIGHTS * 10)
         names = sorted({night.name for night in earlier}, reverse=True)[:_AWAY_NIGHTS]
         plans = {
             night.gpu: queries.run_info(session, night.run).plan
@@ -326,7 +326,7 @@ def _missing(database: Database, run: RunInfo) -> set[str]:
 
 def _stored(database: Database, key: str) -> queries.NightState | None:
     with database.session() as session:
-        found = queries.nights(session, key=key)
+        found = queries.night_states(session, key=key)
     return found[0] if found else None
 
 

@@ -143,18 +143,28 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     return checked
 
 
-def _conform(value: Any, hint: Any, name: str) -> Any:
-    if NoneType in get_args(hint):
-        if value is None:
-            return None
+@cache
+def _parts(hint: Any) -> tuple[bool, Any, Any, Any]:
+    """Of a field's type: may it be null, the type itself, what it is made of, and its last part."""
+    optional = NoneType in get_args(hint)
+    if optional:
         hint = get_args(hint)[0]
-    if is_dataclass(hint):
-        return _info(value, hint, name)
-    if get_origin(hint) is tuple:
-        return _sequence(value, get_args(hint)[0], name)
-    if get_origin(hint) is dict:
-        return _mapping(value, get_args(hint)[1], name)
-    return _scalar(value, hint, name)
+    parts = get_args(hint)
+    last = next((part for part in reversed(parts) if part is not Ellipsis), None)
+    return optional, hint, get_origin(hint), last
+
+
+def _conform(value: Any, hint: Any, name: str) -> Any:
+    optional, kind, origin, part = _parts(hint)
+    if optional and value is None:
+        return None
+    if origin is tuple:
+        return _sequence(value, part, name)
+    if origin is dict:
+        return _mapping(value, part, name)
+    if is_dataclass(kind):
+        return _info(value, kind, name)
+    return _scalar(value, kind, name)
 
 
 def _info(value: Any, kind: Any, name: str) -> Any:

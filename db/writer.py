@@ -6,7 +6,7 @@ stays true until it is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any
@@ -84,6 +84,9 @@ class Writer:
         self._pending.clear()
         if not records:
             return
+        self._find_series(records)
+        self._find_devices(records)
+        self._find_epochs(records)
         returned = self._session.execute(
             insert(Measurement).returning(Measurement.uuid, Measurement.id),
             [self._measurement_row(record) for record in records],
@@ -151,9 +154,7 @@ class Writer:
         """The id of a device in its state."""
         key = ("device", info)
         if key not in self._ids:
-            row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
-            row["fingerprint"] = fingerprint(row)
-            self._ids[key] = self._one(Device, row, by=("fingerprint",))
+            self._ids[key] = self._one(Device, _device_row(info), by=("fingerprint",))
         return self._ids[key]
 
     def environment(self, content: Mapping[str, str]) -> int:
@@ -166,11 +167,76 @@ class Writer:
 
     def series(self, identity: Mapping[str, Any]) -> int:
         """The id of a series by its identity (see `series_identity`): every part of it."""
-        key = ("series", *(identity[name] for name in _IDENTITY))
+        key = _series_key(identity)
         if key not in self._ids:
             row = {**identity, "identity_hash": fingerprint(identity)}
             self._ids[key] = self._one(Series, row, by=("identity_hash",))
         return self._ids[key]
+
+    def _find_series(self, records: Sequence[Record]) -> None:
+        """Know the series of all records, in two statements rather than two a record."""
+        identities = {_series_key(one): one for one in map(series_identity, records)}
+        rows = {
+            key: {**identity, "identity_hash": fingerprint(identity)}
+            for key, identity in identities.items()
+            if key not in self._ids
+        }
+        self._find_all(Series, rows, by="identity_hash")
+
+    def _find_devices(self, records: Sequence[Record]) -> None:
+        """Know the devices of all records, as `_find_series`."""
+        rows: dict[tuple[object, ...], dict[str, Any]] = {
+            ("device", info): _device_row(info)
+            for info in {record.device for record in records}
+            if ("device", info) not in self._ids
+        }
+        self._find_all(Device, rows, by="fingerprint")
+
+    def _find_all(
+        self, table: type[Base], rows: Mapping[tuple[object, ...], Mapping[str, Any]], *, by: str
+    ) -> None:
+        """Know the id of each row by its key; those that are not stored are inserted."""
+        if not rows:
+            return
+        columns = table.__table__.columns
+        wanted = (columns[by], columns["id"])
+        values = [row[by] for row in rows.values()]
+        stored = self._session.execute(select(*wanted).where(columns[by].in_(values)))
+        known = {row[0]: row[1] for row in stored}
+        new = {row[by]: row for row in rows.values() if row[by] not in known}
+        if new:
+            returning = insert(table).returning(*wanted)
+            inserted = self._session.execute(returning, list(new.values()))
+            known |= {row[0]: row[1] for row in inserted}
+        for key, row in rows.items():
+            self._ids[key] = known[row[by]]
+
+    def _find_epochs(self, records: Sequence[Record]) -> None:
+        """Know the epochs of all records, as `_find_series`. New ones begin with the earliest."""
+        rows: dict[tuple[int, int], dict[str, Any]] = {}
+        for record in records:
+            pair = self.series(series_identity(record)), self.environment(record.environment)
+            at = _moment(record.created_at)
+            if ("epoch", *pair) in self._ids or (pair in rows and rows[pair]["opened_at"] <= at):
+                continue
+            rows[pair] = {
+                "series_id": pair[0],
+                "environment_id": pair[1],
+                "first_run_id": self.run(record.run, self.commit(record.commit)),
+                "opened_at": at,
+            }
+        if not rows:
+            return
+        columns = (Epoch.series_id, Epoch.environment_id, Epoch.id, Epoch.opened_at)
+        stored = select(*columns).where(Epoch.series_id.in_([series for series, _ in rows]))
+        found = list(self._session.execute(stored))
+        there = {(row.series_id, row.environment_id) for row in found}
+        new = [row for pair, row in rows.items() if pair not in there]
+        if new:
+            found += self._session.execute(insert(Epoch).returning(*columns), new)
+        for row in found:
+            self._ids["epoch", row.series_id, row.environment_id] = row.id
+            self._opened[row.id] = row.opened_at
 
     def _measurement_row(self, record: Record) -> dict[str, Any]:
         commit_id = self.commit(record.commit)
@@ -202,18 +268,7 @@ class Writer:
         return self._insert(Run, row)
 
     def _epoch(self, series_id: int, environment_id: int, run_id: int, created_at: datetime) -> int:
-        key = ("epoch", series_id, environment_id)
-        row = {
-            "series_id": series_id,
-            "environment_id": environment_id,
-            "first_run_id": run_id,
-            "opened_at": created_at,
-        }
-        if key not in self._ids:
-            self._ids[key] = self._one(Epoch, row, by=("series_id", "environment_id"))
-            opened = select(Epoch.opened_at).where(Epoch.id == self._ids[key])
-            self._opened[self._ids[key]] = self._session.scalars(opened).one()
-        epoch_id = self._ids[key]
+        epoch_id = self._ids["epoch", series_id, environment_id]  # by _find_epochs
         # Results may be imported in any order; the epoch still begins with the earliest.
         if created_at < self._opened[epoch_id]:
             self._opened[epoch_id] = created_at
@@ -246,6 +301,15 @@ class Writer:
     def _insert(self, table: type[Base], row: Mapping[str, Any]) -> int:
         columns = table.__table__.columns
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
+
+
+def _device_row(info: DeviceInfo) -> dict[str, Any]:
+    row = {item.name: getattr(info, item.name) for item in fields(DeviceInfo)}
+    return {**row, "fingerprint": fingerprint(row)}
+
+
+def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
+    return ("series", *(identity[name] for name in _IDENTITY))
 
 
 def _sample_row(measurement_id: int, record: Record) -> dict[str, Any]:

@@ -24,12 +24,14 @@ from flexq_bench.commands import (
     run,
     sensitivity,
     static,
+    status,
     sweep,
     worker,
 )
 from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.logs import JsonFormatter
 
 DEBUG = "--debug"
 ROOMS = ("workloads", "kernels", "flexq_bench", "db", "dashboard", "ci")
@@ -43,6 +45,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("status")(status.status)
 app.command("worker")(worker.worker)
 app.command("accuracy")(accuracy.accuracy)
 app.command("sensitivity")(sensitivity.sensitivity)
@@ -76,14 +79,20 @@ def configure(
     verbose: Annotated[
         int, typer.Option("-v", "--verbose", count=True, help="Say what is done; -vv: all of it.")
     ] = 0,
+    log_json: Annotated[
+        bool,
+        typer.Option("--log-json", help="Log lines as JSON, with run, job and worker; as -v."),
+    ] = False,
     version: Annotated[
         bool,
         typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
     ] = False,
 ) -> None:
-    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if verbose else logging.WARNING
+    said = verbose or log_json
+    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if said else logging.WARNING
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(f"{NAME}: %(message)s"))
+    people = logging.Formatter(f"{NAME}: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_json else people)
     for room in ROOMS:  # ours only: what libraries log is not for the person at the terminal
         logger = logging.getLogger(room)
         logger.handlers[:] = [handler]

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from db.records import Record
 from flexq_bench.comparing import BASELINE, Result, Row, common_speedups, half_width_percent
 from flexq_bench.probes import EMPTY_KERNEL, is_probe
 from workloads.case import kernel_label
@@ -121,3 +122,11 @@ def _number(value: float | None, digits: int = 4) -> str:
         return f"{value:g}"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
+
+
+def result_line(record: Record) -> str:
+    """A result as it comes, in one line."""
+    if record.median_us is None:
+        return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
+    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"
+    return f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}"

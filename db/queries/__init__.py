@@ -25,7 +25,7 @@ from db.queries.nightly import (
     ChangePointRow,
     NightState,
     change_points_of,
-    nights,
+    night_states,
     series_identity_of,
 )
 from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
@@ -165,7 +165,7 @@ __all__ = [
     "list_series",
     "missing_cases",
     "model_scores",
-    "nights",
+    "night_states",
     "noise_book",
     "noise_floors",
     "progress",

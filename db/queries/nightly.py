@@ -39,7 +39,7 @@ class ChangePointRow:
     after: float
 
 
-def nights(
+def night_states(
     session: Session,
     *,
     key: str | None = None,

@@ -300,6 +300,13 @@ class Coordinator:
         known = self._known(place.member)
         news, place.told = known[place.told :], len(known)
         place.job, place.since, place.last = job, self._clock(), job.shape
+        log.info(
+            "%s, attempt %d, on %s",
+            job.case.key,
+            job.attempt,
+            place.member.gpu,
+            extra={"run": job.run, "job": job.id, "worker": place.member.uuid},
+        )
         self._crew.start(place.member.uuid, job.case, news)
 
     def _take_back(self, job: Job, member: Member, deaths: int) -> None:

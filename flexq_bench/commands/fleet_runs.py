@@ -12,6 +12,7 @@ from db.records import CommitInfo, RunInfo
 from flexq_bench.cluster import Fleet, Kind, RayCrew, Work, open_fleet, parse_times
 from flexq_bench.commands.measuring import (
     Setup,
+    announce,
     asked_backend,
     carry_out_and_report,
     warn_of_skipped,
@@ -59,12 +60,14 @@ def measure_on_fleet(suite: Suite, asked_kernels: Sequence[str], trigger: str, s
     """Measure a suite on every kind of GPU of a cluster; the exit code."""
     commit = current_commit()
     with open_database(setup.db) as database, fleet_of(database, setup, commit) as fleet:
-        works = []
+        works, planned = [], []
         for kind in chosen_kinds(fleet, setup):
             plan = build_plan(suite, kind.backend, kind.capability, asked_kernels=asked_kernels)
             warn_of_skipped(plan)
             run = new_run(plan.suite, trigger, plan.keys)
             works.append(fleet.declare(run, kind.gpu, plan.cases, repetitions=setup.fleet.repeat))
+            planned.append((kind.gpu, kind.workers, plan.cases))
+        announce(database, planned, setup)
         return _measure(database, fleet, works, setup)
 
 

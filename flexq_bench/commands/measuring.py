@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -20,20 +21,23 @@ from flexq_bench.commands.output import console, say
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.comparing import compare_with_baseline
+from flexq_bench.costs import read_costs
 from flexq_bench.errors import UsageError
 from flexq_bench.execution import LocalExecutor
 from flexq_bench.measure import Tuning
 from flexq_bench.plan import Plan, build_plan
 from flexq_bench.provenance import current_commit
 from flexq_bench.references import keep_references
-from flexq_bench.report import problem_lines, published_table, results_table
+from flexq_bench.report import problem_lines, published_table, result_line, results_table
 from flexq_bench.running import OnRecord, execute_plan, new_run, verdict_of_run, worst
+from flexq_bench.sweep_plot import write_plot
 from kernels.contract import Backend
 from workloads.case import Case
 from workloads.published import published_speedups
 from workloads.suite import Suite
 
 NO_CLUSTER = "none"
+RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +57,10 @@ class FleetSetup:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Where to measure, where to store, and what to write beside. seed None: of the run, or 0."""
+    """Where to measure, where to store, and what to write beside.
+
+    seed None: of the run, or 0. streams: say how long it will take, and each result as it comes.
+    """
 
     db: str | None
     cluster: str = NO_CLUSTER
@@ -63,6 +70,7 @@ class Setup:
     seed: int | None = None
     tuning: Tuning = Tuning.REMEMBERED
     files: ResultFiles = field(default_factory=ResultFiles)
+    streams: bool = False
 
     @property
     def people(self) -> Console:
@@ -83,7 +91,25 @@ def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setu
         warn_of_skipped(plan)
         executor.check(plan.cases)
         run = new_run(plan.suite, trigger, plan.keys)
+        announce(database, [(executor.gpu, 1, plan.cases)], setup)
         return carry_out(database, executor, plan.cases, run, current_commit(), setup)
+
+
+def announce(
+    database: Database, works: Sequence[tuple[str, int, Sequence[Case]]], setup: Setup
+) -> None:
+    """Say how much there is to measure, and how long it takes if anything like it was measured.
+
+    works: SKU, how many of it, and the cases for it.
+    """
+    if not setup.streams:
+        return
+    for gpu, devices, cases in works:
+        with database.session() as session:
+            seconds = read_costs(session, gpu).total(cases)
+        known = "nothing like it was measured before"
+        took = known if seconds is None else f"about {seconds / devices:.0f} s"
+        say(setup.people, f"{len(cases)} cases on {devices} × {gpu}: {took}")
 
 
 def warn_of_skipped(plan: Plan) -> None:
@@ -151,7 +177,7 @@ def carry_out_and_report(
         for run in runs
     )
     try:
-        with ended_by_terminate(), progress(total) as advance:
+        with ended_by_terminate(), progress(total, streams=setup.streams) as advance:
             measure(advance)
     except KeyboardInterrupt:
         for run in runs:
@@ -185,19 +211,22 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
     if missing:
         say(out, f"{len(missing)} of {len(run.plan)} planned cases have no result")
     setup.files.write(records)
+    if setup.files.plot is not None:
+        drawn = write_plot(results, Path(setup.files.plot))
+        say(out, f"plot: {setup.files.plot}, {drawn} shapes")
     for path in setup.files.paths:
         say(out, f"records: {path}")
     say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
     show = invocation.command("dashboard", *invocation.database_arguments(database))
-    say(out, f"look at them: {show}")
+    say(out, f"look at them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
     return int(verdict_of_run(records, missing))
 
 
 @contextmanager
-def progress(total: int | None) -> Iterator[OnRecord]:
+def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
     """A bar on stderr where a person looks at it, else a log line a result.
 
-    total: results that are to come; None: nobody knows yet.
+    total: results that are to come; None: nobody knows yet. streams: a line a result in any case.
     """
     err = console(stderr=True)
     done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -214,5 +243,7 @@ def progress(total: int | None) -> Iterator[OnRecord]:
                 extra={"run": record.run.uuid},
             )
             bar.update(task, advance=1, description=record.case)
+            if streams:
+                say(bar.console, result_line(record))
 
         yield advance

@@ -25,12 +25,15 @@ class ResultFiles:
 
     json: str | None = None
     out: str | None = None
+    plot: str | None = None
 
     def __post_init__(self) -> None:
         if self.json is not None and self.json != STDOUT:
             _check(self.json, "--json", _JSON_SUFFIXES)
         if self.out is not None:
             _check(self.out, "--out", _OUT_SUFFIXES)
+        if self.plot is not None:
+            _check(self.plot, "--plot", (".png",))
 
     @property
     def uses_stdout(self) -> bool:

@@ -1,43 +1,64 @@
-"""Who gets which case next."""
+"""Who gets which job next."""
 
 from __future__ import annotations
 
-from flexq_bench.cluster.backlog import Backlog
+from flexq_bench.cluster.backlog import Backlog, Job
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 A, B, C = (256, 64), (512, 64), (768, 64)
 
 
-def cases(*shapes: tuple[int, int]) -> list[Case]:
-    return [Case("cublas-fp16", GemmWorkload(m, n, k)) for m, (n, k) in enumerate(shapes, start=1)]
+def jobs(*shapes: tuple[int, int], seconds: tuple[float, ...] = ()) -> list[Job]:
+    return [
+        Job(m, "run", Case("cublas-fp16", GemmWorkload(m, n, k)), expected_s=expected)
+        for m, ((n, k), expected) in enumerate(
+            zip(shapes, seconds or (1.0,) * len(shapes), strict=True), start=1
+        )
+    ]
 
 
-def test_an_actor_keeps_its_shape_while_it_lasts():
-    backlog = Backlog(cases(A, B, A, B))
-
-    assert [backlog.take(B, busy=[]).shape for _ in range(4)] == [B, B, A, A]
-    assert backlog.take(B, busy=[]) is None
+def take(backlog, last=None, busy=(), device="d0", devices=1):
+    return backlog.take(device, last, busy, devices)
 
 
-def test_a_free_actor_takes_the_first_shape_that_nobody_is_on():
-    backlog = Backlog(cases(A, A, B, C))
+def test_a_worker_keeps_its_shape_while_it_lasts():
+    backlog = Backlog(jobs(A, B, A, B))
 
-    assert backlog.take(None, busy=[A]).shape == B
-
-
-def test_where_every_shape_has_an_actor_the_longest_gets_help():
-    backlog = Backlog(cases(A, B, B))
-
-    assert backlog.take(C, busy=[A, B]).shape == B
+    assert [take(backlog, B).shape for _ in range(4)] == [B, B, A, A]
+    assert take(backlog, B) is None
 
 
-def test_a_job_put_back_is_the_next_of_its_shape_at_its_next_attempt():
-    backlog = Backlog(cases(A, A))
-    lost = backlog.take(None, busy=[])
+def test_a_shape_that_nobody_is_on_goes_first_and_the_longest_of_them():
+    backlog = Backlog(jobs(A, B, C, seconds=(9.0, 1.0, 5.0)))
 
-    backlog.put_back(lost.again())
+    assert take(backlog, busy=[A]).shape == C
 
-    job = backlog.take(A, busy=[])
-    assert (job.case, job.attempt) == (lost.case, 2)
+
+def test_where_every_shape_has_a_worker_the_longest_gets_help():
+    backlog = Backlog(jobs(A, B, B))
+
+    assert take(backlog, C, busy=[A, B]).shape == B
+
+
+def test_floors_come_before_what_is_held_against_them():
+    floor = Job(9, "run", Case("read-6", GemmWorkload(1, *A)), expected_s=0.1)
+    backlog = Backlog([*jobs(A, A, seconds=(3.0, 4.0)), floor])
+
+    assert [take(backlog, A).id for _ in range(3)] == [9, 2, 1]
+
+
+def test_a_job_put_back_is_the_next_of_its_shape():
+    backlog = Backlog(jobs(A, A))
+    lost = take(backlog)
+
+    backlog.put_back(lost)
+
+    assert take(backlog, A) == lost
     assert len(backlog) == 1
+
+
+def test_equals_keep_the_order_of_the_plan():
+    backlog = Backlog(jobs(A, A, A))
+
+    assert [take(backlog, A).id for _ in range(3)] == [1, 2, 3]

@@ -1,0 +1,79 @@
+"""What Ray adds to a suite of 60 cases beyond its start-up, with workers that take no time.
+
+    python benchmarks/cluster/overhead.py
+
+Real Ray actors on this machine's CPU slots, whose results are made up: all that is left is Ray, the
+coordinator and the database. The issue's limit is 10 s.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from db.engine import open_database
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.cluster import RayCrew, Times, open_fleet
+from flexq_bench.cluster.actor import ROOT, Greeting
+from flexq_bench.cluster.crew import Report
+from flexq_bench.execution import Worker
+from flexq_bench.measure import Measured
+from flexq_bench.provenance import source_hash
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+CASES = 60
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+
+
+def instant_worker() -> type:
+    """A class of its own each time, so that Ray carries it to its processes by value."""
+
+    class InstantWorker:
+        def __init__(self, backend: str, seed: int, tuning: str) -> None:
+            import os
+
+            self._worker = Worker(DeviceInfo("CPU-1", "A CPU", "cpu"), {}, None, os.getpid())
+
+        def describe(self) -> Greeting:
+            return Greeting(self._worker, source_hash(ROOT), "made")
+
+        def unfit(self, cases: tuple[Case, ...]) -> dict[str, str]:
+            return {}
+
+        def measure(self, case: Case, choices: tuple[object, ...]) -> Report:
+            return Report(Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50))
+
+    return InstantWorker
+
+
+def main() -> None:
+    cases = [Case("flexq-w6a6", GemmWorkload(m, 256, 256)) for m in range(1, CASES + 1)]
+    times, began = Times(), time.perf_counter()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_database(str(Path(folder) / "flexq.sqlite")) as database,
+        open_fleet(
+            database,
+            RayCrew("local", backend="cpu", seed=0, times=times, actor=instant_worker()),
+            COMMIT,
+            times,
+        ) as fleet,
+    ):
+        ready = time.perf_counter()
+        keys = tuple(case.key for case in cases)
+        run = RunInfo(
+            "made", "made", "manual", "running", "2025-11-21T10:00:00+00:00", "made", keys
+        )
+        work = fleet.declare(run, fleet.kinds[0].gpu, cases)
+        fleet.measure([work], lambda record: None)
+        done = time.perf_counter()
+    print(  # noqa: T201
+        f"start-up {ready - began:.1f} s; {CASES} cases {done - ready:.2f} s; "
+        f"stopping {time.perf_counter() - done:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""A night is measured, concluded and reported once, wherever it was stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ci.backfill import fill_gap, find_gaps
+from ci.nightly import Rules, conclude, measure_night
+from ci.reports import night as night_report
+from db import queries
+from db.engine import open_database
+from db.records import DeviceInfo
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure import Measured
+from flexq_bench.recording import build_record
+from flexq_bench.running import new_run
+from flexq_bench.verdicts import Machine
+from workloads.suite import Group, Shape, Suite
+
+SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
+KEY = "flexq-w6a6 gemm cold m1n256k256"
+
+
+@dataclass
+class Kind:
+    gpu: str
+    backend: str = "cpu"
+    capability: None = None
+
+
+class Site:
+    """Kinds of device on which every case takes `us`; what it was asked for is kept."""
+
+    def __init__(self, database, commit, compared, us=20.0, gpus=("A CPU",)):
+        self.database, self.commit, self.us = database, commit, us
+        self.kinds = [Kind(gpu) for gpu in gpus]
+        self.measured, self.contests, self._compared = [], [], compared
+
+    def measure(self, planned, on_record):
+        from db.store import add_record, finish_run
+
+        for one in planned:
+            for case in one.cases:
+                self.measured.append((one.gpu, case.key))
+                found = Measured("ok", "", 0, 1, "normal-v1", 1, 6, 6, 128, median_us=self.us)
+                device = self.machine(one.gpu).device
+                record = build_record(case, found, one.run, self.commit, device, {})
+                with self.database.session() as session:
+                    add_record(session, record)
+            with self.database.session() as session:
+                finish_run(session, one.run.uuid, "complete")
+
+    def machine(self, gpu):
+        return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
+
+    def compare(self, gpu, repository, base, head, cases):
+        self.contests.append((base, head, [case.key for case in cases]))
+        order = {sha: int(sha, 16) for sha in (base, head)}
+        ratio = 1.0 if base == head else 1.05
+        return [
+            self._compared(
+                case.kernel,
+                ratio,
+                base=order[base],
+                head=order[head],
+                shape=(case.gemm.m, case.gemm.n, case.gemm.k),
+                cache=case.cache,
+            )
+            for case in cases
+        ]
+
+
+@pytest.fixture
+def database(tmp_path):
+    with open_database(str(tmp_path / "flexq.sqlite")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def a_night(database, commits, sha, compared, monkeypatch):
+    """a_night(3): the third commit's night; us: what a case takes there."""
+    monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
+
+    def run(order, *, us=20.0, name=None, gpus=("A CPU",), site=None, canaries=0):
+        commit = commits[sha(order)]
+        site = site or Site(database, commit, compared, us, gpus)
+        rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries)
+        nights = measure_night(database, site, SUITE, commit, rules, on_record=lambda record: None)
+        return site, [conclude(database, site, info, commit, rules) for info in nights]
+
+    return run
+
+
+def test_a_second_start_of_a_night_does_nothing(a_night):
+    first, reports = a_night(1, canaries=1)
+    again, same = a_night(1, canaries=1)
+
+    assert ("A CPU", KEY) in first.measured
+    assert (again.measured, again.contests) == ([], [])
+    assert same == reports
+    assert reports[0].received == reports[0].planned == len(first.measured)
+
+
+def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compared):
+    class Stopping(Site):
+        def compare(self, *arguments):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        a_night(1, site=Stopping(database, commits[sha(1)], compared), canaries=1)
+
+    site, [report] = a_night(1, canaries=1)
+
+    assert site.measured == []
+    assert report.canaries == 1
+
+
+def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_night, sha):
+    for order in range(1, 8):
+        a_night(order)
+
+    site, [report] = a_night(8, us=21.0)
+
+    assert site.contests[0][:2] == (sha(3), sha(8))
+    assert KEY in site.contests[0][2]
+    assert report.candidates >= 1
+    assert report.verdicts["slower"] >= 1
+    assert report.opened
+    assert f"opened alert {report.opened[0]}" in "\n".join(night_report.lines([report]))
+
+
+def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sha):
+    site, [report] = a_night(1, canaries=1)
+
+    assert site.contests[-1][:2] == (sha(1), sha(1))
+    assert (report.canaries, report.opened) == (1, ())
+    with database.session() as session:
+        assert len(queries.noise_book(session)) == 1
+
+
+def test_looking_back_stores_a_change_point_once(a_night, database, sha):
+    for order in range(1, 18):
+        _, [report] = a_night(order, us=20.0 if order <= 12 else 22.0)
+
+    with database.session() as session:
+        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
+        [found] = queries.change_points_of(session, series)
+    assert (found.commit, found.before, found.after) == (
+        sha(13),
+        pytest.approx(20.0),
+        pytest.approx(22.0),
+    )
+    assert report.change_points == 0
+
+
+def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):
+    class Broken(Site):
+        def compare(self, *arguments):
+            raise InfrastructureError("the node has no git")
+
+    _, [report] = a_night(1, site=Broken(database, commits[sha(1)], compared), canaries=1)
+
+    assert "the node has no git" in report.notes[0]
+    assert "the node has no git" in night_report.markdown([report])
+
+
+def test_a_kind_that_is_gone_leaves_a_gap_that_is_filled_later(a_night, database, sha):
+    a_night(1, gpus=("A CPU", "Another CPU"))
+    a_night(2)
+    with database.session() as session:
+        [gone] = [n for n in queries.night_states(session, name="2025-11-02") if "Another" in n.gpu]
+        jobs = queries.jobs_of(session, gone.run)
+    assert {(job.state, job.reason) for job in jobs} == {("no-device", "no Another CPU was there")}
+
+    gpus = ["A CPU", "Another CPU"]
+    [gap] = find_gaps(database, "made", gpus, night="2025-11-03", cases=100)
+    assert (gap.night, gap.gpu, gap.commit) == ("2025-11-02", "Another CPU", sha(2))
+    assert find_gaps(database, "made", gpus, night="2025-11-03", cases=gap.missing - 1) == []
+    assert find_gaps(database, "made", gpus, night="2025-11-02", cases=100) == []
+
+
+def test_a_gap_that_cannot_be_filled_says_why(a_night, database, monkeypatch):
+    from contextlib import contextmanager
+
+    a_night(1, gpus=("A CPU", "Another CPU"))
+    a_night(2)
+    [gap] = find_gaps(database, "made", ["Another CPU"], night="2025-11-03", cases=100)
+
+    @contextmanager
+    def checkout(repository, commit):
+        yield Path("/nowhere")
+
+    monkeypatch.setattr("ci.backfill.worktree", checkout)
+    asked = []
+
+    def resume(folder, arguments):
+        asked.append((folder, arguments))
+        return 5, "the database is of a later version"
+
+    filled = fill_gap(database, gap, Path(), ["--cluster", "auto"], resume=resume)
+
+    assert asked == [(Path("/nowhere"), ("run", "--resume", gap.run, "--cluster", "auto"))]
+    assert (filled.left, filled.detail) == (gap.missing, "the database is of a later version")
+
+
+def test_sweeps_are_no_baseline(a_night, database, commits, sha):
+    from db.store import add_record, begin_run
+
+    for order in range(1, 8):
+        a_night(order)
+    run = replace(new_run("sweep", "sweep", (KEY,)), created_at=datetime.now(UTC).isoformat())
+    with database.session() as session:
+        before = queries.run_results(session, queries.night_states(session)[0].run)
+        series = next(row.series_id for row in before if row.case == KEY)
+        base = queries.trusted_base(session, series)
+        record = next(
+            r for r in queries.run_records(session, queries.night_states(session)[0].run)
+            if r.case == KEY
+        )  # fmt: skip
+        begin_run(session, run, commits[sha(20)])
+        add_record(session, replace(record, uuid="s", run=run, commit=commits[sha(20)]))
+
+        assert queries.trusted_base(session, series) == base
+        points = queries.series_history(session, series, without_sweeps=True)
+    assert sha(20) not in {point.commit for point in points}

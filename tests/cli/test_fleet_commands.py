@@ -1,0 +1,124 @@
+"""status, worker, sweeps like a run or queued, JSON log lines: what people and machines see."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+from db.engine import open_database
+from db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from db.store import begin_run
+from flexq_bench.cli import main
+from flexq_bench.cluster import parse_times
+from flexq_bench.errors import UsageError
+from flexq_bench.logs import JsonFormatter
+
+CASE = "flexq-w6a6 gemm cold m1n64k64"
+SHAPE = ("--n", "32", "--k", "32", "--m", "1", "--backend", "cpu")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "flexq.sqlite")
+
+
+@pytest.fixture
+def fleet(path):
+    """A database in which one worker measures one of two jobs."""
+    now = datetime.now(UTC)
+    run = RunInfo("r" * 36, 'a "suite"', "nightly", "running", now.isoformat(), "key", (CASE,))
+    with open_database(path) as database, database.session() as session:
+        begin_run(session, run, CommitInfo("a" * 40, None, 1, dirty=False))
+        add_jobs(session, run.uuid, [JobInfo(CASE, expected_s=3.0), JobInfo(CASE, 2, 3.0)])
+        device = DeviceInfo("GPU-1", "NVIDIA H200", "cuda")
+        register_worker(session, WorkerInfo("w1", "node7", 1, device, {}), at=now)
+        beat(session, [Beat("w1", CASE, 55.0, 4, 9.0)], until=now, at=now)
+    return path
+
+
+def test_status_says_how_far_everything_is(fleet, capsys):
+    assert main(["status", "--db", fleet]) == 0
+
+    told = capsys.readouterr().out
+    assert "run rrrrrrrr" in told
+    assert "2 queued, about 6 GPU seconds left" in told
+    assert f"on node7, NVIDIA H200: {CASE}, 4 done, 55 °C" in told
+
+
+def test_status_in_json_and_as_metrics(fleet, capsys):
+    assert main(["status", "--json", "--db", fleet]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["runs"][0]["open"], found["workers"][0]["finished"]) == (2, 4)
+
+    assert main(["status", "--prometheus", "--db", fleet]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f'flexq_jobs{{run="{"r" * 36}",suite="a \\"suite\\"",state="queued"}} 2' in lines
+    assert 'flexq_workers{gpu="NVIDIA H200",state="measuring"} 1' in lines
+    assert "# TYPE flexq_requests gauge" in lines
+
+
+def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
+    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
+    assert main(asked) == 0
+    assert "queued request" in capsys.readouterr().out
+
+    assert main(["worker", "--once", "--backend", "cpu", "--db", path]) == 0
+
+    assert "done, run" in capsys.readouterr().out
+
+
+def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_path, capsys):
+    plot = tmp_path / "plot.png"
+    assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--db", path]) == 0
+    run = capsys.readouterr().out.split("results of run ")[1][:8]
+    sizes = tmp_path / "sizes.txt"
+    sizes.write_text("1\n2, 2\n")
+
+    like = ("sweep", "--like", run, "--m", f"@{sizes}", "--backend", "cpu", "--db", path)
+    assert main([*like, "--plot", str(plot)]) == 0
+
+    told = capsys.readouterr().out
+    assert "4 cases on 1 × " in told
+    assert ": about " in told
+    assert "results?run=" in told
+    assert plot.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sweep", "--like", "x", "--n", "3"), "drop --n"),
+        (("sweep", "--m", "@/nowhere", "--n", "3", "--k", "3"), "can't be read"),
+        (("nightly", "--report", "/nowhere/at/all"), "no such folder"),
+    ],
+)
+def test_what_does_not_fit_together_is_said(arguments, message, path, capsys):
+    assert main([*arguments, "--db", path]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_times_are_checked():
+    assert parse_times("lease=20,beat=5").lease == 20
+    for text, message in (
+        ("leese=3", "no time 'leese'"),
+        ("lease=x", "write lease=SECONDS"),
+        ("case=0", "must be above 0"),
+        ("lease=5", "two beats"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            parse_times(text)
+
+
+def test_a_json_log_line_names_run_job_and_worker():
+    record = logging.LogRecord("flexq_bench", logging.INFO, "", 0, "%d left", (3,), None)
+    record.run, record.job, record.worker = "r1", 7, None
+
+    line = json.loads(JsonFormatter().format(record))
+
+    assert (line["message"], line["level"]) == ("3 left", "info")
+    assert (line["run"], line["job"]) == ("r1", 7)
+    assert "worker" not in line
