@@ -15,7 +15,7 @@ from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import abq, btc, flexq, fp8, gemmex, imma, int8_sums, weight_only
+from kernels.cuda import abq, btc, flexq, fp8, fp16, gemmex, imma, int8_sums, weight_only
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
@@ -120,6 +120,11 @@ _ENTRIES: tuple[_Entry, ...] = (
         for bits, group in ((8, None), (4, weight_only.STEP_K))
     ),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
+    _Entry(
+        "fp16",
+        cpu=partial(cpu_dense.DequantizedGemm, "fp16", OperandFormat(16), OperandFormat(16)),
+        cuda=fp16.FastestFp16Gemm,
+    ),
     *(
         _Entry(
             f"read-{bits}",

@@ -21,7 +21,7 @@ from kernels.errors import KernelError
 from workloads.schemes import Scheme
 
 HEAD = "lm_head"
-HEAD_KERNEL = "cublas-fp16"  # no scheme quantizes the output head
+HEAD_KERNEL = "fp16"  # no scheme quantizes the output head
 _GIB = 1 << 30
 _RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
 # Bytes of temporaries a weight while a layer is quantized: FP16, FP32, quotients, codes.
@@ -162,7 +162,9 @@ def release(device: torch.device) -> None:
 def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
     """Whether a packed head holds the embedding as it is, so that one copy serves both."""
     buffers = list(head.weights.buffers.values())
-    return len(buffers) == 1 and buffers[0].shape == embedding.shape
+    if len(buffers) != 1:
+        return False
+    return buffers[0].shape == embedding.shape and buffers[0].dtype == embedding.dtype
 
 
 def _packed_bytes(n: int, k: int, fmt: OperandFormat) -> int:

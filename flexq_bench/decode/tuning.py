@@ -19,10 +19,10 @@ from kernels.decoder import DecoderOperations, Destination, Norm
 from kernels.runtime.nvrtc import builds_hash
 from workloads.gemm import GemmWorkload
 
-STAGE = "decode"  # of the tuning key: a norm and the layer
+STAGE = "decode"  # of the tuning key: what packs the input, and the layer
 _COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
 _MOST_COPIES = 64
-_SAMPLES = 5
+_SAMPLES = 9
 
 
 class StepTuner:
@@ -91,7 +91,7 @@ _SOFTWARE = ("torch", "cuda", "cublas", "nvrtc", "nvmath")
 
 
 class _Timer:
-    """Microseconds of a norm and a layer under a configuration, weights cold."""
+    """Microseconds of what packs the input and a layer under a configuration, weights cold."""
 
     def __init__(
         self,
@@ -147,6 +147,11 @@ class _Timer:
 
     def _run(self, weights: list[PackedOperand], config: Config) -> None:
         to = Destination(self._kernel, self._packed, config)
+        # What stands before a layer that widens is a norm; before the others nothing reads a row.
+        widens = self._gemm.n >= self._gemm.k
         for weight in weights:
-            self._operations.norm(self._x, None, self._norm, to)
+            if widens:
+                self._operations.norm(self._x, None, self._norm, to)
+            else:
+                self._operations.relu(self._x, to)
             self._kernel.gemm(self._packed, weight, self._out, config=config)

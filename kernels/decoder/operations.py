@@ -57,8 +57,11 @@ class DecoderOperations(ABC):
     @abstractmethod
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
-    ) -> None:
-        """residual += delta in place, FP16 [M,K]; its norm goes to `to`."""
+    ) -> torch.Tensor:
+        """The norm of residual + delta, FP16 [M,K], goes to `to`; their sum is returned.
+
+        delta None: residual is returned. The sum is valid until the next but one norm.
+        """
 
     @abstractmethod
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:

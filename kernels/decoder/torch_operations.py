@@ -18,10 +18,10 @@ class TorchOperations(DecoderOperations):
 
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
-    ) -> None:
-        if delta is not None:
-            residual += delta
-        _activate(normalized(residual, norm), to)
+    ) -> torch.Tensor:
+        total = residual if delta is None else residual + delta
+        _activate(normalized(total, norm), to)
+        return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
         gate, up = gate_up.chunk(2, dim=1)
