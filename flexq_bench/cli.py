@@ -15,6 +15,7 @@ from flexq_bench.commands import (
     compare,
     dashboard,
     database,
+    decode,
     detect,
     doctor,
     explain,
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 app.command("run")(run.run)
 app.command("sweep")(sweep.sweep)
+app.command("decode")(decode.decode)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("bisect")(bisect_command.bisect)

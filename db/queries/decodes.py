@@ -51,7 +51,7 @@ def serving_results(
 
 
 def export_decodes(session: Session, filters: Filters) -> Iterator[DecodeRecord | ServingRecord]:
-    """The stored decode and serving results that pass; none, where filters ask for what they lack."""
+    """The stored decode and serving results that pass; none, where filters ask for more."""
     known = Filters(
         runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
     )

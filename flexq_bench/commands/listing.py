@@ -30,7 +30,7 @@ def list_(
     what: Annotated[
         str,
         typer.Argument(
-            help="kernels, suites, models, devices, runs, series, noise or false-alarms."
+            help="kernels, suites, models, schemes, devices, runs, series, noise or false-alarms."
         ),
     ],
     backend: BackendOption = BackendChoice.AUTO,
@@ -40,7 +40,7 @@ def list_(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show the kernels, suites, models, devices, runs or series that there are, or the noise book.
+    """Show the kernels, suites, models, schemes, devices, runs or series, or the noise book.
 
     --backend narrows kernels; auto shows both. Devices are this machine's, then those with results.
     noise: of each series, by commits compared with themselves; in --json as ln(head / base).
@@ -50,6 +50,7 @@ def list_(
         "kernels": lambda: _kernels(backend),
         "suites": _suites,
         "models": _models,
+        "schemes": _schemes,
         "devices": lambda: _devices(db),
         "runs": lambda: _runs(db, limit),
         "series": lambda: _series(db),
@@ -120,6 +121,20 @@ def _models() -> list[Row]:
             "linear": {shape.name: f"{shape.n}x{shape.k}" for shape in model.linear_layers()},
         }
         for model in load_catalog().values()
+    ]
+
+
+def _schemes() -> list[Row]:
+    from workloads.schemes import load_schemes
+
+    return [
+        {
+            "scheme": scheme.name,
+            "llama": list(scheme.kernels("llama")),
+            "opt": list(scheme.kernels("opt")),
+            "summary": scheme.summary,
+        }
+        for scheme in load_schemes().values()
     ]
 
 

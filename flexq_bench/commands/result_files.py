@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from db.encoding import AnyRecord
 from db.exchange import record_line, write_records
-from db.records import Record
 from flexq_bench.errors import UsageError
 
 STDOUT = "-"
@@ -40,7 +40,7 @@ class ResultFiles:
     def paths(self) -> tuple[str, ...]:
         return tuple(path for path in (self.json, self.out) if path and path != STDOUT)
 
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Iterable[AnyRecord]) -> None:
         """Write all of them. Raises DatabaseError if a file can't be written."""
         kept = list(records)
         if self.uses_stdout:

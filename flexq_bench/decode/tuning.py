@@ -1,7 +1,7 @@
 """Choosing each linear layer's configuration as a decode step runs it: behind what packs its input.
 
-A GEMM that may start before the kernel in front of it has ended is timed with such a kernel in front:
-what hides behind what decides between candidates that are alike on their own.
+A GEMM that may start before the kernel in front of it has ended is timed with such a kernel in
+front: what hides behind what decides between candidates that are alike on their own.
 """
 
 from __future__ import annotations
