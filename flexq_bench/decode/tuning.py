@@ -134,7 +134,7 @@ class _Timer:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._run(self._weights, config)
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        times = []
+        times: list[float] = []
         for _ in range(_SAMPLES):
             graph.replay()  # behind an untimed one the host has queued the rest
             start.record()

@@ -11,12 +11,23 @@
 // Two steps of weights wait in registers, the first two requested before the previous kernel has ended.
 #include "ptx.cuh"
 
-#if !defined(COL_TILES) || !defined(WARPS)
-#error "COL_TILES and WARPS choose the kernel"
+#if !defined(COL_TILES) || !defined(WARPS) || !defined(WIDE_FETCH)
+#error "COL_TILES, WARPS and WIDE_FETCH choose the kernel"
 #endif
 constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, STEP_K = 128;
 constexpr int CHUNKS = STEP_K / 32;  // of 32 k in a step; two MMAs each
 constexpr int SHARES = COL_TILES * 32;
+
+// 16 bytes past L1, evicted from L2 first. WIDE_FETCH: L2 fetches the 256 bytes around them, which are
+// a row's share of a step.
+__device__ inline uint4 load_weight(const uint4* global, uint64_t policy) {
+  if constexpr (!WIDE_FETCH) return load_once(global, policy);
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.L2::256B.v4.u32 {%0,%1,%2,%3}, [%4], %5;"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(global), "l"(policy));
+  return v;
+}
 
 struct Operands {
   const half_bits* w;
@@ -37,7 +48,7 @@ __device__ inline void load_weights(Weights& out, const Operands& op, int step, 
       const int row = min(op.first_row + op.lane / 4 + 8 * half, op.n - 1);
       const int k = min(step * STEP_K + 32 * c + 8 * (op.lane % 4), op.stride - 8);
       const half_bits* at = op.w + static_cast<long long>(row) * op.stride + k;
-      out.rows[c][half] = load_once(reinterpret_cast<const uint4*>(at), policy);
+      out.rows[c][half] = load_weight(reinterpret_cast<const uint4*>(at), policy);
     }
 }
 

@@ -7,7 +7,7 @@ Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
@@ -25,16 +25,18 @@ _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """warps: of a block, which share out K; col_tiles: of 8 tokens a block."""
+    """warps: of a block, which share out K; col_tiles: of 8 tokens a block; wide_fetch: 1 where L2
+    fetches 256 bytes at a time."""
 
     warps: int
     col_tiles: int
+    wide_fetch: int
 
     @property
     def build(self) -> Build:
         """How csrc/fp16_few.cu is compiled for this configuration."""
         block = Block("fp16_few", self.warps * 32)
-        defines = {"WARPS": self.warps, "COL_TILES": self.col_tiles}
+        defines = {name.upper(): value for name, value in asdict(self).items()}
         return Build.of("fp16_few.cu", block=block, **defines)
 
 
@@ -52,9 +54,9 @@ class FastestFp16Gemm(Fp16Gemm):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [*super().candidates(gemm), *_own_configs(gemm.m)]
 
-    def default_config(self, gemm: GemmWorkload) -> Config:
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
         if gemm.m <= _MOST_TOKENS:
-            return FewTokensConfig(_DEFAULT_WARPS, _col_tiles(gemm.m))
+            return FewTokensConfig(_DEFAULT_WARPS, _col_tiles(gemm.m), 0)
         return super().default_config(gemm)
 
     def linear(
@@ -67,15 +69,15 @@ class FastestFp16Gemm(Fp16Gemm):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        config = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
-        if not isinstance(config, FewTokensConfig):
-            super().linear(x, packed, w, out, bias=bias, config=config)
+        chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
+        if not isinstance(chosen, FewTokensConfig):
+            super().linear(x, packed, w, out, bias=bias, config=chosen)
             return
         if has_aligned_rows(x, self._padded_k(packed.k)):
             packed = PackedOperand({"values": x}, packed.rows, packed.k)
         else:
             self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=config)
+        self.gemm(packed, w, out, bias=bias, config=chosen)
 
     def gemm(
         self,
@@ -87,15 +89,15 @@ class FastestFp16Gemm(Fp16Gemm):
         config: Config | None = None,
     ) -> None:
         shape = check_gemm(x, w, out)
-        config = config or self.default_config(shape)
-        if not isinstance(config, FewTokensConfig):
-            super().gemm(x, w, out, bias=bias, config=config)
+        chosen = config or self.default_config(shape)
+        if not isinstance(chosen, FewTokensConfig):
+            super().gemm(x, w, out, bias=bias, config=chosen)
             return
         weights, values = w.buffers["values"], x.buffers["values"]
-        chunks = -(-shape.m // (_TILE_TOKENS * config.col_tiles))
-        load_function(config.build, "fp16_few").launch(
+        chunks = -(-shape.m // (_TILE_TOKENS * chosen.col_tiles))
+        load_function(chosen.build, "fp16_few").launch(
             (-(-shape.n // _ROWS), chunks, 1),
-            config.warps * 32,
+            chosen.warps * 32,
             (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1]),
             overlap_previous=True,
         )
@@ -104,13 +106,14 @@ class FastestFp16Gemm(Fp16Gemm):
         return [config.build for m in (1, _MOST_TOKENS) for config in _own_configs(m)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
-        return [config.build] if isinstance(config, FewTokensConfig) else []
+        chosen = config or self.default_config(gemm)
+        return [chosen.build] if isinstance(chosen, FewTokensConfig) else []
 
 
 def _own_configs(m: int) -> list[FewTokensConfig]:
     if m > _MOST_TOKENS:
         return []
-    return [FewTokensConfig(warps, _col_tiles(m)) for warps in _WARPS]
+    return [FewTokensConfig(warps, _col_tiles(m), wide) for warps in _WARPS for wide in (0, 1)]
 
 
 def _col_tiles(m: int) -> int:

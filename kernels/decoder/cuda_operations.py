@@ -249,10 +249,16 @@ def builds() -> list[Build]:
         attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
         for group, bits in heads
     ]
+    kinds: tuple[tuple[PackingKind, int], ...] = (
+        ("halves", 16),
+        ("group-codes", 6),
+        ("group-codes", 8),
+        ("row-codes", 8),
+    )
     nodes = [
         node_build(producer, kind, bits, vectors)
         for producer in range(_RMS_NORM, _ATTENTION + 1)
-        for kind, bits in (("halves", 16), ("group-codes", 6), ("group-codes", 8), ("row-codes", 8))
+        for kind, bits in kinds
         for vectors in _vectors(producer, kind)
     ]
     return [*attention, *nodes]

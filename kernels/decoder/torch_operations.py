@@ -76,8 +76,9 @@ def split_heads(
 
     positions: int [B, T].
     """
-    heads = qkv.unflatten(-1, (-1, shape.head_dim))
-    queries, keys, values = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
+    heads = qkv.reshape(*qkv.shape[:-1], -1, shape.head_dim)
+    sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+    queries, keys, values = torch.split(heads, sizes, dim=2)
     if shape.rotary is not None:
         angles = shape.rotary[positions][:, :, None]
         queries, keys = _rotate(queries, angles), _rotate(keys, angles)
