@@ -14,7 +14,7 @@ from db.encoding import canonical
 from db.tables import DecodeResult, ServingResult
 from db.writer import Writer
 
-TABLES: dict[type, type[DecodeResult | ServingResult]] = {
+TABLES: dict[type, type[DecodeResult] | type[ServingResult]] = {
     DecodeRecord: DecodeResult,
     ServingRecord: ServingResult,
 }

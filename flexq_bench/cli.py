@@ -16,6 +16,7 @@ from flexq_bench.commands import (
     compare,
     dashboard,
     database,
+    decode,
     detect,
     doctor,
     explain,
@@ -49,6 +50,7 @@ app.command("status")(status.status)
 app.command("worker")(worker.worker)
 app.command("accuracy")(accuracy.accuracy)
 app.command("sensitivity")(sensitivity.sensitivity)
+app.command("decode")(decode.decode)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("nightly")(nightly_command.nightly)

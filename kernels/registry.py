@@ -23,6 +23,7 @@ from kernels.cuda import (
     btc,
     flexq,
     fp8,
+    fp16,
     gemmex,
     imma,
     int8_sums,
@@ -176,6 +177,11 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("atom-w4a4", cpu=cpu_mixed.MixedGemm, cuda=atom.MixedGemm),
     _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
+    _Entry(
+        "fp16",
+        cpu=partial(cpu_dense.DequantizedGemm, "fp16", OperandFormat(16), OperandFormat(16)),
+        cuda=fp16.FastestFp16Gemm,
+    ),
     *(
         _Entry(
             f"read-{bits}",

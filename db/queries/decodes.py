@@ -14,7 +14,7 @@ from db.queries.filters import Filters
 from db.queries.records import commit_info
 from db.queries.runs import run_info
 from db.records import DeviceInfo, RunInfo
-from db.tables import Commit, Device, Environment, Run
+from db.tables import Commit, DecodeResult, Device, Environment, Run, ServingResult
 
 _LISTS = ("process_medians_ms", "parts")  # which records hold as tuples
 
@@ -51,7 +51,7 @@ def serving_results(
 
 
 def export_decodes(session: Session, filters: Filters) -> Iterator[DecodeRecord | ServingRecord]:
-    """The stored decode and serving results that pass; none, where filters ask for what they lack."""
+    """The stored decode and serving results that pass; none, where filters ask for more."""
     known = Filters(
         runs=filters.runs, suites=filters.suites, models=filters.models, gpus=filters.gpus
     )
@@ -69,7 +69,7 @@ def _results(
     models: Sequence[str],
     gpus: Sequence[str],
 ) -> Iterator[DecodeRecord | ServingRecord]:
-    table = TABLES[kind]
+    table: type[DecodeResult] | type[ServingResult] = TABLES[kind]
     query = (
         select(table, Commit, Device, Environment, Run.uuid)
         .join(Run, table.run_id == Run.id)
@@ -87,6 +87,7 @@ def _results(
         if wanted:
             query = query.where(column.in_(wanted))
     infos: dict[str, RunInfo] = {}
+    result: DecodeResult | ServingResult
     for result, commit, device, environment, uuid in session.execute(query):
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)

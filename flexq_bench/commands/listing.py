@@ -92,12 +92,21 @@ def _kernels(backend: BackendChoice) -> list[Row]:
 
 
 def _schemes() -> list[Row]:
+    """What `accuracy` quantizes, and what `decode` runs: by which kernels on LLaMA's layers."""
     from flexq_bench.quantize.registry import summaries
+    from workloads.schemes import load_schemes
 
-    return [
-        {"scheme": name, "summary": summary, "source": source}
-        for name, summary, source in summaries()
-    ]
+    decoded = dict(load_schemes())
+    rows: list[Row] = []
+    for name, summary, source in summaries():
+        found = decoded.pop(name, None)
+        kernels = list(found.kernels("llama")) if found else []
+        rows.append({"scheme": name, "decode": kernels, "summary": summary, "source": source})
+    for scheme in decoded.values():
+        kernels = list(scheme.kernels("llama"))
+        row = {"decode": kernels, "summary": scheme.summary, "source": scheme.source}
+        rows.append({"scheme": scheme.name, **row})
+    return rows
 
 
 def _suites() -> list[Row]:

@@ -8,7 +8,7 @@ import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
-from kernels.decoder import AttentionShape, DecoderOperations, Destination, KvLayer, Norm
+from kernels.decoder import AttentionShape, DecoderOperations, KvLayer, Norm
 from kernels.decoder.torch_operations import attend_prompt
 
 
@@ -90,8 +90,8 @@ class Decoder:
         residual = self._embed(tokens, positions)
         delta = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
-            self._norm(work, residual, delta, block.attention_norm, block.qkv)
-            delta = self._feed_forward(work, residual, attend(block, cache), block)
+            residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
+            residual, delta = self._feed_forward(work, residual, attend(block, cache), block)
         self._norm(work, residual, delta, self.model.norm, self.model.head)
         return work.multiply(self.model.head)
 
@@ -138,24 +138,25 @@ class Decoder:
         residual = self._embed(tokens.flatten(), positions)
         delta = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
-            self._norm(work, residual, delta, block.attention_norm, block.qkv)
+            residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
             qkv = work.multiply(block.qkv).view(batch, length, -1)
             attended = attend_prompt(qkv, shape, cache, slots)
-            delta = self._feed_forward(work, residual, work.apply(block.out, attended), block)
+            out = work.apply(block.out, attended)
+            residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block
         return residual, delta
 
     def _feed_forward(
         self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: Block
-    ) -> torch.Tensor:
-        self._norm(work, residual, delta, block.ffn_norm, block.widen)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = self._norm(work, residual, delta, block.ffn_norm, block.widen)
         wide = work.multiply(block.widen)
         to = work.destination(block.down)
         if self.model.architecture.block == "opt":
             self._operations.relu(wide, to)
         else:
             self._operations.silu_mul(wide, to)
-        return work.multiply(block.down)
+        return residual, work.multiply(block.down)
 
     def _norm(
         self,
@@ -164,10 +165,8 @@ class Decoder:
         delta: torch.Tensor | None,
         norm: Norm,
         linear: PackedLinear,
-    ) -> Destination:
-        to = work.destination(linear)
-        self._operations.norm(residual, delta, norm, to)
-        return to
+    ) -> torch.Tensor:
+        return self._operations.norm(residual, delta, norm, work.destination(linear))
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         residual = self.model.embedding.index_select(0, tokens)

@@ -121,7 +121,7 @@ class Engine:
 
     @torch.inference_mode()
     def logits(self, prompts: torch.Tensor) -> torch.Tensor:
-        """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; the cache is overwritten."""
+        """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; fills the cache."""
         batch, length = prompts.shape
         slots = torch.arange(batch, device=self.model.device)
         work = Workspace(batch * length, self.model.device, self._choose)
@@ -156,6 +156,10 @@ class Engine:
         else:
             graph.replay()
 
+    def clear(self, slot: int) -> None:
+        """Nobody uses a slot: until it is filled again its steps look at one token."""
+        self._state.positions[slot] = 0
+
     def bucket(self, length: int) -> int:
         """Tokens that attention is laid out for where the longest sequence has `length`."""
         rounded = max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())
@@ -179,7 +183,7 @@ class Engine:
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
         chosen = logits.argmax(dim=1)
         tokens.copy_(chosen)
-        # A slot that nobody uses any more stays at its end.
+        # A slot that nobody uses goes on, and stays at its end.
         positions.add_(1).clamp_(max=self.capacity - 1)
         state.history[:batch].scatter_(1, positions.long()[:, None], chosen[:, None])
 

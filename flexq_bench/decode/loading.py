@@ -21,16 +21,16 @@ from kernels.errors import KernelError
 from workloads.schemes import Scheme
 
 HEAD = "lm_head"
-HEAD_KERNEL = "cublas-fp16"  # no scheme quantizes the output head
+HEAD_KERNEL = "fp16"  # no scheme quantizes the output head
 _GIB = 1 << 30
-_RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
+RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
 # Bytes of temporaries a weight while a layer is quantized: FP16, FP32, quotients, codes.
 _QUANTIZING_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes on the device. weights: packed; cache: keys and values; working: the rest at its peak."""
+    """Bytes on the device. weights: packed; cache: keys and values; working: the rest, at most."""
 
     weights: int
     cache: int
@@ -67,7 +67,7 @@ def footprint(
     largest = max(n * k for _, n, k in sizes) * _QUANTIZING_BYTES
     raw_block = sum(n * k for _, n, k in sizes) * 2
     return Footprint(
-        block * model.layers + model.embedding_parameters * 2, cache, largest + raw_block + _RESERVE
+        block * model.layers + model.embedding_parameters * 2, cache, largest + raw_block + RESERVE
     )
 
 
@@ -78,8 +78,8 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if needed.total > free:
         raise MeasureError(
-            f"{what} needs {needed.describe()}, and {free / _GIB:.1f} of {total / _GIB:.1f} GiB are "
-            "free: pick a smaller batch, fewer tokens, --kv-bits 8 or another scheme"
+            f"{what} needs {needed.describe()}, and {free / _GIB:.1f} of {total / _GIB:.1f} GiB "
+            "are free: pick a smaller batch, fewer tokens, --kv-bits 8 or another scheme"
         )
 
 
@@ -162,7 +162,9 @@ def release(device: torch.device) -> None:
 def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
     """Whether a packed head holds the embedding as it is, so that one copy serves both."""
     buffers = list(head.weights.buffers.values())
-    return len(buffers) == 1 and buffers[0].shape == embedding.shape
+    if len(buffers) != 1:
+        return False
+    return buffers[0].shape == embedding.shape and buffers[0].dtype == embedding.dtype
 
 
 def _packed_bytes(n: int, k: int, fmt: OperandFormat) -> int:

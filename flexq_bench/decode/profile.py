@@ -14,6 +14,7 @@ import torch
 from kernels.decoder.cuda_operations import ATTENTION, ATTENTION_SUM, NORM, RELU, SILU_MUL
 from workloads.models import Block
 
+_ON_GPU = "CUDA"  # torch.profiler's word
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
 _FUSED = (NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM)
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
@@ -98,8 +99,8 @@ def record(run: Callable[[], None], repeats: int) -> list[list[Launch]]:
 
 
 def _launches(profiler: torch.profiler.profile) -> Iterable[Launch]:
-    for event in profiler.events() or ():
-        is_kernel = event.device_type == torch.autograd.DeviceType.CUDA
+    for event in profiler.events() or ():  # type: ignore[no-untyped-call]
+        is_kernel = event.device_type.name == _ON_GPU
         if is_kernel and not event.name.startswith(("Memcpy", "Memset")):
             yield Launch(event.name, event.time_range.start, event.time_range.end)
 

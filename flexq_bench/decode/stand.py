@@ -12,8 +12,11 @@ from flexq_bench.decode import profile
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
-from flexq_bench.decode.loading import check_memory, footprint, load, release
+from flexq_bench.decode.loading import RESERVE, check_memory, footprint, load, release
+from flexq_bench.decode.requests import Request
+from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.tuning import StepTuner
+from flexq_bench.decode.weights import layer_sizes
 from flexq_bench.errors import UsageError
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
@@ -31,7 +34,7 @@ _PROFILED_STEPS = 3
 class DecodeStand:
     """Operations of a decode worker. Values in and out are plain JSON."""
 
-    OPERATIONS = ("describe", "load", "decode", "unload")
+    OPERATIONS = ("describe", "load", "decode", "slots", "serve", "unload")
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = find_device(device)
@@ -87,7 +90,8 @@ class DecodeStand:
             "weights_bytes": loaded.nbytes,
             "load_peak_bytes": self._peak_bytes(),
             "is_synthetic": source.is_synthetic,
-            "layers": architecture.dimensions.layers,
+            "block": architecture.block,
+            "linears": [name for name, _, _ in layer_sizes(architecture)],
         }
 
     def decode(
@@ -97,6 +101,45 @@ class DecodeStand:
         engine = self._new_engine(batch, prompt_tokens + new_tokens, kv_bits)
         try:
             return self._decode(engine, batch, prompt_tokens, new_tokens)
+        finally:
+            engine.close()
+
+    def slots(
+        self,
+        model: str,
+        scheme: str,
+        capacity: int,
+        kv_bits: int,
+        batch_limit: int,
+        memory_limit_bytes: int | None,
+    ) -> dict[str, Any]:
+        """Sequences at a time that a memory limit allows; nothing is loaded."""
+        if memory_limit_bytes is None:
+            return {"slots": batch_limit}
+        architecture = open_model(model, self._seed).architecture
+        of_scheme = get_scheme(scheme)
+        one = footprint(architecture, of_scheme, 1, capacity, kv_bits, self.backend)
+        # Layers are quantized before there is a cache: only what stays counts.
+        slots = slots_within(memory_limit_bytes, one.weights, RESERVE, one.cache, batch_limit)
+        return {"slots": slots}
+
+    def serve(
+        self, slots: int, capacity: int, kv_bits: int, requests: list[list[int]]
+    ) -> dict[str, Any]:
+        """Serve requests of [prompt, new] tokens with random prompts."""
+        engine = self._new_engine(slots, capacity, kv_bits)
+        wanted = [Request(*lengths) for lengths in requests]
+        longest = max(request.prompt_tokens for request in wanted)
+        try:
+            prompts = self._prompts(engine, len(wanted), longest)
+            serve(engine, wanted[:1], prompts[:1])  # compiles and allocates
+            served = serve(engine, wanted, prompts)
+            return {
+                "latency_s": list(served.latency_s),
+                "token_ms": list(served.token_ms),
+                "seconds": served.seconds,
+                "steady_bytes": self._allocated_bytes(),
+            }
         finally:
             engine.close()
 
@@ -111,13 +154,10 @@ class DecodeStand:
         found = engine.generate(prompts, new_tokens)
         after = self._energy_j()
         joules = None if energy is None or after is None else after - energy
-        steady = None
-        if self.device.type == "cuda":
-            steady = torch.cuda.memory_allocated(self.device)
         return {
             "prefill_ms": found.prefill_ms,
             "step_ms": list(found.step_ms),
-            "steady_bytes": steady,
+            "steady_bytes": self._allocated_bytes(),
             "peak_bytes": self._peak_bytes(),
             "energy_j": joules,
             "parts": self._parts(engine, batch, prompt_tokens + new_tokens // 2),
@@ -161,6 +201,11 @@ class DecodeStand:
             capacity=capacity,
             kv_bits=kv_bits,
         )
+
+    def _allocated_bytes(self) -> int | None:
+        if self.device.type != "cuda":
+            return None
+        return torch.cuda.memory_allocated(self.device)
 
     def _peak_bytes(self) -> int | None:
         if self.device.type != "cuda":

@@ -1,7 +1,7 @@
 """Choosing each linear layer's configuration as a decode step runs it: behind what packs its input.
 
-A GEMM that may start before the kernel in front of it has ended is timed with such a kernel in front:
-what hides behind what decides between candidates that are alike on their own.
+A GEMM that may start before the kernel in front of it has ended is timed with such a kernel in
+front: what hides behind what decides between candidates that are alike on their own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from kernels.decoder import DecoderOperations, Destination, Norm
 from kernels.runtime.nvrtc import builds_hash
 from workloads.gemm import GemmWorkload
 
-STAGE = "decode"  # of the tuning key: a norm and the layer
+STAGE = "decode"  # of the tuning key: what packs the input, and the layer
 _COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
 _MOST_COPIES = 64
-_SAMPLES = 5
+_SAMPLES = 9
 
 
 class StepTuner:
@@ -91,7 +91,7 @@ _SOFTWARE = ("torch", "cuda", "cublas", "nvrtc", "nvmath")
 
 
 class _Timer:
-    """Microseconds of a norm and a layer under a configuration, weights cold."""
+    """Microseconds of what packs the input and a layer under a configuration, weights cold."""
 
     def __init__(
         self,
@@ -134,7 +134,7 @@ class _Timer:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._run(self._weights, config)
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        times = []
+        times: list[float] = []
         for _ in range(_SAMPLES):
             graph.replay()  # behind an untimed one the host has queued the rest
             start.record()
@@ -147,6 +147,11 @@ class _Timer:
 
     def _run(self, weights: list[PackedOperand], config: Config) -> None:
         to = Destination(self._kernel, self._packed, config)
+        # What stands before a layer that widens is a norm; before the others nothing reads a row.
+        widens = self._gemm.n >= self._gemm.k
         for weight in weights:
-            self._operations.norm(self._x, None, self._norm, to)
+            if widens:
+                self._operations.norm(self._x, None, self._norm, to)
+            else:
+                self._operations.relu(self._x, to)
             self._kernel.gemm(self._packed, weight, self._out, config=config)

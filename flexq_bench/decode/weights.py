@@ -21,7 +21,7 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """linears: by fused layer name. The norms stand before attention and before the feed-forward."""
+    """linears: by fused layer name. The norms stand before attention and the feed-forward."""
 
     linears: dict[str, Affine]
     attention_norm: Affine

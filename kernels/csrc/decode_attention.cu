@@ -8,7 +8,7 @@
 // Splits past a sequence's end have weight (-infinity, 0); decode_nodes.cu adds all of them up.
 //
 // Positions, and keys and values of earlier tokens, are those of an earlier step: nobody writes them while
-// the kernels of this step run, so they are looked at, or brought to L2, before the previous one has ended.
+// the kernels of this step run, so they are loaded before the previous one has ended.
 //
 // KV_BITS 16: halves. 8 and 4: codes without sign and a half2 (step, least) a token and head, asymmetric,
 // x = code * step + least, as Atom has it (arXiv 2310.19102, section 4.4).
@@ -26,19 +26,18 @@ __host__ __device__ constexpr int power_of_two(int n) {
   while (p < n) p *= 2;
   return p;
 }
+__host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int at_least_one(int n) { return n < 1 ? 1 : n; }
 constexpr int THREADS = 128, WIDTH = 8;
 constexpr int ACTIVE = HEAD_DIM / WIDTH, LANES = power_of_two(ACTIVE);
 constexpr int SETS = THREADS / LANES;             // positions at a time
-constexpr int AHEAD = GROUP_HEADS <= 2 ? 4 : 2;   // positions of a set whose loads are in flight
+// Positions of a set whose loads are in flight; 64 positions of a block, where registers allow it.
+constexpr int AHEAD = at_least_one(smaller(GROUP_HEADS <= 2 ? 8 : 4, 64 / SETS));
+constexpr int STEP = SETS * AHEAD;
 constexpr int CODE_BYTES = HEAD_DIM * KV_BITS / 8;  // of a token and head
 static_assert(HEAD_DIM % WIDTH == 0 && LANES <= 32, "a position is at most a warp");
 static_assert(KV_BITS == 16 || KV_BITS == 8 || KV_BITS == 4, "halves or codes");
-constexpr int LINE = 128;  // bytes
 constexpr float LOG2_E = 1.4426950408889634f;
-
-__device__ inline void prefetch_l2(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
 
 struct Eight {
   float v[WIDTH];
@@ -103,8 +102,8 @@ __device__ inline float rotated(const half_bits* head, const float2* angles, int
   return i < HALF ? own * angle.x - other * angle.y : own * angle.x + other * angle.y;
 }
 
-// One warp writes a token's keys or values of a head.
-__device__ inline void store_token(unsigned char* codes, uint32_t* scales, long long row,
+// One warp writes a token's keys or values of a head, and to `kept` what they are when they are read.
+__device__ inline void store_token(unsigned char* codes, uint32_t* scales, long long row, float* kept,
                                    const half_bits* head, const float2* angles, bool rotate, int lane) {
   float value[WIDTH] = {};
   if (lane < ACTIVE) {
@@ -122,7 +121,11 @@ __device__ inline void store_token(unsigned char* codes, uint32_t* scales, long 
     for (int i = 0; i < 4; ++i)
       words[i] = static_cast<uint32_t>(float_to_half(value[2 * i])) |
                  static_cast<uint32_t>(float_to_half(value[2 * i + 1])) << 16;
-    if (lane < ACTIVE) *reinterpret_cast<uint4*>(at) = make_uint4(words[0], words[1], words[2], words[3]);
+    if (lane < ACTIVE) {
+      *reinterpret_cast<uint4*>(at) = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+      for (int i = 0; i < WIDTH; ++i) kept[lane * WIDTH + i] = value[i];
+    }
   } else {
     constexpr float TOP = (1 << KV_BITS) - 1;
     float least = lane < ACTIVE ? value[0] : infinite(), most = lane < ACTIVE ? value[0] : -infinite();
@@ -143,6 +146,8 @@ __device__ inline void store_token(unsigned char* codes, uint32_t* scales, long 
       const int rounded = step == 0.0f ? 0 : __float2int_rn(__fdiv_rn(value[i] - least, step));
       const uint32_t code = static_cast<uint32_t>(min(max(rounded, 0), static_cast<int>(TOP)));
       words[KV_BITS == 8 ? i / 4 : 0] |= code << (KV_BITS == 8 ? i % 4 * 8 : i * 4);
+      if (lane < ACTIVE)
+        kept[lane * WIDTH + i] = static_cast<float>(code) * step + half_to_float(least_bits);
     }
     if (lane < ACTIVE) {
       if constexpr (KV_BITS == 8) *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
@@ -152,34 +157,50 @@ __device__ inline void store_token(unsigned char* codes, uint32_t* scales, long 
   }
 }
 
+struct Ahead {
+  Raw key[AHEAD], value[AHEAD];
+};
+
 // grid: (KV_HEADS, SPLITS, B).
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, float* sums,
                  float2* weights, float scale, int capacity, int chunk) {
   __shared__ float query[GROUP_HEADS][HEAD_DIM];
+  __shared__ float fresh[2][HEAD_DIM];  // keys and values of the new token
   __shared__ float2 met[GROUP_HEADS][SETS];
   __shared__ __align__(16) float parts[GROUP_HEADS][SETS][HEAD_DIM];
   let_next_kernel_start();
   const int kv_head = blockIdx.x, kv_heads = gridDim.x, split = blockIdx.y, splits = gridDim.y;
   const int sequence = blockIdx.z, heads = kv_heads * GROUP_HEADS;
   const int position = positions[sequence], start = split * chunk;
+  const long long first_out =
+      (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS) * splits + split;
   if (start > position) {
     wait_for_previous_kernel();  // until which the weights are read by whom they were written for
     if (threadIdx.x < GROUP_HEADS)
-      weights[(static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + threadIdx.x) * splits +
-              split] = make_float2(-infinite(), 0.0f);
+      weights[first_out + threadIdx.x * splits] = make_float2(-infinite(), 0.0f);
     return;
   }
   const int end = min(start + chunk, position + 1);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int set = threadIdx.x / LANES, part = threadIdx.x % LANES;
+  const bool active = part < ACTIVE;
   const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
   const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
   const float2* angles = table + static_cast<long long>(position) * (HEAD_DIM / 2);
-  for (int at = threadIdx.x * LINE; at < (end - start) * CODE_BYTES; at += THREADS * LINE) {
-    prefetch_l2(keys + (first_row + start) * CODE_BYTES + at);
-    prefetch_l2(values + (first_row + start) * CODE_BYTES + at);
-  }
+
+  const auto load = [&](Ahead& ahead, int base) {
+#pragma unroll
+    for (int a = 0; a < AHEAD; ++a) {
+      const int at = base + a * SETS + set;
+      const bool inside = at < end && at < position && active;
+      ahead.key[a] = inside ? load_raw(keys, key_scales, first_row + at, part) : Raw{};
+      ahead.value[a] = inside ? load_raw(values, value_scales, first_row + at, part) : Raw{};
+    }
+  };
+  Ahead ahead;
+  load(ahead, start);
   wait_for_previous_kernel();
 
   for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM; at += THREADS) {
@@ -188,17 +209,15 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     query[g][i] = as_half(rotated(head, angles, i)) * (scale * LOG2_E);
   }
   if (end == position + 1) {
-    if (warp == 0)
-      store_token(keys, key_scales, first_row + position, row + (heads + kv_head) * HEAD_DIM, angles,
-                  ROTARY, lane);
-    if (warp == 1)
-      store_token(values, value_scales, first_row + position,
+    if (warp == 2)
+      store_token(keys, key_scales, first_row + position, fresh[0], row + (heads + kv_head) * HEAD_DIM,
+                  angles, ROTARY, lane);
+    if (warp == 3)
+      store_token(values, value_scales, first_row + position, fresh[1],
                   row + (heads + kv_heads + kv_head) * HEAD_DIM, angles, false, lane);
   }
   __syncthreads();
 
-  const int set = threadIdx.x / LANES, part = threadIdx.x % LANES;
-  const bool active = part < ACTIVE;
   float q[GROUP_HEADS][WIDTH], sum[GROUP_HEADS][WIDTH] = {};
   float largest[GROUP_HEADS], total[GROUP_HEADS] = {};
 #pragma unroll
@@ -207,19 +226,19 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #pragma unroll
     for (int i = 0; i < WIDTH; ++i) q[g][i] = active ? query[g][part * WIDTH + i] : 0.0f;
   }
-  for (int base = start; base < end; base += SETS * AHEAD) {
-    Raw key[AHEAD], value[AHEAD];
+  const auto new_token = [&](int which) {
+    Eight e;
 #pragma unroll
-    for (int a = 0; a < AHEAD; ++a) {
-      const int at = base + a * SETS + set;
-      const bool inside = at < end && active;
-      key[a] = inside ? load_raw(keys, key_scales, first_row + at, part) : Raw{};
-      value[a] = inside ? load_raw(values, value_scales, first_row + at, part) : Raw{};
-    }
+    for (int i = 0; i < WIDTH; ++i) e.v[i] = active ? fresh[which][part * WIDTH + i] : 0.0f;
+    return e;
+  };
+  for (int base = start; base < end; base += STEP) {
+    if (base != start) load(ahead, base);
     float score[AHEAD][GROUP_HEADS];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
-      const Eight k = decode(key[a]);
+      const int at = base + a * SETS + set;
+      const Eight k = at == position ? new_token(0) : decode(ahead.key[a]);
 #pragma unroll
       for (int g = 0; g < GROUP_HEADS; ++g) {
         float dot = 0.0f;
@@ -228,7 +247,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #pragma unroll
         for (int offset = LANES / 2; offset > 0; offset /= 2)
           dot += __shfl_xor_sync(0xffffffffu, dot, offset);
-        score[a][g] = base + a * SETS + set < end ? dot : -infinite();
+        score[a][g] = at < end ? dot : -infinite();
       }
     }
 #pragma unroll
@@ -245,10 +264,11 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     }
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
-      const Eight v = decode(value[a]);
+      const int at = base + a * SETS + set;
+      const Eight v = at == position ? new_token(1) : decode(ahead.value[a]);
 #pragma unroll
       for (int g = 0; g < GROUP_HEADS; ++g) {
-        const float weight = score[a][g] == -infinite() ? 0.0f : exp2f(score[a][g] - largest[g]);
+        const float weight = at < end ? exp2f(score[a][g] - largest[g]) : 0.0f;
         total[g] += weight;
 #pragma unroll
         for (int i = 0; i < WIDTH; ++i) sum[g][i] += weight * v.v[i];
@@ -276,8 +296,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       all += factor * met[g][s].y;
       out += factor * parts[g][s][i];
     }
-    const long long to =
-        (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + g) * splits + split;
+    const long long to = first_out + g * splits;
     sums[to * HEAD_DIM + i] = out;
     if (i == 0) weights[to] = make_float2(top, all);
   }

@@ -1,7 +1,7 @@
 // decode_nodes.cu: what stands between the linear layers of a decoder block, each in one kernel that
 // leaves its result as the next layer's activations: quantized and packed, or FP16.
-//   PRODUCER 1  RMS norm      r += d; v = rms(r) * w                    r, d half [M, K], w half [K]
-//            2  layer norm    r += d; v = (r - mean) / deviation * w + b            b half [K]
+//   PRODUCER 1  RMS norm      r = x + d; v = rms(r) * w                 x, d, r half [M, K], w half [K]
+//            2  layer norm    r = x + d; v = (r - mean) / deviation * w + b         b half [K]
 //            3  SiLU * mul    v = silu(g) * u                           x half [M, 2 K], g then u
 //            4  ReLU          v = max(x, 0)                             x half [M, K]
 //            5  attention     v = the splits of decode_attention.cu, weighed and added
@@ -10,10 +10,11 @@
 //            1  group codes   int8 [M, 128 * STEPS], scales float [STEPS, M_PAD]: csrc/imma_pack.cu
 //            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/w8a8.cu
 // STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
-// codes are those of the unfused kernels. d null: nothing is added.
+// codes are those of the unfused kernels. d null: r is x, and is not written.
 //
-// A thread has VECTORS times four neighbouring k, a warp 128: a group. Norms and row codes have one
-// block a token; the others as many as K needs.
+// A thread has VECTORS times four neighbouring k, a warp 128: a group. Where a result depends on the whole
+// row, every block of a token computes all of it and writes its share; reading a row again takes less time
+// than one block would take to quantize it.
 #include "decode.cuh"
 #include "quantize.cuh"
 
@@ -23,8 +24,10 @@
 constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
 constexpr int HALVES = 0, GROUP_CODES = 1, ROW_CODES = 2;
 constexpr int WIDTH = 4, GROUP = 128;  // neighbouring k of a thread and of a warp
-constexpr int MAX_WARPS = 32;
+constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
+constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
+constexpr int MOST_THREADS = !WHOLE_ROW ? FEW_THREADS : IS_NORM && VECTORS > 3 ? 256 : MAX_WARPS * 32;
 static_assert(WIDTH * 32 == GROUP, "a warp has one group");
 // A profile tells kernels apart by their names.
 #if PRODUCER == 1 || PRODUCER == 2
@@ -38,8 +41,9 @@ static_assert(WIDTH * 32 == GROUP, "a warp has one group");
 #endif
 
 struct Inputs {
-  const half_bits* x;       // residual of a norm, else what is transformed
+  const half_bits* x;
   const half_bits* delta;   // of a norm; null: none
+  half_bits* residual;      // of a norm: the sum
   const half_bits* weight;  // of a norm
   const half_bits* bias;    // of a layer norm
   const float* sums;        // of attention
@@ -94,31 +98,51 @@ __device__ inline float block_maximum(float value, float* partial) {
 
 // Four neighbouring k of one token's attention output. A split that met no position weighs nothing.
 __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in, int token, int first) {
+  constexpr int AT_ONCE = PACKING == ROW_CODES ? 8 : 16;  // splits whose loads are in flight
   const int head = first / in.head_dim, heads = in.k / in.head_dim;
   const long long row = (static_cast<long long>(token) * heads + head) * in.splits;
-  float largest = -infinite();
-#pragma unroll 8
-  for (int s = 0; s < in.splits; ++s) largest = fmaxf(largest, in.weights[row + s].x);
-  float total = 0.0f;
+  float largest = -infinite(), total = 0.0f;
 #pragma unroll
-  for (int i = 0; i < WIDTH; ++i) value[i] = 0.0f;
-#pragma unroll 8
-  for (int s = 0; s < in.splits; ++s) {
-    const float2 of_split = in.weights[row + s];
-    const float factor = exp2f(of_split.x - largest);
-    const float4 sum =
-        *reinterpret_cast<const float4*>(in.sums + (row + s) * in.head_dim + first % in.head_dim);
-    total += factor * of_split.y;
-    value[0] += factor * sum.x, value[1] += factor * sum.y;
-    value[2] += factor * sum.z, value[3] += factor * sum.w;
+  for (int j = 0; j < WIDTH; ++j) value[j] = 0.0f;
+  for (int base = 0; base < in.splits; base += AT_ONCE) {
+    float2 of_split[AT_ONCE];
+    float4 sum[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const bool inside = base + i < in.splits;
+      const long long at = row + base + i;
+      of_split[i] = inside ? in.weights[at] : make_float2(-infinite(), 0.0f);
+      sum[i] = inside ? *reinterpret_cast<const float4*>(in.sums + at * in.head_dim + first % in.head_dim)
+                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float top = largest;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) top = fmaxf(top, of_split[i].x);
+    const float kept = exp2f(largest - top);  // the first split has met a position, so top is finite
+    total *= kept;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) value[j] *= kept;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float factor = exp2f(of_split[i].x - top);
+      total += factor * of_split[i].y;
+      value[0] += factor * sum[i].x, value[1] += factor * sum[i].y;
+      value[2] += factor * sum[i].z, value[3] += factor * sum[i].w;
+    }
+    largest = top;
   }
 #pragma unroll
-  for (int i = 0; i < WIDTH; ++i) value[i] = as_half(value[i] / total);
+  for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
+}
+
+// Whether this block writes what its threads have as vector i of a row.
+__device__ inline bool is_mine(int i) {
+  return !IS_NORM || gridDim.x == 1 || i == static_cast<int>(blockIdx.x);
 }
 
 // The values of one token, each an FP16 number.
-__device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, half_bits* residual,
-                               int token, int first_vector, float* partial) {
+__device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, int token,
+                               int first_vector, float* partial) {
   const int stride = blockDim.x;
   if constexpr (IS_NORM) {
     uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
@@ -134,7 +158,7 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
-      if (at < in.k) before[i] = load_pair(residual + row + at);
+      if (at < in.k) before[i] = load_pair(in.x + row + at);
       if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + row + at);
     }
     float sum = 0.0f;
@@ -146,8 +170,8 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
       widen(value[i], before[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) value[i][j] = as_half(value[i][j] + added[j]);
-      if (at < in.k && in.delta != nullptr)
-        *reinterpret_cast<uint2*>(residual + row + at) = narrow(value[i]);
+      if (at < in.k && in.delta != nullptr && is_mine(i))
+        *reinterpret_cast<uint2*>(in.residual + row + at) = narrow(value[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j)
         sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
@@ -225,17 +249,17 @@ __device__ inline int mma_word(int natural) {
 }
 
 // stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
-extern "C" __global__ void __launch_bounds__(MAX_WARPS * 32)
-DECODE_NODE(half_bits* x, const half_bits* delta, const half_bits* weight, const half_bits* bias,
-            const float* sums, const float2* weights, void* packed, float* scales, float eps, int k,
-            int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
+            const half_bits* bias, const float* sums, const float2* weights, void* packed, float* scales,
+            float eps, int k, int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
   __shared__ float partial[MAX_WARPS];
   let_next_kernel_start();
-  const Inputs in{x, delta, weight, bias, sums, weights, eps, k, head_dim, splits};
+  const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
   const int token = blockIdx.y, lane = threadIdx.x % 32;
-  const int first_vector = blockIdx.x * blockDim.x * VECTORS + threadIdx.x;
+  const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
   float value[VECTORS][WIDTH];
-  produce(value, in, x, token, first_vector, partial);
+  produce(value, in, token, first_vector, partial);
 
   [[maybe_unused]] Divisor row_divisor = {};
   if constexpr (PACKING == ROW_CODES) {
@@ -244,17 +268,19 @@ DECODE_NODE(half_bits* x, const half_bits* delta, const half_bits* weight, const
     for (int i = 0; i < VECTORS; ++i) largest = fmaxf(largest, largest_of(value[i]));
     const float scale = scale_of<A_BITS>(block_maximum(largest, partial));
     row_divisor = divisor_of(scale);
-    if (threadIdx.x == 0) scales[token] = scale;
+    if (threadIdx.x == 0 && blockIdx.x == 0) scales[token] = scale;
   }
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
+    if (!is_mine(i)) continue;
     const int vector = first_vector + i * blockDim.x, at = vector * WIDTH;
     const long long row = static_cast<long long>(token) * stride;
     if constexpr (PACKING == HALVES) {
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
     } else if constexpr (PACKING == ROW_CODES) {
       if (at < stride)
-        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) = code_word(value[i], row_divisor);
+        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) =
+            code_word(value[i], row_divisor);
     } else {
       const int step = vector / 32;
       const float scale = scale_of<A_BITS>(warp_maximum(largest_of(value[i])));

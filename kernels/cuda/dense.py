@@ -46,8 +46,8 @@ class _LtGemm(LinearKernel):
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return lt_candidates(gemm, self._padded_k(gemm.k), self.types)
 
-    def default_config(self, gemm: GemmWorkload) -> LtConfig:
-        return LtConfig(algorithm=0, m_padded=max(gemm.m, PADDED_ROWS))
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
+        return first_algorithm(gemm.m)
 
     def _multiply(
         self, shape: GemmWorkload, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, c: LtConfig
@@ -58,7 +58,12 @@ class _LtGemm(LinearKernel):
         problem.run(w, x, y, c.algorithm)
 
     def _config(self, shape: GemmWorkload, config: Config | None) -> LtConfig:
-        return config if isinstance(config, LtConfig) else self.default_config(shape)
+        return config if isinstance(config, LtConfig) else first_algorithm(shape.m)
+
+
+def first_algorithm(m: int) -> LtConfig:
+    """What the library itself thinks is best, for m tokens padded as far as ever pays."""
+    return LtConfig(algorithm=0, m_padded=max(m, PADDED_ROWS))
 
 
 def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:

@@ -1,12 +1,12 @@
 """What stands between the linear layers of a decoder: norms, attention, activation functions."""
 
+from kernels.decoder.kv import KV_BITS, KvLayer
 from kernels.decoder.operations import (
     AttentionShape,
     DecoderOperations,
     Destination,
     Norm,
 )
-from kernels.decoder.kv import KV_BITS, KvLayer
 
 __all__ = [
     "KV_BITS",

@@ -30,6 +30,7 @@ _FUNCTIONS = {
     _RELU: RELU,
     _ATTENTION: ATTENTION_SUM,
 }
+_NOTHING = (None,) * 6  # inputs that an operation on one tensor lacks
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
 _WIDTH, _WARP, _GROUP = (
     4,
@@ -40,9 +41,12 @@ _MOST_THREADS, _FEW_THREADS = (
     1024,
     128,
 )  # of a block that has a whole row, and of one that has a part
+_SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
+_MOST_VECTORS = 3  # of a thread of a norm with more threads than these
 _ATTENTION_THREADS, _LANE_VALUES = 128, 8  # csrc/decode_attention.cu
-_BLOCKS_PER_SM = 8  # of attention: what is worth splitting a sequence for
-_LEAST_CHUNK = 64  # positions of a split
+_MOST_SHARED_BYTES = 48 * 1024  # that a kernel declares
+_LEAST_CHUNK = 64  # positions of a split: what a block of attention has in flight
+_ENOUGH_BLOCKS_PER_SM = 32  # of attention: with more, a block that starts costs more than it brings
 
 
 class CudaOperations(DecoderOperations):
@@ -53,17 +57,26 @@ class CudaOperations(DecoderOperations):
 
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
-    ) -> None:
+    ) -> torch.Tensor:
         producer = _RMS_NORM if norm.bias is None else _LAYER_NORM
-        inputs = (residual, delta, norm.weight, norm.bias, None, None)
+        total = residual
+        if delta is not None:
+            # Blocks read all of the old one while others write their share of the new one.
+            one, other = (
+                self._kept(name, tuple(residual.shape), torch.float16, residual)
+                for name in ("one", "other")
+            )
+            total = other if residual.data_ptr() == one.data_ptr() else one
+        inputs = (residual, delta, total, norm.weight, norm.bias, None, None)
         self._produce(producer, inputs, residual.shape, to, eps=norm.eps)
+        return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
         shape = (gate_up.shape[0], gate_up.shape[1] // 2)
-        self._produce(_SILU_MUL, (gate_up, None, None, None, None, None), shape, to)
+        self._produce(_SILU_MUL, (gate_up, *_NOTHING), shape, to)
 
     def relu(self, x: torch.Tensor, to: Destination) -> None:
-        self._produce(_RELU, (x, None, None, None, None, None), x.shape, to)
+        self._produce(_RELU, (x, *_NOTHING), x.shape, to)
 
     def attend(
         self,
@@ -99,7 +112,7 @@ class CudaOperations(DecoderOperations):
             ),
             overlap_previous=True,
         )
-        inputs = (None, None, None, None, sums, weights)
+        inputs = (None, None, None, None, None, sums, weights)
         row = (batch, shape.heads * shape.head_dim)
         self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
 
@@ -140,11 +153,17 @@ class CudaOperations(DecoderOperations):
             raise ShapeError(f"a decoder's layers need K divisible by {_WIDTH}, got {k}")
         stride = packing.values.shape[1]
         vectors = -(-max(k, stride) // _GROUP) * _WARP
-        whole_row = producer in (_RMS_NORM, _LAYER_NORM) or packing.kind == "row-codes"
-        per_thread = -(-vectors // _MOST_THREADS) if whole_row else 1
-        threads = _FEW_THREADS
-        if whole_row:
+        is_norm = producer in (_RMS_NORM, _LAYER_NORM)
+        if is_norm or packing.kind == "row-codes":
+            # A few tokens' norms are shared out; of many, each has a block.
+            shared = is_norm and (m <= _FEW_TOKENS or vectors > _MOST_VECTORS * _MOST_THREADS)
+            most = _SHARED_THREADS if shared else _MOST_THREADS
+            per_thread = -(-vectors // most)
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
+            blocks = per_thread if shared else 1
+        else:
+            per_thread, threads = 1, _FEW_THREADS
+            blocks = -(-vectors // threads)
         build = node_build(producer, packing.kind, packing.bits, per_thread)
         scale_stride = 0
         if packing.kind == "group-codes" and packing.scales is not None:
@@ -161,7 +180,6 @@ class CudaOperations(DecoderOperations):
             scale_stride,
             int(packing.in_mma_order),
         )
-        blocks = 1 if whole_row else -(-vectors // threads)
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
 
@@ -181,18 +199,19 @@ class CudaOperations(DecoderOperations):
 
 
 def split_length(blocks: int, longest: int, sms: int) -> int:
-    """Positions of a split: few enough that `blocks` KV heads of all sequences fill the GPU."""
-    wanted = -(-_BLOCKS_PER_SM * sms // blocks)
-    length = -(-longest // wanted)
-    return max(_LEAST_CHUNK, -(-length // _WARP) * _WARP)
+    """Positions of a split. blocks: KV heads of all sequences, which are split further by it."""
+    wanted = -(-_ENOUGH_BLOCKS_PER_SM * sms // blocks)
+    chunks = -(-longest // (wanted * _LEAST_CHUNK))
+    return chunks * _LEAST_CHUNK
 
 
 def attention_build(shape: AttentionShape, bits: int) -> Build:
     """How csrc/decode_attention.cu is compiled. Raises UnsupportedError for other head sizes."""
     group = shape.heads // shape.kv_heads
     lanes = 1 << (-(-shape.head_dim // _LANE_VALUES) - 1).bit_length()
-    shared = 4 * group * (_ATTENTION_THREADS // lanes) * (shape.head_dim + 2)
-    if shape.head_dim % _LANE_VALUES or lanes > _WARP or shared > 44 * 1024:
+    sets = _ATTENTION_THREADS // lanes
+    shared = 4 * (group * (sets * (shape.head_dim + 2) + shape.head_dim) + 2 * shape.head_dim)
+    if shape.head_dim % _LANE_VALUES or lanes > _WARP or shared > _MOST_SHARED_BYTES:
         raise UnsupportedError(
             f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
             f"got {shape.head_dim} and {group}"
@@ -209,9 +228,13 @@ def attention_build(shape: AttentionShape, bits: int) -> Build:
 
 def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
     """How csrc/decode_nodes.cu is compiled."""
+    is_norm = producer in (_RMS_NORM, _LAYER_NORM)
+    whole_row = is_norm or kind == "row-codes"
+    is_shared = is_norm and vectors > _MOST_VECTORS
+    threads = _SHARED_THREADS if is_shared else _MOST_THREADS if whole_row else _FEW_THREADS
     return Build.of(
         "decode_nodes.cu",
-        block=Block(_FUNCTIONS[producer], _MOST_THREADS),
+        block=Block(_FUNCTIONS[producer], threads),
         PRODUCER=producer,
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
@@ -226,10 +249,23 @@ def builds() -> list[Build]:
         attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
         for group, bits in heads
     ]
+    kinds: tuple[tuple[PackingKind, int], ...] = (
+        ("halves", 16),
+        ("group-codes", 6),
+        ("group-codes", 8),
+        ("row-codes", 8),
+    )
     nodes = [
         node_build(producer, kind, bits, vectors)
         for producer in range(_RMS_NORM, _ATTENTION + 1)
-        for kind, bits in (("halves", 16), ("group-codes", 6), ("group-codes", 8), ("row-codes", 8))
-        for vectors in (1, 2, 4)
+        for kind, bits in kinds
+        for vectors in _vectors(producer, kind)
     ]
     return [*attention, *nodes]
+
+
+def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:
+    """Of a thread: few and many tokens of models of 4096 and 8192 features."""
+    if producer in (_RMS_NORM, _LAYER_NORM):
+        return (1, 2, 4, 8)
+    return (1, 2, 4, 7) if kind == "row-codes" else (1,)

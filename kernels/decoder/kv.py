@@ -19,7 +19,7 @@ KV_BITS = (16, 8, 4)
 class KvLayer:
     """keys, values: uint8 [slots, KV heads, capacity, bytes of a token and head].
 
-    key_scales, value_scales: FP16 [slots, KV heads, capacity, 2], step and least; None: FP16 values.
+    key_scales, value_scales: FP16 [slots, KV heads, capacity, 2], step and least; None: FP16.
     """
 
     keys: torch.Tensor

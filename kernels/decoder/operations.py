@@ -1,7 +1,7 @@
 """The contract of what stands between linear layers, whoever computes it.
 
 Each operation leaves its result as the next linear layer's activations: quantized and packed where
-its kernel wants that. All launches go to torch's current stream and may be captured in a CUDA graph.
+its kernel wants that. Launches go to torch's current stream and may be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """The activations of the linear layer that comes next: `packed`, for `kernel` under `config`."""
+    """The activations of the linear layer that comes next: `packed`, for `kernel` and `config`."""
 
     kernel: LinearKernel
     packed: PackedOperand
@@ -57,8 +57,11 @@ class DecoderOperations(ABC):
     @abstractmethod
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
-    ) -> None:
-        """residual += delta in place, FP16 [M,K]; its norm goes to `to`."""
+    ) -> torch.Tensor:
+        """The norm of residual + delta, FP16 [M,K], goes to `to`; their sum is returned.
+
+        delta None: residual is returned. The sum is valid until the next but one norm.
+        """
 
     @abstractmethod
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:

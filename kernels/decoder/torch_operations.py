@@ -18,10 +18,10 @@ class TorchOperations(DecoderOperations):
 
     def norm(
         self, residual: torch.Tensor, delta: torch.Tensor | None, norm: Norm, to: Destination
-    ) -> None:
-        if delta is not None:
-            residual += delta
-        _activate(normalized(residual, norm), to)
+    ) -> torch.Tensor:
+        total = residual if delta is None else residual + delta
+        _activate(normalized(total, norm), to)
+        return total
 
     def silu_mul(self, gate_up: torch.Tensor, to: Destination) -> None:
         gate, up = gate_up.chunk(2, dim=1)
@@ -76,8 +76,9 @@ def split_heads(
 
     positions: int [B, T].
     """
-    heads = qkv.unflatten(-1, (-1, shape.head_dim))
-    queries, keys, values = heads.split([shape.heads, shape.kv_heads, shape.kv_heads], dim=2)
+    heads = qkv.reshape(*qkv.shape[:-1], -1, shape.head_dim)
+    sizes = [shape.heads, shape.kv_heads, shape.kv_heads]
+    queries, keys, values = torch.split(heads, sizes, dim=2)
     if shape.rotary is not None:
         angles = shape.rotary[positions][:, :, None]
         queries, keys = _rotate(queries, angles), _rotate(keys, angles)

@@ -77,6 +77,9 @@ def _small(of: Any, config: Any, device: torch.device) -> Small:
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.1)
     model = model.to(device=device, dtype=torch.float16)
+    rotary = getattr(model.model, "rotary_emb", None)
+    if rotary is not None:  # its frequencies stay FP32 where a model is loaded from disk
+        model.model.rotary_emb = type(rotary)(config).to(device)
     architecture = of_config({**config.to_dict(), "architectures": [of.__name__]}, "small")
     return Small(model, StateDictWeights(architecture, model.state_dict()))
 

@@ -15,7 +15,7 @@ from kernels.decoder.torch_operations import TorchOperations
 DEVICE = torch.device("cuda")
 # What packs in each way, and one whose activations only its own kernel packs.
 KERNELS = (
-    "cublas-fp16",
+    "fp16",
     "w8a16",
     "flexq",
     "flexq[w6a8]",
@@ -23,7 +23,17 @@ KERNELS = (
     "cublaslt-w8a8",
     "abq-w6a6",
 )
-SIZES = ((1, 128), (1, 5120), (3, 64), (8, 172), (2, 4096), (17, 576), (40, 1536), (1, 13824))
+SIZES = (
+    (1, 128),
+    (1, 5120),
+    (3, 64),
+    (8, 172),
+    (2, 4096),
+    (17, 576),
+    (40, 1536),
+    (1, 13824),
+    (33, 8192),
+)
 OPERATIONS = ("rms", "layer", "silu", "relu")
 
 
@@ -40,13 +50,21 @@ def poisoned(kernel: LinearKernel, m: int, k: int) -> PackedOperand:
     return packed
 
 
-def same(got: PackedOperand, wanted: PackedOperand) -> bool:
-    """FP16 results to a unit in the last place; codes to one, in a few places in a thousand.
+def same(kernel: LinearKernel, got: PackedOperand, wanted: PackedOperand) -> bool:
+    """Whether what the kernel's default configuration reads is the same.
+
+    FP16 results to a unit in the last place; codes to one, in a few places in a thousand.
 
     A norm sums in another order than torch does, which moves a rare value across a tie.
     """
+    packing = kernel.packing(wanted, None)
+    read = None if packing is None else {packing.values.data_ptr()}
+    if read is not None and packing is not None and packing.scales is not None:
+        read.add(packing.scales.data_ptr())
     for name, expected in wanted.buffers.items():
         found = got.buffers[name]
+        if read is not None and expected.data_ptr() not in read:
+            continue
         if found.dtype == torch.int32:  # bit planes: a code that is one off changes few words
             if (found != expected).float().mean() > 0.02:
                 return False
@@ -81,11 +99,11 @@ def test_a_fused_operation_packs_what_the_composition_packs(
             operations.relu(x, to)
         else:
             norm = Norm(weight, bias if operation == "layer" else None, 1e-5)
-            operations.norm(residual, delta, norm, to)
+            residual = operations.norm(residual, delta, norm, to)
         residuals.append(residual)
     torch.cuda.synchronize()
 
-    assert same(got, wanted)
+    assert same(kernel, got, wanted)
     assert torch.equal(*residuals)
 
 
@@ -125,7 +143,7 @@ def test_attention_of_sequences_at_different_positions(
 
 def test_a_batch_is_split_so_that_it_fills_the_gpu() -> None:
     assert split_length(40, 1024, 132) == 64
-    assert split_length(40 * 64, 1024, 132) == 1024
+    assert split_length(40 * 64, 1024, 132) == 512
 
 
 def _fill_alike(caches: list[KvLayer]) -> None:

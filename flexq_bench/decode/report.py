@@ -1,0 +1,172 @@
+"""Decode and serving results as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from db.decode_records import DecodeRecord, ServingRecord
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """One part of a step under two schemes. Microseconds of the step.
+
+    share: of the base's step. speedup: base over head; None: head has no such part.
+    saved: of the base's step, as a fraction; below 0 it costs more.
+    """
+
+    part: str
+    base_us: float
+    head_us: float
+    share: float
+    speedup: float | None
+    saved: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """base and head: schemes. explained: the speed-up that the parts' times make.
+
+    measured: of the median times of a token, without a profiler.
+    """
+
+    base: DecodeRecord
+    head: DecodeRecord
+    changes: tuple[PartChange, ...]
+    explained: float
+    measured: float
+
+
+def explain(base: DecodeRecord, head: DecodeRecord) -> Explanation | None:
+    """Why one scheme is faster than another: each part's speed-up and its share of the time.
+
+    None: one of the two has no profile, or was not timed.
+    """
+    if not base.parts or not head.parts or not base.token_ms or not head.token_ms:
+        return None
+    of_base = {part["part"]: float(part["us"]) for part in base.parts}
+    of_head = {part["part"]: float(part["us"]) for part in head.parts}
+    step = sum(of_base.values())
+    changes = []
+    for name in dict.fromkeys((*of_base, *of_head)):
+        before, after = of_base.get(name, 0.0), of_head.get(name, 0.0)
+        speedup = before / after if after else None
+        changes.append(
+            PartChange(name, before, after, before / step, speedup, (before - after) / step)
+        )
+    explained = step / sum(of_head.values())
+    return Explanation(base, head, tuple(changes), explained, base.token_ms / head.token_ms)
+
+
+def decode_table(records: Sequence[DecodeRecord]) -> Table:
+    """One row a case; speed and memory beside the first scheme of the same case."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("scheme", no_wrap=True)
+    names = ("KV", "batch", "prompt", "new", "TTFT ms", "token ms", "± %", "p95", "tokens/s")
+    for name in (*names, "×", "GiB", "× memory", "J/token"):
+        table.add_column(name, justify="right", no_wrap=True)
+    first = records[0].scheme if records else ""
+    bases = {_case(record): record for record in records if record.scheme == first}
+    for record in records:
+        base = bases.get(_case(record))
+        table.add_row(
+            record.scheme,
+            str(record.kv_bits),
+            str(record.batch),
+            str(record.prompt_tokens),
+            str(record.new_tokens),
+            *(_cells(record, base) if record.status == "ok" else [record.status]),
+        )
+    return table
+
+
+def explanation_table(explanation: Explanation) -> Table:
+    """Each part's times, speed-up, share, and what it saves of the whole step."""
+    base, head = explanation.base, explanation.head
+    table = Table(
+        title=f"{base.scheme} -> {head.scheme}, batch {base.batch}, {base.new_tokens} new tokens: "
+        f"{explanation.explained:.2f}× by its parts, {explanation.measured:.2f}× measured",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("part", no_wrap=True)
+    for name in (f"{base.scheme} µs", f"{head.scheme} µs", "speed-up", "share %", "saves %"):
+        table.add_column(name, justify="right")
+    for change in explanation.changes:
+        table.add_row(
+            change.part,
+            f"{change.base_us:,.0f}",
+            f"{change.head_us:,.0f}",
+            "" if change.speedup is None else f"{change.speedup:.2f}×",
+            f"{100 * change.share:.1f}",
+            f"{100 * change.saved:.1f}",
+        )
+    return table
+
+
+def serving_table(records: Sequence[ServingRecord]) -> Table:
+    """One row a scheme and batch limit."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("scheme", no_wrap=True)
+    names = ("KV", "limit", "slots", "requests", "tokens/s", "p50 s", "p95 s", "p99 s")
+    for name in (*names, "token p50 ms", "token p95 ms", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for record in records:
+        latencies = (record.latency_p50_s, record.latency_p95_s, record.latency_p99_s)
+        table.add_row(
+            record.scheme,
+            str(record.kv_bits),
+            str(record.batch_limit),
+            str(record.parameters["slots"]) if record.status == "ok" else record.status,
+            str(record.requests),
+            _number(record.tokens_per_s, ",.0f"),
+            *(_number(latency, ".2f") for latency in latencies),
+            _number(record.token_p50_ms, ".2f"),
+            _number(record.token_p95_ms, ".2f"),
+            _number(_gib(record.steady_memory_bytes or record.weights_bytes), ".1f"),
+        )
+    return table
+
+
+def _cells(record: DecodeRecord, base: DecodeRecord | None) -> list[str]:
+    memory = _gib(record.steady_memory_bytes or record.weights_bytes)
+    base_memory = _gib(base.steady_memory_bytes or base.weights_bytes) if base else None
+    spread = None
+    if record.token_ms and record.token_ci_high_ms and record.token_ci_low_ms:
+        wide = max(
+            record.token_ci_high_ms - record.token_ms, record.token_ms - record.token_ci_low_ms
+        )
+        spread = 100 * wide / record.token_ms
+    return [
+        _number(record.prefill_ms, ".1f"),
+        _number(record.token_ms, ".3f"),
+        _number(spread, ".1f"),
+        _number(record.token_p95_ms, ".3f"),
+        _number(record.tokens_per_s, ",.0f"),
+        _ratio(base.token_ms if base else None, record.token_ms),
+        _number(memory, ".2f"),
+        _ratio(memory, base_memory),
+        _number(record.energy_j_per_token, ".2f"),
+    ]
+
+
+def _case(record: DecodeRecord) -> tuple[int, int, int, int]:
+    return record.kv_bits, record.batch, record.prompt_tokens, record.new_tokens
+
+
+def _ratio(above: float | None, below: float | None) -> str:
+    return f"{above / below:.2f}" if above and below else ""
+
+
+def _gib(size: int | None) -> float | None:
+    return None if size is None else size / _GIB
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,67 @@
+"""Requests to serve: how long their prompts and answers are."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from flexq_bench.errors import UsageError
+
+# Mean lengths of ShareGPT's conversations as vLLM's paper has them (arXiv 2309.06180, figure 11).
+# The spread is ours: a lognormal of this sigma has its 95th percentile at three times its mean.
+_MEAN_PROMPT, _MEAN_NEW = 161.31, 337.99
+_SIGMA = 1.0
+LOGNORMAL = f"lognormal, means {_MEAN_PROMPT:g} and {_MEAN_NEW:g}, sigma {_SIGMA:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Tokens of a prompt and of its answer, at least 1 each."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def length(self) -> int:
+        return self.prompt_tokens + self.new_tokens
+
+
+def drawn_requests(count: int, longest: int, seed: int) -> list[Request]:
+    """Lognormal lengths. longest: of prompt and answer together; each is cut to half of it."""
+    generator = np.random.default_rng(seed)
+
+    def draw(mean: float) -> list[int]:
+        drawn = generator.lognormal(math.log(mean) - _SIGMA**2 / 2, _SIGMA, count)
+        whole = np.clip(np.rint(drawn), 1, longest // 2)
+        return [int(length) for length in whole]
+
+    pairs = zip(draw(_MEAN_PROMPT), draw(_MEAN_NEW), strict=True)
+    return [Request(prompt, new) for prompt, new in pairs]
+
+
+def read_requests(path: Path) -> list[Request]:
+    """Lengths from a file, `prompt,new` a line. Raises UsageError with the line that is wrong."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = list(csv.reader(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"can't read {path}: {error}") from error
+    requests = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            prompt, new = (int(cell) for cell in row)
+        except ValueError:
+            prompt = new = 0
+        if min(prompt, new) < 1:
+            raise UsageError(
+                f"{path}:{number}: need two lengths of at least 1, prompt,new, got "
+                f"{','.join(row)!r}"
+            )
+        requests.append(Request(prompt, new))
+    if not requests:
+        raise UsageError(f"{path} is empty: write prompt,new a line")
+    return requests

@@ -1,0 +1,120 @@
+"""`fp16`: dense FP16 by cuBLASLt, or for few tokens by csrc/fp16_few.cu: whichever is faster.
+
+Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
+90 % of what an H200 delivers: a baseline that stopped there would flatter what is compared with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
+from kernels.cuda.dense import Fp16Gemm, has_aligned_rows
+from kernels.runtime.module import load_function
+from kernels.runtime.nvrtc import Block, Build
+from workloads.gemm import GemmWorkload
+
+_BITS = 16
+_ROWS, _TILE_TOKENS = 16, 8  # of a block; of a tile of columns
+_WARPS, _DEFAULT_WARPS = (4, 8, 16), 8
+_MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
+
+
+@dataclass(frozen=True, slots=True)
+class FewTokensConfig(Config):
+    """warps: of a block, which share out K; col_tiles: of 8 tokens a block; wide_fetch: 1 where L2
+    fetches 256 bytes at a time."""
+
+    warps: int
+    col_tiles: int
+    wide_fetch: int
+
+    @property
+    def build(self) -> Build:
+        """How csrc/fp16_few.cu is compiled for this configuration."""
+        block = Block("fp16_few", self.warps * 32)
+        defines = {name.upper(): value for name, value in asdict(self).items()}
+        return Build.of("fp16_few.cu", block=block, **defines)
+
+
+class FastestFp16Gemm(Fp16Gemm):
+    """`fp16`."""
+
+    spec = KernelSpec(
+        name="fp16",
+        backend="cuda",
+        weight=OperandFormat(_BITS),
+        activation=OperandFormat(_BITS),
+        summary="dense FP16: cuBLASLt, or our own kernel for few tokens",
+    )
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return [*super().candidates(gemm), *_own_configs(gemm.m)]
+
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
+        if gemm.m <= _MOST_TOKENS:
+            return FewTokensConfig(_DEFAULT_WARPS, _col_tiles(gemm.m), 0)
+        return super().default_config(gemm)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
+        if not isinstance(chosen, FewTokensConfig):
+            super().linear(x, packed, w, out, bias=bias, config=chosen)
+            return
+        if has_aligned_rows(x, self._padded_k(packed.k)):
+            packed = PackedOperand({"values": x}, packed.rows, packed.k)
+        else:
+            self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=chosen)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        chosen = config or self.default_config(shape)
+        if not isinstance(chosen, FewTokensConfig):
+            super().gemm(x, w, out, bias=bias, config=chosen)
+            return
+        weights, values = w.buffers["values"], x.buffers["values"]
+        chunks = -(-shape.m // (_TILE_TOKENS * chosen.col_tiles))
+        load_function(chosen.build, "fp16_few").launch(
+            (-(-shape.n // _ROWS), chunks, 1),
+            chosen.warps * 32,
+            (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1]),
+            overlap_previous=True,
+        )
+
+    def builds(self) -> Sequence[Build]:
+        return [config.build for m in (1, _MOST_TOKENS) for config in _own_configs(m)]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config or self.default_config(gemm)
+        return [chosen.build] if isinstance(chosen, FewTokensConfig) else []
+
+
+def _own_configs(m: int) -> list[FewTokensConfig]:
+    if m > _MOST_TOKENS:
+        return []
+    return [FewTokensConfig(warps, _col_tiles(m), wide) for warps in _WARPS for wide in (0, 1)]
+
+
+def _col_tiles(m: int) -> int:
+    return 1 if m <= _TILE_TOKENS else 2

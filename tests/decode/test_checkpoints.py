@@ -1,0 +1,96 @@
+"""Models on disk: what is read, and what is said where something is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from decoders import small_llama, small_opt
+
+from flexq_bench.decode.architecture import of_config
+from flexq_bench.decode.case import open_model
+from flexq_bench.decode.checkpoints import open_checkpoint
+from flexq_bench.decode.loading import footprint
+from flexq_bench.decode.stand import check_capacity
+from flexq_bench.errors import UsageError
+from workloads.schemes import get_scheme
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A LLaMA in several files."""
+    small_llama(CPU).reference.save_pretrained(tmp_path, max_shard_size="200KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    return tmp_path
+
+
+@pytest.mark.parametrize("build", [small_llama, small_opt])
+def test_a_folder_gives_the_weights_that_were_saved(tmp_path: Path, build) -> None:
+    small = build(CPU)
+    small.reference.save_pretrained(tmp_path)
+    source = open_checkpoint(tmp_path)
+
+    for got, wanted in ((source.block(1, CPU), small.source.block(1, CPU)),):
+        assert got.linears.keys() == wanted.linears.keys()
+        for name, part in wanted.linears.items():
+            assert torch.equal(got.linears[name].weight, part.weight)
+    assert torch.equal(source.ends(CPU).head, small.source.ends(CPU).head)
+
+
+def test_shards_are_found_by_their_index(folder: Path) -> None:
+    assert open_checkpoint(folder).block(0, CPU).linears["down_proj"].weight.shape == (192, 384)
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+
+    with pytest.raises(UsageError, match=f"lacks {shard.name} of .*: download the model again"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_without_config_is_refused(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        open_checkpoint(folder)
+
+
+def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
+
+    with pytest.raises(UsageError, match="is a GPT2, and decode has LlamaForCausalLM and OPT"):
+        open_checkpoint(folder)
+
+
+def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
+    config = {**small_llama(CPU).reference.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+
+    with pytest.raises(UsageError, match="scales its rotary angles by 'yarn'"):
+        of_config({**config, "rope_parameters": {"rope_type": "yarn"}}, "small")
+
+
+def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
+    with pytest.raises(UsageError, match="no model 'lama-13b': there are llama-13b"):
+        open_model("lama-13b", 0)
+
+
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(UsageError, match="context of 512 tokens, and prompt and answer make 515"):
+        check_capacity(515, 512, "small")
+
+
+def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
+    architecture = open_model("llama-13b", 0).architecture
+    exact = footprint(architecture, get_scheme("fp16"), 1, 1039, 16, "cuda")
+    six = footprint(architecture, get_scheme("flexq-w6ax"), 1, 1039, 16, "cuda")
+
+    assert exact.weights == pytest.approx(26.03e9, rel=1e-3)
+    assert six.weights == pytest.approx(10.37e9, rel=1e-3)
+    assert (six.weights + six.cache) / (exact.weights + exact.cache) < 0.44
+    assert exact.cache == 2 * 40 * 5120 * 2 * 1039

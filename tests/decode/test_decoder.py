@@ -1,0 +1,169 @@
+"""Whole small models on a CPU: FP16 as transformers computes it, quantized as their codes say."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from decoders import Small, an_engine, prompts, small_llama, small_opt
+
+from flexq_bench.decode.checkpoints import open_checkpoint, open_gguf
+from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.loading import load
+from flexq_bench.decode.weights import WeightSource
+from kernels.decoder.torch_operations import TorchOperations
+from workloads.schemes import get_scheme
+
+CPU = torch.device("cpu")
+TOLERANCE = 2e-2  # of logits
+MODELS = Path(os.environ.get("FLEXQ_BENCH_MODELS", "no such folder"))
+
+
+@pytest.fixture(scope="module", params=["llama", "opt"])
+def small(request: pytest.FixtureRequest) -> Small:
+    return small_llama(CPU) if request.param == "llama" else small_opt(CPU)
+
+
+def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
+    engine = an_engine(small, "fp16", TorchOperations())
+    ids = prompts(2, 20, CPU)
+    tokens = engine.generate(ids, 64).tokens
+    with torch.inference_mode():
+        wanted = small.reference(torch.cat([ids, tokens], dim=1).long()).logits.float()
+
+    assert float((engine.logits(ids).float() - wanted[:, :20]).abs().max()) <= TOLERANCE
+    of_tokens = wanted[:, 19:-1].gather(2, tokens[:, :, None])[:, :, 0]
+    # A random model often has two tokens that are equally good but for rounding.
+    assert float((wanted[:, 19:-1].amax(dim=2) - of_tokens).max()) <= 2 * TOLERANCE
+
+
+@pytest.mark.parametrize("scheme", ["flexq-w6ax", "smoothquant-w8a8", "w4a16"])
+def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
+    ids = prompts(2, 10, CPU)
+    got = an_engine(small, scheme, TorchOperations()).logits(ids)
+
+    wanted = an_engine(small, scheme, TorchOperations(), fake=True).logits(ids)
+
+    assert float((got.float() - wanted.float()).abs().max()) <= 3e-2
+
+
+def test_a_scheme_gives_each_layer_its_kernel(small: Small) -> None:
+    block = an_engine(small, "flexq-w6ax", TorchOperations()).model.blocks[0]
+    labels = [part.kernel.spec.label for part in (block.qkv, block.out, block.widen, block.down)]
+
+    is_opt = small.source.architecture.block == "opt"
+    assert labels == ["flexq", "flexq", "flexq", "flexq" if is_opt else "flexq[w6a8]"]
+
+
+def test_a_batch_decodes_what_each_sequence_decodes_alone(small: Small) -> None:
+    engine = an_engine(small, "fp16", TorchOperations())
+    ids = prompts(3, 9, CPU)
+    together = engine.generate(ids, 20).tokens
+
+    alone = [engine.generate(ids[i : i + 1], 20).tokens for i in range(3)]
+
+    assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: int) -> None:
+    engine = an_engine(small, "fp16", TorchOperations(), kv_bits=bits)
+    ids = prompts(2, 12, CPU)
+    new = engine.generate(ids, 20).tokens
+
+    logits = engine.logits(torch.cat([ids, new.int()], dim=1))[:, 11:-1].float()
+
+    of_tokens = logits.gather(2, new[:, :, None])[:, :, 0]
+    assert float((logits.amax(dim=2) - of_tokens).max()) <= 0.1
+
+
+def test_llama_3_stretches_its_long_waves() -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    small = small_llama(CPU, rope_parameters=rope)
+    ids = prompts(1, 100, CPU)
+    with torch.inference_mode():
+        wanted = small.reference(ids.long()).logits.float()
+
+    got = an_engine(small, "fp16", TorchOperations()).logits(ids).float()
+
+    assert float((got - wanted).abs().max()) <= TOLERANCE
+
+
+def test_memory_of_tied_embeddings_is_counted_once() -> None:
+    small = small_opt(CPU)
+    model = an_engine(small, "fp16", TorchOperations()).model
+    tensors = small.source._tensors
+    stored = {name: t for name, t in tensors.items() if name != "lm_head.weight"}
+    norms = sum(t.numel() for name, t in stored.items() if "norm" in name)
+
+    assert model.nbytes == 2 * (sum(t.numel() for t in stored.values()) - norms)
+
+
+def _real(name: str) -> Path:
+    path = MODELS / name
+    if not path.exists():
+        pytest.skip(f"FLEXQ_BENCH_MODELS names no folder with {name}")
+    return path
+
+
+def _engine(source: WeightSource, capacity: int) -> Engine:
+    model = load(source, get_scheme("fp16"), CPU, capacity, lambda *_: None, (1,))
+    return Engine(model, TorchOperations(), lambda *_: None, slots=1, capacity=capacity)
+
+
+def test_stories_of_a_real_small_llama_are_those_of_transformers() -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = _real("stories260K")
+    half, exact = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        for dtype in (torch.float16, torch.float32)
+    )
+    ids = torch.tensor([[1, 403, 407, 261, 378]], dtype=torch.int32)
+    engine = _engine(open_checkpoint(path), 80)
+    tokens = engine.generate(ids, 64).tokens
+    whole = torch.cat([ids, tokens], dim=1)
+    with torch.inference_mode():
+        theirs, wanted = (model(whole.long()).logits.float() for model in (half, exact))
+
+    assert torch.equal(theirs[:, 4:-1].argmax(dim=-1), tokens)
+    # Its logits reach 22, where FP16 has a unit of 1/64: ours are as near to FP32 as theirs are.
+    ours = float((engine.logits(whole).float() - wanted).abs().max())
+    assert ours <= max(TOLERANCE, 1.25 * float((theirs - wanted).abs().max()))
+
+
+@pytest.mark.slow
+def test_a_gguf_file_decodes_as_transformers_decodes_it() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    source = open_gguf(_real("smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf"))
+    model = source.architecture.dimensions
+    reference = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=model.hidden,
+            intermediate_size=model.ffn,
+            num_hidden_layers=model.layers,
+            num_attention_heads=model.heads,
+            num_key_value_heads=model.kv_heads,
+            vocab_size=model.vocab,
+            rms_norm_eps=source.architecture.eps,
+            rope_parameters={"rope_type": "default", "rope_theta": source.architecture.rope_theta},
+            tie_word_embeddings=True,
+        )
+    ).eval()
+    reference.load_state_dict(dict(source._tensors))
+    ids = torch.tensor([[1, 403, 407, 261, 378]], dtype=torch.int32)
+    tokens = _engine(source, 80).generate(ids, 12).tokens
+    with torch.inference_mode():
+        wanted = reference(torch.cat([ids, tokens], dim=1).long()).logits
+
+    assert torch.equal(wanted[:, 4:-1].argmax(dim=-1), tokens)
