@@ -87,7 +87,6 @@ def _results(
         if wanted:
             query = query.where(column.in_(wanted))
     infos: dict[str, RunInfo] = {}
-    result: DecodeResult | ServingResult
     for result, commit, device, environment, uuid in session.execute(query):
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)

@@ -28,7 +28,8 @@ def parse_sweep(
 ) -> Sweep:
     """The sweep that these texts ask for. kernels: labels or globs, None: all.
 
-    m, n, k: ranges, or @FILE with such; m None: a few. model: its layers in place of n and k; layers: `fused`, `separate`, or names.
+    m, n, k: ranges, or @FILE with such; m None: a few. model: its layers in place of n and k.
+    layers: `fused`, `separate`, or names.
     Raises UsageError or WorkloadError, which say what is wrong and what there is.
     """
     return Sweep(
