@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -87,6 +88,7 @@ def _results(
         if wanted:
             query = query.where(column.in_(wanted))
     infos: dict[str, RunInfo] = {}
+    result: Any  # of either table
     for result, commit, device, environment, uuid in session.execute(query):
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)

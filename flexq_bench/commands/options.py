@@ -113,7 +113,7 @@ KernelsOption = Annotated[
     typer.Option(
         "--kernels",
         metavar="LABELS",
-        help="Comma-separated labels or globs: flexq-w6a6,cublas*.",
+        help="Comma-separated labels or globs: flexq-w6a6,cublas*,abq-w{2..8}a8.",
         show_default=False,
     ),
 ]
