@@ -1,0 +1,67 @@
+"""The kernels between a decoder's layers: that they compile, and how they are launched."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.decoder import AttentionShape, kv
+from kernels.decoder.cuda_operations import attention_build, node_build, split_length
+from kernels.errors import ShapeError, UnsupportedError
+from kernels.runtime.machine_code import resources
+from kernels.runtime.nvrtc import compile_build
+
+NORM, SILU_MUL, ATTENTION_SUM = 1, 3, 5
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        node_build(NORM, "group-codes", 6, 5),
+        node_build(SILU_MUL, "row-codes", 8, 4),
+        node_build(ATTENTION_SUM, "group-codes", 8, 1),
+        attention_build(AttentionShape(1, 1, 128, torch.empty(0)), 16),
+        attention_build(AttentionShape(8, 1, 128, torch.empty(0)), 16),
+        attention_build(AttentionShape(3, 1, 64, None), 4),
+    ],
+    ids=lambda build: build.name,
+)
+def test_they_compile_without_spilling(build) -> None:
+    for usage in resources(compile_build(build, "sm_90")).values():
+        assert usage.stack_bytes == 0
+
+
+def test_many_sequences_are_split_less() -> None:
+    assert split_length(40, 1024, 132) == 64
+    assert split_length(40 * 64, 1024, 132) == 512
+    assert split_length(1, 100_000, 132) == 64
+
+
+def test_heads_that_no_warp_holds_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="got 300 and 1"):
+        attention_build(AttentionShape(1, 1, 300, None), 16)
+    with pytest.raises(UnsupportedError, match="got 128 and 16"):
+        attention_build(AttentionShape(16, 1, 128, None), 16)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_a_cache_of_codes_is_within_half_a_step(bits: int) -> None:
+    x = torch.randn(5, 3, 64, generator=torch.Generator().manual_seed(0)).half()
+    codes, scales = kv.encode(x, bits)
+
+    assert scales is not None
+    assert codes.shape == (5, 3, 64 * bits // 8)
+    error = (kv.decode(codes, scales, bits) - x.float()).abs()
+    # A step is rounded to FP16, so that the largest code may lie a little further off.
+    assert bool((error <= scales[..., :1].float() * 0.52 + 4e-3).all())
+
+
+def test_a_constant_head_is_its_least_value() -> None:
+    codes, scales = kv.encode(torch.full((1, 16), 0.5).half(), 8)
+
+    assert torch.equal(kv.decode(codes, scales, 8), torch.full((1, 16), 0.5))
+
+
+def test_a_width_that_no_kernel_reads_is_refused() -> None:
+    with pytest.raises(ShapeError, match="16, 8 or 4 bits, got 5"):
+        kv.empty_layer(1, 1, 8, 64, 5, torch.device("cpu"))
