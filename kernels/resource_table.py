@@ -9,6 +9,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from kernels.decoder.cuda_operations import builds as decoder_builds
 from kernels.registry import labels, resolve
 from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import Build, compile_build
@@ -19,9 +20,10 @@ _TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
-    """Every way that any registered CUDA kernel is compiled, each once."""
+    """Every way that any CUDA kernel is compiled, between a decoder's layers too, each once."""
     kernels = [resolve(label, "cuda") for label in labels("cuda")]
-    return tuple(sorted({build for k in kernels for build in k.builds()}, key=lambda b: b.name))
+    builds = {build for kernel in kernels for build in kernel.builds()}
+    return tuple(sorted(builds | set(decoder_builds()), key=lambda build: build.name))
 
 
 def measure_resources(
