@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -88,8 +87,9 @@ def _results(
         if wanted:
             query = query.where(column.in_(wanted))
     infos: dict[str, RunInfo] = {}
-    result: Any  # of either table
-    for result, commit, device, environment, uuid in session.execute(query):
+    for row in session.execute(query):
+        result: DecodeResult | ServingResult = row[0]
+        _, commit, device, environment, uuid = row
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)
         values = {name: getattr(result, name) for name in copied(kind)}

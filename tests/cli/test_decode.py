@@ -1,0 +1,99 @@
+"""`flexq-bench decode` on a CPU: a tiny model from disk, end to end with the reference kernels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from db.decode_records import DecodeRecord
+from db.exchange import read_records
+from flexq_bench.decode.report import explain
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-llama"
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=96,
+        max_position_embeddings=256,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def test_a_model_is_decoded_under_each_scheme_and_stored(
+    cli: Callable, model: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "decode.jsonl"
+    asked = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
+
+    ran = cli("decode", str(model), *asked, "--json", str(out))
+
+    assert ran.code == 0, ran.err
+    records = list(read_records(out))
+    assert [(r.scheme, r.batch) for r in records] == [
+        ("fp16", 1),
+        ("fp16", 2),
+        ("w8a16", 1),
+        ("w8a16", 2),
+    ]
+    assert all(r.status == "ok" and r.token_ms and r.weights == str(model) for r in records)
+    assert records[2].kernels["qkv_proj"] == "w8a16"
+    assert records[2].weights_bytes < records[0].weights_bytes
+    copy = tmp_path / "copy.jsonl"
+    assert cli("db", "export", str(copy)).code == 0
+    assert [json.loads(line)["uuid"] for line in copy.read_text().splitlines()] == [
+        r.uuid for r in records
+    ]
+
+
+@pytest.mark.slow
+def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None:
+    out, lengths = tmp_path / "serve.jsonl", tmp_path / "lengths.csv"
+    lengths.write_text("5,6\n9,2\n3,4\n")
+    asked = ("--scheme", "fp16", "--serve", "--batch-limit", "2", "--lengths", str(lengths))
+
+    ran = cli("decode", str(model), *asked, "--backend", "cpu", "--json", str(out))
+
+    assert ran.code == 0, ran.err
+    (record,) = read_records(out)
+    assert (record.requests, record.new_tokens, record.parameters["slots"]) == (3, 12, 2)
+    assert record.tokens_per_s > 0
+
+
+def test_what_can_not_be_is_one_line_and_a_usage_error(
+    cli: Callable, model: Path, tmp_path: Path
+) -> None:
+    unknown = cli("decode", str(model), "--scheme", "fp17")
+    assert (unknown.code, "no scheme 'fp17'" in unknown.error) == (2, True)
+
+    too_long = cli("decode", str(model), "--scheme", "fp16", "--new", "999", "--backend", "cpu")
+    assert (too_long.code, "context of 256 tokens" in too_long.error) == (2, True)
+
+
+def test_parts_explain_the_whole() -> None:
+    def record(token_ms: float, parts: dict[str, float]) -> DecodeRecord:
+        listed = tuple({"part": name, "count": 1, "us": us} for name, us in parts.items())
+        empty = dict.fromkeys(DecodeRecord.__dataclass_fields__)
+        return DecodeRecord(**{**empty, "token_ms": token_ms, "parts": listed})
+
+    base = record(6.0, {"norm": 1000.0, "qkv_proj": 5000.0})
+    found = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
+
+    assert found is not None
+    assert found.explained == pytest.approx(2.0)
+    assert found.measured == pytest.approx(6.0 / 3.1)
+    by_part = {change.part: change for change in found.changes}
+    assert by_part["qkv_proj"].speedup == pytest.approx(2.5)
+    # Amdahl: what a part saves is its share times (1 - 1 / its speed-up).
+    assert by_part["qkv_proj"].saved == pytest.approx(5 / 6 * (1 - 1 / 2.5))
