@@ -27,7 +27,11 @@ constexpr int WIDTH = 4, GROUP = 128;  // neighbouring k of a thread and of a wa
 constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
 constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
-constexpr int MOST_THREADS = !WHOLE_ROW ? FEW_THREADS : IS_NORM && VECTORS > 3 ? 256 : MAX_WARPS * 32;
+// More registers for threads that hold many values, or several splits of attention.
+constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
+                             : IS_NORM && VECTORS > 3  ? 256
+                             : PRODUCER == ATTENTION   ? 512
+                                                       : MAX_WARPS * 32;
 static_assert(WIDTH * 32 == GROUP, "a warp has one group");
 // A profile tells kernels apart by their names.
 #if PRODUCER == 1 || PRODUCER == 2

@@ -32,15 +32,9 @@ _FUNCTIONS = {
 }
 _NOTHING = (None,) * 6  # inputs that an operation on one tensor lacks
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
-_WIDTH, _WARP, _GROUP = (
-    4,
-    32,
-    128,
-)  # csrc/decode_nodes.cu: values of a thread, lanes, values of a warp
-_MOST_THREADS, _FEW_THREADS = (
-    1024,
-    128,
-)  # of a block that has a whole row, and of one that has a part
+_WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode_nodes.cu: values of a thread, lanes, of a warp
+_MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block with a whole row, and of one with a part
+_SUM_THREADS = 512  # of a block with a whole row of attention, whose threads hold several splits
 _SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
 _MOST_VECTORS = 3  # of a thread of a norm with more threads than these
 _ATTENTION_THREADS, _LANE_VALUES = 128, 8  # csrc/decode_attention.cu
@@ -157,7 +151,7 @@ class CudaOperations(DecoderOperations):
         if is_norm or packing.kind == "row-codes":
             # A few tokens' norms are shared out; of many, each has a block.
             shared = is_norm and (m <= _FEW_TOKENS or vectors > _MOST_VECTORS * _MOST_THREADS)
-            most = _SHARED_THREADS if shared else _MOST_THREADS
+            most = _SHARED_THREADS if shared else _row_threads(producer)
             per_thread = -(-vectors // most)
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
             blocks = per_thread if shared else 1
@@ -231,7 +225,8 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     whole_row = is_norm or kind == "row-codes"
     is_shared = is_norm and vectors > _MOST_VECTORS
-    threads = _SHARED_THREADS if is_shared else _MOST_THREADS if whole_row else _FEW_THREADS
+    of_row = _SHARED_THREADS if is_shared else _row_threads(producer)
+    threads = of_row if whole_row else _FEW_THREADS
     return Build.of(
         "decode_nodes.cu",
         block=Block(_FUNCTIONS[producer], threads),
@@ -240,6 +235,10 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
     )
+
+
+def _row_threads(producer: int) -> int:
+    return _SUM_THREADS if producer == _ATTENTION else _MOST_THREADS
 
 
 def builds() -> list[Build]:

@@ -30,7 +30,12 @@ from db.records import DeviceInfo
 from db.requests import Limits, RequestInfo, add_request
 from db.store import begin_run
 
-NOW = datetime.now(UTC)
+
+def now() -> datetime:
+    """When it is asked: a worker that was heard of at import is silent by the time of its test."""
+    return datetime.now(UTC)
+
+
 DEVICES = [DeviceInfo(f"GPU-{i}", H200, "cuda", power_limit_w=700.0, ecc=True) for i in (1, 2)]
 CASES = [f"flexq-w6a6 gemm cold m{m}n4096k4096" for m in (1, 2, 4)]
 
@@ -49,11 +54,11 @@ def fleet(store: Any) -> Any:
         add_jobs(session, run.uuid, [JobInfo(case, expected_s=60.0) for case in CASES])
         for name, device in zip(("busy", "silent"), DEVICES, strict=True):
             info = WorkerInfo(name, f"host-{name}", 1, device, {"driver": "580.1"})
-            register_worker(session, info, at=NOW - timedelta(hours=1))
+            register_worker(session, info, at=now() - timedelta(hours=1))
         jobs = queries.jobs_of(session, run.uuid)
-        until = NOW + timedelta(minutes=5)
-        claim_jobs(session, {jobs[0].id: "busy"}, until=until, at=NOW)
-        beat(session, [Beat("busy", CASES[0], 61.0, 7, 5400.0)], until=until, at=NOW)
+        until = now() + timedelta(minutes=5)
+        claim_jobs(session, {jobs[0].id: "busy"}, until=until, at=now())
+        beat(session, [Beat("busy", CASES[0], 61.0, 7, 5400.0)], until=until, at=now())
         bad = a_record(run, m=2, status="failed", detail="it ended 3 workers", median_us=None)
         finish_jobs(session, {jobs[1].id: bad}, state="quarantined")
     return store
@@ -96,7 +101,7 @@ def test_a_worker_that_gives_no_sign_of_life_is_called_out(fleet, open_fleet):
 def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
     with fleet.session() as session:
         for name in ("busy", "silent"):
-            end_worker(session, name, detail="killed: out of memory", at=NOW)
+            end_worker(session, name, detail="killed: out of memory", at=now())
 
     app = open_fleet()
 
@@ -120,7 +125,7 @@ def test_a_case_that_was_taken_out_is_listed(fleet, open_fleet):
 
 
 def test_requests_are_listed_with_who_asked(fleet, open_fleet):
-    info = RequestInfo("r-1", "sweep", {}, "=Ada", "", 12, None, NOW)
+    info = RequestInfo("r-1", "sweep", {}, "=Ada", "", 12, None, now())
     with fleet.session() as session:
         add_request(session, info, limits=Limits(5, 100))
 
@@ -133,7 +138,7 @@ def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_
     with fleet.session() as session:
         offsets = [OffsetInfo(d, 40, v, v - 0.002, v + 0.004) for d, v in
                    zip(DEVICES, (-0.01, 0.01), strict=True)]  # fmt: skip
-        add_offsets(session, a_run().uuid, offsets, at=NOW)
+        add_offsets(session, a_run().uuid, offsets, at=now())
 
     (drawn,) = open_fleet().get("plotly_chart")
     (trace,) = json.loads(drawn.proto.spec)["data"]

@@ -26,7 +26,11 @@ from flexq_bench.requests import LIMITS
 
 Opened = Callable[..., AppTest]
 CPU = "A CPU"
-NOW = datetime.now(UTC)
+
+
+def now() -> datetime:
+    """When it is asked: a worker that was heard of at import is silent by the time of its test."""
+    return datetime.now(UTC)
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def enlist(store: Any, *, silent_for: timedelta = timedelta()) -> None:
     device = DeviceInfo("cpu-1", CPU, "cpu")
     info = WorkerInfo("worker-1", "host", 1, device, {"host": "host"})
     with store.session() as session:
-        register_worker(session, info, at=NOW - silent_for)
+        register_worker(session, info, at=now() - silent_for)
 
 
 def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> RequestInfo:
@@ -57,17 +61,17 @@ def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> 
         "stages": ["gemm"],
         "caches": ["cold"],
     }
-    info = RequestInfo("12345678-aaaa", "sweep", content, "Ada", H200, 2, 20.0, NOW)
+    info = RequestInfo("12345678-aaaa", "sweep", content, "Ada", H200, 2, 20.0, now())
     with store.session() as session:
         add_request(session, info, limits=LIMITS)
         if state == "queued":
             return info
-        claim_request(session, "server", [H200], until=NOW + timedelta(hours=1), at=NOW)
+        claim_request(session, "server", [H200], until=now() + timedelta(hours=1), at=now())
     store.add(a_record(a_run("swept", suite="sweep"), m=1))
     with store.session() as session:
         give_request_run(session, info.uuid, a_run("swept").uuid)
         if state != "running":
-            finish_request(session, info.uuid, state, detail="", at=NOW)
+            finish_request(session, info.uuid, state, detail="", at=now())
     return info
 
 
@@ -236,7 +240,7 @@ def test_a_curve_goes_over_the_size_that_varies_with_its_interval(store, open_sw
 def test_a_request_that_failed_says_why(store, open_sweep):
     info = asked(store)
     with store.session() as session:
-        finish_request(session, info.uuid, "failed", detail="no such kernel", at=NOW)
+        finish_request(session, info.uuid, "failed", detail="no such kernel", at=now())
 
     assert "no such kernel" in words(open_sweep())
 
@@ -249,7 +253,7 @@ def test_a_link_to_a_request_that_is_not_there_says_so(store, open_sweep):
 
 def test_who_asks_is_shown_as_text(store, open_sweep):
     content = {"kernels": ["flexq-w6a6"], "m": [1], "shapes": [], "stages": [], "caches": []}
-    info = RequestInfo("1", "sweep", content, "<b>**Ada**</b>", H200, 1, None, NOW)
+    info = RequestInfo("1", "sweep", content, "<b>**Ada**</b>", H200, 1, None, now())
     with store.session() as session:
         add_request(session, info, limits=LIMITS)
 
