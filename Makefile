@@ -4,11 +4,13 @@
 #   PYTHON       the Python to build .venv with; default: python3.11, else python3.12, else python3
 #   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
 #   SUITE        what `make bench` measures
+#   WORKERS      processes that `make test` spreads its files over
 #   ARGS         more arguments for what `make bench`, `make test` or `make dashboard` starts
 
 PYTHON ?=
 TORCH_INDEX ?=
 SUITE ?= smoke
+WORKERS ?= 2
 ARGS ?=
 
 VENV := .venv
@@ -37,7 +39,7 @@ dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)
 
 test: lint ## set up .venv for tests, check style, types and imports, run the fast tests
-	$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu" $(ARGS)

@@ -37,6 +37,9 @@ IN_A_BROWSER = [
     ),
 ]
 
+# Colours are tested without a browser; a dark page takes as long as a light one.
+THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
+
 
 @contextmanager
 def dashboard_on(path: Path) -> Iterator[str]:

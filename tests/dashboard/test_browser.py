@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
 
 from db.engine import Database, open_database
 from db.exchange import import_file
@@ -51,7 +51,7 @@ def _judge_a_night(database: Database, compared: Any, commits: dict[str, CommitI
         record_night(session, slow, machine, evil, alerting=True)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 def test_results_are_drawn_without_an_error(examples: str, browser: Any, theme: str) -> None:
     url = f"{examples}/results?chart-m=8"
 

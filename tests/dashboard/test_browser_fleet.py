@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
 from made_models import LAYERS, a_decode, a_score, worse
 from made_results import COMMIT, H200, a_run
 
@@ -71,7 +71,7 @@ def _start_a_worker(session: Session) -> None:
     add_offsets(session, run.uuid, [OffsetInfo(device, 40, 0.01, 0.005, 0.02)], at=now)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(
     ("page", "until", "told"),
     [
@@ -88,6 +88,7 @@ def test_pages_are_drawn_without_an_error(
     assert told in said
 
 
+@pytest.mark.slow  # one page of an empty database is in test_browser.py
 @pytest.mark.parametrize(
     ("page", "told"),
     [

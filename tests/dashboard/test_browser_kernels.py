@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
 
 from db import queries
 from db.engine import open_database
@@ -49,7 +49,7 @@ def click(browser: Any, label: str) -> None:
     browser.execute_script("arguments[0].click()", button)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", THEMES)
 @pytest.mark.parametrize(
     ("link", "until", "told"),
     [
@@ -74,6 +74,7 @@ def test_pages_are_drawn_without_an_error(
     assert told in said
 
 
+@pytest.mark.slow  # one page of an empty database is in test_browser.py
 @pytest.mark.parametrize(
     ("page", "told"),
     [
