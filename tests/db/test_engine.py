@@ -39,8 +39,9 @@ def unprivileged(tmp_path):
         yield
         return
     # Folders on the way are private to the user who runs the tests.
-    for folder in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
-        folder.chmod(0o755)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == 0 and not folder.stat().st_mode & 0o001:
+            folder.chmod(0o755)
     os.seteuid(NOBODY)
     yield
     os.seteuid(0)
