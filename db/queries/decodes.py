@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -88,7 +89,7 @@ def _results(
             query = query.where(column.in_(wanted))
     infos: dict[str, RunInfo] = {}
     for row in session.execute(query):
-        result: DecodeResult | ServingResult = row[0]
+        result: Any = row[0]  # of either table
         _, commit, device, environment, uuid = row
         if uuid not in infos:
             infos[uuid] = run_info(session, uuid)

@@ -13,12 +13,17 @@ import typer
 from flexq_bench.commands.options import (
     BackendChoice,
     BackendOption,
+    CacheOption,
     DbOption,
     DeviceOption,
     JsonFlag,
     KernelsOption,
+    LayersOption,
+    ModelsOption,
     SeedOption,
-    split_names,
+    SizesOption,
+    StageOption,
+    restrictions_of,
     split_sizes,
 )
 from flexq_bench.errors import UsageError
@@ -57,23 +62,12 @@ def compare(
     suite: Annotated[
         str, typer.Option("--suite", metavar="SUITE", help="The cases: list suites, or a .toml.")
     ] = "smoke",
-    models: Annotated[
-        str | None, typer.Option("--models", metavar="NAMES", help="Only these models' layers.")
-    ] = None,
-    m: Annotated[
-        str | None,
-        typer.Option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
-    ] = None,
+    models: ModelsOption = None,
+    m: SizesOption = None,
     kernels: KernelsOption = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", metavar="NAMES", help="Only these layers.")
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
-    ] = None,
-    cache: Annotated[
-        str | None, typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.")
-    ] = None,
+    layers: LayersOption = None,
+    stage: StageOption = None,
+    cache: CacheOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     processes: ProcessesOption = 6,
@@ -93,13 +87,9 @@ def compare(
     """
     from flexq_bench.commands.choosing import Choice
 
-    restrictions = {
-        "models": split_names(models),
-        "layers": split_names(layers),
-        "kernels": split_names(kernels),
-        "stages": split_names(stage),
-        "caches": split_names(cache),
-    }
+    restrictions = restrictions_of(
+        models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
+    )
     choice = Choice(suite, split_sizes(m), restrictions)
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)

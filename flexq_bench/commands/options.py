@@ -117,6 +117,22 @@ KernelsOption = Annotated[
         show_default=False,
     ),
 ]
+ModelsOption = Annotated[
+    str | None, typer.Option("--models", metavar="NAMES", help="Only these models' layers.")
+]
+SizesOption = Annotated[
+    str | None,
+    typer.Option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
+]
+LayersOption = Annotated[
+    str | None, typer.Option("--layers", metavar="NAMES", help="Only these layers.")
+]
+StageOption = Annotated[
+    str | None, typer.Option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
+]
+CacheOption = Annotated[
+    str | None, typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.")
+]
 
 
 def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
@@ -126,6 +142,24 @@ def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
     if no_tune and retune:
         raise UsageError("--no-tune times nothing and --retune everything: leave one of them out")
     return Tuning.NONE if no_tune else Tuning.FRESH if retune else Tuning.REMEMBERED
+
+
+def restrictions_of(
+    *,
+    models: str | None,
+    layers: str | None,
+    kernels: str | None,
+    stage: str | None,
+    cache: str | None,
+) -> dict[str, tuple[str, ...] | None]:
+    """What narrows a suite but for M, as Suite.restrict takes it."""
+    return {
+        "models": split_names(models),
+        "layers": split_names(layers),
+        "kernels": split_names(kernels),
+        "stages": split_names(stage),
+        "caches": split_names(cache),
+    }
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:

@@ -9,17 +9,23 @@ import typer
 from flexq_bench.commands.options import (
     BackendChoice,
     BackendOption,
+    CacheOption,
     ClusterOption,
     DbOption,
     DeviceOption,
     GpusOption,
     JsonFileOption,
     KernelsOption,
+    LayersOption,
+    ModelsOption,
     NoTuneOption,
     OutOption,
     RepeatOption,
     RetuneOption,
+    SizesOption,
+    StageOption,
     TimesOption,
+    restrictions_of,
     split_names,
     split_sizes,
     tuning_of,
@@ -31,23 +37,12 @@ def run(
     suite: Annotated[
         str | None, typer.Argument(help="A suite's name (list suites) or .toml file.")
     ] = None,
-    models: Annotated[
-        str | None, typer.Option("--models", metavar="NAMES", help="Only these models' layers.")
-    ] = None,
-    m: Annotated[
-        str | None,
-        typer.Option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
-    ] = None,
+    models: ModelsOption = None,
+    m: SizesOption = None,
     kernels: KernelsOption = None,
-    layers: Annotated[
-        str | None, typer.Option("--layers", metavar="NAMES", help="Only these layers.")
-    ] = None,
-    stage: Annotated[
-        str | None, typer.Option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
-    ] = None,
-    cache: Annotated[
-        str | None, typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.")
-    ] = None,
+    layers: LayersOption = None,
+    stage: StageOption = None,
+    cache: CacheOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
@@ -79,13 +74,9 @@ def run(
     from flexq_bench.commands.result_files import ResultFiles
     from workloads.suites import list_suites, load_suite
 
-    restrictions = {
-        "models": split_names(models),
-        "layers": split_names(layers),
-        "kernels": split_names(kernels),
-        "stages": split_names(stage),
-        "caches": split_names(cache),
-    }
+    restrictions = restrictions_of(
+        models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
+    )
     sizes = split_sizes(m)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
