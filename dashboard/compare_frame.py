@@ -10,8 +10,8 @@ from typing import Any
 import pandas as pd
 
 from db.queries import DecisionRow, ResultRow
-from flexq_bench.interleave.stored import StoredComparison, compare_labels, compare_stored
 from flexq_bench.regress import Interval, Verdict, geometric_mean
+from flexq_bench.stored_runs import StoredComparison, compare_labels, compare_stored
 from workloads.case import kernel_label
 
 TURNS = "took turns, 99 %"

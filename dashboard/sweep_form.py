@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
@@ -20,14 +21,14 @@ from flexq_bench.commands import invocation
 from flexq_bench.commands.sweep_text import parse_sweep
 from flexq_bench.errors import FlexqError
 from flexq_bench.probes import is_probe
-from flexq_bench.requests import sweep_request
 from flexq_bench.sweeps import CACHES, STAGES
-from kernels import registry
-from kernels.contract import Backend
 from kernels.errors import KernelError
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.models import load_catalog
+
+if TYPE_CHECKING:
+    from kernels.contract import Backend
 
 _SAVED = "sweep-form.saved"  # what the last run of the page queued, to be told once
 _MODEL, _SIZES = "a model's layers", "N and K"
@@ -78,6 +79,8 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
             model=asked.model, layers=asked.layers, stage=",".join(asked.stages),
             cache=",".join(asked.caches),
         )  # fmt: skip
+        from flexq_bench.requests import sweep_request
+
         with database.session() as session:
             request = sweep_request(
                 session, sweep, requester=asked.person, gpu=gpu, backend=backend
@@ -114,9 +117,15 @@ class _Asked:
     starts: bool
 
 
+def _kernels_of(backend: Backend) -> list[str]:
+    from kernels import registry  # brings torch: a page without a worker does not wait for it
+
+    return [one for one in registry.labels(backend) if not is_probe(parse_kernel_label(one)[0])]
+
+
 def _fields(backend: Backend, by_model: bool, *, disabled: bool) -> _Asked | None:
     """What the form holds when one of its buttons is pressed; None: neither was."""
-    labels = [one for one in registry.labels(backend) if not is_probe(parse_kernel_label(one)[0])]
+    labels = [] if disabled else _kernels_of(backend)
     usual = [label for label in _USUAL[backend] if label in labels]
     with st.form("sweep-form", border=True):
         kernels = st.multiselect("Kernels", labels, default=usual, disabled=disabled)

@@ -25,7 +25,6 @@ from db.queries import Filters, ResultRow
 from flexq_bench.commands import invocation
 from flexq_bench.comparing import BASELINE
 from flexq_bench.probes import is_probe
-from kernels import registry
 from workloads.case import kernel_label
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
@@ -213,6 +212,8 @@ def _show_ablation(link: Link, shown: _Shown) -> None:
         written=lambda one: f"{one.n}x{one.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
+    from kernels import registry  # brings torch, which no other view waits for
+
     order = [*registry.labels("cuda"), *registry.labels("cpu")]
     by_tokens = {
         int(m): steps_of(on_shape[on_shape["m"] == m], order)

@@ -243,7 +243,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from db.engine import open_database
     from flexq_bench.commands.output import console, print_json, say
     from flexq_bench.interleave import report
-    from flexq_bench.interleave.stored import compare_stored
+    from flexq_bench.stored_runs import compare_stored
 
     with open_database(db, read_only=True) as database, database.session() as session:
         runs = [queries.run_by_uuid_prefix(session, prefix) for prefix in (base, head)]

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.interleave.stored import StoredComparison
 from flexq_bench.interleave.values import CaseComparison
 from flexq_bench.regress import Verdict
+from flexq_bench.stored_runs import StoredComparison
 from workloads.case import Case
 
 _STYLES = {

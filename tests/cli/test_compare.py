@@ -17,8 +17,8 @@ from flexq_bench.cli import main
 from flexq_bench.interleave import CaseComparison
 from flexq_bench.interleave.process import WorkerError
 from flexq_bench.interleave.report import exit_code_of_verdicts
-from flexq_bench.interleave.stored import compare_stored
 from flexq_bench.regress import Comparison, Verdict, confirm
+from flexq_bench.stored_runs import compare_stored
 
 ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend", "cpu")
 
