@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ci.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.commands.accuracy import (
     BatchOption,
@@ -23,6 +22,15 @@ from flexq_bench.commands.accuracy import (
 )
 from flexq_bench.commands.options import DbOption, DeviceOption, SeedOption, split_names
 from flexq_bench.commands.output import console, say
+from flexq_bench.commands.report_files import (
+    STDOUT,
+    JsonReportOption,
+    JunitOption,
+    MarkdownOption,
+    PolicyOption,
+    check_folders,
+    write_reports,
+)
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import MissingResultsError, UsageError
 
@@ -33,9 +41,7 @@ if TYPE_CHECKING:
 
 def accuracy(
     model: ModelOption,
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="FILE", help="A .toml file, or the name of ours.")
-    ] = "default",
+    policy: PolicyOption = "default",
     schemes: Annotated[
         str | None,
         typer.Option("--scheme", metavar="NAMES", help="Comma-separated; default: the policy's."),
@@ -53,17 +59,9 @@ def accuracy(
     calibration_length: LengthOption = None,
     batch: BatchOption = 8,
     dtype: DtypeOption = None,
-    markdown: Annotated[
-        str | None,
-        typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request."),
-    ] = None,
-    junit: Annotated[
-        str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
-    ] = None,
-    as_json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, and nothing else."),
-    ] = None,
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
+    as_json: JsonReportOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     db: DbOption = None,

@@ -12,10 +12,18 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ci.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.commands.invocation import command
 from flexq_bench.commands.options import DbOption, DeviceOption, SeedOption
 from flexq_bench.commands.output import console, say
+from flexq_bench.commands.report_files import (
+    STDOUT,
+    JsonReportOption,
+    JunitOption,
+    MarkdownOption,
+    PolicyOption,
+    check_folders,
+    write_reports,
+)
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import MissingResultsError
 from workloads.case import Case
@@ -31,20 +39,10 @@ if TYPE_CHECKING:
 def perf(
     base: Annotated[str, typer.Option("--base", metavar="REV", help="What to compare with.")],
     head: Annotated[str, typer.Option("--head", metavar="REV", help="What to judge.")] = "HEAD",
-    policy: Annotated[
-        str, typer.Option("--policy", metavar="FILE", help="A .toml file, or the name of ours.")
-    ] = "default",
-    markdown: Annotated[
-        str | None,
-        typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request."),
-    ] = None,
-    junit: Annotated[
-        str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
-    ] = None,
-    as_json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, and nothing else."),
-    ] = None,
+    policy: PolicyOption = "default",
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
+    as_json: JsonReportOption = None,
     alert: Annotated[
         bool,
         typer.Option("--alert", help="Open and close alerts: for the line that people watch."),

@@ -144,6 +144,11 @@ class PackedOperand:
         copies = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return PackedOperand(copies, self.rows, self.k)
 
+    def copy_from(self, other: PackedOperand) -> None:
+        """Fill these buffers with those of an operand of the same layout and sizes."""
+        for name, buffer in other.buffers.items():
+            self.buffers[name].copy_(buffer)
+
 
 class LinearKernel(ABC):
     """One implementation of a linear layer on one backend."""

@@ -14,14 +14,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flexq_bench.commands.options import KernelsOption, split_names
 from flexq_bench.commands.output import console, plain, say
+from flexq_bench.commands.report_files import (
+    STDOUT,
+    JsonReportOption,
+    MarkdownOption,
+    check_folders,
+    write_reports,
+)
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from flexq_bench.static.comparing import OnProgress, StaticReport
-
-_STDOUT = "-"
 
 
 def static(
@@ -62,14 +67,8 @@ def static(
             show_default=False,
         ),
     ] = None,
-    markdown: Annotated[
-        str | None,
-        typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request."),
-    ] = None,
-    as_json: Annotated[
-        str | None,
-        typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, and nothing else."),
-    ] = None,
+    markdown: MarkdownOption = None,
+    as_json: JsonReportOption = None,
 ) -> None:
     """Compile the kernels of two revisions and compare what became of them, without a GPU.
 
@@ -82,8 +81,8 @@ def static(
     from flexq_bench.static.report import as_markdown
     from flexq_bench.worktrees import repository_of
 
-    _check_folder("--markdown", markdown)
-    _check_folder("--json", as_json)
+    files = {"--markdown": markdown, "--json": as_json}
+    check_folders(files)
     wanted = _targets(targets)
     with ended_by_terminate(), _progress() as on_progress:
         report = compare_revisions(
@@ -95,9 +94,8 @@ def static(
             limits=Limits(max_occupancy_loss, max_instruction_growth),
             on_progress=on_progress,
         )
-    _write(markdown, as_markdown(report))
-    _write(as_json, _json(report))
-    _print(report, console(stderr=_STDOUT in (markdown, as_json)))
+    write_reports(report, files, {"--markdown": as_markdown, "--json": _json})
+    _print(report, console(stderr=STDOUT in files.values()))
     raise typer.Exit(int(_exit_code(report)))
 
 
@@ -117,21 +115,6 @@ def _exit_code(report: StaticReport) -> ExitCode:
     if report.broken:
         return ExitCode.MISSING
     return ExitCode.REGRESSION if report.is_regression else ExitCode.PASS
-
-
-def _check_folder(option: str, path: str | None) -> None:
-    if path not in (None, _STDOUT) and not Path(str(path)).absolute().parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no such folder: make it first")
-
-
-def _write(path: str | None, text: str) -> None:
-    if path == _STDOUT:
-        typer.echo(text, nl=False)
-    elif path is not None:
-        try:
-            Path(path).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"can't write {path}: {error.strerror or error}") from error
 
 
 def _print(report: StaticReport, out: Console) -> None:

@@ -41,8 +41,7 @@ class Int8Gemm(LinearKernel):
         return PackedOperand(buffers, m, k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        for name, buffer in _pack_codes(self.quantize_activation(x)).buffers.items():
-            packed.buffers[name].copy_(buffer)
+        packed.copy_from(_pack_codes(self.quantize_activation(x)))
 
     def gemm(
         self,
@@ -123,8 +122,7 @@ class DequantizedGemm(LinearKernel):
         return self.pack_activation(self.quantize_activation(zeros))
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        for name, buffer in self.pack_activation(self.quantize_activation(x)).buffers.items():
-            packed.buffers[name].copy_(buffer)
+        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
 
     def gemm(
         self,

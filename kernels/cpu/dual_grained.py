@@ -53,8 +53,7 @@ class DualGrainedGemm(LinearKernel):
         return PackedOperand(buffers, m, k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        for name, buffer in self.pack_activation(self.quantize_activation(x)).buffers.items():
-            packed.buffers[name].copy_(buffer)
+        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
 
     def gemm(
         self,

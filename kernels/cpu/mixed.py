@@ -45,9 +45,7 @@ class MixedGemm(LinearKernel):
         return PackedOperand(buffers, m, k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        quantized = _pack(quantize_mixed(x, packed.buffers["order"]))
-        for name, buffer in quantized.buffers.items():
-            packed.buffers[name].copy_(buffer)
+        packed.copy_from(_pack(quantize_mixed(x, packed.buffers["order"])))
 
     def linear(
         self,

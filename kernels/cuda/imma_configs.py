@@ -41,10 +41,6 @@ class TileFormat:
     def tile_bytes(self) -> int:
         return MMA_ROWS * GROUP * self.w_bits // 8
 
-    def tiles_along(self, k: int) -> int:
-        """Tiles in a row of them."""
-        return -(-k // GROUP) + self.int8_tail
-
     def defines(self) -> dict[str, int]:
         """Those that differ from what csrc/imma_layout.cuh supposes."""
         return {
