@@ -24,13 +24,15 @@ from kernels.formats import (
     quantize_symmetric,
 )
 from kernels.formats.symmetric import BALANCED_TOP
+from kernels.peers.packages import Package
+from kernels.peers.packages import check as check_package
 from kernels.runtime.nvrtc import Build
 from workloads.case import Stage, kernel_label
 from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
-Kind = Literal["int", "float", "dual", "mixed", "balanced"]  # of codes
+Kind = Literal["int", "float", "normal", "dual", "mixed", "balanced"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
 
 
@@ -40,6 +42,7 @@ class OperandFormat:
 
     group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
     kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
+        Normal: 4-bit NormalFloats (QLoRA, arXiv 2305.14314).
         Dual-grained: kernels/formats/dual_grained.py; mixed: kernels/formats/mixed.py.
         Balanced: integers within ±BALANCED_TOP, whatever the bits.
     """
@@ -50,14 +53,14 @@ class OperandFormat:
 
     @property
     def is_integer(self) -> bool:
-        return self.bits <= 8 and self.kind != "float"
+        return self.bits <= 8 and self.kind not in ("float", "normal")
 
     @property
     def name(self) -> str:
         """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
         if self.bits > 8:
             return f"fp{self.bits}"
-        kind = "fp" if self.kind == "float" else self.kind
+        kind = {"float": "fp", "normal": "nf"}.get(self.kind, self.kind)
         return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
@@ -68,6 +71,10 @@ class KernelSpec:
     version: part of the series' identity; raised when the same name starts to mean other work.
     min_capability, max_capability: CUDA compute capabilities it runs on, both inclusive.
     reads_weights: False for kernels that have no weights to read (the empty kernel).
+    package: the outside package that it calls. None: everything is ours or torch's.
+    rounds_to: significant bits that a package leaves of scaled weights or of outputs, where that is
+        no more than FP16 has; its results are then judged by these and never bit for bit. None:
+        sums are FP32 or exact, and only the output is rounded to FP16.
     """
 
     name: str
@@ -81,13 +88,18 @@ class KernelSpec:
     min_capability: Capability = (8, 0)
     max_capability: Capability = (99, 0)
     reads_weights: bool = True
+    package: Package | None = None
+    rounds_to: int | None = None
 
     @property
     def label(self) -> str:
         return kernel_label(self.name, self.variant)
 
     def check_capability(self, capability: Capability | None) -> None:
-        """Raise UnsupportedError if a CUDA kernel can't run on this compute capability."""
+        """Raise UnsupportedError if a CUDA kernel can't run on this compute capability.
+
+        Or if the package that it calls is missing.
+        """
         if self.backend == "cpu":
             return
         if capability is None:
@@ -98,6 +110,8 @@ class KernelSpec:
                 f"{self.label} runs on compute capability {low[0]}.{low[1]} to "
                 f"{high[0]}.{high[1]}, this GPU has {capability[0]}.{capability[1]}"
             )
+        if self.package is not None:
+            check_package(self.package)
 
 
 @dataclass(frozen=True, slots=True)

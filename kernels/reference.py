@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from kernels.errors import ShapeError
 from kernels.formats import Operand
 
 _FP32_BITS = 24  # significant bits of an FP32 sum
+FP16_BITS = 11  # significant bits of an FP16 number
 # What the FP8 tensor cores of Hopper keep of a sum: around 14 bits (DeepSeek-V3 technical report,
 # arXiv 2412.19437, section 3.3.2).
 _FP8_SUM_BITS = 17
@@ -26,11 +27,24 @@ class Reference:
     (sums of integers are exact), each product where one is not. magnitude says how much
     cancellation an element has, so that its error can be judged against it.
     sum_bits: significant bits that hardware keeps while it adds the terms.
+    output_bits: significant bits of the result, 11 for FP16.
     """
 
     y: torch.Tensor
     magnitude: torch.Tensor
     sum_bits: int = _FP32_BITS
+    output_bits: int = FP16_BITS
+
+    def rounded_to(self, bits: int | None) -> Reference:
+        """For an implementation that rounds terms and outputs to so many bits; None: this one.
+
+        A term rounded to b bits is off by 2^-b of itself at most, and so is their sum by 2^-b of
+        the magnitude. With a tolerance of about 2^-10, sums of b + 4 bits may be.
+        """
+        if bits is None:
+            return self
+        sum_bits, output_bits = min(self.sum_bits, bits + 4), min(self.output_bits, bits)
+        return replace(self, sum_bits=sum_bits, output_bits=output_bits)
 
 
 def integer_group_sums(x: Operand, w: Operand) -> torch.Tensor:

@@ -34,6 +34,7 @@ from kernels.cuda import (
 from kernels.cuda import dense as cuda_dense
 from kernels.cuda import probes as cuda_probes
 from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
 
 _NAMED = 8  # kernels that an error names, nearest first
@@ -181,6 +182,16 @@ _ENTRIES: tuple[_Entry, ...] = (
         "fp16",
         cpu=partial(cpu_dense.DequantizedGemm, "fp16", OperandFormat(16), OperandFormat(16)),
         cuda=fp16.FastestFp16Gemm,
+    ),
+    _Entry("bitsandbytes-int8", cuda=bitsandbytes.Int8Gemm),
+    _Entry("bitsandbytes-nf4", cuda=bitsandbytes.NormalFloatGemm),
+    _Entry("torchao-w4a16", cuda=torchao.TinyGemm),
+    *(
+        _Entry(name, cuda=partial(humming.HummingGemm, name, fmt, what))
+        for name, fmt, what in (
+            ("humming-w4a16", OperandFormat(4, 128), "symmetric 4-bit weights"),
+            ("humming-fp6", OperandFormat(6, kind="float"), "E3M2 weights"),
+        )
     ),
     *(
         _Entry(

@@ -16,7 +16,7 @@ from flexq_bench.measure.inputs import (
     small_sum_inputs,
 )
 from kernels.contract import LinearKernel
-from kernels.reference import Reference, reference_gemm
+from kernels.reference import FP16_BITS, Reference, reference_gemm
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -74,10 +74,12 @@ def check_linear(
     their full range and on small ones, with scales that keep every FP32 sum exact.
     """
     inputs = realistic_inputs(kernel, gemm, device, derive_seed(seed, "realistic"))
-    reference = reference_gemm(inputs.x, inputs.w)
+    spec = kernel.spec
+    reference = reference_gemm(inputs.x, inputs.w).rounded_to(spec.rounds_to)
     y = _run_poisoned(run, inputs, gemm, device)
     result = judge_error(y, reference, tolerance)
-    if not (kernel.spec.weight.is_integer and kernel.spec.activation.is_integer):
+    is_integer = spec.weight.is_integer and spec.activation.is_integer
+    if spec.rounds_to is not None or not is_integer:
         return result
     del inputs, reference, y
     for draw in (_exact_full_range, _exact_small):
@@ -88,7 +90,7 @@ def check_linear(
 
 
 def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
-    """|y - ref| / max(|ref|, 2^-14, 2^(14 - sum_bits) · magnitude), float64 [M,N].
+    """|y - ref| / max(2^(11 - output_bits) · |ref|, 2^-14, 2^(14 - sum_bits) · magnitude), [M,N].
 
     2^-14 is the smallest normal FP16 number; magnitude is the sum of |contribution|, so that an
     element which cancels is judged against what it was computed from, and sum_bits is 24 but for
@@ -97,8 +99,9 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     """
     y = y.double()
     cancellation = CANCELLATION * 2.0 ** (_FP32_BITS - reference.sum_bits)
+    output = 2.0 ** (FP16_BITS - reference.output_bits) * reference.y.abs()
     scale = torch.maximum(
-        reference.y.abs().clamp(min=FP16_SMALLEST_NORMAL), cancellation * reference.magnitude
+        output.clamp(min=FP16_SMALLEST_NORMAL), cancellation * reference.magnitude
     )
     error = (y - reference.y).abs() / scale
     overflows = reference.y.abs() > FP16_MAX

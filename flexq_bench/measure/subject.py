@@ -116,7 +116,8 @@ class _LinearSubject(Subject):
         self.spec = kernel.spec
         self._kernel, self._case, self._device = kernel, case, device
         self._inputs = realistic_inputs(kernel, case.gemm, device, seed)
-        self._reference = reference_gemm(self._inputs.x, self._inputs.w)
+        exact = reference_gemm(self._inputs.x, self._inputs.w)
+        self._reference = exact.rounded_to(kernel.spec.rounds_to)
         self._w = kernel.pack_weight(self._inputs.w)
 
     @property

@@ -69,6 +69,16 @@ def minifloat_numbers(bits: int) -> torch.Tensor:
     return sign * (leading + mantissa) * power
 
 
+def minifloat_codes(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+    """The code of each number of a format, int64: sign, exponent and mantissa from the top down.
+
+    Raises ShapeError for other bits.
+    """
+    positive = minifloat_numbers(bits)[: 1 << (bits - 1)].to(numbers.device)
+    magnitude = torch.searchsorted(positive, numbers.double().abs().contiguous())
+    return magnitude | torch.signbit(numbers).long() << (bits - 1)
+
+
 def checked_bits(bits: int) -> int:
     """The bits of a minifloat code. Raises ShapeError if there is no such format."""
     if bits not in MANTISSA_BITS:

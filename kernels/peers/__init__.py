@@ -1,0 +1,1 @@
+"""Kernels of outside packages, called as their users call them: docs/kernels/peers.md."""

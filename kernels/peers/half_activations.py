@@ -1,0 +1,61 @@
+"""What peers that take dense 16-bit activations share."""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import Config, LinearKernel, PackedOperand
+from kernels.cuda.dense import has_aligned_rows, padded
+from kernels.formats import Operand
+
+
+class HalfActivationPeer(LinearKernel):
+    """A weight-only kernel of a package: activations are `values` [M, padded K] of its dtype.
+
+    k_multiple: of K in memory. dtype: of activations; where it is FP16 and no padding is needed,
+    `linear` reads the activations where they lie.
+    """
+
+    dtype = torch.float16
+    k_multiple = 1
+
+    def padded_k(self, k: int) -> int:
+        """K in memory."""
+        return -(-k // self.k_multiple) * self.k_multiple
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return Operand(x.to(self.dtype).float(), None, 16, None)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        values = torch.zeros(m, self.padded_k(k), dtype=self.dtype, device=device)
+        return PackedOperand({"values": values}, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        values = padded(x.values.to(self.dtype), x.rows, self.padded_k(x.k))
+        return PackedOperand({"values": values}, x.rows, x.k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.buffers["values"][:, : packed.k] = x
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if self.dtype == torch.float16 and has_aligned_rows(x, self.padded_k(packed.k)):
+            packed = PackedOperand({"values": x}, packed.rows, packed.k)
+        else:
+            self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=config)
+
+
+def store(y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+    """A package's own output [M, >= N] in ours, where the package takes none to write to."""
+    out.copy_(y[:, : out.shape[1]])
+    if bias is not None:
+        out += bias

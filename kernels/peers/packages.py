@@ -1,0 +1,56 @@
+"""Which outside packages there are, and whether this machine has them as we call them."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from types import ModuleType
+
+from packaging.specifiers import SpecifierSet
+
+from kernels.errors import UnsupportedError
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """An outside package. versions: those whose interface we know; module: what is imported."""
+
+    name: str
+    module: str
+    versions: str
+
+
+BITSANDBYTES = Package("bitsandbytes", "bitsandbytes", ">=0.50,<0.51")
+TORCHAO = Package("torchao", "torchao", ">=0.16,<0.20")
+HUMMING = Package("humming-kernels", "humming", ">=0.1.19,<0.2")
+PACKAGES = (BITSANDBYTES, TORCHAO, HUMMING)
+
+
+def check(package: Package) -> None:
+    """Raise UnsupportedError, with the reason, if a package of a version we know is missing."""
+    try:
+        found = metadata.version(package.name)
+    except metadata.PackageNotFoundError:
+        raise UnsupportedError(
+            f"{package.name} is not installed: pip install 'flexq-bench[peers]'"
+        ) from None
+    if not SpecifierSet(package.versions).contains(found, prereleases=True):
+        raise UnsupportedError(
+            f"{package.name} {found} has another interface: install one {package.versions}"
+        )
+
+
+@cache
+def load(package: Package, submodule: str = "") -> ModuleType:
+    """A module of a package. Raises UnsupportedError, with the reason, if it can't be had."""
+    check(package)
+    name = f"{package.module}.{submodule}" if submodule else package.module
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a package built for another torch or CUDA raises what it likes
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise UnsupportedError(
+            f"{package.name} can't be imported ({reason}): install one for this torch"
+        ) from error
