@@ -14,6 +14,8 @@ from typing import Literal
 from db.engine import open_database, revision_of
 from db.errors import DatabaseError, MissingDatabaseError
 from flexq_bench.provenance import current_commit, package_version
+from kernels.errors import UnsupportedError
+from kernels.peers.packages import PACKAGES, Package, check
 
 State = Literal["ok", "missing", "broken"]
 _SUPPORTED_PYTHON = ((3, 11), (3, 13))
@@ -46,6 +48,7 @@ def examine(db: str | None) -> list[Finding]:
         _for_gpu("cupy", "cupy", extra, has_gpu),
         _for_gpu("nvrtc", "cuda.bindings.nvrtc", extra, has_gpu),
         _for_gpu("nvmath", "nvmath", extra, has_gpu),
+        *(_peer(package) for package in PACKAGES),
         _module("ray", "ray", required=False),
         _database(db),
         _module("psycopg", "psycopg", required=False, advice=_pip("postgres")),
@@ -127,6 +130,15 @@ def _cuda_extra(driver: str) -> str:
 def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Finding:
     advice = _pip(extra) if has_gpu else f"only GPUs need it: {_pip(extra)}"
     return _module(name, module, required=False, advice=advice)
+
+
+def _peer(package: Package) -> Finding:
+    """Whether a package is there whose kernels are measured beside ours; it is not imported."""
+    try:
+        check(package)
+    except UnsupportedError as error:
+        return Finding(package.name, "missing", f"{error}".partition(":")[0], _pip("peers"))
+    return Finding(package.name, "ok", _version(package.module))
 
 
 def _module(

@@ -62,6 +62,7 @@ class HummingGemm(HalfActivationPeer):
                 f"{self.spec.label} takes N in multiples of {_N_MULTIPLE} and K of {_K_MULTIPLE}, "
                 f"got {n}x{k}"
             )
+        codes = self._codes(weight.values)
         layer = (
             load(HUMMING, "layer")
             .HummingLayer(
@@ -72,7 +73,7 @@ class HummingGemm(HalfActivationPeer):
             )
             .to(weight.values.device)
         )
-        packed = load(HUMMING, "ops").pack_weight(self._codes(weight.values), bits)
+        packed = load(HUMMING, "ops").pack_weight(codes, bits)
         layer.load_from_tensors({"weight": packed, "weight_scale": scales.half()})
         layer.transform()
         self._layouts[n, k] = layer.humming_config

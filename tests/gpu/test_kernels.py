@@ -25,7 +25,11 @@ def has_exact_sums(label: str) -> bool:
     return weight.is_integer or weight.bits < 8
 
 
-ALL_LINEAR = [label for label in labels("cuda") if isinstance(resolve(label, "cuda"), LinearKernel)]
+EVERY_LINEAR = [
+    label for label in labels("cuda") if isinstance(resolve(label, "cuda"), LinearKernel)
+]
+# Outside packages have tests of their own: test_peers.py.
+ALL_LINEAR = [label for label in EVERY_LINEAR if resolve(label, "cuda").spec.package is None]
 ABQ = [label for label in ALL_LINEAR if label.startswith("abq-")]
 # 49 widths of one source: these stand for all of them where there are many shapes.
 ABQ_CHOSEN = {"abq-w2a2", "abq-w2a8", "abq-w3a5", "abq-w6a6", "abq-w6a8", "abq-w7a3", "abq-w8a8"}
@@ -35,7 +39,7 @@ LINEAR = [
     if label not in ABQ or label in ABQ_CHOSEN or resolve(label, "cuda").spec.variant
 ]
 CODED_WEIGHTS = [label for label in LINEAR if has_exact_sums(label)]
-PROBES = [label for label in labels("cuda") if label not in ALL_LINEAR]
+PROBES = [label for label in labels("cuda") if label not in EVERY_LINEAR]
 SHAPES = [
     *product((1, 2, 3, 8, 9, 16, 17), (100, 4096), (64, 576)),
     *product((1, 5, 33), (1, 8), (1, 4096)),

@@ -38,6 +38,8 @@ def watched() -> list[str]:
             spec.check_capability(torch.cuda.get_device_capability())
         except UnsupportedError:
             continue
+        if spec.package is not None:  # what a package does in its own memory is its own
+            continue
         if not label.startswith("abq-") or label in ABQ or spec.variant:
             found.append(label)
     return found

@@ -1,0 +1,44 @@
+"""Outside packages' kernels where they are installed, checked as every measurement checks them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flexq_bench.measure.check import check_linear
+from flexq_bench.measure.inputs import LinearInputs
+from kernels.contract import LinearKernel
+from kernels.errors import UnsupportedError
+from kernels.registry import labels, resolve
+from workloads.case import Stage
+from workloads.gemm import GemmWorkload
+
+PEERS = [label for label in labels("cuda") if resolve(label, "cuda").spec.package]
+
+
+@pytest.mark.parametrize("stage", ["gemm", "linear"])
+@pytest.mark.parametrize("shape", [(1, 4096, 4096), (8, 4096, 11008), (33, 1024, 512)])
+@pytest.mark.parametrize("label", PEERS)
+def test_a_peer_is_right_as_it_is_measured(
+    label: str, shape: tuple[int, int, int], stage: Stage
+) -> None:
+    kernel = resolve(label, "cuda")
+    assert isinstance(kernel, LinearKernel)
+    try:
+        kernel.spec.check_capability(torch.cuda.get_device_capability())
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+    def run(inputs: LinearInputs, out: torch.Tensor) -> None:
+        w = kernel.pack_weight(inputs.w)
+        if stage == "gemm":
+            kernel.gemm(kernel.pack_activation(inputs.x), w, out)
+            return
+        assert inputs.x_real is not None
+        packed = kernel.empty_activation(out.shape[0], w.k, out.device)
+        kernel.linear(inputs.x_real, packed, w, out)
+
+    device, gemm = torch.device("cuda"), GemmWorkload(*shape)
+    result = check_linear(kernel, gemm, stage, device, run, seed=7, tolerance=1e-3)
+
+    assert result.is_correct, result.detail
