@@ -101,7 +101,7 @@ class BlockStream:
         module = self._layout.block_module(self._model, self.block)
         for start in range(0, len(self._inputs), self._at_once):
             together = torch.cat(self._inputs[start : start + self._at_once])
-            self._inputs[start : start + self._at_once] = self.run(module, together).split(1)
+            self._inputs[start : start + self._at_once] = torch.split(self.run(module, together), 1)
         self.block += 1
 
     def run(self, module: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:

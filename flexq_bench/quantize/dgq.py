@@ -75,7 +75,7 @@ class Dgq(Scheme):
                 weights = torch.cat([weight_of(job.model, site) for site in readers])
                 found = dual_grained(weights, moments, options.group, search).dequantize()
                 activation = self._activation(float((statistics.absmax[first] / scale).max()))
-                rows = found.split([site.n for site in readers])
+                rows = torch.split(found, [site.n for site in readers])
                 for site, rounded in zip(readers, rows, strict=True):
                     quantize_site(job.model, site, rounded, activation)
 

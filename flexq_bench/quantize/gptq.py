@@ -127,7 +127,8 @@ def gptq_together(
     Rows don't depend on each other, so the columns are gone through once for all of them.
     """
     solved = gptq(torch.cat(list(weights)), hessian, groups, options)
-    return [part.clone() for part in solved.split([weight.shape[0] for weight in weights])]
+    rows = [weight.shape[0] for weight in weights]
+    return [part.clone() for part in torch.split(solved, rows)]
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
