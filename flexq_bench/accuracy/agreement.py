@@ -95,7 +95,7 @@ def record_reference(
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        hidden.append(inputs[0].detach()[0, :-1].to("cpu", copy=True))
+        hidden.extend(inputs[0].detach()[:, :-1].to("cpu", copy=True))
 
     def check(segment: int, logits: torch.Tensor) -> None:
         again = kept(hidden[segment][:1].to(logits.device))[0]

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.quantize.calibration import segments_at_once
 
 GPTQ_CONTEXT = 2048  # tokens of a segment
 _ROWS_AT_ONCE = 512  # rows of logits whose logarithms are in memory together
@@ -91,11 +92,13 @@ def perplexity(
     context: int = GPTQ_CONTEXT,
     max_tokens: int | None = None,
     on_logits: OnLogits | None = None,
+    at_once: int | None = None,
 ) -> PerplexityResult:
     """Perplexity of a causal language model of transformers on a text.
 
     tokens: [T], int64, the whole text. max_tokens: see segment_count. on_logits: called with each
     segment's number and its logits [context - 1, vocabulary]; the time it takes is not counted.
+    at_once: segments that the model computes together; None: see segments_at_once.
     Raises AccuracyError as segment_count.
     """
     was_training = model.training
@@ -103,14 +106,18 @@ def perplexity(
     nll: list[float] = []
     seconds = 0.0
     try:
-        for index, segment in enumerate(segments(tokens, context, max_tokens)):
+        whole = torch.stack(list(segments(tokens, context, max_tokens)))
+        for together in torch.split(whole, at_once or segments_at_once(model)):
             started = time.monotonic()
-            ids = segment.to(_device(model))
-            logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
-            nll.append(_mean_nll(logits, ids[1:]))  # .item() waits for a GPU
+            ids = together.to(_device(model))
+            logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
+            first = len(nll)
+            for ours, wanted in zip(logits, ids[:, 1:], strict=True):
+                nll.append(_mean_nll(ours, wanted))  # .item() waits for a GPU
             seconds += time.monotonic() - started
             if on_logits is not None:
-                on_logits(index, logits)
+                for index, ours in enumerate(logits, start=first):
+                    on_logits(index, ours)
     finally:
         model.train(was_training)
     return PerplexityResult(tuple(nll), context, seconds)

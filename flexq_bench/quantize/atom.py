@@ -20,8 +20,8 @@ from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import ColumnGroup, column_groups, round_to_nearest
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.feeds import head_size, observe_block
-from flexq_bench.quantize.gptq import gptq
+from flexq_bench.quantize.feeds import head_size, observe_block, readers_of
+from flexq_bench.quantize.gptq import gptq_together
 from flexq_bench.quantize.model_map import LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from kernels.formats import NumberFormat
@@ -74,22 +74,26 @@ class Atom(Scheme):
         options = self.options
         statistics = Statistics(hessian=options.gptq)
         observe_block(job, block, statistics)
-        for site in job.layout.of_block(block):
-            outliers = self._outliers(site)
-            order = reordering(statistics.square_sum[site.name], outliers)
-            weight, groups = weight_of(job.model, site)[:, order], self._groups(site.k, outliers)
+        for feed in job.layout.feeds:
+            readers = readers_of(job, block, feed)
+            first, outliers = readers[0], self._outliers(readers[0])
+            order = reordering(statistics.square_sum[first.name], outliers)
+            weights = [weight_of(job.model, site)[:, order] for site in readers]
+            groups = self._groups(first.k, outliers)
             if options.gptq:
-                rounded = gptq(weight, statistics.hessian[site.name][order][:, order], groups)
+                hessian = statistics.hessian[first.name][order][:, order]
+                solved = gptq_together(weights, hessian, groups)
             else:
-                rounded = round_to_nearest(weight, groups)
-            quantize_site(
-                job.model,
-                site,
-                rounded,
-                self._activation(site.k, outliers),
-                order=order,
-                output=self._cache(job, site),
-            )
+                solved = [round_to_nearest(weight, groups) for weight in weights]
+            for site, rounded in zip(readers, solved, strict=True):
+                quantize_site(
+                    job.model,
+                    site,
+                    rounded,
+                    self._activation(site.k, outliers),
+                    order=order.clone(),  # a stored tensor each
+                    output=self._cache(job, site),
+                )
 
     def _outliers(self, site: LinearSite) -> int:
         kept = self.options.outliers

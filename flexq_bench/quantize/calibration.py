@@ -14,6 +14,8 @@ from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import LinearSite, ModelMap
 
 Observer = Callable[[LinearSite, torch.Tensor], None]
+_MOST_AT_ONCE = 8  # segments
+_FILLS_A_GPU = 2**30  # parameters times segments: below, a GPU waits for launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +56,37 @@ def calibration_segments(
     return Calibration(tokens[: available * length].view(available, length)[chosen].clone().cpu())
 
 
+def segments_at_once(model: nn.Module) -> int:
+    """How many segments to run through a model together: one on a CPU or of a large model.
+
+    A GPU runs a small model's layers faster than a host launches them, so several go together.
+    """
+    if next(model.parameters()).device.type == "cpu":
+        return 1
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return max(1, min(_MOST_AT_ONCE, _FILLS_A_GPU // parameters))
+
+
 class BlockStream:
     """The inputs of one block after another, for all calibration segments.
 
     Only the hidden states of one block are kept: segments · length · hidden values, on the model's
     device. `advance` runs a block, as it is then, to get the inputs of the next one: quantize a
     block first and the next one sees what the quantized model would give it.
+
+    at_once: segments that `advance` and `observe` run together; None: see segments_at_once.
     """
 
-    def __init__(self, model: nn.Module, layout: ModelMap, calibration: Calibration) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: ModelMap,
+        calibration: Calibration,
+        *,
+        at_once: int | None = None,
+    ) -> None:
         self._model, self._layout = model, layout
+        self._at_once = at_once or segments_at_once(model)
         self.block = 0
         self._inputs, self._arguments = _capture(model, layout, calibration)
 
@@ -76,12 +99,13 @@ class BlockStream:
     def advance(self) -> None:
         """Go on to the next block."""
         module = self._layout.block_module(self._model, self.block)
-        for index, hidden in enumerate(self._inputs):
-            self._inputs[index] = self.run(module, hidden)
+        for start in range(0, len(self._inputs), self._at_once):
+            together = torch.cat(self._inputs[start : start + self._at_once])
+            self._inputs[start : start + self._at_once] = torch.split(self.run(module, together), 1)
         self.block += 1
 
     def run(self, module: Callable[..., Any], hidden: torch.Tensor) -> torch.Tensor:
-        """The block's output for hidden states [1, length, hidden]; keeps gradients.
+        """The block's output for hidden states [segments, length, hidden]; keeps gradients.
 
         module: the block, or what stands in for it and takes the same arguments.
         """
@@ -94,8 +118,8 @@ class BlockStream:
         """Run the current block on all segments and show each site's input rows [tokens, K]."""
         module = self._layout.block_module(self._model, self.block)
         with observing(self._model, self._layout.of_block(self.block), observer):
-            for hidden in self._inputs:
-                self.run(module, hidden)
+            for start in range(0, len(self._inputs), self._at_once):
+                self.run(module, torch.cat(self._inputs[start : start + self._at_once]))
 
 
 @contextmanager

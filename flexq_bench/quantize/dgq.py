@@ -66,12 +66,18 @@ class Dgq(Scheme):
         observe_block(job, block, statistics)
         with unrounded(job.layout.block_module(job.model, block)):
             seen = self._smooth(job, block, statistics)
-            for site in job.layout.of_block(block):
-                scale = seen.get(site.name, torch.ones_like(statistics.abs_sum[site.name]))
-                moments = statistics.hessian[site.name] / torch.outer(scale, scale)
-                weights = dual_grained(weight_of(job.model, site), moments, options.group, search)
-                largest = float((statistics.absmax[site.name] / scale).max())
-                quantize_site(job.model, site, weights.dequantize(), self._activation(largest))
+            for feed in job.layout.feeds:
+                readers = readers_of(job, block, feed)
+                first = readers[0].name
+                scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
+                moments = statistics.hessian[first] / torch.outer(scale, scale)
+                # Rows don't depend on each other: readers of one input are searched together.
+                weights = torch.cat([weight_of(job.model, site) for site in readers])
+                found = dual_grained(weights, moments, options.group, search).dequantize()
+                activation = self._activation(float((statistics.absmax[first] / scale).max()))
+                rows = torch.split(found, [site.n for site in readers])
+                for site, rounded in zip(readers, rows, strict=True):
+                    quantize_site(job.model, site, rounded, activation)
 
     def _smooth(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
         """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.formats.grouping import safe_divisor
+from kernels.formats.grouping import in_groups, safe_divisor
 from kernels.formats.symmetric import scales_to
 
 _LARGEST_U4 = 15
@@ -98,25 +98,26 @@ def _search_groups(
     weight: torch.Tensor, moments: torch.Tensor, group: int, shares: tuple[float, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Phase 1: real scales S' and zero points, each [N, groups]."""
-    scales, zeros = [], []
-    for start in range(0, weight.shape[1], group):
-        block = weight[:, start : start + group]
-        local = moments[start : start + group, start : start + group]
-        top = block.amax(dim=1, keepdim=True).clamp(min=0)
-        bottom = block.amin(dim=1, keepdim=True).clamp(max=0)
-        best = _Best.of(block.shape[0], weight.device)
-        for share in shares:
-            scale = (top - bottom) * share / _LARGEST_U4
-            zero = torch.round(-bottom * share / safe_divisor(scale, block.dtype)).clamp(
-                0, _LARGEST_U4
-            )
-            codes = (torch.round(block / safe_divisor(scale, block.dtype)) + zero).clamp(
-                0, _LARGEST_U4
-            )
-            best.offer(_output_error(block - (codes - zero) * scale, local), scale, zero)
-        scales.append(best.first)
-        zeros.append(best.second)
-    return torch.cat(scales, dim=1), torch.cat(zeros, dim=1)
+    blocks = in_groups(weight, group).transpose(0, 1)  # [groups, N, group]: padding is exact
+    local = torch.stack([part[:, i] for i, part in enumerate(_square(moments, group))])
+    top = blocks.amax(dim=2, keepdim=True).clamp(min=0)
+    bottom = blocks.amin(dim=2, keepdim=True).clamp(max=0)
+    best = _Best.of(top)
+    for share in shares:
+        scale = (top - bottom) * share / _LARGEST_U4
+        divisor = safe_divisor(scale, blocks.dtype)
+        zero = torch.round(-bottom * share / divisor).clamp(0, _LARGEST_U4)
+        codes = (torch.round(blocks / divisor) + zero).clamp(0, _LARGEST_U4)
+        best.offer(_output_error(blocks - (codes - zero) * scale, local), scale, zero)
+    return best.first.squeeze(2).T, best.second.squeeze(2).T
+
+
+def _square(moments: torch.Tensor, group: int) -> torch.Tensor:
+    """[K, K] as [groups, group, groups, group], zeros where the last group is shorter."""
+    missing = -moments.shape[0] % group
+    padded = torch.nn.functional.pad(moments, (0, missing, 0, missing))
+    groups = padded.shape[0] // group
+    return padded.view(groups, group, groups, group)
 
 
 def _search_rows(
@@ -129,7 +130,7 @@ def _search_rows(
 ) -> DualGrained:
     """Phase 2: the row scale s1; S2 and the codes follow from it."""
     largest = weight.abs().amax(dim=1, keepdim=True)
-    best = _Best.of(weight.shape[0], weight.device)
+    best = _Best.of(largest)
     for share in shares:
         row_scale = scales_to(largest, _LARGEST_S8, share).float()
         group_scale = _group_scale(scales, row_scale)
@@ -178,21 +179,22 @@ def _per_column(per_group: torch.Tensor, group: int, k: int) -> torch.Tensor:
 
 
 def _output_error(difference: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
-    """Squared error of each output, [N, 1]: d H dᵀ for each row d of difference."""
-    return ((difference @ moments) * difference).sum(dim=1, keepdim=True)
+    """Squared error of each output, [..., N, 1]: d H dᵀ for each row d of difference."""
+    return ((difference @ moments) * difference).sum(dim=-1, keepdim=True)
 
 
 @dataclass(slots=True)
 class _Best:
-    """For each row the two values that came with the smallest error so far."""
+    """Wherever there is an error, the two values that came with the smallest one so far."""
 
     error: torch.Tensor
     first: torch.Tensor
     second: torch.Tensor
 
     @classmethod
-    def of(cls, rows: int, device: torch.device) -> _Best:
-        nothing = torch.zeros((rows, 1), device=device)
+    def of(cls, like: torch.Tensor) -> _Best:
+        """None so far, in the shape, dtype and place of `like`."""
+        nothing = torch.zeros_like(like)
         return cls(torch.full_like(nothing, torch.inf), nothing, nothing)
 
     def offer(self, error: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from flexq_bench.quantize.activations import DynamicActivation
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import ColumnGroup, column_groups
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.feeds import observe_block
+from flexq_bench.quantize.feeds import observe_block, readers_of
 from flexq_bench.quantize.model_map import weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from flexq_bench.quantize.uniform import FULL_BITS
@@ -98,7 +98,7 @@ def gptq(
 
     for start in range(0, k, options.block):
         end = min(start + options.block, k)
-        errors = torch.empty_like(work[:, start:end])
+        errors = torch.zeros_like(work[:, start:end])
         for j in range(start, end):
             group = groups[group_of[columns[j]]]
             if not options.act_order and j == group.start:
@@ -106,14 +106,29 @@ def gptq(
                 late = work[:, j : group.end].clone()
                 late[:, end - j :] -= errors[:, : j - start] @ factor[start:j, end : group.end]
                 fitted.append(group.fit(late))
-            snapped = group.snap(work[:, j : j + 1], fitted[group_of[columns[j]]])
-            rounded[:, j] = snapped[:, 0]
-            errors[:, j - start] = (work[:, j] - rounded[:, j]) / factor[j, j]
-            work[:, j:end] -= errors[:, j - start, None] * factor[j, j:end]
+            snapped = group.snap(work[:, j : j + 1], fitted[group_of[columns[j]]])[:, 0]
+            rounded[:, j] = snapped
+            error = torch.div(work[:, j] - snapped, factor[j, j], out=errors[:, j - start])
+            work[:, j:end].addr_(error, factor[j, j:end], alpha=-1)
         work[:, end:] -= errors @ factor[start:end, end:]
     restored = torch.empty_like(rounded)
     restored[:, order] = rounded
     return restored.float()
+
+
+def gptq_together(
+    weights: Sequence[torch.Tensor],
+    hessian: torch.Tensor,
+    groups: Sequence[ColumnGroup],
+    options: GptqOptions | None = None,
+) -> list[torch.Tensor]:
+    """`gptq` of several weights [N, K] that meet the same inputs, each float32 [N, K].
+
+    Rows don't depend on each other, so the columns are gone through once for all of them.
+    """
+    solved = gptq(torch.cat(list(weights)), hessian, groups, options)
+    rows = [weight.shape[0] for weight in weights]
+    return [part.clone() for part in torch.split(solved, rows)]
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
@@ -162,8 +177,10 @@ class Gptq(Scheme):
         solver = GptqOptions(damping=options.damping, act_order=options.act_order)
         statistics = Statistics(hessian=True)
         observe_block(job, block, statistics)
-        for site in job.layout.of_block(block):
-            weight = weight_of(job.model, site)
-            groups = column_groups(site.k, number)
-            rounded = gptq(weight, statistics.hessian[site.name], groups, solver)
-            quantize_site(job.model, site, rounded, activation)
+        for feed in job.layout.feeds:
+            readers = readers_of(job, block, feed)
+            weights = [weight_of(job.model, site) for site in readers]
+            hessian = statistics.hessian[readers[0].name]
+            solved = gptq_together(weights, hessian, column_groups(readers[0].k, number), solver)
+            for site, rounded in zip(readers, solved, strict=True):
+                quantize_site(job.model, site, rounded, activation)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from flexq_bench.quantize.calibration import Statistics
 from flexq_bench.quantize.columns import column_groups, round_to_nearest
 from flexq_bench.quantize.fake import quantize_site
-from flexq_bench.quantize.feeds import observe_block
-from flexq_bench.quantize.gptq import gptq
+from flexq_bench.quantize.feeds import observe_block, readers_of
+from flexq_bench.quantize.gptq import gptq_together
 from flexq_bench.quantize.model_map import weight_of
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from kernels.formats import NumberFormat
@@ -51,10 +51,13 @@ class SmallFloat(Scheme):
         statistics = Statistics(hessian=True)
         if options.gptq:
             observe_block(job, block, statistics)
-        for site in job.layout.of_block(block):
-            weight, groups = weight_of(job.model, site), column_groups(site.k, number)
+        for feed in job.layout.feeds:
+            readers = readers_of(job, block, feed)
+            weights = [weight_of(job.model, site) for site in readers]
+            groups = column_groups(readers[0].k, number)
             if options.gptq:
-                rounded = gptq(weight, statistics.hessian[site.name], groups)
+                solved = gptq_together(weights, statistics.hessian[readers[0].name], groups)
             else:
-                rounded = round_to_nearest(weight, groups)
-            quantize_site(job.model, site, rounded)
+                solved = [round_to_nearest(weight, groups) for weight in weights]
+            for site, rounded in zip(readers, solved, strict=True):
+                quantize_site(job.model, site, rounded)

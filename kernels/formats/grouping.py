@@ -16,10 +16,20 @@ def work_dtype(matrix: torch.Tensor) -> torch.dtype:
 
 def check_matrix(matrix: torch.Tensor, group: int | None) -> None:
     """Raises ShapeError if this is no matrix or no group, ValueError if it has NaN or infinity."""
+    check_shape(matrix, group)
+    check_finite(matrix)
+
+
+def check_shape(matrix: torch.Tensor, group: int | None) -> None:
+    """Raises ShapeError if this is no matrix or no group."""
     if group is not None and group < 1:
         raise ShapeError(f"a group needs at least one value, got {group}")
     if matrix.ndim != 2 or 0 in matrix.shape:
         raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+
+
+def check_finite(matrix: torch.Tensor) -> None:
+    """Raises ValueError if it has NaN or infinity."""
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
 
@@ -28,8 +38,9 @@ def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
     """[rows, K] as [rows, groups, length], the last group padded with zeros; None: one group."""
     rows, k = matrix.shape
     length = k if group is None else group
-    padded = torch.nn.functional.pad(matrix, (0, -k % length))
-    return padded.view(rows, -1, length)
+    if k % length:
+        matrix = torch.nn.functional.pad(matrix, (0, -k % length))
+    return matrix.reshape(rows, -1, length)
 
 
 def safe_divisor(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -8,13 +8,20 @@ FP5 of ZeroQuant(4+2) (arXiv:2312.08583, section 4).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from kernels.errors import ShapeError
-from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
+from kernels.formats.grouping import (
+    check_finite,
+    check_shape,
+    in_groups,
+    safe_divisor,
+    work_dtype,
+)
 from kernels.formats.minifloat import LARGEST, nearest_minifloat
 from kernels.formats.symmetric import check_bits, integer_codes, scales_to
 
@@ -106,10 +113,15 @@ class NumberFormat:
         For symmetric integers it equals quantize_symmetric(...).dequantize().
         Raises ShapeError for no matrix, and ValueError if it holds NaN or infinity or as `fit`.
         """
-        check_matrix(matrix, self.group)
+        check_shape(matrix, self.group)
         rows, k = matrix.shape
         grouped = in_groups(matrix.to(work_dtype(matrix)), self.group)
-        snapped = self.snap(grouped, self.fit(grouped))
+        try:
+            scaling = self.fit(grouped)
+        except ValueError:
+            check_finite(matrix)  # NaN and infinity give no scale either, for a reason of their own
+            raise
+        snapped = self.snap(grouped, scaling)
         return snapped.view(rows, -1)[:, :k].to(torch.float32).contiguous()
 
     @property
@@ -126,7 +138,7 @@ class NumberFormat:
         low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * self.clip
         high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * self.clip
         scales = ((high - low) / top).to(torch.float16)
-        if not bool(torch.isfinite(scales).all()):
+        if not math.isfinite(float(scales.detach().amax())):
             raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
         zeros = torch.round(-low / safe_divisor(scales, grouped.dtype)).clamp_(0, top)
         return Scaling(scales, zeros)

@@ -36,6 +36,17 @@ def test_max_tokens_counts_predicted_tokens_of_whole_segments(a_model, some_toke
     assert segment_count(200, 32, max_tokens=1) == 1
 
 
+def test_segments_computed_together_give_what_they_give_alone(a_model, some_tokens):
+    seen = []
+    model, tokens = a_model(), some_tokens(200)
+    alone = perplexity(model, tokens, context=32, at_once=1)
+    together = perplexity(
+        model, tokens, context=32, at_once=4, on_logits=lambda index, _: seen.append(index)
+    )
+    assert together.nll == pytest.approx(alone.nll, rel=1e-5)
+    assert seen == [0, 1, 2, 3, 4, 5]
+
+
 def test_logits_that_are_handed_out_predict_the_next_token(a_model, some_tokens):
     seen = {}
     model, tokens = a_model(), some_tokens(64)

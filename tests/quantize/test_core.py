@@ -115,16 +115,17 @@ def test_a_text_too_short_to_calibrate_on_is_refused():
 
 
 @pytest.mark.parametrize("family", ["tiny_llama", "tiny_opt"])
-def test_blocks_see_what_the_whole_model_computes(family, calibration, request):
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_blocks_see_what_the_whole_model_computes(family, at_once, calibration, request):
     model = request.getfixturevalue(family)()
     layout = map_model(model)
     with torch.no_grad():
-        expected = model(calibration.tokens[:1], output_hidden_states=True).hidden_states
-    stream = BlockStream(model, layout, calibration)
+        expected = model(calibration.tokens, output_hidden_states=True).hidden_states
+    stream = BlockStream(model, layout, calibration, at_once=at_once)
 
-    assert torch.allclose(stream.inputs[0], expected[0])
+    assert torch.allclose(torch.cat(list(stream.inputs)), expected[0])
     stream.advance()
-    assert torch.allclose(stream.inputs[0], expected[1], atol=1e-5)
+    assert torch.allclose(torch.cat(list(stream.inputs)), expected[1], atol=1e-5)
 
 
 def test_statistics_are_those_of_all_rows(tiny_llama, calibration):
