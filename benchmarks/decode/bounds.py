@@ -1,0 +1,52 @@
+"""How much faster one scheme can be than another, from the bytes that a step reads alone.
+
+    python benchmarks/decode/bounds.py --model llama-13b --batch 1,4,8 --tokens 128,527,1024
+
+Weights are read once a step, the output head with them, keys and values once a sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.loading import footprint
+from workloads.models import get_model
+from workloads.schemes import get_scheme
+
+_GB = 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama-13b")
+    parser.add_argument("--schemes", default="fp16,smoothquant-w8a8,flexq-w6ax")
+    parser.add_argument("--batch", default="1,4,8")
+    parser.add_argument("--tokens", default="128,527,1024")
+    parser.add_argument("--kv-bits", type=int, default=16)
+    arguments = parser.parse_args()
+    schemes = arguments.schemes.split(",")
+    rows = [["batch", "tokens", *(f"{s} GB" for s in schemes), *(f"× {s}" for s in schemes[:-1])]]
+    for batch in (int(b) for b in arguments.batch.split(",")):
+        for tokens in (int(t) for t in arguments.tokens.split(",")):
+            read = [
+                _step_bytes(arguments.model, scheme, batch, tokens, arguments.kv_bits)
+                for scheme in schemes
+            ]
+            ratios = [f"{of / read[-1]:.2f}" for of in read[:-1]]
+            rows.append([str(batch), str(tokens), *(f"{b / _GB:.1f}" for b in read), *ratios])
+    sys.stdout.writelines("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def _step_bytes(model: str, scheme: str, batch: int, tokens: int, kv_bits: int) -> int:
+    """Of weights and keys and values; of the embedding a step reads a row a sequence."""
+    architecture = of_catalog(get_model(model))
+    size = footprint(architecture, get_scheme(scheme), batch, tokens, kv_bits, "cpu")
+    of_model = architecture.dimensions
+    unread = 0 if of_model.tied_embeddings else of_model.vocab * of_model.hidden * 2
+    return size.weights + size.cache - unread
+
+
+if __name__ == "__main__":
+    main()
