@@ -1,138 +1,291 @@
-"""A nightly on one GPU and on several of one host: throughput, agreement, offsets, use of the GPU.
+"""A night on all GPUs of this machine and on one of them: throughput, agreement, offsets, use.
 
-    python benchmarks/cluster/scaling.py --gpus 2 --out FOLDER
+    python benchmarks/cluster/scaling.py --out FOLDER [--one-seconds 60]
 
-Three nights of scaling.toml: one on all GPUs that only fills the caches of compiled kernels, one on
-the first GPU, one on all. Then a few cases on every GPU, for the offsets between them. Databases
-and records stay in FOLDER. Limits: at least 0.95 (2 GPUs) or 0.925 (4) of N times one GPU's cases
-a minute, every series within 1.5 %, 60 % of the workers' time spent in cases.
+One fleet, whose processes stay: a short night that every GPU measures (`offsets`; it also warms
+the processes up), the suite on all GPUs (`several`), the suite on the first one (`one`), which
+ends after --one-seconds with what it has then. Rates leave the empty launch out: it takes 2 to 8
+seconds, once a night, whatever the number of GPUs. FOLDER gets the database, the records and
+summary.json, each written as soon as it is known.
+
+Limits: at least 0.95 (2 GPUs) or 0.925 (4) of N times one GPU's cases a minute, every series
+within 1.5 %, 60 % of the workers' time spent in cases.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import logging
+import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from narrowing import NarrowingCrew
+from prebuild import architecture, builds_of, compile_all
+
+from ci.nightly import Rules, conclude, measure_night
+from ci.nightly_sites import FleetSite
 from db import queries
-from db.engine import open_database
+from db.engine import Database, open_database
+from db.exchange import write_records
+from db.records import Record
+from flexq_bench.cluster import Fleet, Times, open_fleet
+from flexq_bench.errors import CancelledError, FlexqError
+from flexq_bench.measure import Tuning
+from flexq_bench.plan import build_plan
+from flexq_bench.probes import EMPTY_KERNEL
+from flexq_bench.provenance import current_commit
+from workloads.suite import Suite
+from workloads.suites import load_suite
 
 SUITE = Path(__file__).with_name("scaling.toml")
 WITHIN = 0.015
 LEAST_USE = 0.6
 LEAST_SPEEDUP = {2: 1.9, 4: 3.7}
+_SLOW_CASE_S = 3.0  # of sampling: its placements disagree, and how long that takes is chance
+TIMES = Times(start=90, case=60, beat=2, lease=20, device=30, scan=5, database=60)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Night:
-    """cases a minute from the first worker's start to work until the last result; medians by case.
+    """A night as it went. seconds: from its start to each result, in the order of results."""
 
-    in_cases: share of the workers' time, while there was work, that they spent in cases.
-    sampling: share that was sampling alone, without checks, warm-up and set-up.
-    """
+    name: str
+    gpus: int
+    began: float = field(default_factory=time.time)
+    seconds: list[float] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
-    per_minute: float
-    medians: dict[str, float]
-    in_cases: float
-    sampling: float
+    def took(self, record: Record) -> None:
+        self.seconds.append(time.time() - self.began)
+        self.records.append(record)
+
+    @property
+    def cases(self) -> dict[str, Record]:
+        return {record.case: record for record in self.records if record.kernel != EMPTY_KERNEL}
+
+    def summary(self, load: Sequence[tuple[float, int, float]]) -> dict[str, Any]:
+        """per_minute: without the empty launch, in_cases and sampling: shares of workers' time."""
+        if not self.records:
+            return {"name": self.name, "gpus": self.gpus, "cases": 0}
+        wall = self.seconds[-1]
+        empty = sum(_wall(r) for r in self.records if r.kernel == EMPTY_KERNEL)
+        worked = self.gpus * wall
+        real = sum(record.kernel != EMPTY_KERNEL for record in self.records)
+        here = [(gpu, share) for at, gpu, share in load if self.began <= at <= self.began + wall]
+        running = statistics.fmean(share for _, share in here) / 100 if here else None
+        return {
+            "name": self.name,
+            "gpus": self.gpus,
+            "cases": len(self.records),
+            "wall_s": wall,
+            "per_minute_all": 60 * len(self.records) / wall,
+            "per_minute": 60 * self.gpus * real / (worked - empty),
+            "in_cases": sum(map(_wall, self.records)) / worked,
+            "sampling": sum(map(_sampled, self.records)) / worked,
+            # Share of the night's GPUs; idle ones beside them add nothing. None: no nvidia-smi.
+            "kernels_running": running and running * len({gpu for gpu, _ in here}) / self.gpus,
+            "last_results_s": self.seconds[-8:],
+            "by_device": {
+                device: sum(record.device.uuid == device for record in self.records)
+                for device in sorted({record.device.uuid for record in self.records})
+            },
+            "statuses": {
+                status: sum(record.status == status for record in self.records)
+                for status in sorted({record.status for record in self.records})
+            },
+        }
 
 
-def command(*arguments: str, gpus: int) -> None:
-    visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
-    base = (sys.executable, "-m", "flexq_bench.cli")
+class Bench:
+    """The nights on one fleet, and what they come to so far."""
+
+    def __init__(self, database: Database, out: Path, arguments: argparse.Namespace) -> None:
+        self._database, self._out, self._arguments = database, out, arguments
+        self.nights: dict[str, Night] = {}
+        self.summary: dict[str, Any] = {}
+
+    def night(self, fleet: Fleet, name: str, suite: Suite, gpus: int, *, repeat: int = 1) -> None:
+        limit = self._arguments.one_seconds if name == "one" else self._arguments.night_seconds
+        night = self.nights[name] = Night(name, gpus)
+
+        def on_record(record: Record) -> None:
+            night.took(record)
+            if night.seconds[-1] > limit:
+                raise CancelledError(f"{limit:.0f} s are over")
+
+        rules = Rules(name, None, canaries=0, alerting=False)
+        commit = current_commit()
+        site = FleetSite(fleet, fleet.kinds, repeat=repeat, seed=0)
+        try:
+            begun = measure_night(self._database, site, suite, commit, rules, on_record=on_record)
+            if name == "several":
+                reports = [conclude(self._database, site, info, commit, rules) for info in begun]
+                self.summary["reports"] = [asdict(report) for report in reports]
+        except CancelledError:
+            pass  # the night is stored as interrupted, with what it has
+        finally:
+            self.save()
+
+    def save(self) -> None:
+        """Records and summary of all nights so far."""
+        records = [record for night in self.nights.values() for record in night.records]
+        if records:
+            write_records(self._out / "records.parquet", records)
+        load = read_load(self._out / "load.csv")
+        self.summary["nights"] = [night.summary(load) for night in self.nights.values()]
+        with self._database.session() as session:
+            self.summary["offsets"] = [
+                {**asdict(row), "computed_at": str(row.computed_at)}
+                for row in queries.device_offsets(session)
+            ]
+        text = json.dumps(self.summary, indent=2, default=str)
+        (self._out / "summary.json").write_text(text + "\n")
+
+    def show(self) -> None:
+        for night in self.summary["nights"]:
+            if night["cases"]:
+                running = night["kernels_running"]
+                seen = "" if running is None else f", kernels running {running:.0%}"
+                say(
+                    f"{night['name']:8} {night['gpus']} GPUs: {night['cases']} cases in "
+                    f"{night['wall_s']:.1f} s, {night['per_minute']:.1f} a minute without the "
+                    f"empty launch ({night['per_minute_all']:.1f} with it); in cases "
+                    f"{night['in_cases']:.0%}, sampling {night['sampling']:.0%}{seen}"
+                )
+        if {"one", "several"} <= self.nights.keys():
+            self._show_comparison(self.nights["one"], self.nights["several"])
+        for row in self.summary["offsets"]:
+            say(
+                f"  offset of {row['device']}: {row['log_offset']:+.2%} "
+                f"({row['low']:+.2%} to {row['high']:+.2%}), {row['cases']} cases"
+            )
+
+    def _show_comparison(self, one: Night, several: Night) -> None:
+        rates = {night["name"]: night.get("per_minute") for night in self.summary["nights"]}
+        if not (rates["one"] and rates["several"]):
+            return
+        speedup = rates["several"] / rates["one"]
+        wanted = LEAST_SPEEDUP.get(several.gpus, 0.925 * several.gpus)
+        say(f"{speedup:.2f}x on {several.gpus} (at least {wanted}): {_yes(speedup >= wanted)}")
+        use = next(n["in_cases"] for n in self.summary["nights"] if n["name"] == "several")
+        say(f"in cases {use:.0%} (at least {LEAST_USE:.0%}): {_yes(use >= LEAST_USE)}")
+        both = one.cases.keys() & several.cases.keys()
+        pairs = {key: (one.cases[key], several.cases[key]) for key in both}
+        quick = [p for p in pairs.values() if max(map(_sampled, p)) < _SLOW_CASE_S]
+        if quick:
+            slower = sum(_wall(b) for _, b in quick) / sum(_wall(a) for a, _ in quick) - 1
+            say(f"the same {len(quick)} cases took {slower:+.1%} of time beside other GPUs")
+        apart = {
+            key: b.median_us / a.median_us - 1
+            for key, (a, b) in pairs.items()
+            if a.median_us is not None and b.median_us is not None
+        }
+        outside = sum(abs(change) > WITHIN for change in apart.values())
+        say(f"{len(apart)} series on both, {outside} more than {WITHIN:.1%} apart; the most:")
+        for key in sorted(apart, key=lambda key: -abs(apart[key]))[:8]:
+            say(f"  {key}: {one.cases[key].median_us:.2f} us, {apart[key]:+.2%}")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201
+
+
+def read_load(path: Path) -> list[tuple[float, int, float]]:
+    """Seconds since 1970, the GPU's number and the share of time that a kernel ran on it, in %."""
+    found = []
+    for line in path.read_text().splitlines() if path.exists() else ():
+        cells = [cell.strip() for cell in line.split(",")]
+        try:
+            at = datetime.strptime(cells[0], "%Y/%m/%d %H:%M:%S.%f").timestamp()
+            found.append((at, int(cells[1]), float(cells[2])))
+        except (ValueError, IndexError):
+            continue  # a line that was cut off, or a value that the driver doesn't tell
+    return found
+
+
+@contextmanager
+def load_watched(path: Path) -> Iterator[None]:
+    """nvidia-smi's view of the GPUs in a file, twice a second; nothing where there is none."""
+    fields = "timestamp,index,utilization.gpu,clocks.sm,power.draw,temperature.gpu"
+    command = ("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--loop-ms=500")
+    try:
+        with path.open("w") as file, subprocess.Popen(command, stdout=file) as process:
+            try:
+                yield
+            finally:
+                process.terminate()
+    except FileNotFoundError:
+        yield
+
+
+def _wall(record: Record) -> float:
+    return float(record.extra.get("wall_s", 0))
+
+
+def _sampled(record: Record) -> float:
+    return float(record.extra.get("elapsed_s", 0))
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "NO"
+
+
+def prepare(suite: Suite) -> None:
+    arch = architecture()
     began = time.perf_counter()
-    ended = subprocess.run((*base, *arguments), env={**os.environ, **visible}, check=False)
-    print(  # noqa: T201
-        f"{' '.join(arguments[:2])} on {gpus}: exit {ended.returncode}, "
-        f"{time.perf_counter() - began:.0f} s",
-        flush=True,
-    )
+    major_minor = divmod(int(arch.removeprefix("sm_")), 10)
+    builds = builds_of(build_plan(suite, "cuda", major_minor).cases, arch)
+    problems = compile_all(builds, arch)
+    say(f"{len(builds)} builds for {arch} in {time.perf_counter() - began:.1f} s {problems}")
 
 
-def measure(folder: Path, name: str, gpus: int, suite: str, backend: str) -> Night:
-    path = folder / f"{name}.sqlite"
-    fleet = ("--cluster", "local", "--backend", backend, "--no-tune", "--db", str(path))
-    command("nightly", suite, *fleet, "--canaries", "0", "--backfill", "0", gpus=gpus)
-    records = folder / f"{name}.jsonl.gz"
-    if not records.exists():
-        command("db", "export", str(records), "--db", str(path), gpus=gpus)
-    return read(path)
-
-
-def read(path: Path) -> Night:
-    with open_database(str(path), read_only=True) as database, database.session() as session:
-        [run, *_] = queries.runs(session, limit=1)
-        records = list(queries.run_records(session, run.uuid))
-        workers = queries.workers(session)
-    assert run.finished_at is not None
-    began = max(worker.started_at for worker in workers)
-    wall = (run.finished_at - began).total_seconds()
-    sampled = sum(float(record.extra.get("elapsed_s", 0)) for record in records)
-    return Night(
-        60 * len(records) / wall,
-        {record.case: record.median_us for record in records if record.median_us is not None},
-        sum(worker.measuring_s for worker in workers) / (wall * len(workers)),
-        sampled / (wall * len(workers)),
-    )
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--suite", default=str(SUITE))
-    parser.add_argument("--kernels", default="cublas-fp16", help="what the offsets are measured of")
+    parser.add_argument("--one-seconds", type=float, default=60.0)
+    parser.add_argument("--night-seconds", type=float, default=90.0, help="any other night's end")
     parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    measure(arguments.out, "warm", arguments.gpus, arguments.suite, arguments.backend)
-    one = measure(arguments.out, "one", 1, arguments.suite, arguments.backend)
-    several = measure(arguments.out, "several", arguments.gpus, arguments.suite, arguments.backend)
-    offsets = arguments.out / "offsets.sqlite"
-    command(
-        *(
-            "run",
-            arguments.suite,
-            "--kernels",
-            arguments.kernels,
-            "--no-tune",
-            "--cluster",
-            "local",
-        ),
-        *("--backend", arguments.backend, "--repeat", str(arguments.gpus), "--db", str(offsets)),
-        gpus=arguments.gpus,
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d %(name)s %(message)s")
+    suite = load_suite(arguments.suite)
+    if arguments.backend == "cuda":
+        prepare(suite)
+    crew = NarrowingCrew(
+        "local", backend=arguments.backend, seed=0, tuning=Tuning.NONE, times=TIMES
     )
-    speedup = several.per_minute / one.per_minute
-    wanted = LEAST_SPEEDUP.get(arguments.gpus, 0.925 * arguments.gpus)
-    apart = {
-        case: several.medians[case] / one.medians[case] - 1
-        for case in one.medians.keys() & several.medians.keys()
-    }
-    print(f"one GPU: {one.per_minute:.1f} cases a minute")  # noqa: T201
-    print(  # noqa: T201
-        f"{arguments.gpus} GPUs: {several.per_minute:.1f} cases a minute, "
-        f"{speedup:.2f}x (at least {wanted}): {'yes' if speedup >= wanted else 'NO'}"
-    )
-    print(  # noqa: T201
-        f"in cases {several.in_cases:.0%} of the workers' time (at least {LEAST_USE:.0%}): "
-        f"{'yes' if several.in_cases >= LEAST_USE else 'NO'}; sampling alone {several.sampling:.0%}"
-    )
-    worst = sorted(apart.items(), key=lambda item: -abs(item[1]))
-    outside = [item for item in worst if abs(item[1]) > WITHIN]
-    print(f"{len(apart)} series, {len(outside)} differ by more than {WITHIN:.1%}; the most:")  # noqa: T201
-    for case, change in worst[:8]:
-        print(f"  {case}: {one.medians[case]:.2f} us, {change:+.2%}")  # noqa: T201
-    with open_database(str(offsets), read_only=True) as database, database.session() as session:
-        for row in queries.device_offsets(session):
-            print(  # noqa: T201
-                f"  {row.device}: {row.log_offset:+.2%} ({row.low:+.2%} to {row.high:+.2%}), "
-                f"{row.cases} cases"
-            )
+    began = time.perf_counter()
+    with open_database(str(out / "fleet.sqlite")) as database, load_watched(out / "load.csv"):
+        bench = Bench(database, out, arguments)
+        try:
+            with open_fleet(database, crew, current_commit(), TIMES) as fleet:
+                gpus = sum(kind.workers for kind in fleet.kinds)
+                say(f"{gpus} workers after {time.perf_counter() - began:.1f} s")
+                some = suite.restrict(layers=suite.layers[:1], m=suite.m[:2])
+                bench.night(fleet, "offsets", some, gpus, repeat=gpus)
+                bench.night(fleet, "several", suite, gpus)
+                crew.narrow()
+                bench.night(fleet, "one", suite, 1)
+        except (FlexqError, KeyboardInterrupt) as error:
+            say(f"ended early: {type(error).__name__} {error}")
+            return 1
+        finally:
+            bench.save()
+            bench.show()
+            say(f"done after {time.perf_counter() - began:.1f} s")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

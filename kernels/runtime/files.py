@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import platformdirs
@@ -21,3 +24,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as handle:
         handle.write(content)
     os.replace(handle.name, path)
+
+
+@contextmanager
+def only_process(path: Path) -> Iterator[None]:
+    """One process on this machine is inside at a time; `path` is a lock file that stays empty.
+
+    Whoever ends inside, however it ends, lets the next one in.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as handle:  # closing it lets go of the lock
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield

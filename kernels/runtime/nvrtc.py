@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.errors import CompileError, UnsupportedError
-from kernels.runtime.files import cache_folder, write_atomically
+from kernels.runtime.files import cache_folder, only_process, write_atomically
 from kernels.runtime.sources import source_hash
 
 COMMON_OPTIONS = ("--std=c++17",)
@@ -106,12 +106,14 @@ def compile_build(build: Build, arch: str) -> Cubin:
         f"--include-path={_csrc()}",
         *(f"--define-macro={name}={value}" for name, value in build.defines),
     )
-    cached = cache_folder() / "cubin" / f"{_key(source, options)}.cubin"
-    if cached.is_file():
-        return Cubin(source, arch, cached.read_bytes())
-    code = _run_nvrtc(source, options)
-    write_atomically(cached, code)
-    return Cubin(source, arch, code)
+    key = _key(source, options)
+    cached = cache_folder() / "cubin" / f"{key}.cubin"
+    if not cached.is_file():
+        # Workers on one machine begin with the same kernels: the first compiles for all of them.
+        with only_process(cache_folder() / "compiling" / f"{key}.lock"):
+            if not cached.is_file():
+                write_atomically(cached, _run_nvrtc(source, options))
+    return Cubin(source, arch, cached.read_bytes())
 
 
 @cache

@@ -1,0 +1,42 @@
+"""A crew that goes on with its first worker alone: what one GPU does, by the same processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexq_bench.cluster import RayCrew
+from flexq_bench.cluster.crew import Event, Joined, Lost
+
+
+class NarrowingCrew(RayCrew):
+    """`narrow` leaves out every worker but the first; their processes stay and do nothing."""
+
+    _there: tuple[str, ...] = ()  # workers that joined, in order
+    _left_out: frozenset[str] = frozenset()
+    _is_narrow = False
+
+    def narrow(self) -> None:
+        self._is_narrow = True
+
+    def poll(self, timeout_s: float) -> Sequence[Event]:
+        events: list[Event] = []
+        for event in super().poll(timeout_s):
+            if isinstance(event, Joined):
+                if self._is_narrow and self._present:
+                    self._left_out |= {event.member.uuid}
+                    continue
+                self._there = (*self._there, event.member.uuid)
+            elif event.member in self._left_out:
+                continue
+            elif isinstance(event, Lost):
+                self._there = tuple(one for one in self._there if one != event.member)
+            events.append(event)
+        if self._is_narrow:
+            spare = self._present[1:]
+            events.extend(Lost(uuid, "left out of this night", blameless=True) for uuid in spare)
+            self._left_out |= set(spare)
+        return events
+
+    @property
+    def _present(self) -> list[str]:
+        return [uuid for uuid in self._there if uuid not in self._left_out]
