@@ -50,6 +50,7 @@ _CHOICES = {
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)
+_LAST_INFO: dict[type, tuple[object, object]] = {}  # as given (they can't change), as checked
 
 
 def canonical(info: T) -> T:
@@ -169,7 +170,15 @@ def _conform(value: Any, hint: Any, name: str) -> Any:
 
 def _info(value: Any, kind: Any, name: str) -> Any:
     if isinstance(value, kind):
-        value = _plain(value)
+        # Results of one run share its run, commit and device: each is looked at once in a row.
+        last = _LAST_INFO.get(kind)
+        if last is None or last[0] is not value:
+            last = _LAST_INFO[kind] = value, _built(_plain(value), kind, name)
+        return last[1]
+    return _built(value, kind, name)
+
+
+def _built(value: Any, kind: Any, name: str) -> Any:
     if not isinstance(value, Mapping):
         raise RecordError(f"{name} must be an object, got {_shown(value)}")
     try:

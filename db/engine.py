@@ -231,6 +231,8 @@ def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> E
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
         connection.execute(f"SET lock_timeout = {round(busy_timeout_s * 1000)}")
+        # A plan kept from when a table was empty reads all of it, also when it has grown.
+        connection.execute("SET plan_cache_mode = force_custom_plan")
         if read_only:
             connection.execute("SET default_transaction_read_only = on")
         connection.commit()

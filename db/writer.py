@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
+from db.bulk import insert_rows
 from db.errors import ConflictError
 from db.hashing import fingerprint
 from db.locking import lock_for_writing
@@ -87,14 +88,12 @@ class Writer:
         self._find_series(records)
         self._find_devices(records)
         self._find_epochs(records)
-        returned = self._session.execute(
-            insert(Measurement).returning(Measurement.uuid, Measurement.id),
-            [self._measurement_row(record) for record in records],
-        )
-        ids = {row.uuid: row.id for row in returned}
+        self._add_rows(Measurement, [self._measurement_row(record) for record in records])
+        new = [record.uuid for record in records]
+        found = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
+        ids = {row.uuid: row.id for row in self._session.execute(found)}
         samples = [_sample_row(ids[r.uuid], r) for r in records if r.samples_us]
-        if samples:
-            self._session.execute(insert(Sample), samples)
+        self._add_rows(Sample, samples)
         self.added += len(records)
 
     def commit(self, info: CommitInfo) -> int:
@@ -147,8 +146,7 @@ class Writer:
             {"run_id": run_id, "position": position, "case_key": case_key}
             for position, case_key in enumerate((c for c in cases if c not in known), len(known))
         ]
-        if rows:
-            self._session.execute(insert(PlannedCase), rows)
+        self._add_rows(PlannedCase, rows)
 
     def device(self, info: DeviceInfo) -> int:
         """The id of a device in its state."""
@@ -200,14 +198,16 @@ class Writer:
             return
         columns = table.__table__.columns
         wanted = (columns[by], columns["id"])
-        values = [row[by] for row in rows.values()]
-        stored = self._session.execute(select(*wanted).where(columns[by].in_(values)))
-        known = {row[0]: row[1] for row in stored}
+
+        def stored(values: Iterable[Any]) -> dict[Any, int]:
+            query = select(*wanted).where(columns[by].in_(list(values)))
+            return {row[0]: row[1] for row in self._session.execute(query)}
+
+        known = stored(row[by] for row in rows.values())
         new = {row[by]: row for row in rows.values() if row[by] not in known}
         if new:
-            returning = insert(table).returning(*wanted)
-            inserted = self._session.execute(returning, list(new.values()))
-            known |= {row[0]: row[1] for row in inserted}
+            self._add_rows(table, list(new.values()))
+            known |= stored(new)
         for key, row in rows.items():
             self._ids[key] = known[row[by]]
 
@@ -228,12 +228,13 @@ class Writer:
         if not rows:
             return
         columns = (Epoch.series_id, Epoch.environment_id, Epoch.id, Epoch.opened_at)
-        stored = select(*columns).where(Epoch.series_id.in_([series for series, _ in rows]))
-        found = list(self._session.execute(stored))
+        stored = select(*columns).where(Epoch.series_id.in_({series for series, _ in rows}))
+        found = self._session.execute(stored).all()
         there = {(row.series_id, row.environment_id) for row in found}
         new = [row for pair, row in rows.items() if pair not in there]
         if new:
-            found += self._session.execute(insert(Epoch).returning(*columns), new)
+            self._add_rows(Epoch, new)
+            found = self._session.execute(stored).all()
         for row in found:
             self._ids["epoch", row.series_id, row.environment_id] = row.id
             self._opened[row.id] = row.opened_at
@@ -297,6 +298,9 @@ class Writer:
         query = select(columns["id"]).where(*(columns[name] == row[name] for name in by))
         found = self._session.scalar(query)
         return self._insert(table, row) if found is None else int(found)
+
+    def _add_rows(self, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+        insert_rows(self._session.connection(), table.metadata.tables[table.__tablename__], rows)
 
     def _insert(self, table: type[Base], row: Mapping[str, Any]) -> int:
         columns = table.__table__.columns
