@@ -1,7 +1,6 @@
-"""Tables that a viewer may open in a spreadsheet, which runs some texts as formulas.
+"""Files that a viewer may open in a spreadsheet, which runs some texts as formulas.
 
-Both ways out are covered: files that pages offer, and what a viewer saves or copies from a table,
-which is what its cells hold.
+Tables on the screen show stored text as it is; what a browser saves of them is not covered.
 """
 
 from __future__ import annotations

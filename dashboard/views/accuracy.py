@@ -21,7 +21,6 @@ from dashboard.accuracy_frame import (
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
-from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
@@ -115,7 +114,7 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
     st.subheader("Scores", anchor=False)
     column = st.column_config
     st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows))),
+        pd.DataFrame(table_rows(rows)),
         hide_index=True,
         column_config={
             "value": column.NumberColumn(format="%.4f"),
