@@ -34,7 +34,7 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
     "stage": "Stage",
     "cache": "Cache",
 }
-_DRAWN = 12  # series in one chart: more can't be told apart
+_DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
 _TIME = "time"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 

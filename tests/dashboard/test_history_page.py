@@ -235,8 +235,8 @@ def test_too_many_series_are_cut_and_it_says_so(store, open_history):
 
     app = open_history()
 
-    assert len({trace["name"] for trace in lines(app)}) == 12
-    assert "first 12 of 14 series" in words(app)
+    assert len({trace["name"] for trace in lines(app)}) == 6
+    assert "first 6 of 14 series" in words(app)
 
 
 def test_a_link_to_a_series_that_is_not_there_says_so(told, open_history):
