@@ -29,6 +29,7 @@ from flexq_bench.static.revision import DEFAULT_SHAPES
 from kernels.contract import KernelSpec
 from kernels.registry import labels, resolve
 from kernels.resource_table import resource_rows
+from kernels.runtime.gpu import OF_TARGET, chosen_for
 from kernels.runtime.machine_code import instructions, resources
 from kernels.runtime.nvrtc import COMMON_OPTIONS, Build, compile_build, compiler_version
 from kernels.runtime.resource_row import ResourceRow, resource_row
@@ -172,7 +173,9 @@ def _environment() -> dict[str, str]:
 def _defaults(label: str, target: str) -> Iterator[StaticValue]:
     kernel = resolve(label, "cuda")
     for shape in DEFAULT_SHAPES:
-        for build in kernel.builds_for(shape, None):
+        with chosen_for(OF_TARGET[target]):
+            builds = kernel.builds_for(shape, None)
+        for build in builds:
             if build.block is None or not build.runs_on(target):
                 continue
             cubin = compile_build(build, target)

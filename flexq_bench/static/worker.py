@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -59,11 +60,26 @@ def _builds(folder: Path, shapes: list[list[int]]) -> dict[Any, dict[str, list[s
             builds.setdefault(build, {"kernels": [], "default_of": []})["kernels"].append(label)
         if not kernel.builds():
             continue
-        defaults = {b for s in shapes for b in kernel.builds_for(GemmWorkload(*s), None)}
-        for build in defaults:
+        for build in _defaults(kernel, [GemmWorkload(*sizes) for sizes in shapes]):
             owners = builds.setdefault(build, {"kernels": [], "default_of": []})
             owners["default_of"].append(label)
     return builds
+
+
+def _defaults(kernel: Any, shapes: list[Any]) -> set[Any]:
+    """The builds that run unless they are tuned, on the GPU of any target."""
+    try:
+        from kernels.runtime.gpu import OF_TARGET, chosen_for
+    except ImportError:
+        # Older revisions can't describe a GPU: where there is none, some kernels can't choose.
+        with suppress(AssertionError, RuntimeError):
+            return {build for gemm in shapes for build in kernel.builds_for(gemm, None)}
+        return set()
+    found: set[Any] = set()
+    for gpu in OF_TARGET.values():
+        with chosen_for(gpu):
+            found.update(build for gemm in shapes for build in kernel.builds_for(gemm, None))
+    return found
 
 
 def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:

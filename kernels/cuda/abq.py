@@ -23,7 +23,8 @@ from kernels.contract import (
 )
 from kernels.errors import ShapeError
 from kernels.formats import Operand
-from kernels.runtime.module import load_function, shared_memory_limit
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
@@ -175,7 +176,7 @@ class ArbitraryBitGemm(LinearKernel):
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        allowed = shared_memory_limit(torch.cuda.current_device())
+        allowed = current_gpu().block_shared_bytes
         tokens = self._tokens(gemm.m)
         return [
             config

@@ -21,7 +21,8 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.formats import Operand
-from kernels.runtime.module import load_function, shared_memory_limit
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
@@ -191,7 +192,7 @@ class BinaryTensorCoreGemm(LinearKernel):
             )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        allowed = shared_memory_limit(torch.cuda.current_device())
+        allowed = current_gpu().block_shared_bytes
         tokens, a_bits = min(gemm.m, MAX_TOKENS), self.spec.activation.bits
         configs = self._configs(tokens)
         return [c for c in configs if c.shared_bytes(a_bits, tokens, self._on) <= allowed]

@@ -14,6 +14,7 @@ from kernels.cuda.imma import Int8TensorCoreGemm
 from kernels.cuda.imma_configs import bucket_of
 from kernels.errors import ShapeError
 from kernels.formats import Operand
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -130,7 +131,7 @@ class FlexqGemm(LinearKernel):
         return config if isinstance(config, FlexqConfig) else self.default_config(gemm)
 
     def _has_binary(self) -> bool:
-        return torch.cuda.get_device_capability() <= self._engines[_BINARY].spec.max_capability
+        return current_gpu().capability <= self._engines[_BINARY].spec.max_capability
 
 
 def _joined(parts: dict[str, PackedOperand]) -> PackedOperand:

@@ -29,6 +29,7 @@ from kernels.cuda.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
 from kernels.cuda.dense import PADDED_ROWS, padded
 from kernels.cuda.rows import FP8_ROWS
 from kernels.formats import Operand
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -136,7 +137,7 @@ def _multiple(size: int) -> int:
 
 
 def _scalings() -> tuple[Scaling, ...]:
-    capability = torch.cuda.get_device_capability(torch.cuda.current_device())
+    capability = current_gpu().capability
     if capability == _FUSES and lt_version() >= _FUSES_FROM:
         return ("fused", "after")
     return ("after",)

@@ -37,13 +37,8 @@ from kernels.cuda.imma_configs import (
 )
 from kernels.cuda.imma_heuristic import choose
 from kernels.formats import Operand
-from kernels.runtime.module import (
-    Argument,
-    current_arch,
-    load_function,
-    shared_memory_limit,
-    sm_count,
-)
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -132,19 +127,19 @@ class ImmaGemm(LinearKernel):
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
-        device = torch.cuda.current_device()
-        allowed, arch = shared_memory_limit(device), current_arch(device)
+        gpu = current_gpu()
         return [
             c
             for c in self.configs(gemm.m)
-            if c.shared_bytes(self.tiles) <= allowed and c.build(self.tiles).runs_on(arch)
+            if c.shared_bytes(self.tiles) <= gpu.block_shared_bytes
+            and c.build(self.tiles).runs_on(gpu.arch)
         ]
 
     def tuning_bucket(self, m: int) -> int:
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.candidates(gemm), gemm, sm_count(torch.cuda.current_device()))
+        return choose(self.candidates(gemm), gemm, current_gpu().sms)
 
     def builds(self) -> Sequence[Build]:
         return [
@@ -158,7 +153,7 @@ class ImmaGemm(LinearKernel):
 
     def in_mma_order(self, m: int) -> bool:
         """Whether m tokens are for csrc/flexq_imma_wgmma.cu, which reads that order."""
-        return m > MOST_NATURAL and current_arch(torch.cuda.current_device()) == WGMMA_ARCH
+        return m > MOST_NATURAL and current_gpu().arch == WGMMA_ARCH
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
         """What may run m tokens, whatever the GPU."""

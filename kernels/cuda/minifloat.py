@@ -23,7 +23,7 @@ from kernels.cuda.weight_only import (
     WeightOnlyGemm,
     tiles_for,
 )
-from kernels.runtime.module import sm_count
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -82,7 +82,7 @@ class MinifloatGemm(WeightOnlyGemm):
         col_tiles = tiles_for(gemm.m)
         if col_tiles > 1:
             return self.configs(col_tiles)[-1]
-        sms = sm_count(torch.cuda.current_device())
+        sms = current_gpu().sms
         grouped = self.spec.weight.group is not None
         return WeightOnlyConfig(*choice_for(gemm, sms, grouped=grouped), col_tiles)
 

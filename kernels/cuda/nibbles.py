@@ -32,7 +32,7 @@ from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
 from kernels.formats.symmetric import STATIC_SCALE, quantize_static
-from kernels.runtime.module import sm_count
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -89,7 +89,7 @@ class _TokenScaledGemm(ImmaGemm):
         return every_few_nibbles()
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        sms = sm_count(torch.cuda.current_device())
+        sms = current_gpu().sms
         return config_for(gemm, sms) or super().default_config(gemm)
 
     def packing_builds(self) -> Sequence[Build]:

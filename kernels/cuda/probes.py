@@ -16,7 +16,8 @@ from kernels.contract import (
     Probe,
     ProbeResult,
 )
-from kernels.runtime.module import load_function, sm_count
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -91,7 +92,7 @@ class ReadWeights(Probe):
     def _launch(self, operand: PackedOperand, config: Config | None) -> torch.Tensor:
         c = config if isinstance(config, ReadConfig) else ReadConfig(4, 512, _DEFAULT_UNROLL)
         words = operand.buffers["words"]
-        blocks = c.blocks_per_sm * sm_count(torch.cuda.current_device())
+        blocks = c.blocks_per_sm * current_gpu().sms
         sums = torch.empty(blocks, dtype=torch.int32, device=words.device)
         arguments = (words, sums, words.numel() * 4 // _CHUNK_BYTES)
         function = load_function(self._build(c.unroll), "read_words")

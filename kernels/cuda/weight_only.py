@@ -23,7 +23,8 @@ from kernels.contract import (
 )
 from kernels.cuda.dense import has_aligned_rows, padded
 from kernels.formats import Operand
-from kernels.runtime.module import current_arch, load_function, shared_memory_limit
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
@@ -191,11 +192,11 @@ class WeightOnlyGemm(LinearKernel):
         return Packing("halves", 16, x.buffers["values"])
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        device = torch.cuda.current_device()
-        allowed, arch = shared_memory_limit(device), current_arch(device)
-        configs = self.configs(tiles_for(gemm.m))
+        gpu = current_gpu()
         return [
-            c for c in configs if self._shared_bytes(c) <= allowed and self.build(c).runs_on(arch)
+            c
+            for c in self.configs(tiles_for(gemm.m))
+            if self._shared_bytes(c) <= gpu.block_shared_bytes and self.build(c).runs_on(gpu.arch)
         ]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:

@@ -11,7 +11,8 @@ from kernels.contract import Packing, PackingKind
 from kernels.decoder.kv import KvLayer
 from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.runtime.module import Argument, load_function, sm_count
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
@@ -83,7 +84,7 @@ class CudaOperations(DecoderOperations):
     ) -> None:
         batch = qkv.shape[0]
         build = attention_build(shape, cache.bits)
-        chunk = split_length(batch * shape.kv_heads, longest, sm_count(torch.cuda.current_device()))
+        chunk = split_length(batch * shape.kv_heads, longest, current_gpu().sms)
         splits = -(-longest // chunk)
         sums = self._kept("sums", (batch, shape.heads, splits, shape.head_dim), torch.float32, qkv)
         weights = self._kept("weights", (batch, shape.heads, splits, 2), torch.float32, qkv)

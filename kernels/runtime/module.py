@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kernels.errors import KernelError, UnsupportedError
+from kernels.runtime.gpu import current_gpu, present_gpu
 from kernels.runtime.nvrtc import Build, Cubin, compile_build
 
 # A kernel gets more dynamic shared memory than this only after asking for it.
@@ -47,7 +48,8 @@ class CudaFunction:
         cluster: neighbouring blocks along x that form a thread block cluster (9.0 and later).
         Raises KernelError if the driver refuses the launch.
         """
-        driver = _driver()
+        from cuda.bindings import driver
+
         if shared_bytes > self._shared_allowed:
             attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _check(
@@ -80,12 +82,6 @@ class CudaFunction:
         _check(status, self.name)
 
 
-def current_arch(device: int) -> str:
-    """NVRTC's name of a device's architecture, for example "sm_90"."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}"
-
-
 def load_function(build: Build, name: str) -> CudaFunction:
     """Function `name` of a build, compiled for and loaded on the current device, kept."""
     return _loaded(build, name, torch.cuda.current_device())
@@ -95,30 +91,13 @@ def binary_hash(builds: Sequence[Build]) -> str | None:
     """SHA-256 over the machine code of builds on the current device; None: there are none."""
     if not builds:
         return None
-    arch = current_arch(torch.cuda.current_device())
-    hashes = sorted(compile_build(build, arch).hash for build in builds)
+    hashes = sorted(compile_build(build, current_gpu().arch).hash for build in builds)
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 @cache
 def _loaded(build: Build, name: str, device: int) -> CudaFunction:
-    return CudaFunction(compile_build(build, current_arch(device)), name)
-
-
-@cache
-def sm_count(device: int) -> int:
-    """Streaming multiprocessors of a device."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def shared_memory_limit(device: int) -> int:
-    """Bytes of shared memory that one block may ask for (99 KB on an RTX 3090 Ti)."""
-    driver = _driver()
-    attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    answer = driver.cuDeviceGetAttribute(attribute, device)
-    _check(answer, "cuDeviceGetAttribute")
-    return int(answer[1])
+    return CudaFunction(compile_build(build, present_gpu(device).arch), name)
 
 
 def _load(cubin: Cubin) -> Any:
@@ -132,13 +111,6 @@ def _load(cubin: Cubin) -> Any:
     module = cupy.cuda.function.Module()
     module.load(cubin.code)
     return module
-
-
-@cache
-def _driver() -> Any:
-    from cuda.bindings import driver
-
-    return driver
 
 
 def _check(answer: tuple[Any, ...], name: str) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels.resource_table import all_builds, resource_rows
-from kernels.runtime.module import current_arch
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import compile_build
 from kernels.runtime.occupancy import TARGETS
 
@@ -17,7 +17,7 @@ def test_blocks_of_an_sm_are_those_that_the_driver_allows() -> None:
     import cupy
     from cuda.bindings import driver
 
-    arch = current_arch(torch.cuda.current_device())
+    arch = current_gpu().arch
     if arch not in TARGETS:
         pytest.skip(f"no limits of {arch} are known")
     torch.cuda.current_stream().synchronize()  # makes torch's context current

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from kernels.cuda import dense
 from kernels.errors import UnsupportedError
 from kernels.registry import labels, resolve
 from kernels.resource_table import read_table
-from kernels.runtime import module
+from kernels.runtime.gpu import OF_TARGET, chosen_for
 from kernels.runtime.nvrtc import Block, Build
 from kernels.runtime.occupancy import LIMITS, TARGETS, Occupancy, occupancy
 from workloads.gemm import GemmWorkload
@@ -65,30 +66,13 @@ def test_a_target_without_known_limits_is_refused() -> None:
 
 
 @pytest.fixture
-def on_device(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Let the current device look like one of a target to whoever asks torch and the driver."""
-
-    def pretend(target: str) -> None:
-        number = int(target.removeprefix("sm_"))
-        limit = LIMITS[target].block_shared_bytes
-        driver = SimpleNamespace(
-            CUdevice_attribute=SimpleNamespace(
-                CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97
-            ),
-            cuDeviceGetAttribute=lambda _attribute, _device: (0, limit),
-        )
-        monkeypatch.setattr(module, "_driver", lambda: driver)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1000 + number)
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda *_device: divmod(number, 10)
-        )
-        properties = SimpleNamespace(multi_processor_count=84)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: properties)
-        # What a library would run is not ours to look at, and without a driver it has no answer.
-        monkeypatch.setattr(dense, "lt_candidates", lambda *_: [])
-
-    module.shared_memory_limit.cache_clear()
-    return pretend
+def on_device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Let configurations be chosen for a target's GPU."""
+    # What a library would run is not ours to look at, and without a driver it has no answer.
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(dense, "lt_candidates", lambda *_: [])
+    with ExitStack() as described:
+        yield lambda target: described.enter_context(chosen_for(OF_TARGET[target]))
 
 
 def tuned_kernels() -> Iterator[LinearKernel]:

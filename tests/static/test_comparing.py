@@ -177,7 +177,6 @@ def test_local_changes_are_judged_where_the_working_tree_is_asked_for(repository
     assert report.head == f"{base}-dirty"
 
 
-@pytest.mark.slow
 def test_a_spill_in_one_of_our_own_sources_is_found(repository, compare):
     for package in ("kernels", "workloads"):
         shutil.copytree(
