@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.spreadsheet import to_csv
+from dashboard.spreadsheet import harmless, to_csv
 
 _ROW_PX = 35
 _MOST_PX = 760
@@ -16,7 +16,7 @@ def show_means(means: pd.DataFrame) -> None:
     st.subheader("Geometric means", anchor=False)
     number = st.column_config.NumberColumn
     st.dataframe(
-        means,
+        harmless(means),
         hide_index=True,
         column_config={
             "gpu": "GPU",
@@ -43,7 +43,7 @@ def show_rows(frame: pd.DataFrame) -> None:
         high=100 * (frame["ratio_high"] - 1),
     )
     st.dataframe(
-        table,
+        harmless(table),
         hide_index=True,
         height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
         column_order=[

@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 import streamlit as st
 
+from dashboard.spreadsheet import harmless
 from dashboard.words import short_commit
 
 _ROW_PX = 35
@@ -34,7 +35,7 @@ def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
     )
     optional = [name for name in _WHERE_THEY_DIFFER if frame[name].nunique() > 1]
     st.dataframe(
-        table,
+        harmless(table),
         hide_index=True,
         height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
         column_order=[*_ALWAYS, *optional, "created_at"],

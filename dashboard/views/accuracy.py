@@ -21,6 +21,7 @@ from dashboard.accuracy_frame import (
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
+from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
@@ -114,7 +115,7 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
     st.subheader("Scores", anchor=False)
     column = st.column_config
     st.dataframe(
-        pd.DataFrame(table_rows(rows)),
+        harmless(pd.DataFrame(table_rows(rows))),
         hide_index=True,
         column_config={
             "value": column.NumberColumn(format="%.4f"),

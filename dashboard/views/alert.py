@@ -14,6 +14,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
 from dashboard.member_evidence import show_evidence
 from dashboard.member_series import show_series
+from dashboard.spreadsheet import harmless
 from dashboard.words import as_change, as_code, as_text, local_time, short_commit, zone_named
 from db import queries
 from db.decisions import OPEN_STATES
@@ -136,7 +137,7 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
     ]
     frame = pd.DataFrame(table).dropna(axis="columns", how="all")
     look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
-    st.dataframe(frame, hide_index=True, column_config={"look": look}, key="commits")
+    st.dataframe(harmless(frame), hide_index=True, column_config={"look": look}, key="commits")
     st.caption(_range_in_words(row))
 
 
@@ -174,7 +175,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
         }
         for row in members
     ]
-    st.dataframe(pd.DataFrame(table), hide_index=True, key="members")
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="members")
     st.caption("Change of the time of the later commit against the earlier one; + is slower.")
 
 
@@ -240,4 +241,4 @@ def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
         }
         for event in reversed(events)
     ]
-    st.dataframe(pd.DataFrame(table), hide_index=True, key="events")
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="events")

@@ -13,6 +13,7 @@ from dashboard import decode_charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
+from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text, local_time, zone_named
 from db import queries
 from db.engine import Database
@@ -103,7 +104,7 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
     st.subheader("Decodes", anchor=False)
     number = st.column_config.NumberColumn
     st.dataframe(
-        pd.DataFrame([_cells(row, zone) for row in rows]),
+        harmless(pd.DataFrame([_cells(row, zone) for row in rows])),
         hide_index=True,
         column_config={
             "token, ms": number(format="%.3f"),

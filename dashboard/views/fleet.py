@@ -19,6 +19,7 @@ from dashboard.fleet_tables import (
     worker_rows,
 )
 from dashboard.offset_chart import device_offsets
+from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, zone_named
 from db import queries
 from db.engine import Database
@@ -126,7 +127,9 @@ def _show(
     if not rows:
         st.caption(otherwise)
         return
-    st.dataframe(pd.DataFrame(rows), hide_index=True, column_config=dict(columns or {}), key=key)
+    st.dataframe(
+        harmless(pd.DataFrame(rows)), hide_index=True, column_config=dict(columns or {}), key=key
+    )
     if hint:
         st.caption(hint)
 

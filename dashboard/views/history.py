@@ -17,6 +17,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.history_frame import history_frame
 from dashboard.links import Link
+from dashboard.spreadsheet import harmless
 from dashboard.views import measurement
 from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
@@ -232,7 +233,7 @@ def _show_points(frame: pd.DataFrame, value: str, zone: tzinfo) -> None:
     )
     column = st.column_config
     st.dataframe(
-        table,
+        harmless(table),
         hide_index=True,
         column_config={
             value: column.NumberColumn(format="%.4g"),

@@ -12,6 +12,7 @@ import streamlit as st
 from dashboard import sample_charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.spreadsheet import harmless
 from dashboard.views import results
 from dashboard.words import as_code, as_text, local_time, short_commit, zone_named
 from db import queries
@@ -152,7 +153,9 @@ def _show_device(detail: ResultDetail) -> None:
         st.dataframe(pd.DataFrame(table), hide_index=True, key="readings")
     facts = {"device": detail.device, "seed": str(detail.seed), **detail.environment}
     st.dataframe(
-        pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]}),
+        harmless(
+            pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]})
+        ),
         hide_index=True,
         key="environment",
     )

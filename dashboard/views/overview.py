@@ -13,6 +13,7 @@ from dashboard.empty import say_that_it_is_empty
 from dashboard.latest_runs import problem_rows, run_rows
 from dashboard.links import Link
 from dashboard.shown_runs import ShownRuns, advise
+from dashboard.spreadsheet import harmless
 from dashboard.views import alert
 from dashboard.words import as_change, as_code, as_text, local_time, short_commit, zone_named
 from db import queries
@@ -106,7 +107,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
         }
         for night in nights
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, key="verdicts")
+    st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key="verdicts")
     st.caption("How many comparisons of two commits ended in each verdict, by kind of GPU.")
 
 
@@ -157,7 +158,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
         say_that_it_is_empty(database)
         return
     st.dataframe(
-        pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone)),
+        harmless(pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone))),
         hide_index=True,
         key="runs",
     )
@@ -170,4 +171,4 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     problems = problem_rows(distinct, outcomes, missing_by_run)
     if problems:
         st.markdown("**What did not run, or ran wrong, and why**")
-        st.dataframe(pd.DataFrame(problems), hide_index=True, key="problems")
+        st.dataframe(harmless(pd.DataFrame(problems)), hide_index=True, key="problems")

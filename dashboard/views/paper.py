@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.links import Link
 from dashboard.paper_frame import beside_each_other, paper_frame
-from dashboard.spreadsheet import to_csv
+from dashboard.spreadsheet import harmless, to_csv
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
@@ -108,7 +108,7 @@ def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
 def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
     st.dataframe(
-        frame,
+        harmless(frame),
         hide_index=True,
         height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
         column_config={

@@ -131,7 +131,7 @@ def test_requests_are_listed_with_who_asked(fleet, open_fleet):
 
     (row,) = rows(open_fleet(), of="by")
 
-    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("=Ada", "queued", 12, "any")
+    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("'=Ada", "queued", 12, "any")
 
 
 def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_fleet):
