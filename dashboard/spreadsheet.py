@@ -12,16 +12,18 @@ import pandas as pd
 
 # OWASP, CSV Injection: what a cell begins with where spreadsheets look for a formula.
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_SIGNED = r"[+-][0-9.]+"
-# Changes as pages write them, with their bounds.
-_CHANGE = re.compile(
-    rf"{_SIGNED} (%|points)( to {_SIGNED} %| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
+_SIGNED = r"[+-]\d+(\.\d+)?"
+_UNIT = "(%|points|ns|us|µs|ms|s|KB|MB|GB|MHz)"
+# Signed numbers with units, and changes with their bounds as pages write them: no formula.
+_NUMBER = re.compile(
+    rf"{_SIGNED}( {_UNIT}( to {_SIGNED} {_UNIT}| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?)?",
+    re.ASCII,
 )
 
 
 def as_cell(text: str) -> str:
     """The text with an apostrophe before it where a spreadsheet would run it: it then shows it."""
-    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _CHANGE.fullmatch(text)
+    is_formula = text.startswith(_BEGINS_A_FORMULA) and not _NUMBER.fullmatch(text)
     return f"'{text}" if is_formula else text
 
 

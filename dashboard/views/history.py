@@ -35,8 +35,9 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
     "stage": "Stage",
     "cache": "Cache",
 }
-_DRAWN = 12  # series in one chart: more can't be told apart
+_DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
 _TIME = "time"
+_LISTED = 50  # commits in the table, until somebody asks for all: a megabyte less to wait for
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
@@ -218,6 +219,11 @@ def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
 
 def _show_points(frame: pd.DataFrame, value: str, zone: tzinfo) -> None:
     """One row a point; its run leads to all results of that run."""
+    places = frame["place"].unique()
+    if len(places) > _LISTED and not st.toggle(f"List all {len(frame):,} points", key="all-points"):
+        newest = sorted(places)[-_LISTED]
+        frame = frame[frame["place"] >= newest]
+        st.caption(f"Listed are those of the newest {_LISTED} commits.")
     table = pd.DataFrame(
         {
             "series": frame["name"],

@@ -9,10 +9,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from made_results import COMMIT, H200, a_record, a_run
+from made_results import COMMIT, H200, a_record, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
 from db.releases import keep_releases
+
+EVER = "2025-11-21T10:00:00+00:00"
 
 
 @pytest.fixture
@@ -184,7 +186,10 @@ def test_every_value_is_drawn_with_its_interval(told, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
     bands = [trace for trace in chart(app)["data"] if trace.get("fill") == "toself"]
-    assert [len(band["x"]) for band in bands] == [6, 4]  # there and back: three points, then two
+    assert [len(numbers(band["x"])) for band in bands] == [
+        6,
+        4,
+    ]  # there and back: three points, then two
 
 
 def test_a_line_ends_where_an_epoch_does_and_a_dashed_rule_says_so(told, open_history):
@@ -193,6 +198,18 @@ def test_a_line_ends_where_an_epoch_does_and_a_dashed_rule_says_so(told, open_hi
     assert [len(trace["text"]) for trace in lines(app)] == [3, 2]
     (rule,) = chart(app)["layout"]["shapes"]
     assert (rule["x0"], rule["line"]["dash"]) == (2.5, "dash")
+
+
+def test_a_long_history_lists_its_newest_commits_until_all_are_asked_for(store, open_history):
+    store.add(*(record for order in range(1, 53) for record in points(order, created_at=EVER)))
+
+    app = open_history(kernel="flexq-w6a6")
+    listed = app.dataframe[0].value
+
+    assert set(listed["commit"].str[:2]) == {f"{order:02x}" for order in range(3, 53)}
+    assert len(listed) == 2 * 50
+    assert sum(len(trace["customdata"]) for trace in lines(app)) == 2 * 52  # the chart has all
+    assert len(app.toggle(key="all-points").set_value(True).run().dataframe[0].value) == 2 * 52
 
 
 def test_hovering_tells_run_and_commit(told, open_history):
@@ -216,9 +233,14 @@ def test_series_of_one_kernel_share_its_colour_and_differ_in_their_line(told, op
 def test_one_point_has_a_bar(store, open_history):
     store.add(a_record())
 
-    (trace,) = lines(open_history())
+    app = open_history()
+    (trace,) = lines(app)
 
-    assert trace["error_y"]["visible"]
+    median, low, high = (
+        app.dataframe[0].value[name][0] for name in ("median time (µs)", "low", "high")
+    )
+    assert numbers(trace["error_y"]["array"]) == pytest.approx([high - median])
+    assert numbers(trace["error_y"]["arrayminus"]) == pytest.approx([median - low])
 
 
 def test_results_that_are_not_accepted_say_why_nothing_is_drawn(store, open_history):
@@ -235,8 +257,8 @@ def test_too_many_series_are_cut_and_it_says_so(store, open_history):
 
     app = open_history()
 
-    assert len({trace["name"] for trace in lines(app)}) == 12
-    assert "first 12 of 14 series" in words(app)
+    assert len({trace["name"] for trace in lines(app)}) == 6
+    assert "first 6 of 14 series" in words(app)
 
 
 def test_a_link_to_a_series_that_is_not_there_says_so(told, open_history):

@@ -24,10 +24,21 @@ from db.verdict_store import set_alert_state
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 MARKDOWN = "[click](javascript:alert(1)) **bold** $x^2$ :smile: `code`"
 FORMULAS = ('=HYPERLINK("http://evil.example")', "+1+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1")
+NEARLY_NUMBERS = (
+    "+1.2 %+A1",
+    "-3.4 us\n=1",
+    "+1 cmd",
+    "-1:2",
+    "+1..2",
+    "-٣",
+    "+A1",
+    "-",
+    "+1.2 %*2",
+)
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize("text", FORMULAS + NEARLY_NUMBERS)
 def test_a_formula_becomes_text(text):
     assert as_cell(text) == f"'{text}"
 
@@ -39,6 +50,10 @@ def test_a_formula_becomes_text(text):
         "",
         "2 = 2",
         "+5.13 %",
+        "+1.2 %",
+        "-3.4 us",
+        "-3.4 µs",
+        "+7",
         "-0.20 % to +0.10 %",
         "-2.00 points (-3.00 to -1.00)",
         "–",
