@@ -89,7 +89,7 @@ def _add_series(
             marker={"color": style.color, "symbol": style.symbol, "size": 8},
             text=[_hover(row) for row in part.to_dict("records")],
             customdata=part["measurement"],
-            # What all points share is sent once: with 2,400 points that halves the figure.
+            # What all points share is sent once, not with each of 2,400 points.
             hovertemplate=f"<b>{name}</b><br>%{{y:.5g}} {unit} %{{text}}<br>epoch {epoch}"
             "<extra></extra>",
             legendgroup=name,

@@ -37,7 +37,7 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
 }
 _DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
 _TIME = "time"
-_LISTED = 50  # commits in the table, until somebody asks for all: a megabyte less to wait for
+_LISTED = 50  # commits in the table, until somebody asks for all: fewer bytes to wait for
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
