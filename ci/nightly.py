@@ -321,7 +321,7 @@ def _begun(database: Database, run: RunInfo, commit: CommitInfo) -> RunInfo:
 
 def _missing(database: Database, run: RunInfo) -> set[str]:
     with database.session() as session:
-        return set(queries.missing_cases(session, run.uuid))
+        return set(queries.cases_to_measure(session, run.uuid))
 
 
 def _stored(database: Database, key: str) -> queries.NightState | None:

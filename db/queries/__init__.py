@@ -44,6 +44,7 @@ from db.queries.results import ResultRow, results_table, run_results, samples_of
 from db.queries.runs import (
     RunName,
     RunSummary,
+    cases_to_measure,
     latest_complete_runs,
     latest_runs,
     missing_cases,
@@ -138,6 +139,7 @@ __all__ = [
     "canaries",
     "capability_of",
     "case_seconds",
+    "cases_to_measure",
     "change_points_of",
     "commits_between",
     "decision_evidence",

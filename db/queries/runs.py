@@ -11,9 +11,10 @@ from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
 from db.errors import AmbiguousError, NotFoundError
+from db.fleet import OPEN_JOB_STATES
 from db.queries.filters import is_latest_attempt
 from db.records import RunInfo
-from db.tables import Commit, Measurement, PlannedCase, Run, Series
+from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
 _NAMED_IF_AMBIGUOUS = 5
 
@@ -192,6 +193,24 @@ def missing_cases(session: Session, run_uuid: str) -> tuple[str, ...]:
         select(PlannedCase.case_key)
         .join(Run)
         .where(Run.uuid == run_uuid, ~_received())
+        .order_by(PlannedCase.position)
+    )
+    return tuple(session.scalars(query))
+
+
+def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
+    """Keys of the planned cases that lack a result, or one of the repetitions that they were to
+    have, in the plan's order.
+    """
+    lacks_one = exists().where(
+        Job.run_id == PlannedCase.run_id,
+        Job.case_key == PlannedCase.case_key,
+        Job.state.in_((*OPEN_JOB_STATES, "no-device")),
+    )
+    query = (
+        select(PlannedCase.case_key)
+        .join(Run)
+        .where(Run.uuid == run_uuid, ~_received() | lacks_one)
         .order_by(PlannedCase.position)
     )
     return tuple(session.scalars(query))

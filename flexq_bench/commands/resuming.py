@@ -32,7 +32,9 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
         with database.session() as session:
             summary = queries.run_by_uuid_prefix(session, prefix)
             run = queries.run_info(session, summary.uuid)
-            missing = queries.missing_cases(session, summary.uuid)
+            # Repetitions are a fleet's: this process alone measures what has no result at all.
+            left = queries.missing_cases if setup.cluster == NO_CLUSTER else queries.cases_to_measure
+            missing = left(session, summary.uuid)
             first = next(queries.run_records(session, summary.uuid), None)
             results = queries.run_results(session, summary.uuid)
         _check_same_work(summary, suite_name, commit)

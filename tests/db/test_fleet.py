@@ -52,6 +52,21 @@ def states(session, run):
     return {job.case_key: job.state for job in queries.jobs_of(session, run.uuid)}
 
 
+def test_a_case_is_to_be_measured_until_it_has_every_repetition(session, build, run, jobs):
+    add_jobs(session, run.uuid, [JobInfo(CASES[0], repetition=2)])
+    record = build.a_record(run=run, case=CASES[0])
+    claim(session, jobs[CASES[0]])
+    finish_jobs(session, {jobs[CASES[0]]: record})
+
+    assert queries.missing_cases(session, run.uuid) == CASES[1:]
+    assert queries.cases_to_measure(session, run.uuid) == CASES
+
+    [second] = [j for j in queries.jobs_of(session, run.uuid) if j.repetition == 2]
+    claim(session, second.id)
+    finish_jobs(session, {second.id: build.a_record("2", run=run, case=CASES[0])})
+    assert queries.cases_to_measure(session, run.uuid) == CASES[1:]
+
+
 def test_jobs_are_added_once(session, run, jobs):
     again = [JobInfo(CASES[0]), JobInfo(CASES[0], repetition=2)]
 

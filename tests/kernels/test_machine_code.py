@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,26 @@ def test_resources_are_those_of_the_checked_in_table(measured: list[ResourceRow]
     changed = sorted(set(measured) ^ set(read_table(TABLE)))
 
     assert changed == [], "if this is meant: python benchmarks/kernels/resources.py"
+
+
+def test_two_workers_of_one_machine_compile_a_build_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runs: list[str] = []
+
+    def slow_nvrtc(source: str, options: tuple[str, ...]) -> bytes:
+        runs.append(source)
+        time.sleep(0.2)
+        return b"machine code"
+
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "_run_nvrtc", slow_nvrtc)
+    build = Build.of("w8a8.cu", ONLY_IN_THIS_TEST=1)
+    with ThreadPoolExecutor(3) as workers:  # a lock on a file holds between threads as well
+        compiled = list(workers.map(compile_build, [build] * 3, ["sm_90"] * 3))
+
+    assert runs == ["w8a8.cu"]
+    assert {cubin.code for cubin in compiled} == {b"machine code"}
 
 
 def test_every_source_is_some_kernels() -> None:

@@ -1,0 +1,57 @@
+"""Rows that go in with one statement come out as they went in, on either database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from db.bulk import insert_rows
+from db.tables import Environment, Night, Run, Sample
+
+AWKWARD = 'ü "quoted" \\n \\u0041 \u2028 ☃'
+
+
+def test_text_numbers_and_nested_values_are_kept(session):
+    contents = [{"text": AWKWARD}, {"number": 0.1, "list": [1, 1e300, None]}, {}]
+    rows = [{"content": one, "fingerprint": f"{AWKWARD}{i}"} for i, one in enumerate(contents)]
+
+    insert_rows(session.connection(), Environment.__table__, rows)
+
+    stored = session.execute(
+        select(Environment.content, Environment.fingerprint).order_by(Environment.id)
+    )
+    assert [{"content": c, "fingerprint": f} for c, f in stored] == rows
+
+
+def test_nothing_to_insert_is_no_statement(session):
+    insert_rows(session.connection(), Environment.__table__, [])
+
+    assert session.scalars(select(Environment.id)).all() == []
+
+
+def test_times_and_what_the_database_refuses(session, run_id):
+    at = datetime(2025, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
+    row = {"key": "k", "name": "n", "suite": "s", "gpu": "g", "run_id": run_id, "state": "done",
+           "report": {"a": [1.5]}, "updated_at": at}  # fmt: skip
+
+    insert_rows(session.connection(), Night.__table__, [row])
+
+    night = session.scalars(select(Night)).one()
+    assert (night.updated_at, night.report) == (at, {"a": [1.5]})
+    with pytest.raises(IntegrityError):
+        insert_rows(
+            session.connection(),
+            Sample.__table__,
+            [{"measurement_id": 99, "count": 1, "placement_counts": [1], "data": b"\x00\xff"}],
+        )
+
+
+@pytest.fixture
+def run_id(session, build):
+    from db.store import begin_run
+
+    begin_run(session, build.a_run(), build.a_commit())
+    return session.scalar(select(Run.id))
