@@ -33,8 +33,9 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
             summary = queries.run_by_uuid_prefix(session, prefix)
             run = queries.run_info(session, summary.uuid)
             # Repetitions are a fleet's: this process alone measures what has no result at all.
-            left = queries.missing_cases if setup.cluster == NO_CLUSTER else queries.cases_to_measure
-            missing = left(session, summary.uuid)
+            alone = setup.cluster == NO_CLUSTER
+            to_measure = queries.missing_cases if alone else queries.cases_to_measure
+            missing = to_measure(session, summary.uuid)
             first = next(queries.run_records(session, summary.uuid), None)
             results = queries.run_results(session, summary.uuid)
         _check_same_work(summary, suite_name, commit)
@@ -44,7 +45,7 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
                 finish_run(session, run.uuid, "complete")
             return report(database, run, setup)
         setup = _as_before(setup, first)
-        if setup.cluster != NO_CLUSTER:
+        if not alone:
             from flexq_bench.commands.fleet_runs import resume_on_fleet
 
             return resume_on_fleet(database, run, first.gpu if first else None, cases, setup)
