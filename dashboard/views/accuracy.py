@@ -20,6 +20,7 @@ from dashboard.accuracy_frame import (
 )
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text
@@ -84,6 +85,22 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
         )
     elif all(score.scheme == FULL_PRECISION for score in latest):
         st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
+    st.subheader("Scores", anchor=False)
+    column = st.column_config
+    st.dataframe(
+        harmless(pd.DataFrame(table_rows(rows))),
+        hide_index=True,
+        column_config={
+            "value": column.NumberColumn(format="%.4f"),
+            "± standard error": column.NumberColumn(format="%.4f"),
+            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
+        },
+        key="scores",
+    )
+    failed = sum(score.status != "ok" for score in latest)
+    if failed:
+        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
+    let_tables_be_painted()
     frame = difference_frame(rows)
     perplexity = frame[frame["metric"] == PERPLEXITY]
     questions = frame[~frame["metric"].isin(_OF_TEXTS)]
@@ -112,21 +129,6 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
             "it in the quantized model. The point is the median layer of its kind, bars reach to "
             "the least and the most."
         )
-    st.subheader("Scores", anchor=False)
-    column = st.column_config
-    st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows))),
-        hide_index=True,
-        column_config={
-            "value": column.NumberColumn(format="%.4f"),
-            "± standard error": column.NumberColumn(format="%.4f"),
-            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
-        },
-        key="scores",
-    )
-    failed = sum(score.status != "ok" for score in latest)
-    if failed:
-        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
 
 
 def _show_history(

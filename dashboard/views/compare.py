@@ -23,6 +23,7 @@ from dashboard.compare_table import show_means, show_rows
 from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import narrowed
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.shown_runs import list_runs, run_title
 from dashboard.words import as_code, as_text, short_commit, zone_named
@@ -229,6 +230,7 @@ def _show(link: Link, database: Database, compared: _Compared) -> None:
     styles = kernel_styles(kernels, {parse_kernel_label(label) for label in frame["label"]})
     if frame["ratio"].notna().any():
         show_means(mean_rows(frame))
+    let_tables_be_painted()
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.subheader("Times", anchor=False)
         st.plotly_chart(
