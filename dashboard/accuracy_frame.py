@@ -66,7 +66,9 @@ def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]
     rows = []
     for score in scores:
         base = bases.get(score.id)
-        found = base and difference(_finding(base, values), _finding(score, values))
+        found = (
+            None if base is None else difference(_finding(base, values), _finding(score, values))
+        )
         rows.append(Compared(score, found))
     return rows
 
