@@ -18,7 +18,7 @@ from db.store import begin_run, finish_run
 from flexq_bench.commands.output import console, say
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.stopping import ended_by_terminate
-from flexq_bench.decode import measuring, report
+from flexq_bench.decode import SUITE, measuring, report
 from flexq_bench.decode.measuring import Setup
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
@@ -52,7 +52,7 @@ def decode(
 ) -> int:
     """Decode every case, and say how the schemes compare; the exit code."""
     cases = measuring.cases_of(setup, batches, prompt_tokens, new_tokens)
-    run = new_run(measuring.SUITE, "manual", [case.key for case in cases])
+    run = new_run(SUITE, "manual", [case.key for case in cases])
     records: list[DecodeRecord] = []
     with open_database(db) as database, _storing(database, run) as store, _progress() as advance:
         for record in measuring.decode_all(setup, cases, run, current_commit(), advance):
@@ -86,7 +86,7 @@ def serve(setup: Setup, wanted: Serving, db: str | None, files: ResultFiles) -> 
         for scheme in setup.schemes
         for limit in limits
     ]
-    run = new_run(measuring.SUITE, "manual", keys)
+    run = new_run(SUITE, "manual", keys)
     records: list[ServingRecord] = []
     with open_database(db) as database, _storing(database, run) as store, _progress() as advance:
         commit = current_commit()

@@ -26,7 +26,6 @@ from flexq_bench.regress.bootstrap import hierarchical_interval
 from workloads.models import Block, load_catalog
 from workloads.schemes import get_scheme
 
-SUITE = "decode"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 3600.0  # of one answer: a large model from disk takes minutes
