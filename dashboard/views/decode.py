@@ -14,6 +14,7 @@ from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
+from dashboard.serving_table import show_servings
 from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text, local_time, zone_named
 from db import queries
@@ -44,11 +45,19 @@ def page() -> None:
         model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
+            servings = queries.latest_servings(session, model)
             styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
-    rows = _narrow(link, rows)
+    zone = zone_named(st.context.timezone)
+    rows = _narrow(link, rows) if rows else rows
     for missing in link.ignored:
         st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
-    _show(rows, styles, zone_named(st.context.timezone))
+    if rows:
+        _show(rows, styles, zone)
+    else:
+        decode = invocation.command("decode", model, *invocation.database_arguments(database))
+        st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
+    if servings:
+        show_servings(servings, zone)
 
 
 def _narrow(link: Link, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
@@ -146,7 +155,7 @@ def _half_width(row: DecodeRow) -> float | None:
 
 def _say_that_it_is_empty(database: Database) -> None:
     arguments = invocation.database_arguments(database)
-    decode = invocation.command("decode", "--model", "llama-7b", *arguments)
+    decode = invocation.command("decode", "llama-7b", *arguments)
     st.info(
         f"No model was decoded yet. Do it, on a GPU: {as_code(decode)}", icon=":material/speed:"
     )

@@ -17,7 +17,7 @@ from dashboard.frame import narrowed, results_frame
 from dashboard.links import Link
 from dashboard.roofline import roofline, roofline_frame
 from dashboard.speedup_map import speedup_map
-from dashboard.stages import overhead_by_layer, stages_frame
+from dashboard.stages import overhead_by_layer, runs_of_linear, stages_frame
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
@@ -65,6 +65,7 @@ def page() -> None:
 class _Shown:
     """What every view draws from: the results of a GPU, narrowed, and the styles of kernels."""
 
+    database: Database
     results: Sequence[ResultRow]
     frame: pd.DataFrame
     baseline: str
@@ -109,7 +110,7 @@ def _show(link: Link, database: Database, gpus: Sequence[str]) -> None:
         st.info("No result passes all filters: take one away, or clear them all.")
         return
     used = zip(frame["kernel"], frame["variant"], strict=True)
-    _VIEWS[view](link, _Shown(results, narrow, baseline, kernel_styles(kernels, used)))
+    _VIEWS[view](link, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used)))
 
 
 def _are_of_one_run(results: Sequence[ResultRow], frame: pd.DataFrame, baseline: str) -> list[bool]:
@@ -229,7 +230,10 @@ def _show_ablation(link: Link, shown: _Shown) -> None:
 
 
 def _show_stages(link: Link, shown: _Shown) -> None:
-    points = stages_frame(shown.frame, shown.results)
+    with shown.database.session() as session:
+        of_linear = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
+        beside = queries.results_table(session, of_linear) if of_linear.runs else []
+    points = stages_frame(shown.frame, shown.results, beside)
     if points.empty:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
         measure = as_code(invocation.command("sweep", *both))

@@ -9,7 +9,7 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.tables import AccuracyResult, DecodeResult, Device, Run
+from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,31 @@ class DecodeRow:
     tokens_per_s: float | None
     weights_bytes: int | None
     peak_memory_bytes: int | None
+    gpu: str
+    run: str  # uuid
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """Requests served on a model under a scheme; nulls as in db.tables.ServingResult."""
+
+    weights: str
+    scheme: str
+    batch_limit: int
+    memory_limit_bytes: int | None
+    requests: int
+    new_tokens: int
+    status: str
+    detail: str
+    tokens_per_s: float | None
+    latency_p50_s: float | None
+    latency_p95_s: float | None
+    latency_p99_s: float | None
+    token_p50_ms: float | None
+    token_p95_ms: float | None
+    weights_bytes: int | None
+    steady_memory_bytes: int | None
     gpu: str
     run: str  # uuid
     created_at: datetime
@@ -98,11 +123,29 @@ def latest_decodes(
     )
 
 
-def decoded_models(session: Session) -> tuple[str, ...]:
-    """Every model that was ever decoded, sorted."""
-    return tuple(
-        session.scalars(select(DecodeResult.model).distinct().order_by(DecodeResult.model))
+def latest_servings(session: Session, model: str) -> list[ServingRow]:
+    """The newest serving of a model for each GPU, weights, scheme, limits and requests, whether it
+    went well or not; by scheme, then limits."""
+    table = ServingResult.__table__.columns
+    own = [name for name in ServingRow.__slots__ if name in table and name != "run"]
+    query = (
+        select(*(table[name] for name in own), Device.sku.label("gpu"), Run.uuid.label("run"))
+        .join(Device, ServingResult.device_id == Device.id)
+        .join(Run, ServingResult.run_id == Run.id)
+        .where(ServingResult.model == model)
+        .order_by(ServingResult.created_at, ServingResult.id)
     )
+    found = {
+        (r.gpu, r.weights, r.scheme, r.memory_limit_bytes or 0, r.batch_limit, r.requests): r
+        for r in (ServingRow(**row) for row in session.execute(query).mappings())
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def decoded_models(session: Session) -> tuple[str, ...]:
+    """Every model that was ever decoded or served, sorted."""
+    found = select(DecodeResult.model).union(select(ServingResult.model))
+    return tuple(sorted(session.scalars(found)))
 
 
 def decoded_schemes(session: Session) -> tuple[str, ...]:

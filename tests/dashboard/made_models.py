@@ -9,7 +9,7 @@ from typing import Any
 from made_results import COMMIT, H200, a_run
 
 from db.accuracy_records import AccuracyRecord
-from db.decode_records import DecodeRecord
+from db.decode_records import DecodeRecord, ServingRecord
 from db.gate_records import GateLimit, GateRecord
 from db.records import DeviceInfo
 
@@ -80,6 +80,45 @@ def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
     } | changes
     parts = (run.uuid, scheme, fields["model"], fields["commit"].sha, fields["created_at"])
     return GateRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
+
+
+def a_serving(scheme: str, tokens_per_s: float | None = 900.0, **changes: Any) -> ServingRecord:
+    """96 requests served on llama-7b in 24 GiB."""
+    run = changes.pop("run", a_run("decode", suite="decode"))
+    fields: dict[str, Any] = {
+        "case": f"serve llama-7b {scheme}",
+        "model": "llama-7b",
+        "weights": "synthetic",
+        "scheme": scheme,
+        "kernels": {},
+        "backend": "cuda",
+        "kv_bits": 16,
+        "batch_limit": 64,
+        "memory_limit_bytes": 24 * GIB,
+        "requests": 96,
+        "prompt_tokens": 9600,
+        "new_tokens": 20000,
+        "lengths": "lognormal",
+        "protocol_version": 1,
+        "status": "ok",
+        "detail": "",
+        "tokens_per_s": tokens_per_s,
+        "latency_p50_s": 9.0,
+        "latency_p95_s": 20.0,
+        "latency_p99_s": 22.0,
+        "token_p50_ms": 30.0,
+        "token_p95_ms": 40.0,
+        "weights_bytes": 6 * GIB,
+        "steady_memory_bytes": None,
+        "parameters": {},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = ("serving", run.uuid, scheme, fields["created_at"])
+    return ServingRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
 
 
 def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:

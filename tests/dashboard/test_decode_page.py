@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from made_models import a_decode
+from made_models import a_decode, a_serving
 from made_results import H200, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
@@ -55,7 +55,7 @@ def charts(app: AppTest) -> dict[str, dict[str, Any]]:
 
 
 def test_an_empty_database_says_how_to_decode(store, open_decode):
-    assert "decode --model" in words(open_decode())
+    assert "decode llama-7b" in words(open_decode())
 
 
 def test_latency_is_drawn_by_scheme_and_batch_with_its_interval(decoded, open_decode):
@@ -142,3 +142,27 @@ def test_nothing_timed_says_so(store, open_decode):
 
 def test_a_link_to_a_model_that_was_never_decoded_says_so(decoded, open_decode):
     assert "Never decoded, so not asked for: model opt-13b" in words(open_decode(model="opt-13b"))
+
+
+def test_a_model_that_was_only_served_is_shown_with_what_it_served(store, open_decode):
+    newer = {"created_at": "2025-11-22T10:00:05+00:00"}
+    keep(store, a_serving("fp16", 500.0), a_serving("w4a16"), a_serving("fp16", 600.0, **newer))
+
+    app = open_decode()
+
+    (table,) = app.dataframe
+    assert dict(zip(table.value["scheme"], table.value["tokens/s"], strict=True)) == {
+        "fp16": 600.0,
+        "w4a16": 900.0,
+    }
+    assert "steady, GiB" not in table.value.columns  # nobody knows any
+    assert "decode llama-7b" in words(app)
+
+
+def test_servings_stand_beside_decodes(decoded, open_decode):
+    keep(decoded, a_serving("fp16"))
+
+    assert [set(table.value.columns) >= {"scheme"} for table in open_decode().dataframe] == [
+        True,
+        True,
+    ]
