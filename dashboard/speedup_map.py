@@ -79,6 +79,12 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     return figure
 
 
+def widest_percent(frame: pd.DataFrame) -> float:
+    """The widest half of an interval among these speed-ups, in percent of the speed-up."""
+    halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
+    return float(halves.max())
+
+
 def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:
     labels = sorted(rows["label"].unique(), reverse=True)
     written = _text if len(places) <= _ROOMY else _ratio

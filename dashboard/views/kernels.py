@@ -16,7 +16,7 @@ from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import narrowed, results_frame
 from dashboard.links import Link
 from dashboard.roofline import roofline, roofline_frame
-from dashboard.speedup_map import speedup_map
+from dashboard.speedup_map import speedup_map, widest_percent
 from dashboard.stages import overhead_by_layer, runs_of_linear, stages_frame
 from dashboard.words import as_code, as_text
 from db import queries
@@ -185,7 +185,8 @@ def _show_map(link: Link, shown: _Shown) -> None:
     st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
     apart = int((~drawn.loc[compared, "one_run"]).sum())
     st.caption(
-        f"{_EVIDENCE} ± is half of the ratio's interval. {apart} of {int(compared.sum())} ratios "
+        f"{_EVIDENCE} ± is half of the ratio's interval, {widest_percent(drawn[compared]):.1f} % "
+        f"at most; among many layers hovering says it. {apart} of {int(compared.sum())} ratios "
         "are of two separate runs, where what differs may be the machine; hovering says which. "
         "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)."
     )
