@@ -19,7 +19,7 @@ _ROW_PX = 40
 _BETWEEN_PX = 50
 _AROUND_PX = 190
 _BAR_PX = 420
-_ROOMY = 14  # columns, up to which a cell has room for its interval
+_ROOMY = 22  # columns, up to which a cell has room for its interval
 _TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
 
