@@ -30,8 +30,8 @@ def stages_frame(
 
     frame: see dashboard.frame.COLUMNS, made of these results. beside: of the runs that measured
     stage linear; a gemm of the same run is what linear is set against, before a newer one.
-    Added: `overhead`, linear / gemm, with `overhead_low` and `overhead_high`, and `one_run`,
-    whether one run measured both.
+    Added: `overhead`, linear / gemm, with `overhead_low` and `overhead_high`, `one_run`, whether
+    one run measured both, and `one_config`, whether both ran the same configuration.
     """
     by_case: dict[tuple[Any, ...], ResultRow] = {
         (*_case(result), result.stage): result for result in results if not is_probe(result.kernel)
@@ -56,9 +56,10 @@ def stages_frame(
                 "overhead_high": ratio.high,
                 "gemm_us": gemm_us.estimate,
                 "one_run": linear.run == gemm.run,
+                "one_config": linear.config == gemm.config,
             }
         )
-    added = ("overhead", "overhead_low", "overhead_high", "gemm_us", "one_run")
+    added = ("overhead", "overhead_low", "overhead_high", "gemm_us", "one_run", "one_config")
     return pd.DataFrame(rows, columns=list(dict.fromkeys((*frame.columns, *added))))
 
 

@@ -148,6 +148,15 @@ def test_linear_stands_over_gemm_of_its_own_run_not_over_a_newer_one(store, open
     assert numbers(point["y"]) == [pytest.approx(10.0 / 8.0)]
 
 
+def test_a_linear_of_another_configuration_than_its_gemm_is_called_that(store, open_kernels):
+    store.add(a_record(config={"warps": 8}), a_record(stage="linear", config={"warps": 4}))
+
+    app = open_kernels(view="gemm against linear")
+
+    assert app.dataframe[0].value["configuration"].tolist() == ["another"]
+    assert "took different configurations" in words(app)
+
+
 def test_linear_stands_over_gemm_of_the_same_case(store, open_kernels):
     store.add(a_record(median_us=8.0), a_record(stage="linear", median_us=10.0))
     store.add(a_record(kernel="cublaslt-w8a8", stage="linear"))  # no gemm: nothing to say
