@@ -65,6 +65,8 @@ def marked(outcome: str) -> str:
 
 def _deciding(gate: GateRow) -> str:
     """The limit that the verdict comes from; of several that say the same the first."""
+    if not gate.limits:
+        return ""
     worst = min(gate.limits, key=lambda one: GATE_OUTCOMES.index(one.outcome))
     found = _change(worst) or worst.reason
     return f"{worst.check}: {found}" if found else worst.check

@@ -90,6 +90,14 @@ def test_a_worse_limit_decides_over_those_that_pass(keep, open_accuracy):
     assert row["decided by"] == "parity of kernels: no text"
 
 
+def test_a_gate_without_limits_has_none_to_show(keep, open_accuracy):
+    keep(a_gate("w6a6", limits=()))
+
+    (row,) = table(open_accuracy(), "verdict")
+
+    assert row["decided by"] == ""
+
+
 def test_what_a_policy_says_is_shown_as_text(keep, open_accuracy):
     keep(a_gate("w6a6", policy=EVIL, base=EVIL))
 
