@@ -12,6 +12,7 @@ from db.tables.results import (
     AccuracyResult,
     AccuracySample,
     DecodeResult,
+    DecodeSample,
     ReferenceValue,
     ServingResult,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Decision",
     "DecisionEvidence",
     "DecodeResult",
+    "DecodeSample",
     "Device",
     "DeviceOffset",
     "Environment",
