@@ -29,6 +29,7 @@ from kernels.decoder.torch_operations import TorchOperations
 from workloads.schemes import get_scheme
 
 _PROFILED_STEPS = 3
+_WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
 
 
 class DecodeStand:
@@ -95,12 +96,18 @@ class DecodeStand:
         }
 
     def decode(
-        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int
+        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int, profiled: bool
     ) -> dict[str, Any]:
-        """Decode random prompts once to warm up and once timed."""
+        """Decode random prompts: their first tokens to warm up, then all of them timed.
+
+        profiled: say also what each part adds to a step.
+        """
         engine = self._new_engine(batch, prompt_tokens + new_tokens, kv_bits)
         try:
-            return self._decode(engine, batch, prompt_tokens, new_tokens)
+            answer = self._decode(engine, batch, prompt_tokens, new_tokens)
+            length = prompt_tokens + new_tokens // 2
+            answer["parts"] = self._parts(engine, batch, length) if profiled else []
+            return answer
         finally:
             engine.close()
 
@@ -124,7 +131,12 @@ class DecodeStand:
         return {"slots": slots}
 
     def serve(
-        self, slots: int, capacity: int, kv_bits: int, requests: list[list[int]]
+        self,
+        slots: int,
+        capacity: int,
+        kv_bits: int,
+        requests: list[list[int]],
+        step_tokens: int,
     ) -> dict[str, Any]:
         """Serve requests of [prompt, new] tokens with random prompts."""
         engine = self._new_engine(slots, capacity, kv_bits)
@@ -132,10 +144,11 @@ class DecodeStand:
         longest = max(request.prompt_tokens for request in wanted)
         try:
             prompts = self._prompts(engine, len(wanted), longest)
-            serve(engine, wanted[:1], prompts[:1])  # compiles and allocates
-            served = serve(engine, wanted, prompts)
+            serve(engine, wanted[:1], prompts[:1], step_tokens)  # compiles and allocates
+            served = serve(engine, wanted, prompts, step_tokens)
             return {
-                "latency_s": list(served.latency_s),
+                "latency_s": [ms / 1000 for ms in served.latency_ms],
+                "ttft_ms": list(served.ttft_ms),
                 "token_ms": list(served.token_ms),
                 "seconds": served.seconds,
                 "steady_bytes": self._allocated_bytes(),
@@ -147,7 +160,11 @@ class DecodeStand:
         self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int
     ) -> dict[str, Any]:
         prompts = self._prompts(engine, batch, prompt_tokens)
-        engine.generate(prompts, new_tokens)
+        lengths = range(prompt_tokens + 1, prompt_tokens + new_tokens)
+        for bucket in dict.fromkeys(map(engine.bucket, lengths)):
+            engine.prepare(batch, bucket)
+            engine.advance(batch, bucket)
+        engine.generate(prompts, min(new_tokens, _WARM_UP_TOKENS))
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         energy = self._energy_j()
@@ -157,11 +174,9 @@ class DecodeStand:
         return {
             "prefill_ms": found.prefill_ms,
             "step_ms": list(found.step_ms),
-            "steady_bytes": self._allocated_bytes(),
-            "peak_bytes": self._peak_bytes(),
+            "steady_memory_bytes": self._allocated_bytes(),
+            "peak_memory_bytes": self._peak_bytes(),
             "energy_j": joules,
-            "parts": self._parts(engine, batch, prompt_tokens + new_tokens // 2),
-            "first_tokens": found.tokens[0, :8].tolist(),
         }
 
     def unload(self) -> dict[str, Any]:
