@@ -1,0 +1,158 @@
+"""Decoding in fresh processes: what is told when, and what a run that goes on still asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+import pytest
+
+from db.decode_records import DecodeRecord
+from db.records import CommitInfo
+from flexq_bench.decode import measuring
+from flexq_bench.decode.case import Setup
+from flexq_bench.errors import UsageError
+from flexq_bench.interleave.process import RefusedError
+from flexq_bench.running import new_run
+
+COMMIT = CommitInfo("a" * 40, None, 1, False, "A commit", "somebody", None)
+SETUP = Setup("llama-7b", ("fp16", "flexq-w6ax"), "cpu", processes=3, long_processes=2)
+
+
+class Workers:
+    """Stands for worker processes. Steps take 1 ms and a thousandth more in each process."""
+
+    def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
+        self.asked: list[tuple[int, str, int, int]] = []
+        self.refused, self.sku = refused, sku
+        self.started = -1
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        self.started += 1
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+        if what == "describe":
+            device = dict.fromkeys(
+                ("vbios", "power_limit_w", "ecc", "mig", "memory_bytes", "l2_bytes", "sm_count")
+            )
+            device |= {"uuid": "cpu", "sku": self.sku, "backend": "cpu", "compute_capability": None}
+            return {"device": device, "environment": {}}
+        if what == "load":
+            self.scheme = given["scheme"]
+            if self.scheme == self.refused:
+                raise RefusedError(f"decode: {self.scheme} doesn't fit")
+            return {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+        if what == "decode":
+            self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
+            parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
+            steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
+            memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
+            return {"prefill_ms": 5.0, "step_ms": steps, "parts": parts, **memory}
+        return {}
+
+
+Start = Callable[..., Workers]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    def begin(**changes: Any) -> Workers:
+        workers = Workers(**changes)
+        monkeypatch.setattr(measuring, "WorkerProcess", workers)
+        return workers
+
+    return begin
+
+
+def decoded(
+    setup: Setup = SETUP, new: tuple[int, ...] = (8,), before: dict[str, DecodeRecord] | None = None
+) -> Iterator[DecodeRecord]:
+    cases = measuring.cases_of(setup, (1, 4), 15, new)
+    run = new_run("decode", "manual", [case.key for case in cases])
+    return measuring.decode_all(setup, cases, run, COMMIT, before or {})
+
+
+def test_a_record_comes_again_with_each_process(start: Start) -> None:
+    start()
+
+    records = list(decoded())
+
+    assert [len(r.processes) for r in records] == [1] * 4 + [2] * 4 + [3] * 4
+    of_case = [record for record in records if record.case == records[0].case]
+    assert len({record.uuid for record in of_case}) == 1
+    assert of_case[-1].process_medians_ms == (1.0, 1.001, 1.002)
+    assert of_case[-1].token_ms == pytest.approx(1.001)
+    assert of_case[-1].parameters["processes"] == 3
+    # Only the first process looks at the parts of a step.
+    assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
+
+
+def test_long_decodes_are_measured_by_fewer_processes_and_last(start: Start) -> None:
+    workers = start()
+
+    last = {record.case: record for record in decoded(new=(1024, 128))}
+
+    assert {r.new_tokens: len(r.processes) for r in last.values()} == {128: 3, 1024: 2}
+    assert [
+        new for process, scheme, _, new in workers.asked if (process, scheme) == (0, "fp16")
+    ] == [
+        128,
+        128,
+        1024,
+        1024,
+    ]
+
+
+def test_a_run_that_goes_on_asks_for_what_lacks(start: Start) -> None:
+    start()
+    stopped = {}
+    for record in decoded():
+        stopped[record.case] = record
+        if len(record.processes) == 2:
+            break  # the second process had measured one case of four
+    workers = start()
+
+    last = {record.case: record for record in decoded(before=stopped)}
+
+    assert [process for process, *_ in workers.asked] == [0] * 3 + [1] * 4
+    assert [len(record.processes) for record in last.values()] == [3] * 4
+    assert [p.number for p in last[record.case].processes] == [0, 1, 2]
+    cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
+    assert measuring.count_lacking(SETUP, cases, stopped) == 7
+    assert list(decoded(before=last)) == []
+
+
+def test_what_was_begun_in_another_way_is_not_gone_on_with(start: Start) -> None:
+    start()
+    before = {record.case: record for record in decoded(replace(SETUP, processes=1))}
+
+    with pytest.raises(UsageError, match="was begun with seed 0, and this is 1"):
+        list(decoded(replace(SETUP, seed=1), before=before))
+    start(sku="NVIDIA H200")
+    with pytest.raises(UsageError, match="was begun on CPU and this is NVIDIA H200"):
+        list(decoded(before=before))
+
+
+def test_a_scheme_that_can_not_be_does_not_stop_the_others(start: Start) -> None:
+    workers = start(refused="fp16")
+
+    records = list(decoded())
+
+    assert [r.status for r in records][-2:] == ["refused", "refused"]
+    assert records[-1].detail == "decode: fp16 doesn't fit"
+    assert {scheme for _, scheme, *_ in workers.asked} == {"flexq-w6ax"}
+
+
+def test_nothing_that_can_be_is_a_usage_error(start: Start) -> None:
+    start(refused="fp16")
+
+    with pytest.raises(UsageError, match="fp16 doesn't fit"):
+        list(decoded(replace(SETUP, schemes=("fp16",))))
