@@ -30,6 +30,11 @@ class DecodeCase:
     kv_bits: int = 16
 
     @property
+    def capacity(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
     def key(self) -> str:
         """Its identity within a run."""
         return (

@@ -64,13 +64,16 @@ def decode_all(
             source = Source(run, commit, device, environment)
             for scheme in dict.fromkeys(case.scheme for case in lacking):
                 mine = [case for case in lacking if case.scheme == scheme]
+                fitting = [case for case in mine if _fits(worker, case, found[case])]
+                if not fitting:
+                    continue
                 try:
-                    loaded = _load(worker, setup, scheme, cases)
+                    loaded = _load(worker, setup, fitting)
                 except RefusedError as error:
-                    for case in mine:
+                    for case in fitting:
                         found[case].refused = str(error)
                     continue
-                for case in mine:
+                for case in fitting:
                     found[case].loaded = loaded
                     _ask_decode(worker, case, found[case], number, device.uuid)
                     if found[case].processes:
@@ -116,10 +119,13 @@ def serve_all(
                     batch_limit=min(case.batch_limit, len(case.requests)),
                     memory_limit_bytes=case.memory_limit,
                 )["slots"]
+                worker.ask("check", **of_model, batch=slots)
                 loaded = worker.ask(
                     "load",
-                    **of_model,
+                    model=setup.model,
+                    scheme=case.scheme,
                     batches=step_sizes(slots),
+                    capacity=of_model["capacity"],
                     tuning=setup.tuning.value,
                 )
                 answer = worker.ask(
@@ -154,16 +160,30 @@ def _worker(
         yield worker, DeviceInfo(**told["device"]), told["environment"]
 
 
-def _load(
-    worker: WorkerProcess, setup: Setup, scheme: str, cases: Sequence[DecodeCase]
-) -> dict[str, Any]:
+def _fits(worker: WorkerProcess, case: DecodeCase, found: Found) -> bool:
+    try:
+        worker.ask(
+            "check",
+            model=case.model,
+            scheme=case.scheme,
+            batch=case.batch,
+            capacity=case.capacity,
+            kv_bits=case.kv_bits,
+        )
+    except RefusedError as error:
+        found.refused = str(error)
+        return False
+    return True
+
+
+def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> dict[str, Any]:
+    """Load what these cases of one scheme need."""
     return worker.ask(
         "load",
         model=setup.model,
-        scheme=scheme,
+        scheme=cases[0].scheme,
         batches=sorted({case.batch for case in cases}),
-        capacity=max(case.prompt_tokens + case.new_tokens for case in cases),
-        kv_bits=setup.kv_bits,
+        capacity=max(case.capacity for case in cases),
         tuning=setup.tuning.value,
     )
 

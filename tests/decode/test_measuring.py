@@ -45,10 +45,10 @@ class Workers:
             )
             device |= {"uuid": "cpu", "sku": self.sku, "backend": "cpu", "compute_capability": None}
             return {"device": device, "environment": {}}
+        if what == "check" and given["scheme"] == self.refused:
+            raise RefusedError(f"decode: {self.refused} doesn't fit")
         if what == "load":
             self.scheme = given["scheme"]
-            if self.scheme == self.refused:
-                raise RefusedError(f"decode: {self.scheme} doesn't fit")
             return {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
         if what == "decode":
             self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
@@ -156,3 +156,20 @@ def test_nothing_that_can_be_is_a_usage_error(start: Start) -> None:
 
     with pytest.raises(UsageError, match="fp16 doesn't fit"):
         list(decoded(replace(SETUP, schemes=("fp16",))))
+
+
+def test_a_batch_that_does_not_fit_leaves_the_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = start()
+    ask = workers.ask
+
+    def crowded(what: str, **given: Any) -> dict[str, Any]:
+        if what == "check" and given["batch"] == 4:
+            raise RefusedError("decode: batch 4 doesn't fit")
+        return ask(what, **given)
+
+    monkeypatch.setattr(workers, "ask", crowded)
+    last = {record.case: record for record in decoded()}
+
+    assert {(r.batch, r.status) for r in last.values()} == {(1, "ok"), (4, "refused")}
