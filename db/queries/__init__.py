@@ -95,10 +95,12 @@ from db.queries.verdicts import (
 from db.queries.whole_models import (
     DecodeRow,
     ScoreRow,
+    ServingRow,
     decoded_models,
     decoded_schemes,
     latest_decodes,
     latest_scores,
+    latest_servings,
 )
 
 __all__ = [
@@ -130,6 +132,7 @@ __all__ = [
     "ScoreRow",
     "SeriesName",
     "SeriesRow",
+    "ServingRow",
     "WorkerRow",
     "accuracy_results",
     "alert_by_id",
@@ -164,6 +167,7 @@ __all__ = [
     "latest_results",
     "latest_runs",
     "latest_scores",
+    "latest_servings",
     "list_series",
     "missing_cases",
     "model_scores",
