@@ -59,6 +59,11 @@ class ServingCase:
     lengths: str
     step_tokens: int
 
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence at its end."""
+        return max(request.length for request in self.requests)
+
     def key(self, setup: Setup) -> str:
         """Its identity within a run."""
         within = "" if self.memory_limit is None else f" m{self.memory_limit}"

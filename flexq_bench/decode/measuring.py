@@ -98,50 +98,74 @@ def count_lacking(
 def serve_all(
     setup: Setup, cases: Sequence[ServingCase], run: RunInfo, commit: CommitInfo
 ) -> Iterator[ServingRecord]:
-    """A record a case. Raises as decode_all."""
+    """A record a case, by scheme. Raises as decode_all."""
     refused: list[str] = []
     with _worker(setup, 0) as (worker, device, environment):
         source = Source(run, commit, device, environment)
-        for case in cases:
-            slots, reason = case.batch_limit, ""
-            loaded: dict[str, Any] = {}
-            answer: dict[str, Any] | None = None
-            of_model: dict[str, Any] = {
-                "model": setup.model,
-                "scheme": case.scheme,
-                "capacity": max(request.length for request in case.requests),
-                "kv_bits": setup.kv_bits,
-            }
-            try:
-                slots = worker.ask(
-                    "slots",
-                    **of_model,
-                    batch_limit=min(case.batch_limit, len(case.requests)),
-                    memory_limit_bytes=case.memory_limit,
-                )["slots"]
-                worker.ask("check", **of_model, batch=slots)
-                loaded = worker.ask(
-                    "load",
-                    model=setup.model,
-                    scheme=case.scheme,
-                    batches=step_sizes(slots),
-                    capacity=of_model["capacity"],
-                    tuning=setup.tuning.value,
-                )
-                answer = worker.ask(
-                    "serve",
-                    slots=slots,
-                    capacity=of_model["capacity"],
-                    kv_bits=setup.kv_bits,
-                    requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
-                    step_tokens=case.step_tokens,
-                )
-            except RefusedError as error:
-                reason = str(error)
-                refused.append(reason)
-            yield serving_record(setup, case, slots, loaded, answer, reason, source)
+        for scheme in dict.fromkeys(case.scheme for case in cases):
+            mine = [case for case in cases if case.scheme == scheme]
+            for case, slots, loaded, answer in _serve_scheme(worker, setup, mine):
+                reason = answer if isinstance(answer, str) else ""
+                refused += [reason] if reason else []
+                served = None if isinstance(answer, str) else answer
+                yield serving_record(setup, case, slots, loaded, served, reason, source)
     if len(refused) == len(cases):
         raise UsageError(refused[0])
+
+
+def _serve_scheme(
+    worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
+) -> Iterator[tuple[ServingCase, int, dict[str, Any], dict[str, Any] | str]]:
+    """Each case with its sequences at a time, what loading said, and its answer or why none."""
+    slots: dict[ServingCase, int] = {}
+    for case in cases:
+        try:
+            slots[case] = _slots(worker, setup, case)
+        except RefusedError as error:
+            yield case, case.batch_limit, {}, str(error)
+    if not slots:
+        return
+    sizes = {size for at_a_time in slots.values() for size in step_sizes(at_a_time)}
+    try:
+        loaded = worker.ask(
+            "load",
+            model=setup.model,
+            scheme=cases[0].scheme,
+            batches=sorted(sizes, reverse=True),
+            capacity=max(case.capacity for case in slots),
+            tuning=setup.tuning.value,
+        )
+    except RefusedError as error:
+        yield from ((case, at_a_time, {}, str(error)) for case, at_a_time in slots.items())
+        return
+    for case, at_a_time in slots.items():
+        try:
+            answer = worker.ask(
+                "serve",
+                slots=at_a_time,
+                capacity=case.capacity,
+                kv_bits=setup.kv_bits,
+                requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
+                step_tokens=case.step_tokens,
+            )
+        except RefusedError as error:
+            yield case, at_a_time, loaded, str(error)
+        else:
+            yield case, at_a_time, loaded, answer
+
+
+def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
+    """Sequences at a time. Raises RefusedError if not one can be, or not so many."""
+    of_model = {
+        "model": setup.model,
+        "scheme": case.scheme,
+        "capacity": case.capacity,
+        "kv_bits": setup.kv_bits,
+    }
+    most = min(case.batch_limit, len(case.requests))
+    given = worker.ask("slots", **of_model, batch_limit=most, memory_limit_bytes=case.memory_limit)
+    worker.ask("check", **of_model, batch=given["slots"])
+    return int(given["slots"])
 
 
 @contextmanager

@@ -8,10 +8,12 @@ from typing import Any, Self
 
 import pytest
 
-from db.decode_records import DecodeRecord
+from db.decode_records import DecodeRecord, ServingRecord
 from db.records import CommitInfo
 from flexq_bench.decode import measuring
 from flexq_bench.decode.case import Setup
+from flexq_bench.decode.findings import ServingCase
+from flexq_bench.decode.requests import Request
 from flexq_bench.errors import UsageError
 from flexq_bench.interleave.process import RefusedError
 from flexq_bench.running import new_run
@@ -25,6 +27,7 @@ class Workers:
 
     def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
         self.asked: list[tuple[int, str, int, int]] = []
+        self.loaded: list[tuple[str, list[int]]] = []
         self.refused, self.sku = refused, sku
         self.started = -1
 
@@ -48,6 +51,7 @@ class Workers:
         if what == "check" and given["scheme"] == self.refused:
             raise RefusedError(f"decode: {self.refused} doesn't fit")
         if what == "load":
+            self.loaded.append((given["scheme"], given["batches"]))
             self.scheme = given["scheme"]
             return {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
         if what == "decode":
@@ -56,6 +60,13 @@ class Workers:
             steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
             memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
             return {"prefill_ms": 5.0, "step_ms": steps, "parts": parts, **memory}
+        if what == "slots":
+            return {"slots": given["batch_limit"]}
+        if what == "serve":
+            if given["slots"] == 100:
+                raise RefusedError("decode: batch 100 ran out of GPU memory")
+            lists = {name: [1.0, 2.0] for name in ("latency_s", "ttft_ms", "token_ms")}
+            return {"seconds": 2.0, "steady_bytes": None, **lists}
         return {}
 
 
@@ -173,3 +184,53 @@ def test_a_batch_that_does_not_fit_leaves_the_others(
     last = {record.case: record for record in decoded()}
 
     assert {(r.batch, r.status) for r in last.values()} == {(1, "ok"), (4, "refused")}
+
+
+def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
+    wanted = tuple([Request(10, 20)] * requests)
+    cases = [
+        ServingCase(scheme, limit, None, wanted, "made up", 512)
+        for scheme in SETUP.schemes
+        for limit in limits
+    ]
+    run = new_run("decode", "manual", [case.key(SETUP) for case in cases])
+    return list(measuring.serve_all(SETUP, cases, run, COMMIT))
+
+
+def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
+    workers = start()
+
+    records = served((8, 40))
+
+    sizes = [40, 32, 16, 8]
+    assert workers.loaded == [("fp16", sizes), ("flexq-w6ax", sizes)]
+    assert [(r.scheme, r.parameters["slots"]) for r in records] == [
+        ("fp16", 8),
+        ("fp16", 40),
+        ("flexq-w6ax", 8),
+        ("flexq-w6ax", 40),
+    ]
+    assert [r.tokens_per_s for r in records] == [1000.0] * 4
+
+
+def test_no_more_are_served_at_a_time_than_there_are(start: Start) -> None:
+    start()
+
+    assert served((256,), requests=12)[0].parameters["slots"] == 12
+
+
+def test_a_serving_that_can_not_be_leaves_the_others(start: Start) -> None:
+    start(refused="fp16")
+
+    records = served((8, 256))
+
+    assert [(r.scheme, r.status) for r in records] == [
+        ("fp16", "refused"),
+        ("fp16", "refused"),
+        ("flexq-w6ax", "ok"),
+        ("flexq-w6ax", "refused"),
+    ]
+    assert records[-1].detail == "decode: batch 100 ran out of GPU memory"
+    start()
+    with pytest.raises(UsageError, match="ran out of GPU memory"):
+        served((256,))
