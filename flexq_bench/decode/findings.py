@@ -36,13 +36,14 @@ class Source:
 class Found:
     """What processes found of one case. loaded: what loading said last; refused: why it can't be.
 
-    parts: of a step, where one of the processes looked.
+    parts: of a step, where one of the processes looked. spent_s: by the last process, by phase.
     """
 
     processes: list[ProcessDecode] = field(default_factory=list)
     parts: tuple[dict[str, Any], ...] = ()
     loaded: dict[str, Any] = field(default_factory=dict)
     refused: str = ""
+    spent_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) 
     joules = [process.energy_j for process in done if process.energy_j is not None]
     tokens = case.batch * case.new_tokens
     shared = _shared(setup, case.scheme, case.key, found.loaded, source)
-    shared["parameters"]["processes"] = len(done)
+    shared["parameters"] |= {"processes": len(done), "spent_s": found.spent_s}
     return DecodeRecord(
         **shared,
         status="ok" if done else "refused",

@@ -227,8 +227,8 @@ def _ask_decode(
     except RefusedError as error:
         found.refused = str(error)
         return
-    found.parts = found.parts or tuple(answer.pop("parts"))
-    answer.pop("parts", None)
+    parts, found.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
+    found.parts = found.parts or parts
     steps = tuple(answer.pop("step_ms"))
     found.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
 

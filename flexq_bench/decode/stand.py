@@ -110,7 +110,9 @@ class DecodeStand:
         with self._engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
             answer = self._decode(engine, batch, prompt_tokens, new_tokens)
             length = prompt_tokens + new_tokens // 2
+            began = time.perf_counter()
             answer["parts"] = self._parts(engine, batch, length) if profiled else []
+            answer["spent_s"]["profile"] = time.perf_counter() - began
             return answer
 
     def slots(
@@ -159,11 +161,14 @@ class DecodeStand:
         self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int
     ) -> dict[str, Any]:
         prompts = self._prompts(engine, batch, prompt_tokens)
+        began = time.perf_counter()
         lengths = range(prompt_tokens + 1, prompt_tokens + new_tokens)
         for bucket in dict.fromkeys(map(engine.bucket, lengths)):
             engine.prepare(batch, bucket)
             engine.advance(batch, bucket)
+        prepared = time.perf_counter()
         engine.generate(prompts, min(new_tokens, _WARM_UP_TOKENS))
+        warm = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         energy = self._energy_j()
@@ -176,6 +181,11 @@ class DecodeStand:
             "steady_memory_bytes": self._allocated_bytes(),
             "peak_memory_bytes": self._peak_bytes(),
             "energy_j": joules,
+            "spent_s": {
+                "prepare": prepared - began,
+                "warm_up": warm - prepared,
+                "decode": time.perf_counter() - warm,
+            },
         }
 
     def unload(self) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Workers:
             parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
             steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
             memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
-            return {"prefill_ms": 5.0, "step_ms": steps, "parts": parts, **memory}
+            times = {"prefill_ms": 5.0, "step_ms": steps, "spent_s": {"decode": 0.5}}
+            return {**times, "parts": parts, **memory}
         if what == "slots":
             return {"slots": given["batch_limit"]}
         if what == "serve":
@@ -102,6 +103,7 @@ def test_a_record_comes_again_with_each_process(start: Start) -> None:
     assert of_case[-1].process_medians_ms == (1.0, 1.001, 1.002)
     assert of_case[-1].token_ms == pytest.approx(1.001)
     assert of_case[-1].parameters["processes"] == 3
+    assert of_case[-1].parameters["spent_s"] == {"decode": 0.5}
     # Only the first process looks at the parts of a step.
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
