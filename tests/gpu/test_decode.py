@@ -94,6 +94,19 @@ def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: 
     assert _agree(logits[:, 19:-1].argmax(dim=-1), new) >= 0.95
 
 
+@pytest.mark.parametrize("scheme", [*EXACT, *OTHERS])
+def test_every_scheme_decodes_by_graphs_what_its_prompt_says(scheme: str) -> None:
+    engine = an_engine(trained_llama(DEVICE), scheme, CudaOperations())
+    ids = prompts(3, 20, DEVICE)
+    new = engine.generate(ids, 12).tokens
+
+    logits = engine.logits(torch.cat([ids, new.int()], dim=1))[:, 19:-1].float()
+
+    of_tokens = logits.gather(2, new[:, :, None])[:, :, 0]
+    # A code that falls the other way moves logits by more than rounding does.
+    assert float((logits.amax(dim=2) - of_tokens).max()) <= 0.25
+
+
 @pytest.mark.parametrize(("step_tokens", "bits"), [(256, 16), (64, 16), (16, 8)])
 def test_served_requests_get_the_answers_that_they_get_alone(step_tokens: int, bits: int) -> None:
     engine = an_engine(trained_llama(DEVICE), "fp16", CudaOperations(), kv_bits=bits)
