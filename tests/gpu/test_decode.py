@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,9 +22,16 @@ EXACT = ("flexq-w6ax", "flexq-w6a8", "abq-w6a6", "smoothquant-w8a8")
 OTHERS = ("w8a16", "w4a16", "fp6-w6a16", "dgq-w4a8", "atom-w4a4")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_is_imported_stays() -> Iterator[None]:
+    """Loading a model collects garbage, which would look at all of it each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(scope="module", params=["trained", "llama", "opt"])
 def small(request: pytest.FixtureRequest) -> Small:
-    gc.freeze()  # loading collects garbage each time, and would look at all that is imported
     if request.param == "trained":
         return trained_llama(DEVICE)
     return small_opt(DEVICE) if request.param == "opt" else small_llama(DEVICE)
