@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts import GREY, WIDE
+from dashboard.charts import GREY, WIDE, log_axis
 from dashboard.colors import Style
 from dashboard.words import short_commit
 
@@ -49,7 +49,7 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
     is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
     figure.update_yaxes(
         title=f"{value} ({unit}{', log scale' if is_wide else ''})",
-        **({"type": "log", "dtick": "D2"} if is_wide else {}),
+        **(log_axis(frame["value"]) if is_wide else {}),
     )
     figure.update_layout(
         height=_HEIGHT + _LEGEND_PX * frame["series"].nunique(),

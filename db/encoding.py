@@ -24,19 +24,21 @@ import numpy as np
 from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
+from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
 from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
 
 T = TypeVar("T")
-AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord
+AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
 
 # Record field -> the key that holds it whole, and the part of it that stands under its own name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
 KIND_KEY = "kind"  # missing: a measurement
-_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord]] = {
+_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord | GateRecord]] = {
     "accuracy": AccuracyRecord,
     "decode": DecodeRecord,
     "serving": ServingRecord,
+    "gate": GateRecord,
 }
 _TIMES = {"created_at", "committed_at"}
 _CHOICES = {
@@ -47,6 +49,8 @@ _CHOICES = {
     (AccuracyRecord, "direction"): ("lower", "higher"),
     (DecodeRecord, "status"): DECODE_STATUSES,
     (ServingRecord, "status"): DECODE_STATUSES,
+    (GateRecord, "verdict"): GATE_OUTCOMES,
+    (GateLimit, "outcome"): GATE_OUTCOMES,
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)
@@ -83,6 +87,8 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
             infos[key] = _plain(value)
         elif item.name == "device":
             infos[DEVICE_KEY] = _plain(value)
+        elif item.name == "limits":
+            flat[item.name] = [_plain(limit) for limit in value]
         else:
             flat[item.name] = _nested(value)
     return flat | infos

@@ -12,6 +12,7 @@ import streamlit as st
 from dashboard import decode_charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.servings import show_servings
 from dashboard.spreadsheet import harmless
@@ -95,25 +96,11 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
     )
     timed = [row for row in rows if row.status == "ok" and row.token_ms is not None]
     failed = [row for row in rows if row.status != "ok"]
-    if not timed:
-        st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
-    else:
-        st.subheader("Latency", anchor=False)
-        st.plotly_chart(decode_charts.token_times(timed, styles), key="latency")
-        st.subheader("Throughput", anchor=False)
-        st.plotly_chart(decode_charts.throughputs(timed, styles), key="throughput")
-        st.subheader("Memory", anchor=False)
-        if any(row.peak_memory_bytes is not None for row in timed):
-            st.plotly_chart(decode_charts.memories(timed, styles), key="memory")
-            st.caption("The most that was held while decoding: a count, so it has no interval.")
-        else:
-            st.caption("Not known: a CPU's memory is not counted.")
     if failed:
         st.warning(
             f"{len(failed)} of {len(rows)} decodes have no time: the table says why.",
             icon=":material/error:",
         )
-    st.subheader("Decodes", anchor=False)
     number = st.column_config.NumberColumn
     st.dataframe(
         harmless(pd.DataFrame([_cells(row, zone) for row in rows])),
@@ -129,6 +116,20 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         },
         key="decodes",
     )
+    let_tables_be_painted()
+    if not timed:
+        st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
+    else:
+        st.subheader("Latency", anchor=False)
+        st.plotly_chart(decode_charts.token_times(timed, styles), key="latency")
+        st.subheader("Throughput", anchor=False)
+        st.plotly_chart(decode_charts.throughputs(timed, styles), key="throughput")
+        st.subheader("Memory", anchor=False)
+        if any(row.peak_memory_bytes is not None for row in timed):
+            st.plotly_chart(decode_charts.memories(timed, styles), key="memory")
+            st.caption("The most that was held while decoding: a count, so it has no interval.")
+        else:
+            st.caption("Not known: a CPU's memory is not counted.")
 
 
 def _cells(row: DecodeRow, zone: tzinfo) -> dict[str, Any]:

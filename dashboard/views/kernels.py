@@ -245,17 +245,29 @@ def _show_stages(link: Link, shown: _Shown) -> None:
     st.caption(
         f"{_EVIDENCE} What a user pays beside what papers report: linear takes FP16 activations "
         "and quantizes them on the way."
+        + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
     )
-    table = part[["label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "overhead"]]
     number = st.column_config.NumberColumn
     st.dataframe(
-        table.assign(added_us=part["median_us"] - part["gemm_us"]),
+        part.assign(
+            added_us=part["median_us"] - part["gemm_us"],
+            measured=["one run" if one else "separate runs" for one in part["one_run"]],
+        ),
         hide_index=True,
+        column_order=[
+            *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
+            *("overhead", "overhead_low", "overhead_high", "measured"),
+        ],
         column_config={
             "label": "kernel",
+            "m": number("M", format="%d"),
+            "n": number("N", format="%d"),
+            "k": number("K", format="%d"),
             "gemm_us": number("gemm µs", format="%.2f"),
             "median_us": number("linear µs", format="%.2f"),
-            "overhead": number("linear / gemm", format="%.2f"),
+            "overhead": number("linear / gemm", format="%.3f"),
+            "overhead_low": number("low", format="%.3f", help="of the 95 % interval"),
+            "overhead_high": number("high", format="%.3f", help="of the 95 % interval"),
             "added_us": number("added µs", format="%.2f"),
         },
         key="stages-table",

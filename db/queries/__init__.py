@@ -20,6 +20,7 @@ from db.queries.fleet import (
     quarantined_jobs,
     workers,
 )
+from db.queries.gates import GateRow, export_gates, gate_history
 from db.queries.latest import gpu_names, latest_results, results_at_commit
 from db.queries.nightly import (
     ChangePointRow,
@@ -114,6 +115,7 @@ __all__ = [
     "FalseAlarmRow",
     "FilterValues",
     "Filters",
+    "GateRow",
     "HistoryPoint",
     "JobRow",
     "NightRow",
@@ -155,8 +157,10 @@ __all__ = [
     "devices",
     "export_accuracy",
     "export_decodes",
+    "export_gates",
     "false_alarm_rates",
     "filter_values",
+    "gate_history",
     "gpu_names",
     "jobs_of",
     "kernel_names",

@@ -23,7 +23,7 @@ from flexq_bench.commands.output import console, say
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.resuming import check_same_work
 from flexq_bench.commands.stopping import ended_by_terminate
-from flexq_bench.decode import measuring, report
+from flexq_bench.decode import SUITE, measuring, report
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.findings import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
@@ -145,10 +145,10 @@ def _case_of(record: DecodeRecord, cases: Sequence[DecodeCase]) -> DecodeCase:
 def _run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
     """A new run, or the one to go on with. Raises UsageError if that one is of other cases."""
     if resume is None:
-        return new_run(measuring.SUITE, "manual", keys)
+        return new_run(SUITE, "manual", keys)
     with database.session() as session:
         summary = queries.run_by_uuid_prefix(session, resume)
-        check_same_work(summary, measuring.SUITE, current_commit())
+        check_same_work(summary, SUITE, current_commit())
         run = queries.run_info(session, summary.uuid)
     if run.plan != tuple(keys):
         raise UsageError(

@@ -23,7 +23,6 @@ from flexq_bench.decode.worker import COMMAND
 from flexq_bench.errors import UsageError
 from flexq_bench.interleave.process import RefusedError, WorkerProcess
 
-SUITE = "decode"
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 3600.0  # of one answer: a large model from disk takes minutes
 

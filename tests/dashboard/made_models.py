@@ -10,6 +10,7 @@ from made_results import COMMIT, H200, a_run
 
 from db.accuracy_records import AccuracyRecord
 from db.decode_records import DecodeRecord, ServingRecord
+from db.gate_records import GateLimit, GateRecord
 from db.records import DeviceInfo
 
 GIB = 2**30
@@ -52,6 +53,33 @@ def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> Accuracy
 def worse(by: float, **changes: Any) -> dict[str, Any]:
     """Values whose perplexity is larger by this factor on every segment."""
     return {"values": tuple(v + math.log1p(by) for v in FP16_NLL), **changes}
+
+
+def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
+    """SmolLM's perplexity on wikitext against +1 %, judged in a run of its scores."""
+    run = changes.pop("run", a_run("accuracy", suite="accuracy"))
+    limit = GateLimit(
+        "perplexity of wikitext", "+1 %", outcome, "", 12.0, 12.06, 0.5, 0.4, 0.6, "%"
+    )
+    fields: dict[str, Any] = {
+        "model": "SmolLM2-135M",
+        "model_hash": "ab" * 32,
+        "scheme": scheme,
+        "base": "fp16",
+        "policy": "default",
+        "policy_version": 1,
+        "policy_hash": "ef" * 32,
+        "verdict": outcome,
+        "exit_code": {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}[outcome],
+        "limits": (limit,),
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = (run.uuid, scheme, fields["model"], fields["commit"].sha, fields["created_at"])
+    return GateRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
 
 
 def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
