@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 
 from flexq_bench.decode.requests import Request
 
-_FEWEST_SLOTS = 8  # of a step: fewer sequences take as long
+_FEWEST_SLOTS, _SLOT_FACTOR = 8, 4  # of steps: fewer sequences take as long, or nearly
 _SHORTEST_PIECE = 64  # tokens: shorter pieces take as long
 
 
@@ -46,6 +46,23 @@ class Reading:
         return max(piece.start + piece.count for piece in self.pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A reading, or a step on the first `decoding` slots, none of which then has more than
+    `longest` tokens; and what changes by it.
+
+    admitted: begun just before. begun: indices of requests that have their first token by it.
+    finished: slot and index of those that have all their tokens by it.
+    """
+
+    reading: Reading | None
+    decoding: int
+    longest: int
+    admitted: tuple[Admission, ...]
+    begun: tuple[int, ...]
+    finished: tuple[tuple[int, int], ...]
+
+
 @dataclass(slots=True)
 class _Active:
     index: int
@@ -68,6 +85,20 @@ class Schedule:
         self._free = list(range(slots))
         heapify(self._free)
         self._shapes = reading_shapes(step_tokens)
+
+    def turns(self) -> Iterator[Turn]:
+        """Readings and steps in turn, until every request has all its tokens."""
+        while not self.is_done:
+            admitted = tuple(self.admit())
+            reading = self.next_reading()
+            if reading is not None:
+                begun = tuple(self.read(reading))
+                done = tuple(self.finish())
+                yield Turn(reading, 0, reading.longest, admitted, begun, done)
+            decoding, longest = self.decoding, self.longest
+            if decoding:
+                self.step()
+                yield Turn(None, decoding, longest, (), (), tuple(self.finish()))
 
     @property
     def is_done(self) -> bool:
@@ -158,10 +189,10 @@ def reading_shapes(step_tokens: int) -> list[tuple[int, int]]:
 
 
 def step_sizes(slots: int) -> list[int]:
-    """Sequences that steps are prepared for, largest first: all slots, and powers of two."""
+    """Sequences that steps are prepared for, largest first: all slots, 8, 32, 128 and so on."""
     sizes = [slots]
-    power = _FEWEST_SLOTS
-    while power < slots:
-        sizes.append(power)
-        power *= 2
+    fewer = _FEWEST_SLOTS
+    while fewer < slots:
+        sizes.append(fewer)
+        fewer *= _SLOT_FACTOR
     return sorted(sizes, reverse=True)

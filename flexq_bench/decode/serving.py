@@ -11,7 +11,7 @@ import torch
 from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import Request
-from flexq_bench.decode.schedule import Piece, Reading, Schedule, reading_shapes, step_sizes
+from flexq_bench.decode.schedule import Piece, Reading, Schedule, Turn, step_sizes
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 
@@ -57,47 +57,29 @@ def serve(
     prompts: int32 [requests, longest prompt], each as long as its request says. Between two steps
     pieces of prompts are read, of up to step_tokens tokens: nobody waits longer for a token.
     """
-    schedule = Schedule(requests, engine.slots, step_tokens)
     _prepare(engine, requests, step_tokens)
-    sizes = step_sizes(engine.slots)
     watch = stopwatch(engine.model.device)
     began, first, ended = ([0] * len(requests) for _ in range(3))
     answers: list[torch.Tensor] = [prompts[:0, 0]] * len(requests)
     steps: list[int] = []  # the mark after each
-    marks = 0
-
-    def mark() -> int:
-        nonlocal marks
+    watch.mark()
+    for mark, turn in enumerate(Schedule(requests, engine.slots, step_tokens).turns(), start=1):
+        for admission in turn.admitted:
+            began[admission.index] = mark - 1
+        if turn.reading is None:
+            engine.advance(*_step(engine, turn))
+            steps.append(mark)
+        else:
+            engine.read(_pieces(engine, turn.reading, prompts), len(turn.reading.pieces))
         watch.mark()
-        marks += 1
-        return marks - 1
-
-    def take_answers() -> None:
-        for slot, index in schedule.finish():
-            ended[index] = latest
+        for index in turn.begun:
+            first[index] = mark
+        for slot, index in turn.finished:
+            ended[index] = mark
             request = requests[index]
             answer = engine.history[slot, request.prompt_tokens : request.length]
             answers[index] = answer.clone()
             engine.clear(slot)
-
-    latest = mark()
-    while not schedule.is_done:
-        for admission in schedule.admit():
-            began[admission.index] = latest
-        reading = schedule.next_reading()
-        if reading is not None:
-            engine.read(_pieces(engine, reading, prompts), len(reading.pieces))
-            latest = mark()
-            for index in schedule.read(reading):
-                first[index] = latest
-            take_answers()
-        if schedule.decoding:
-            batch = min(size for size in sizes if size >= schedule.decoding)
-            engine.advance(batch, engine.bucket(schedule.longest))
-            schedule.step()
-            latest = mark()
-            steps.append(latest)
-            take_answers()
     at_ms = np.concatenate([[0.0], np.cumsum(watch.intervals_ms())])
     return Served(
         tuple((at_ms[ended] - at_ms[began]).tolist()),
@@ -109,16 +91,20 @@ def serve(
 
 
 def _prepare(engine: Engine, requests: Sequence[Request], step_tokens: int) -> None:
-    """Capture every step and every reading that these requests may need."""
-    longest = max(request.length for request in requests)
-    for bucket in sorted({engine.bucket(length) for length in range(1, longest + 1)}):
-        for size in step_sizes(engine.slots):
-            engine.prepare(size, bucket)
-    longest = max(request.prompt_tokens for request in requests)
-    for bucket in sorted({_seen(engine, length) for length in range(1, longest + 1)}):
-        for rows, tokens in reading_shapes(step_tokens):
-            if rows < 2 * engine.slots:
-                engine.prepare_prompts(rows, tokens, bucket)
+    """Capture every step and every reading that these requests will need."""
+    turns = list(Schedule(requests, engine.slots, step_tokens).turns())
+    for step in sorted({_step(engine, turn) for turn in turns if turn.reading is None}):
+        engine.prepare(*step)
+    readings = [turn.reading for turn in turns if turn.reading is not None]
+    shapes = {(one.rows, one.tokens, _seen(engine, one.longest)) for one in readings}
+    for shape in sorted(shapes):
+        engine.prepare_prompts(*shape)
+
+
+def _step(engine: Engine, turn: Turn) -> tuple[int, int]:
+    """Slots and bucket of the step that is prepared for a turn."""
+    batch = min(size for size in step_sizes(engine.slots) if size >= turn.decoding)
+    return batch, engine.bucket(turn.longest)
 
 
 def _pieces(engine: Engine, reading: Reading, prompts: torch.Tensor) -> Pieces:

@@ -147,7 +147,6 @@ class DecodeStand:
         longest = max(request.prompt_tokens for request in wanted)
         with self._engine(slots, capacity, kv_bits) as engine:
             prompts = self._prompts(engine, len(wanted), longest)
-            serve(engine, wanted[:1], prompts[:1], step_tokens)  # compiles and allocates
             served = serve(engine, wanted, prompts, step_tokens)
             return {
                 "latency_s": [ms / 1000 for ms in served.latency_ms],

@@ -204,7 +204,7 @@ def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
 
     records = served((8, 40))
 
-    sizes = [40, 32, 16, 8]
+    sizes = [40, 32, 8]
     assert workers.loaded == [("fp16", sizes), ("flexq-w6ax", sizes)]
     assert [(r.scheme, r.parameters["slots"]) for r in records] == [
         ("fp16", 8),

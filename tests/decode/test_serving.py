@@ -72,8 +72,24 @@ def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
     schedule.finish()
     assert schedule.decoding == 3  # the one in the middle is done
 
-    assert step_sizes(71) == [71, 64, 32, 16, 8]
+    assert step_sizes(71) == [71, 32, 8]
     assert step_sizes(3) == [3]
+
+
+def test_prompts_and_steps_take_turns() -> None:
+    requests = [Request(100, 2), Request(30, 3)]
+
+    turns = list(Schedule(requests, 1, 64).turns())
+
+    assert [turn.reading is not None for turn in turns] == [True, True, False, True, False, False]
+    assert [[a.index for a in turn.admitted] for turn in turns] == [[0], [], [], [1], [], []]
+    assert [turn.begun for turn in turns] == [(), (0,), (), (1,), (), ()]
+    assert [turn.finished for turn in turns] == [(), (), ((0, 0),), (), (), ((0, 1),)]
+    assert [(t.decoding, t.longest) for t in turns if t.reading is None] == [
+        (1, 102),
+        (1, 32),
+        (1, 33),
+    ]
 
 
 @pytest.mark.parametrize(("step_tokens", "kv_bits"), [(64, 16), (8, 16), (3, 4)])
