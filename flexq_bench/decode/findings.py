@@ -74,6 +74,20 @@ class ServingCase:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """slots: sequences at a time. loaded: what loading said. answer: of the process.
+
+    refused: why there is no answer.
+    """
+
+    case: ServingCase
+    slots: int
+    loaded: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] | None = None
+    refused: str = ""
+
+
 def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) -> DecodeRecord:
     """The record of a case, of the processes that there are so far."""
     done = found.processes
@@ -105,28 +119,21 @@ def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) 
     )
 
 
-def serving_record(
-    setup: Setup,
-    case: ServingCase,
-    slots: int,
-    loaded: dict[str, Any],
-    answer: dict[str, Any] | None,
-    refused: str,
-    source: Source,
-) -> ServingRecord:
-    """The record of a serving. answer: of the process; None: it was refused."""
+def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecord:
+    """The record of a serving, or of why there was none."""
+    case, answer = served.case, served.answer
     new = sum(request.new_tokens for request in case.requests)
 
     def percentile(name: str, percent: int) -> float | None:
         values = answer[name] if answer else []
         return float(np.percentile(values, percent)) if values else None
 
-    shared = _shared(setup, case.scheme, case.key(setup), loaded, source)
-    shared["parameters"] |= {"slots": slots, "step_tokens": case.step_tokens}
+    shared = _shared(setup, case.scheme, case.key(setup), served.loaded, source)
+    shared["parameters"] |= {"slots": served.slots, "step_tokens": case.step_tokens}
     return ServingRecord(
         **shared,
         status="ok" if answer else "refused",
-        detail="" if answer else refused,
+        detail=served.refused,
         batch_limit=case.batch_limit,
         memory_limit_bytes=case.memory_limit,
         requests=len(case.requests),

@@ -13,6 +13,7 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.findings import (
     Found,
+    Served,
     ServingCase,
     Source,
     decode_record,
@@ -103,25 +104,22 @@ def serve_all(
         source = Source(run, commit, device, environment)
         for scheme in dict.fromkeys(case.scheme for case in cases):
             mine = [case for case in cases if case.scheme == scheme]
-            for case, slots, loaded, answer in _serve_scheme(worker, setup, mine):
-                reason = answer if isinstance(answer, str) else ""
-                refused += [reason] if reason else []
-                served = None if isinstance(answer, str) else answer
-                yield serving_record(setup, case, slots, loaded, served, reason, source)
+            for served in _serve_scheme(worker, setup, mine):
+                refused += [served.refused] if served.refused else []
+                yield serving_record(setup, served, source)
     if len(refused) == len(cases):
         raise UsageError(refused[0])
 
 
 def _serve_scheme(
     worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
-) -> Iterator[tuple[ServingCase, int, dict[str, Any], dict[str, Any] | str]]:
-    """Each case with its sequences at a time, what loading said, and its answer or why none."""
+) -> Iterator[Served]:
     slots: dict[ServingCase, int] = {}
     for case in cases:
         try:
             slots[case] = _slots(worker, setup, case)
         except RefusedError as error:
-            yield case, case.batch_limit, {}, str(error)
+            yield Served(case, case.batch_limit, refused=str(error))
     if not slots:
         return
     sizes = {size for at_a_time in slots.values() for size in step_sizes(at_a_time)}
@@ -135,7 +133,8 @@ def _serve_scheme(
             tuning=setup.tuning.value,
         )
     except RefusedError as error:
-        yield from ((case, at_a_time, {}, str(error)) for case, at_a_time in slots.items())
+        for case, at_a_time in slots.items():
+            yield Served(case, at_a_time, refused=str(error))
         return
     for case, at_a_time in slots.items():
         try:
@@ -148,9 +147,9 @@ def _serve_scheme(
                 step_tokens=case.step_tokens,
             )
         except RefusedError as error:
-            yield case, at_a_time, loaded, str(error)
+            yield Served(case, at_a_time, loaded, refused=str(error))
         else:
-            yield case, at_a_time, loaded, answer
+            yield Served(case, at_a_time, loaded, answer)
 
 
 def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
