@@ -172,6 +172,7 @@ def _carry_out(
     commit = current_commit()
     with database.session() as session:
         begin_run(session, run, commit)
+    log.info("run %s", run.uuid[:8])  # what --resume takes, should this process be killed
     stored = 0
 
     def store(record: DecodeRecord | ServingRecord) -> None:
