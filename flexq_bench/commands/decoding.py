@@ -24,7 +24,7 @@ from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.resuming import check_same_work
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.decode import SUITE, measuring, report
-from flexq_bench.decode.case import DecodeCase, Setup
+from flexq_bench.decode.case import Setup
 from flexq_bench.decode.findings import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
@@ -64,7 +64,8 @@ def decode(
 ) -> int:
     """Decode every case, and say how the schemes compare; the exit code."""
     cases = measuring.cases_of(setup, batches, prompt_tokens, new_tokens)
-    keys = [case.key for case in cases]
+    wanted = {case.key: setup.wanted(case) for case in cases}
+    keys = list(wanted)
     records: dict[str, DecodeRecord] = {}
 
     def measure(run: RunInfo, commit: CommitInfo, store: _Store) -> None:
@@ -72,7 +73,7 @@ def decode(
             for record in measuring.decode_all(setup, cases, run, commit, dict(records)):
                 store(record)
                 records[record.case] = record
-                advance(report.decode_line(record, setup.wanted(_case_of(record, cases))))
+                advance(report.decode_line(record, wanted[record.case]))
 
     with open_database(db, create=resume is None) as database:
         run = _run_to_measure(database, keys, resume)
@@ -136,10 +137,6 @@ def _servings(setup: Setup, wanted: Serving) -> list[ServingCase]:
         for scheme in setup.schemes
         for limit in limits
     ]
-
-
-def _case_of(record: DecodeRecord, cases: Sequence[DecodeCase]) -> DecodeCase:
-    return next(case for case in cases if case.key == record.case)
 
 
 def _run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
