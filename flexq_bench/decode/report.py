@@ -145,7 +145,7 @@ def serving_table(records: Sequence[ServingRecord]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
     names = ("KV", "limit", "slots", "requests", "tokens/s", "p50 s", "p95 s", "p99 s")
-    for name in (*names, "token p50 ms", "token p95 ms", "GiB"):
+    for name in (*names, "TTFT p50 ms", "p95 ms", "token p50 ms", "p95 ms", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         latencies = (record.latency_p50_s, record.latency_p95_s, record.latency_p99_s)
@@ -157,6 +157,8 @@ def serving_table(records: Sequence[ServingRecord]) -> Table:
             str(record.requests),
             _number(record.tokens_per_s, ",.0f"),
             *(_number(latency, ".2f") for latency in latencies),
+            _number(record.ttft_p50_ms, ".1f"),
+            _number(record.ttft_p95_ms, ".1f"),
             _number(record.token_p50_ms, ".2f"),
             _number(record.token_p95_ms, ".2f"),
             _number(_gib(record.steady_memory_bytes or record.weights_bytes), ".1f"),
