@@ -37,13 +37,13 @@ def gate_rows(
 
 
 def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
-    """A row for each limit that the policy set."""
+    """A row for each limit that the policy set; one with a minus is how much worse it may be."""
     return [
         {
             "check": one.check,
             "outcome": marked(one.outcome),
             "change": _change(one),
-            "limit": one.limit,
+            "limit": f"{'≥' if one.limit.startswith('-') else '≤'} {one.limit}",
             gate.base: one.base,
             gate.scheme: one.value,
             "why": one.reason,

@@ -18,6 +18,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _NAMED = 24  # commits below the axis, at most
 _HEIGHT = 440
 _LEGEND_PX = 24  # a series
+_MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
 
 
 def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: str) -> go.Figure:
@@ -86,7 +87,12 @@ def _add_series(
             error_y=_bar(part) if alone else None,
             mode="lines+markers",
             line={"color": style.color, "width": 2, "dash": dash},
-            marker={"color": style.color, "symbol": style.symbol, "size": 8},
+            marker={
+                "color": style.color,
+                "symbol": style.symbol,
+                "size": 8,
+                "maxdisplayed": _MARKED,
+            },
             text=[_hover(row) for row in part.to_dict("records")],
             customdata=part["measurement"],
             # What all points share is sent once, not with each of 2,400 points.

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard.colors import Style
+from dashboard.head_start import let_tables_be_painted
 from dashboard.spreadsheet import harmless
 from dashboard.words import local_time
 from db.queries import ServingRow
@@ -25,16 +26,13 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     st.subheader("Serving", anchor=False)
     st.caption(
         "Requests that arrived together, served in order by continuous batching. A latency counts "
-        "from a request's admission to its last token, TTFT to its first. Hollow markers are what "
-        "fits a limit of memory."
+        "from a request's admission to its last token, TTFT to its first. Each was served once: there "
+        "is no interval of a repetition. Hollow markers are what fits a limit of memory."
     )
-    served = [row for row in rows if row.tokens_per_s is not None]
-    if served:
-        st.plotly_chart(serving_curves(served, styles), key="servings")
     ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
     number = st.column_config.NumberColumn
     st.dataframe(
-        harmless(pd.DataFrame([_cells(row, zone) for row in ordered])),
+        harmless(pd.DataFrame([_cells(row, zone) for row in ordered]).dropna(axis=1, how="all")),
         hide_index=True,
         column_config={
             "room, GiB": number(format="%.1f", help="empty: no limit but the GPU's"),
@@ -48,6 +46,10 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
         },
         key="servings-table",
     )
+    served = [row for row in rows if row.tokens_per_s is not None]
+    if served:
+        let_tables_be_painted()
+        st.plotly_chart(serving_curves(served, styles), key="servings")
 
 
 def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> go.Figure:

@@ -19,8 +19,9 @@ _ROW_PX = 40
 _BETWEEN_PX = 50
 _AROUND_PX = 190
 _BAR_PX = 420
-_ROOMY = 14  # columns, up to which a cell has room for its interval
-_TICKS = (0.125, 0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
+_ROOMY = 22  # columns, up to which a cell has room for its interval
+_TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
 
 
 def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
@@ -46,7 +47,8 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     for i, one in enumerate(maps):
         figure.add_trace(one, row=i + 1, col=1)
     widest = float(np.abs(np.log2(shown["speedup"])).max()) or 1.0
-    ticks = [tick for tick in _TICKS if abs(np.log2(tick)) <= widest * 1.001]
+    named = _TICKS if widest > 1 else (*_TICKS, *_BETWEEN_TICKS)
+    ticks = [tick for tick in named if abs(np.log2(tick)) <= widest * 1.001]
     figure.update_layout(
         coloraxis={
             "colorscale": [[i / 4, color] for i, color in enumerate(_COLORS)],
@@ -75,6 +77,12 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     figure.update_yaxes(showgrid=False)
     figure.update_yaxes(title="kernel", row=1, col=1)
     return figure
+
+
+def widest_percent(frame: pd.DataFrame) -> float:
+    """The widest half of an interval among these speed-ups, in percent of the speed-up."""
+    halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
+    return float(halves.max())
 
 
 def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:

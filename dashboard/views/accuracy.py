@@ -101,11 +101,12 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
     st.subheader("Scores", anchor=False)
     column = st.column_config
     st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows))),
+        harmless(pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all")),
         hide_index=True,
         column_config={
             "value": column.NumberColumn(format="%.4f"),
             "± standard error": column.NumberColumn(format="%.4f"),
+            f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
             "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
         },
         key="scores",

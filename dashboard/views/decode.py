@@ -59,6 +59,9 @@ def page() -> None:
         st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
     if rows:
         _show(rows, styles, zone)
+    else:
+        decode = invocation.command("decode", model, *invocation.database_arguments(database))
+        st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
     if servings:
         show_servings(servings, styles, zone)
 

@@ -145,9 +145,9 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     for missing in link.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
     with database.session() as session:
-        narrowed = {"suite": suite or None, "without_suites": OTHER_SUITES}
-        by_gpu = queries.latest_runs(session, **narrowed)
-        newest = queries.runs(session, **narrowed, limit=1)
+        wanted = suite or None
+        by_gpu = queries.latest_runs(session, suite=wanted, without_suites=OTHER_SUITES)
+        newest = queries.runs(session, suite=wanted, without_suites=OTHER_SUITES, limit=1)
         distinct = tuple({run.uuid: run for run in (*by_gpu.values(), *newest)}.values())
         outcomes = queries.run_outcomes(session, [run.uuid for run in distinct])
         missing_by_run = {

@@ -64,7 +64,8 @@ class Store:
 
 @pytest.fixture(autouse=True)
 def no_browser_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_start, "SECONDS", 0.0)
+    monkeypatch.setattr(head_start, "TABLES_S", 0.0)
+    monkeypatch.setattr(head_start, "FIGURE_S", 0.0)
 
 
 @pytest.fixture

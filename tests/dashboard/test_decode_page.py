@@ -179,3 +179,33 @@ def test_widths_of_the_cache_never_share_a_chart(decoded, open_decode):
 
     assert latencies() == pytest.approx([11, 14, 26])
     assert latencies(kv="4") == [33.0]
+
+
+def test_a_model_that_was_only_served_is_shown_with_what_it_served(store, open_decode):
+    unknown = {"steady_memory_bytes": None}
+    newer = {**unknown, "created_at": "2025-11-22T10:00:05+00:00"}
+    keep(
+        store,
+        a_serving("fp16", 64, 500.0, **unknown),
+        a_serving("w4a16", 64, 900.0, **unknown),
+        a_serving("fp16", 64, 600.0, **newer),
+    )
+
+    app = open_decode()
+
+    (table,) = app.dataframe
+    assert dict(zip(table.value["scheme"], table.value["tokens/s"], strict=True)) == {
+        "fp16": 600.0,
+        "w4a16": 900.0,
+    }
+    assert "memory, GiB" not in table.value.columns  # nobody knows any
+    assert "decode llama-7b" in words(app)
+
+
+def test_servings_stand_beside_decodes(decoded, open_decode):
+    keep(decoded, a_serving("fp16", 64, 900.0))
+
+    assert [set(table.value.columns) >= {"scheme"} for table in open_decode().dataframe] == [
+        True,
+        True,
+    ]

@@ -76,7 +76,7 @@ def test_the_link_of_a_row_leads_to_its_limits(keep, open_accuracy):
 
     assert path == "accuracy"
     (limit,) = table(app, "outcome")
-    assert (limit["outcome"], limit["limit"], limit["flexq-w6ax"]) == ("✓ pass", "+1 %", 12.06)
+    assert (limit["outcome"], limit["limit"], limit["flexq-w6ax"]) == ("✓ pass", "≤ +1 %", 12.06)
 
 
 def test_a_worse_limit_decides_over_those_that_pass(keep, open_accuracy):
