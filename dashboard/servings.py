@@ -26,8 +26,8 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     st.subheader("Serving", anchor=False)
     st.caption(
         "Requests that arrived together, served in order by continuous batching. A latency counts "
-        "from a request's admission to its last token, TTFT to its first. Each was served once: there "
-        "is no interval of a repetition. Hollow markers are what fits a limit of memory."
+        "from a request's admission to its last token, TTFT to its first. Each was served once: "
+        "there is no interval of a repetition. Hollow markers are what fits a limit of memory."
     )
     ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
     number = st.column_config.NumberColumn
