@@ -90,7 +90,7 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
         elif item.name == "limits":
             flat[item.name] = [_plain(limit) for limit in value]
         else:
-            flat[item.name] = value
+            flat[item.name] = _nested(value)
     return flat | infos
 
 
@@ -129,6 +129,13 @@ def _plain(info: Any) -> dict[str, Any]:
     return {f.name: getattr(info, f.name) for f in fields(info)}
 
 
+def _nested(value: Any) -> Any:
+    """A field's value; a tuple of dataclasses as a list of objects."""
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_plain(item) for item in value]
+    return value
+
+
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
@@ -140,14 +147,22 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     unknown = values.keys() - hints.keys()
     if unknown:
         raise RecordError(f"unknown field {min(map(str, unknown))!r}")
-    missing = hints.keys() - values.keys()
+    missing = hints.keys() - values.keys() - _later_fields(kind)
     if missing:
         raise RecordError(f"{min(missing)} is missing")
-    checked = {name: _conform(values[name], hint, name) for name, hint in hints.items()}
+    checked = {
+        name: _conform(values[name], hint, name) for name, hint in hints.items() if name in values
+    }
     for (owner, name), choices in _CHOICES.items():
         if owner is kind and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
     return checked
+
+
+@cache
+def _later_fields(kind: type) -> frozenset[str]:
+    """Fields that files of the same schema version may lack: they were added with a default."""
+    return frozenset(f.name for f in fields(kind) if f.default is not dataclasses.MISSING)
 
 
 @cache

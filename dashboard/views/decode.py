@@ -14,7 +14,7 @@ from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
-from dashboard.serving_table import show_servings
+from dashboard.servings import show_servings
 from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text, local_time, zone_named
 from db import queries
@@ -45,10 +45,16 @@ def page() -> None:
         model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
-            servings = queries.latest_servings(session, model)
+            servings = queries.latest_servings(session, model=model)
             styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
     zone = zone_named(st.context.timezone)
-    rows = _narrow(link, rows) if rows else rows
+    for name, label in (("gpu", "GPU"), ("weights", "Weights")):
+        options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
+        chosen = link.one(st.sidebar, name, label, options, options[0])
+        rows = [row for row in rows if getattr(row, name) == chosen]
+        servings = [row for row in servings if getattr(row, name) == chosen]
+    if rows:
+        rows = _narrow(link, rows)
     for missing in link.ignored:
         st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
     if rows:
@@ -57,15 +63,14 @@ def page() -> None:
         decode = invocation.command("decode", model, *invocation.database_arguments(database))
         st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
     if servings:
-        show_servings(servings, zone)
+        show_servings(servings, styles, zone)
 
 
 def _narrow(link: Link, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
-    """The rows that may stand in one chart: of one GPU, kind of weights, and lengths."""
-    for name, label in (("gpu", "GPU"), ("weights", "Weights")):
-        options = sorted({str(getattr(row, name)) for row in rows})
-        chosen = link.one(st.sidebar, name, label, options, options[0])
-        rows = [row for row in rows if getattr(row, name) == chosen]
+    """The rows that may stand in one chart: of one width of the cache, and lengths."""
+    widths = sorted({row.kv_bits for row in rows}, reverse=True)
+    bits = link.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
     wanted = link.one(
         st.container(),
@@ -88,7 +93,8 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
     first = rows[0]
     st.caption(
         f"{as_text(first.model)} · {as_text(first.gpu)} · weights: {as_text(first.weights)} · "
-        f"{first.prompt_tokens} tokens in, {first.new_tokens} out. Bars are 95 % intervals over "
+        f"{first.prompt_tokens} tokens in, {first.new_tokens} out · a KV cache of {first.kv_bits} "
+        "bits. Bars are 95 % intervals over "
         "processes; decoding is greedy."
     )
     timed = [row for row in rows if row.status == "ok" and row.token_ms is not None]

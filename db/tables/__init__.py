@@ -13,6 +13,7 @@ from db.tables.results import (
     AccuracyResult,
     AccuracySample,
     DecodeResult,
+    DecodeSample,
     ReferenceValue,
     ServingResult,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Decision",
     "DecisionEvidence",
     "DecodeResult",
+    "DecodeSample",
     "Device",
     "DeviceOffset",
     "Environment",

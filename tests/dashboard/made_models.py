@@ -82,45 +82,6 @@ def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
     return GateRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
 
 
-def a_serving(scheme: str, tokens_per_s: float | None = 900.0, **changes: Any) -> ServingRecord:
-    """96 requests served on llama-7b in 24 GiB."""
-    run = changes.pop("run", a_run("decode", suite="decode"))
-    fields: dict[str, Any] = {
-        "case": f"serve llama-7b {scheme}",
-        "model": "llama-7b",
-        "weights": "synthetic",
-        "scheme": scheme,
-        "kernels": {},
-        "backend": "cuda",
-        "kv_bits": 16,
-        "batch_limit": 64,
-        "memory_limit_bytes": 24 * GIB,
-        "requests": 96,
-        "prompt_tokens": 9600,
-        "new_tokens": 20000,
-        "lengths": "lognormal",
-        "protocol_version": 1,
-        "status": "ok",
-        "detail": "",
-        "tokens_per_s": tokens_per_s,
-        "latency_p50_s": 9.0,
-        "latency_p95_s": 20.0,
-        "latency_p99_s": 22.0,
-        "token_p50_ms": 30.0,
-        "token_p95_ms": 40.0,
-        "weights_bytes": 6 * GIB,
-        "steady_memory_bytes": None,
-        "parameters": {},
-        "created_at": "2025-11-21T10:00:05+00:00",
-        "run": run,
-        "commit": COMMIT,
-        "device": DeviceInfo("GPU-1", H200, "cuda"),
-        "environment": {"driver": "580.1"},
-    } | changes
-    parts = ("serving", run.uuid, scheme, fields["created_at"])
-    return ServingRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
-
-
 def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
     """A decode of llama-7b, 15 tokens in and 128 out, ±1 %."""
     run = changes.pop("run", a_run("decode", suite="decode"))
@@ -160,3 +121,46 @@ def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **chang
     parts = (run.uuid, fields["case"], fields["model"], fields["prompt_tokens"], fields["weights"])
     identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
     return DecodeRecord(uuid=identity, **fields)
+
+
+def a_serving(scheme: str, slots: int, tokens_per_s: float | None, **changes: Any) -> ServingRecord:
+    """A hundred requests served on llama-7b."""
+    run = changes.pop("run", a_run("decode", suite="decode"))
+    seconds = tokens_per_s and 1000 / tokens_per_s
+    fields: dict[str, Any] = {
+        "case": f"serve llama-7b {scheme} b{slots} {changes.get('memory_limit_bytes')}",
+        "model": "llama-7b",
+        "weights": "synthetic",
+        "scheme": scheme,
+        "kernels": {},
+        "backend": "cuda",
+        "kv_bits": 16,
+        "batch_limit": slots,
+        "memory_limit_bytes": None,
+        "requests": 100,
+        "prompt_tokens": 6100,
+        "new_tokens": 20300,
+        "lengths": "lognormal",
+        "protocol_version": 2,
+        "status": "ok",
+        "detail": "",
+        "tokens_per_s": tokens_per_s,
+        "latency_p50_s": seconds,
+        "latency_p95_s": seconds and 3 * seconds,
+        "latency_p99_s": seconds and 4 * seconds,
+        "token_p50_ms": seconds,
+        "token_p95_ms": seconds,
+        "ttft_p50_ms": seconds,
+        "ttft_p95_ms": seconds,
+        "weights_bytes": 5 * GIB,
+        "steady_memory_bytes": 6 * GIB,
+        "parameters": {"slots": slots},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = (run.uuid, fields["case"], fields["kv_bits"])
+    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
+    return ServingRecord(uuid=identity, **fields)
