@@ -12,14 +12,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from db.tuning import ChoiceInfo
-from flexq_bench.cluster.actor import ROOT, Greeting, MeterActor
+from flexq_bench.cluster.actor import Greeting, MeterActor
 from flexq_bench.cluster.crew import Event, Finished, Joined, Lost, Member, Report
 from flexq_bench.cluster.nodes import Seat, is_alive, seats
 from flexq_bench.cluster.runtime import ray_session
 from flexq_bench.cluster.times import Times
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.measure import Tuning
-from flexq_bench.provenance import source_hash
+from flexq_bench.provenance import ROOT, source_hash
 from kernels.contract import Backend
 from workloads.case import Case
 

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.provenance import ROOT
 
 LOCAL = "local"
 MAX_CPU_SLOTS = 4
 _OBJECT_STORE_BYTES = 128 << 20  # what travels is a case or a result, some hundred kilobytes
-_ROOT = Path(__file__).resolve().parents[2]
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -81,9 +81,9 @@ def _start(folder: Path, gpus: int | None) -> None:
 
 def _python_path() -> str:
     before = os.environ.get("PYTHONPATH", "")
-    if str(_ROOT) in site.getsitepackages():
+    if str(ROOT) in site.getsitepackages():
         return before
-    return os.pathsep.join(filter(None, (str(_ROOT), before)))
+    return os.pathsep.join(filter(None, (str(ROOT), before)))
 
 
 @contextmanager

@@ -71,6 +71,15 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert "done, run" in capsys.readouterr().out
 
 
+def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
+    hashes = iter(["before", "after"])
+    monkeypatch.setattr("flexq_bench.provenance.source_hash", lambda root: next(hashes))
+
+    assert main(["worker", "--backend", "cpu", "--db", path]) == 0
+
+    assert "start it again" in capsys.readouterr().out
+
+
 def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_path, capsys):
     plot = tmp_path / "plot.png"
     assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--db", path]) == 0
