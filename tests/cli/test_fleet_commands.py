@@ -14,7 +14,9 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from flexq_bench.cli import main
 from flexq_bench.cluster import parse_times
+from flexq_bench.commands.measuring import Setup, report
 from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
 from flexq_bench.logs import JsonFormatter
 
 CASE = "flexq-w6a6 gemm cold m1n64k64"
@@ -59,6 +61,18 @@ def test_status_in_json_and_as_metrics(fleet, capsys):
     assert f'flexq_jobs{{run="{"r" * 36}",suite="a \\"suite\\"",state="queued"}} 2' in lines
     assert 'flexq_workers{gpu="NVIDIA H200",state="measuring"} 1' in lines
     assert "# TYPE flexq_requests gauge" in lines
+
+
+def test_a_run_says_why_a_case_had_no_device(path, capsys):
+    run = RunInfo("r" * 36, "made", "manual", "complete", "2026-01-01T00:00:00Z", "key", (CASE,))
+    with open_database(path) as database:
+        with database.session() as session:
+            begin_run(session, run, CommitInfo("a" * 40, None, 1, dirty=False))
+            add_jobs(session, run.uuid, [JobInfo(CASE, reason="it takes 2,180 GiB")])
+
+        assert report(database, run, Setup(path)) == ExitCode.MISSING
+
+    assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
 
 
 def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
