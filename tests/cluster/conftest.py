@@ -161,9 +161,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def table(tmp_path: Path, clock: Clock) -> Iterator[Table]:
+def database(tmp_path: Path) -> Iterator[Database]:
     with open_database(str(tmp_path / "flexq.sqlite"), busy_timeout_s=0.1) as database:
-        yield Table(database, clock)
+        yield database
+
+
+@pytest.fixture
+def table(database: Database, clock: Clock) -> Table:
+    return Table(database, clock)
 
 
 @pytest.fixture

@@ -97,6 +97,22 @@ def test_results_wait_while_the_database_is_away(table, a_crew, a_case, monkeypa
     assert table.received(work) == sorted(work.cases)
 
 
+def test_a_database_that_is_away_at_the_start_is_waited_for(table, a_crew, a_case, monkeypatch):
+    work = table.work("H200", [a_case()])
+    coordinator = table.coordinator(a_crew({"H200": 1}))
+    session, away = table.database.session, iter(range(3))
+
+    def gone_at_first():
+        if next(away, None) is not None:
+            raise UnreachableError("it is gone")
+        return session()
+
+    monkeypatch.setattr(table.database, "session", gone_at_first)
+    coordinator.carry_out([work])
+
+    assert table.received(work) == sorted(work.cases)
+
+
 def test_a_database_that_stays_away_ends_the_work(table, a_crew, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
     coordinator = table.coordinator(a_crew({"H200": 1}))
