@@ -255,6 +255,13 @@ def _yes(holds: bool) -> str:
     return "yes" if holds else "NO"
 
 
+def halves(gpus: int) -> Iterator[int]:
+    """All, half of them, and so on to one."""
+    while gpus:
+        yield gpus
+        gpus //= 2
+
+
 def prepare(suite: Suite) -> None:
     arch = architecture()
     began = time.perf_counter()
@@ -268,6 +275,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--suite", default=str(SUITE))
+    parser.add_argument("--on", type=int, nargs="+", help="numbers of GPUs, falling, the last 1")
     parser.add_argument("--night-seconds", type=float, default=180.0, help="a night's end")
     parser.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
@@ -287,12 +295,11 @@ def main() -> int:
             with open_fleet(database, crew, current_commit(), TIMES) as fleet:
                 gpus = sum(kind.workers for kind in fleet.kinds)
                 say(f"{gpus} workers after {time.perf_counter() - began:.1f} s")
-                some = suite.restrict(layers=suite.layers[:2], m=suite.m[:1])
+                some = suite.restrict(layers=suite.layers[:1], m=suite.m[:3])
                 bench.night(fleet, "offsets", some, gpus, repeat=gpus)
-                while gpus:
-                    crew.narrow(gpus)
-                    bench.night(fleet, f"{gpus} GPUs", suite, gpus)
-                    gpus //= 2
+                for few in arguments.on or halves(gpus):
+                    crew.narrow(few)
+                    bench.night(fleet, f"{few} GPUs", suite, few)
         except (FlexqError, KeyboardInterrupt) as error:
             say(f"ended early: {type(error).__name__} {error}")
             return 1

@@ -133,6 +133,7 @@ class Coordinator:
         self._kinds = {work.gpu: _Kind() for work in works}
         try:
             self._look()
+            self._turn()  # before the first wait: those who are ready begin at once
             while not self._is_over():
                 self._handle_all(self._crew.poll(_TURN_S))
                 self._end_overdue()
@@ -284,10 +285,14 @@ class Coordinator:
             if place.job is not None:
                 busy[place.member.gpu].add(place.job.shape)
         picked = []
-        for place in self._places.values():
-            kind = self._kinds.get(place.member.gpu)
-            if kind is None or not kind.backlog or not place.is_idle:
-                continue
+        idle = [
+            (place, self._kinds[place.member.gpu])
+            for place in self._places.values()
+            if place.is_idle and place.member.gpu in self._kinds
+        ]
+        # Who goes on with a shape comes before those who would take it over.
+        idle.sort(key=lambda one: not one[1].backlog.has(one[0].last))
+        for place, kind in idle:
             gpu = place.member.gpu
             job = kind.backlog.take(
                 place.member.device, place.last, busy[gpu], devices=len(devices[gpu])

@@ -196,6 +196,17 @@ def test_the_longest_expected_goes_first(table, a_crew, a_case):
     ]
 
 
+def test_the_last_of_a_shape_is_measured_by_who_was_on_it(table, a_crew, a_case):
+    crew = a_crew({"H200": 2})
+    cases = [a_case(m, n) for m, n in ((1, 256), (2, 256), (3, 256), (1, 512), (2, 512))]
+    work = table.work("H200", cases, expected=[0.5, 0.5, 0.5, 0.9, 0.9])
+
+    table.coordinator(crew).carry_out([work])
+
+    by_shape = {n: {who for who, case in crew.started if case.gemm.n == n} for n in (256, 512)}
+    assert [len(workers) for workers in by_shape.values()] == [1, 1]
+
+
 def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, a_crew, a_case):
     crew = a_crew({"H200": 3})
     cases = [a_case(m) for m in range(1, 5)]
