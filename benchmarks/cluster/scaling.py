@@ -299,6 +299,7 @@ def main() -> int:
                 bench.night(fleet, "offsets", some, gpus, repeat=gpus)
                 for few in arguments.on or halves(gpus):
                     crew.narrow(few)
+                    fleet.refresh()  # those left out go before there is work for them
                     bench.night(fleet, f"{few} GPUs", suite, few)
         except (FlexqError, KeyboardInterrupt) as error:
             say(f"ended early: {type(error).__name__} {error}")
