@@ -23,13 +23,13 @@ from db.nightly import NightInfo, set_night
 from db.records import CommitInfo, RunInfo
 from db.store import begin_run, finish_run
 from flexq_bench.errors import FlexqError
+from flexq_bench.execution import DeviceKind
 from flexq_bench.plan import build_plan
 from flexq_bench.probes import EMPTY_KERNEL
 from flexq_bench.provenance import commit_at
 from flexq_bench.regress import Verdict, trigger
 from flexq_bench.running import OnRecord, new_run
 from flexq_bench.verdicts import Compared, Machine, record_night
-from kernels.contract import Backend, Capability
 from workloads.case import Case
 from workloads.suite import Suite
 
@@ -48,20 +48,11 @@ class Planned:
     cases: tuple[Case, ...]
 
 
-class Kind(Protocol):
-    @property
-    def gpu(self) -> str: ...
-    @property
-    def backend(self) -> Backend: ...
-    @property
-    def capability(self) -> Capability | None: ...
-
-
 class Site(Protocol):
     """Where a night is measured: this process, or a fleet."""
 
     @property
-    def kinds(self) -> Sequence[Kind]: ...
+    def kinds(self) -> Sequence[DeviceKind]: ...
 
     def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None: ...
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ci.nightly import Kind, Planned
+from ci.nightly import Planned
 from db.engine import Database
 from db.records import CommitInfo
 from flexq_bench.cluster import Fleet
-from flexq_bench.execution import LocalExecutor
+from flexq_bench.execution import DeviceKind, LocalExecutor
 from flexq_bench.interleave import CaseComparison, compare_commits
 from flexq_bench.machine import device_info
 from flexq_bench.running import OnRecord, execute_plan
@@ -27,12 +27,12 @@ class LocalSite:
         self._device = device
 
     @property
-    def kinds(self) -> Sequence[Kind]:
+    def kinds(self) -> Sequence[DeviceKind]:
         return (self._executor,)
 
     def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None:
+        # A case that doesn't fit the memory becomes a failed one: it must not cost the night.
         for one in planned:
-            self._executor.check(one.cases)
             execute_plan(
                 self._database,
                 self._executor,
@@ -54,12 +54,14 @@ class LocalSite:
 class FleetSite:
     """Every kind of GPU that a fleet has, or those asked for."""
 
-    def __init__(self, fleet: Fleet, kinds: Sequence[Kind], *, repeat: int, seed: int) -> None:
+    def __init__(
+        self, fleet: Fleet, kinds: Sequence[DeviceKind], *, repeat: int, seed: int
+    ) -> None:
         self._fleet, self._kinds = fleet, tuple(kinds)
         self._repeat, self._seed = repeat, seed
 
     @property
-    def kinds(self) -> Sequence[Kind]:
+    def kinds(self) -> Sequence[DeviceKind]:
         return self._kinds
 
     def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None:

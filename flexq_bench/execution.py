@@ -38,8 +38,8 @@ class Outcome:
     attempt: int = 1
 
 
-class Executor(Protocol):
-    """Measures cases on one kind of device."""
+class DeviceKind(Protocol):
+    """What all devices of one kind have in common."""
 
     @property
     def backend(self) -> Backend: ...
@@ -53,6 +53,10 @@ class Executor(Protocol):
     def gpu(self) -> str:
         """Their SKU."""
         ...
+
+
+class Executor(DeviceKind, Protocol):
+    """Measures cases on one kind of device."""
 
     def check(self, cases: Sequence[Case]) -> None:
         """Raise MeasureError if a case would not fit in memory, before anything is allocated."""

@@ -13,6 +13,7 @@ from db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.git import GitError, git_output
 
+ROOT = Path(__file__).resolve().parents[1]  # the folder that has the packages
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml"}
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 @cache
 def current_commit() -> CommitInfo:
     """The commit of the running code; one answer a process, since imported code doesn't change."""
-    return commit_of(Path(__file__).resolve().parents[1])
+    return commit_of(ROOT)
 
 
 def commit_of(root: Path) -> CommitInfo:

@@ -6,10 +6,9 @@ import logging
 import os
 import platform
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Protocol
 
 from db import queries
 from db.engine import Database
@@ -23,10 +22,9 @@ from db.requests import (
 )
 from db.store import begin_run, finish_run
 from flexq_bench.errors import CancelledError, FlexqError, MeasureError
-from flexq_bench.execution import LocalExecutor
+from flexq_bench.execution import DeviceKind, LocalExecutor
 from flexq_bench.requests import request_plan
 from flexq_bench.running import OnRecord, execute_plan, new_run
-from kernels.contract import Backend, Capability
 from kernels.errors import KernelError
 from workloads.case import Case
 from workloads.errors import WorkloadError
@@ -47,62 +45,25 @@ class Served:
     detail: str = ""
 
 
-class Station(Protocol):
-    """A kind of device, and how it is measured on."""
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A kind of device, and what declares a run and measures these cases of it there.
 
-    @property
-    def gpu(self) -> str:
-        """SKU."""
-        ...
+    measure raises what execute_plan raises.
+    """
 
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def capability(self) -> Capability | None: ...
-
-    def measure(
-        self,
-        database: Database,
-        cases: Sequence[Case],
-        run: RunInfo,
-        commit: CommitInfo,
-        *,
-        on_record: OnRecord,
-    ) -> None:
-        """Declare the run and measure these cases of it, as execute_plan does."""
-        ...
+    kind: DeviceKind
+    measure: Callable[[RunInfo, Sequence[Case], OnRecord], None]
 
 
-class LocalStation:
-    """This process on its device."""
+def local_station(database: Database, executor: LocalExecutor, commit: CommitInfo) -> Station:
+    """This process on its device. A case that doesn't fit its memory is a MeasureError."""
 
-    def __init__(self, executor: LocalExecutor) -> None:
-        self._executor = executor
+    def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
+        executor.check(cases)
+        execute_plan(database, executor, cases, run, commit, on_record=on_record)
 
-    @property
-    def gpu(self) -> str:
-        return self._executor.gpu
-
-    @property
-    def backend(self) -> Backend:
-        return self._executor.backend
-
-    @property
-    def capability(self) -> Capability | None:
-        return self._executor.capability
-
-    def measure(
-        self,
-        database: Database,
-        cases: Sequence[Case],
-        run: RunInfo,
-        commit: CommitInfo,
-        *,
-        on_record: OnRecord,
-    ) -> None:
-        self._executor.check(cases)
-        execute_plan(database, self._executor, cases, run, commit, on_record=on_record)
+    return Station(executor, measure)
 
 
 def server_name() -> str:
@@ -125,19 +86,20 @@ def serve_next(
     """
     now = datetime.now(UTC)
     with database.session() as session:
-        request = claim_request(session, server, (station.gpu,), until=now + LEASE, at=now)
+        request = claim_request(session, server, (station.kind.gpu,), until=now + LEASE, at=now)
     if request is None:
         return None
     log.info("request %s of %s", request.uuid[:8], request.requester)
     try:
-        plan = request_plan(request.kind, request.content, station.backend, station.capability)
+        kind = station.kind
+        plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except (FlexqError, WorkloadError, KernelError) as error:
         return _finish(database, request, "failed", request.run, str(error))
     run = _run_of(database, request, plan.suite, plan.keys, commit)
     try:
         cases = _still_missing(database, run, plan.cases)
         renewing = _renewing(database, request, server, on_record)
-        station.measure(database, cases, run, commit, on_record=renewing)
+        station.measure(run, cases, renewing)
     except MeasureError as error:
         with database.session() as session:
             finish_run(session, run.uuid, "failed")

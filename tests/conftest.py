@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+# Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
+# flexq_bench.cluster.runtime).
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
 def _sha(order: int) -> str:

@@ -1,4 +1,4 @@
-"""A crew that goes on with its first worker alone: what one GPU does, by the same processes."""
+"""A crew that goes on with its first workers alone: what fewer GPUs do, by the same processes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from flexq_bench.cluster.crew import Event, Joined, Lost
 
 
 class NarrowingCrew(RayCrew):
-    """`narrow` leaves out every worker but the first; their processes stay and do nothing."""
+    """`narrow` leaves out all workers but the first; their processes stay and do nothing."""
 
     _there: tuple[str, ...] = ()  # workers that joined, in order
     _left_out: frozenset[str] = frozenset()
-    _is_narrow = False
+    _most: int | None = None  # None: all
 
-    def narrow(self) -> None:
-        self._is_narrow = True
+    def narrow(self, workers: int) -> None:
+        self._most = workers
 
     def poll(self, timeout_s: float) -> Sequence[Event]:
         events: list[Event] = []
         for event in super().poll(timeout_s):
             if isinstance(event, Joined):
-                if self._is_narrow and self._present:
+                if self._most is not None and len(self._present) >= self._most:
                     self._left_out |= {event.member.uuid}
                     continue
                 self._there = (*self._there, event.member.uuid)
@@ -31,8 +31,8 @@ class NarrowingCrew(RayCrew):
             elif isinstance(event, Lost):
                 self._there = tuple(one for one in self._there if one != event.member)
             events.append(event)
-        if self._is_narrow:
-            spare = self._present[1:]
+        if self._most is not None:
+            spare = self._present[self._most :]
             events.extend(Lost(uuid, "left out of this night", blameless=True) for uuid in spare)
             self._left_out |= set(spare)
         return events

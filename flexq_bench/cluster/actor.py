@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
@@ -14,12 +13,11 @@ from flexq_bench.cluster.crew import Report
 from flexq_bench.errors import InfrastructureError, MeasureError
 from flexq_bench.execution import Worker, measure_case, worker_of
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.provenance import source_hash
+from flexq_bench.provenance import ROOT, source_hash
 from kernels.autotune import TuningKey
 from kernels.contract import Backend
 from workloads.case import Case
 
-ROOT = Path(__file__).resolve().parents[2]
 _LEAVING_S = 15.0  # for the process that had the device before to be gone
 
 

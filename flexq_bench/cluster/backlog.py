@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from flexq_bench.probes import is_probe
+from flexq_bench.probes import EMPTY_KERNEL, is_probe
 from workloads.case import Case
 
 Shape = tuple[int, int]
+_FLOOR_S = 1.0  # about what measuring a floor takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,9 @@ class Backlog:
 
     A worker keeps its shape, whose floor it has measured, while it lasts. Shapes go out by the
     seconds that they are expected to take, longest first, and so do the jobs of a shape after its
-    floors: what is handed out last is short, so no GPU waits long for the last one.
+    floors: what is handed out last is short, so no GPU waits long for the last one. The empty
+    launch is the first of all: how long its few nanoseconds take to settle, 1 to 12 s on an H200,
+    is chance, and nobody can share it.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
@@ -60,28 +63,49 @@ class Backlog:
         self._seconds[job.shape] = self._seconds.get(job.shape, 0.0) + job.expected_s
         self._count += 1
 
+    def has(self, shape: Shape | None) -> bool:
+        return shape in self._waiting
+
     def take(
         self, device: str, last: Shape | None, busy: Collection[Shape], devices: int
     ) -> Job | None:
-        """The next job for a worker on this device; None: nothing waits.
+        """The next job for a worker on this device; None: nothing waits for it.
 
         last: the shape it measured before. busy: shapes that other workers are on; one that nobody
-        is on goes first, and only then the longest. devices: how many there are: repetitions of a
-        case go to different ones while some have not had it.
+        is on goes first, and only then the longest that is worth measuring its floor once more.
+        devices: how many there are: repetitions of a case go to different ones while some have not
+        had it.
         """
-        if last is not None and last in self._waiting:
-            return self._pop(last, device, devices)
-        if not self._waiting:
-            return None
-        free = [shape for shape in self._waiting if shape not in busy] or list(self._waiting)
-        return self._pop(max(free, key=self._seconds.__getitem__), device, devices)
+        for shape in self._preferred(last, busy):
+            job = self._pop(shape, device, devices)
+            if job is not None:
+                return job
+        return None
 
-    def _pop(self, shape: Shape, device: str, devices: int) -> Job:
+    def _preferred(self, last: Shape | None, busy: Collection[Shape]) -> Iterator[Shape]:
+        if last is not None and self.has(last):
+            yield last
+        free = [shape for shape in self._waiting if shape not in busy]
+        yield from sorted(free, key=self._rank, reverse=True)
+        shared = [shape for shape in busy if self._needs_help(shape)]
+        yield from sorted(shared, key=self._rank, reverse=True)
+
+    def _needs_help(self, shape: Shape) -> bool:
+        """Whether who comes to help is done with a job before those who are on it would be."""
+        waiting, seconds = self._waiting.get(shape, ()), self._seconds.get(shape, 0.0)
+        return len(waiting) > 1 or (len(waiting) == 1 and not 0 < seconds < 2 * _FLOOR_S)
+
+    def _rank(self, shape: Shape) -> tuple[bool, float]:
+        is_empty_launch = self._waiting[shape][-1].case.kernel == EMPTY_KERNEL
+        return (is_empty_launch, self._seconds[shape])
+
+    def _pop(self, shape: Shape, device: str, devices: int) -> Job | None:
+        """The next job of the shape that the device may have."""
         jobs = self._waiting[shape]
-        index = len(jobs) - 1
-        if devices > 1:
-            fresh = (i for i in range(index, -1, -1) if not self._had(jobs[i], device, devices))
-            index = next(fresh, index)
+        allowed = (i for i in reversed(range(len(jobs))) if not self._had(jobs[i], device, devices))
+        index = next(allowed, None)
+        if index is None:
+            return None
         job = jobs.pop(index)
         if job.repetition > 1 or devices > 1:
             self._tried.setdefault((job.run, job.case.key), set()).add(device)

@@ -13,13 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 
 from db import queries
 from db.engine import Database
 from db.errors import DatabaseError
 from db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
 from db.records import CommitInfo, Record, RunInfo
-from db.tuning import ChoiceInfo
+from db.tuning import ChoiceInfo, choices_of
 from flexq_bench.cluster.backlog import Backlog, Job, Shape
 from flexq_bench.cluster.crew import Crew, Event, Finished, Joined, Lost, Member
 from flexq_bench.cluster.ledger import Ledger
@@ -95,7 +96,7 @@ class Coordinator:
         on_record: OnRecord,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._database, self._crew, self._commit = database, crew, commit
+        self._crew, self._commit = crew, commit
         self._times, self._on_record, self._clock = times, on_record, clock
         self._ledger = Ledger(database, times, clock=clock)
         self._places: dict[str, _Place] = {}
@@ -132,6 +133,7 @@ class Coordinator:
         self._kinds = {work.gpu: _Kind() for work in works}
         try:
             self._look()
+            self._turn()  # before the first wait: those who are ready begin at once
             while not self._is_over():
                 self._handle_all(self._crew.poll(_TURN_S))
                 self._end_overdue()
@@ -208,7 +210,7 @@ class Coordinator:
         """The choices that hold for this worker, its kind's and its software's; read once."""
         key = (member.gpu, member.software)
         if key not in self._choices:
-            stored = self._ledger.choices(*key)
+            stored = self._ledger.read(lambda session: choices_of(session, *key))
             if stored is None:
                 return []
             self._choices[key] = stored
@@ -283,10 +285,14 @@ class Coordinator:
             if place.job is not None:
                 busy[place.member.gpu].add(place.job.shape)
         picked = []
-        for place in self._places.values():
-            kind = self._kinds.get(place.member.gpu)
-            if kind is None or not kind.backlog or not place.is_idle:
-                continue
+        idle = [
+            (place, self._kinds[place.member.gpu])
+            for place in self._places.values()
+            if place.is_idle and place.member.gpu in self._kinds
+        ]
+        # Who goes on with a shape comes before those who would take it over.
+        idle.sort(key=lambda one: not one[1].backlog.has(one[0].last))
+        for place, kind in idle:
             gpu = place.member.gpu
             job = kind.backlog.take(
                 place.member.device, place.last, busy[gpu], devices=len(devices[gpu])
@@ -353,18 +359,22 @@ class Coordinator:
         ours |= self._returning.keys() | self._ledger.unwritten_jobs
         now = datetime.now(UTC)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
-        elsewhere = False
-        with self._database.session() as session:
-            for uuid, work in self._works.items():
-                for row in queries.jobs_of(session, uuid, states=OPEN_JOB_STATES):
-                    if row.id in ours:
-                        continue
-                    if row.lease_until is not None and row.lease_until >= now:
-                        elsewhere = True
-                        continue
-                    case, expected = work.cases[row.case_key], row.expected_s or 0.0
-                    waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
-        self._elsewhere = elsewhere
+        self._elsewhere = False
+        for uuid, work in self._works.items():
+            rows = self._ledger.read(
+                partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
+            )
+            if rows is None:
+                self._elsewhere = True  # there may be some: look again
+                return
+            for row in rows:
+                if row.id in ours:
+                    continue
+                if row.lease_until is not None and row.lease_until >= now:
+                    self._elsewhere = True
+                    continue
+                case, expected = work.cases[row.case_key], row.expected_s or 0.0
+                waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
         for gpu, jobs in waiting.items():
             self._kinds[gpu].backlog = Backlog(jobs)
 

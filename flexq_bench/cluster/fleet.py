@@ -24,6 +24,7 @@ from flexq_bench.costs import read_costs
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.interleave import CaseComparison
 from flexq_bench.running import OnRecord
+from flexq_bench.serving import Station
 from flexq_bench.verdicts import Machine
 from kernels.contract import Backend, Capability
 from workloads.case import Case
@@ -134,9 +135,13 @@ class Fleet:
         self._coordinator.gather()
         return found
 
-    def station(self, kind: Kind) -> FleetStation:
+    def station(self, kind: Kind) -> Station:
         """The workers of one kind, as who serves requests wants them."""
-        return FleetStation(self, kind)
+
+        def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
+            self.measure([self.declare(run, kind.gpu, cases)], on_record)
+
+        return Station(kind, measure)
 
     def _finish(self, works: Sequence[Work], status: str) -> None:
         with self._database.session() as session:
@@ -145,39 +150,6 @@ class Fleet:
                 ended = "interrupted" if status == "complete" and unmeasured else status
                 finish_run(session, work.run.uuid, ended)
                 store_offsets(session, work.run.uuid)
-
-
-@dataclass(frozen=True, slots=True)
-class FleetStation:
-    """flexq_bench.serving.Station on a fleet."""
-
-    fleet: Fleet
-    kind: Kind
-
-    @property
-    def gpu(self) -> str:
-        return self.kind.gpu
-
-    @property
-    def backend(self) -> Backend:
-        return self.kind.backend
-
-    @property
-    def capability(self) -> Capability | None:
-        return self.kind.capability
-
-    def measure(
-        self,
-        database: Database,
-        cases: Sequence[Case],
-        run: RunInfo,
-        commit: CommitInfo,
-        *,
-        on_record: OnRecord,
-    ) -> None:
-        """The fleet's own database and commit are these."""
-        work = self.fleet.declare(run, self.gpu, cases)
-        self.fleet.measure([work], on_record)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import TypeVar
 
 from db.engine import Database, Session
 from db.errors import DatabaseError, LockedError, UnreachableError
@@ -22,12 +23,14 @@ from db.fleet import (
     return_jobs,
 )
 from db.records import Record
-from db.tuning import ChoiceInfo, add_choices, choices_of
+from db.tuning import ChoiceInfo, add_choices
 from flexq_bench.cluster.times import Times
 from flexq_bench.errors import InfrastructureError
 
 _AWAY = (LockedError, UnreachableError)
 _PAUSE_S = 1.0  # between two attempts on a database that is away
+
+Answer = TypeVar("Answer")
 
 log = logging.getLogger(__name__)
 
@@ -125,12 +128,13 @@ class Ledger:
         self._pending = _Pending()
         return turn
 
-    def choices(self, gpu: str, software: str) -> list[ChoiceInfo] | None:
-        """The stored choices of a kind of GPU; None: the database is away."""
+    def read(self, question: Callable[[Session], Answer]) -> Answer | None:
+        """What the database answers; None: it is away. Raises what `turn` raises."""
         try:
             with self._database.session() as session:
-                return choices_of(session, gpu, software)
-        except _AWAY:
+                return question(session)
+        except _AWAY as error:
+            self._wait(error)
             return None
 
     @property

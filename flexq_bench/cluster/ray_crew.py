@@ -12,14 +12,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from db.tuning import ChoiceInfo
-from flexq_bench.cluster.actor import ROOT, Greeting, MeterActor
+from flexq_bench.cluster.actor import Greeting, MeterActor
 from flexq_bench.cluster.crew import Event, Finished, Joined, Lost, Member, Report
 from flexq_bench.cluster.nodes import Seat, is_alive, seats
+from flexq_bench.cluster.reasons import is_of_node, reason_of
 from flexq_bench.cluster.runtime import ray_session
 from flexq_bench.cluster.times import Times
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.measure import Tuning
-from flexq_bench.provenance import source_hash
+from flexq_bench.provenance import ROOT, source_hash
 from kernels.contract import Backend
 from workloads.case import Case
 
@@ -154,7 +155,7 @@ class RayCrew:
             answer = self._of(member).handle.unfit.remote(tuple(cases))
             reasons: dict[str, str] = ray.get(answer, timeout=self._times.start)
         except ray.exceptions.RayError as error:
-            raise InfrastructureError(f"a worker did not answer: {first_line(error)}") from error
+            raise InfrastructureError(f"a worker did not answer: {reason_of(error)}") from error
         return reasons
 
     def lend(self, gpu: str, borrower: type, method: str, *arguments: Any) -> Any:
@@ -177,9 +178,7 @@ class RayCrew:
         try:
             return ray.get(getattr(handle, method).remote(*arguments))
         except ray.exceptions.RayActorError as error:
-            raise InfrastructureError(
-                f"a comparison on {gpu} ended: {first_line(error)}"
-            ) from error
+            raise InfrastructureError(f"a comparison on {gpu} ended: {reason_of(error)}") from error
         finally:
             ray.kill(handle)
 
@@ -201,10 +200,10 @@ class RayCrew:
         try:
             answer = ray.get(reference)
         except InfrastructureError as error:
-            self._lose(actor, first_line(error), blameless=True)
+            self._lose(actor, reason_of(error), blameless=True)
         except ray.exceptions.RayError as error:
-            reason = first_line(error)
-            self._lose(actor, reason, blameless=not is_alive(actor.seat.node) or _of_node(reason))
+            reason = reason_of(error)
+            self._lose(actor, reason, blameless=not is_alive(actor.seat.node) or is_of_node(reason))
         else:
             if isinstance(answer, Greeting):
                 self._greet(actor, answer)
@@ -259,15 +258,3 @@ class RayCrew:
 
     def _of(self, member: str) -> _Actor:
         return next(actor for actor in self._actors.values() if actor.uuid == member)
-
-
-def first_line(error: BaseException) -> str:
-    """The reason in one line: a remote exception's last line, a death's first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if "Traceback" in str(error) else lines[0]
-
-
-def _of_node(reason: str) -> bool:
-    return "node" in reason and "died" in reason

@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import site
+import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.provenance import ROOT
 
 LOCAL = "local"
 MAX_CPU_SLOTS = 4
 _OBJECT_STORE_BYTES = 128 << 20  # what travels is a case or a result, some hundred kilobytes
-_ROOT = Path(__file__).resolve().parents[2]
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -25,6 +26,11 @@ _QUIET = {
 # Ray replaces 127.0.0.1 by an address that others reach, except where clusters of several machines
 # are switched off: that is this variable's meaning, on any system. Read when ray is imported.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+_CLIENT = "ray://"
+_ANSWER_S = 10.0
+_TOKEN_MODE = "RAY_AUTH_MODE"
+_TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
 def cpu_slots() -> int:
@@ -40,7 +46,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
     joins that cluster, whose nodes have this package installed. gpus: how many to offer locally;
     None: those Ray finds. Raises InfrastructureError if Ray can't be started or reached.
     """
-    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else {})
+    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
     with _environment(variables), _scratch_folder() as folder:
         import ray  # a second of import that only this needs
 
@@ -49,6 +55,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
                 if address == LOCAL:
                     _start(folder, gpus)
                 else:
+                    _check_reachable(address)
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             ray.shutdown()
@@ -57,6 +64,24 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise OSError if nobody listens there: Ray itself tries for many minutes."""
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
+
+
+def _token(address: str) -> dict[str, str]:
+    """What makes Ray's client show the token that this machine has; elsewhere Ray does so itself.
+
+    A cluster asks for one if its head had one when it started.
+    """
+    has_one = _TOKENS & os.environ.keys() or (Path.home() / ".ray/auth_token").is_file()
+    if not address.startswith(_CLIENT) or _TOKEN_MODE in os.environ or not has_one:
+        return {}
+    return {_TOKEN_MODE: "token"}
 
 
 def _start(folder: Path, gpus: int | None) -> None:
@@ -81,9 +106,9 @@ def _start(folder: Path, gpus: int | None) -> None:
 
 def _python_path() -> str:
     before = os.environ.get("PYTHONPATH", "")
-    if str(_ROOT) in site.getsitepackages():
+    if str(ROOT) in site.getsitepackages():
         return before
-    return os.pathsep.join(filter(None, (str(_ROOT), before)))
+    return os.pathsep.join(filter(None, (str(ROOT), before)))
 
 
 @contextmanager
@@ -128,7 +153,8 @@ def _explain(address: str, error: Exception) -> str:
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if address == LOCAL:
         return f"Ray did not start on this machine ({reason}): see `flexq-bench doctor`"
+    token = ", that this machine has its token (~/.ray/auth_token)"
     return (
-        f"no Ray cluster at {address} ({reason}): check that it runs (ray status), or start one "
-        "here with --cluster local"
+        f"no Ray cluster at {address} ({reason}): check that it runs (ray status)"
+        f"{token if address.startswith(_CLIENT) else ''}, or start one here with --cluster local"
     )

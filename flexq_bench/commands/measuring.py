@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -199,6 +200,7 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
         results = queries.run_results(session, run.uuid)
         missing = queries.missing_cases(session, run.uuid)
         records = list(queries.run_records(session, run.uuid))
+        unmeasured = queries.jobs_of(session, run.uuid, states=("no-device",))
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = setup.people
@@ -210,6 +212,8 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
         say(out, line)
     if missing:
         say(out, f"{len(missing)} of {len(run.plan)} planned cases have no result")
+    for reason, count in Counter(job.reason for job in unmeasured).most_common():
+        say(out, f"no-device: {count} × {reason}")
     setup.files.write(records)
     if setup.files.plot is not None:
         drawn = write_plot(results, Path(setup.files.plot))

@@ -46,12 +46,13 @@ def worker(
 
     Each becomes a run with trigger `sweep`, which is never a baseline. A worker that dies loses
     nothing: the next one goes on with its request. Any number of workers may serve one database.
+    It ends when its kernels' sources change: what started it starts the new ones.
     """
     from db.engine import open_database
     from flexq_bench.commands.measuring import FleetSetup, Setup
     from flexq_bench.commands.output import console, say
     from flexq_bench.commands.stopping import ended_by_terminate
-    from flexq_bench.provenance import current_commit
+    from flexq_bench.provenance import ROOT, current_commit, source_hash
     from flexq_bench.serving import serve_next, server_name
 
     out = console()
@@ -61,10 +62,10 @@ def worker(
         _stations(database, setup) as stations,
         ended_by_terminate(),
     ):
-        name = server_name()
-        kinds = ", ".join(station.gpu for station in stations())
+        name, sources = server_name(), source_hash(ROOT)
+        kinds = ", ".join(station.kind.gpu for station in stations())
         say(out, f"{name} serves {kinds} from {database.url}")
-        while True:
+        while source_hash(ROOT) == sources:
             served = None
             for station in stations():
                 served = served or serve_next(
@@ -82,6 +83,7 @@ def worker(
                 return
             else:
                 time.sleep(poll)
+        say(out, "the kernels' sources changed since this worker began: start it again")
 
 
 @contextmanager
@@ -90,12 +92,13 @@ def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequenc
     from flexq_bench.commands.measuring import NO_CLUSTER, local_executor
     from flexq_bench.presence import present
     from flexq_bench.provenance import current_commit
-    from flexq_bench.serving import LocalStation
+    from flexq_bench.serving import local_station
 
     if setup.cluster == NO_CLUSTER:
         executor = local_executor(setup)
         with present(database, executor.worker):
-            yield lambda: (LocalStation(executor),)
+            station = local_station(database, executor, current_commit())
+            yield lambda: (station,)
         return
     from flexq_bench.commands.fleet_runs import fleet_of
 

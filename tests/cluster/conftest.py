@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -161,9 +163,14 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def table(tmp_path: Path, clock: Clock) -> Iterator[Table]:
+def database(tmp_path: Path) -> Iterator[Database]:
     with open_database(str(tmp_path / "flexq.sqlite"), busy_timeout_s=0.1) as database:
-        yield Table(database, clock)
+        yield database
+
+
+@pytest.fixture
+def table(database: Database, clock: Clock) -> Table:
+    return Table(database, clock)
 
 
 @pytest.fixture
@@ -201,9 +208,8 @@ def simulated() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """A Ray cluster on this machine, without nodes that have GPUs."""
+@contextmanager
+def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
     from flexq_bench.cluster.runtime import _LOOPBACK_ONLY, _QUIET, _python_path
 
     for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
@@ -217,11 +223,29 @@ def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             "include_dashboard": False,
             "object_store_memory": 80 << 20,
             "node_ip_address": "127.0.0.1",
+            **head,
         },
     )
     yield cluster
     cluster.shutdown()
     os.environ.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture
+def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster on this machine, without nodes that have GPUs."""
+    with ray_cluster(monkeypatch) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def a_cluster_for_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, int]]:
+    """One that is reached from outside, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ray_cluster(monkeypatch, ray_client_server_port=port) as cluster:
+        yield cluster, port
 
 
 def add_gpus(cluster: Any, kind: str, count: int = 2) -> Any:

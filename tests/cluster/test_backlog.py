@@ -41,11 +41,32 @@ def test_where_every_shape_has_a_worker_the_longest_gets_help():
     assert take(backlog, C, busy=[A, B]).shape == B
 
 
+def test_a_quick_job_that_is_the_last_is_left_to_who_is_on_its_shape():
+    assert take(Backlog(jobs(A, seconds=(1.5,))), B, busy=[A]) is None
+    assert take(Backlog(jobs(A, seconds=(15.0,))), B, busy=[A]).shape == A
+    assert take(Backlog(jobs(A, seconds=(0.0,))), B, busy=[A]).shape == A  # nobody knows
+
+
+def test_a_gpu_that_had_a_case_leaves_its_repetition_to_one_that_has_not():
+    [job] = jobs(A)
+    backlog = Backlog([job, Job(2, job.run, job.case, repetition=2)])
+    take(backlog, device="d0", devices=2)
+
+    assert take(backlog, A, device="d0", devices=2) is None
+    assert take(backlog, device="d1", devices=2).repetition == 2
+
+
 def test_floors_come_before_what_is_held_against_them():
     floor = Job(9, "run", Case("read-6", GemmWorkload(1, *A)), expected_s=0.1)
     backlog = Backlog([*jobs(A, A, seconds=(3.0, 4.0)), floor])
 
     assert [take(backlog, A).id for _ in range(3)] == [9, 2, 1]
+
+
+def test_the_empty_launch_is_first_however_short_it_was():
+    empty = Job(9, "run", Case("empty", GemmWorkload(1, 1, 1)), expected_s=0.1)
+
+    assert take(Backlog([*jobs(A, A, B), empty])).id == 9
 
 
 def test_a_job_put_back_is_the_next_of_its_shape():

@@ -97,6 +97,22 @@ def test_results_wait_while_the_database_is_away(table, a_crew, a_case, monkeypa
     assert table.received(work) == sorted(work.cases)
 
 
+def test_a_database_that_is_away_at_the_start_is_waited_for(table, a_crew, a_case, monkeypatch):
+    work = table.work("H200", [a_case()])
+    coordinator = table.coordinator(a_crew({"H200": 1}))
+    session, away = table.database.session, iter(range(3))
+
+    def gone_at_first():
+        if next(away, None) is not None:
+            raise UnreachableError("it is gone")
+        return session()
+
+    monkeypatch.setattr(table.database, "session", gone_at_first)
+    coordinator.carry_out([work])
+
+    assert table.received(work) == sorted(work.cases)
+
+
 def test_a_database_that_stays_away_ends_the_work(table, a_crew, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
     coordinator = table.coordinator(a_crew({"H200": 1}))
@@ -178,6 +194,17 @@ def test_the_longest_expected_goes_first(table, a_crew, a_case):
         (256, 2),
         (256, 1),
     ]
+
+
+def test_the_last_of_a_shape_is_measured_by_who_was_on_it(table, a_crew, a_case):
+    crew = a_crew({"H200": 2})
+    cases = [a_case(m, n) for m, n in ((1, 256), (2, 256), (3, 256), (1, 512), (2, 512))]
+    work = table.work("H200", cases, expected=[0.5, 0.5, 0.5, 0.9, 0.9])
+
+    table.coordinator(crew).carry_out([work])
+
+    by_shape = {n: {who for who, case in crew.started if case.gemm.n == n} for n in (256, 512)}
+    assert [len(workers) for workers in by_shape.values()] == [1, 1]
 
 
 def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, a_crew, a_case):

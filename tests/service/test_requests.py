@@ -11,7 +11,7 @@ from db.errors import LimitError
 from db.requests import cancel_request, renew_request
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.requests import MAX_CASES, checked_request, submit, sweep_request
-from flexq_bench.serving import LocalStation, serve_next
+from flexq_bench.serving import local_station, serve_next
 from flexq_bench.sweeps import Sweep, sweep_of
 from workloads.errors import WorkloadError
 from workloads.suite import Shape
@@ -40,7 +40,9 @@ def ask(database, sweep=SWEEP, requester="ada"):
 
 
 def served(database, device, commit, on_record=lambda record: None):
-    return serve_next(database, LocalStation(device), commit, "me", on_record=on_record)
+    return serve_next(
+        database, local_station(database, device, commit), commit, "me", on_record=on_record
+    )
 
 
 def test_a_sweep_survives_the_way_through_data():

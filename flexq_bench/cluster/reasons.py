@@ -1,0 +1,31 @@
+"""Why a worker is lost, in the one line that people read, out of what Ray raises."""
+
+from __future__ import annotations
+
+import re
+
+_CLASS_NAME = re.compile(r"^[\w.]+: ")
+_GENERAL_ADVICE = " Some common causes include"
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason in one line.
+
+    Ray wraps what an actor raised into a traceback, whose first line names only the actor, and
+    tells a death in the last line of a list of the actor's properties.
+    """
+    raised = getattr(error, "cause", None)
+    if raised is not None:
+        return reason_of(raised)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    if getattr(error, "actor_init_failed", False):
+        return _CLASS_NAME.sub("", lines[-1])
+    is_list = any(line.startswith("actor_id:") for line in lines)
+    return (lines[-1] if is_list else lines[0]).partition(_GENERAL_ADVICE)[0]
+
+
+def is_of_node(reason: str) -> bool:
+    """Whether a death was its node's."""
+    return "its node has died" in reason
