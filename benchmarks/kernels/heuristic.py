@@ -176,7 +176,7 @@ class CostSamples:
         us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
         self.missing = np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        waves = [[waves_of(c, gemm, sms) for c in self.configs] for gemm, _ in rows]
+        waves = [[waves_of(c, COSTS[c], gemm, sms) for c in self.configs] for gemm, _ in rows]
         self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
         self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
         known = [COSTS[config] for config in self.configs]

@@ -91,11 +91,11 @@ class MixedGemm(ImmaGemm):
         super().linear(x, ordered, w, out, bias=bias, config=config)
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return nibbles_for(m, in_mma_order=self.in_mma_order(m))
+        return nibbles_for(m, self.tiles, in_mma_order=self.in_mma_order(m))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # What the emulated ones are compiled to elsewhere is what the others are there.
-        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles()
+        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles(self.tiles)
 
     def in_mma_order(self, m: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m)

@@ -29,7 +29,6 @@ from kernels.cuda.imma_configs import (
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
-    ImmaConfig,
     TileFormat,
     all_configs,
     bucket_of,
@@ -114,9 +113,8 @@ class ImmaGemm(LinearKernel):
             shape.m,
             shape.n,
             shape.k,
+            w.buffers.get("features"),
         )
-        if isinstance(c, ImmaConfig):
-            arguments = (*arguments, w.buffers.get("features"))
         load_function(c.build(self.tiles), c.function).launch(
             c.grid(shape.m, shape.n),
             c.threads,
@@ -126,7 +124,11 @@ class ImmaGemm(LinearKernel):
             cluster=c.k_split,
         )
 
-    def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return self.fitting(gemm)
+
+    def fitting(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+        """Configurations of our own kernels that the GPU can run."""
         gpu = current_gpu()
         return [
             c
@@ -139,7 +141,7 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.candidates(gemm), gemm, current_gpu().sms)
+        return choose(self.fitting(gemm), gemm, current_gpu().sms)
 
     def builds(self) -> Sequence[Build]:
         return [

@@ -9,7 +9,7 @@ group takes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kernels.cuda.imma_configs import (
@@ -171,6 +171,19 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(1, 4, 2, 2): Cost(4.8, 1.44, 0.05, 254),
     WgmmaConfig(2, 4, 2, 1): Cost(3.31, 1.14, 0.05, 254),
 }
+# Of weights whose sums stay integers over all of K: nothing is converted in between.
+DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 2, 4, 1): Cost(2.0, 0.45, 0.2, 122),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.0, 0.45, 0.2, 122),
+    WgmmaConfig(1, 2, 4, 4): Cost(5.0, 0.45, 0.2, 122),
+    WgmmaConfig(1, 4, 4, 1): Cost(2.5, 0.55, 0.4, 198),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.5, 0.55, 0.4, 122),
+    WgmmaConfig(2, 2, 4, 2): Cost(4.5, 0.55, 0.4, 122),
+    WgmmaConfig(2, 4, 3, 1): Cost(3.0, 0.85, 0.85, 187),
+    WgmmaConfig(2, 4, 4, 1): Cost(3.0, 0.8, 0.8, 188),
+    WgmmaConfig(3, 2, 4, 1): Cost(2.5, 0.65, 0.6, 125),
+}
 # Row tiles an SM: from here on, 17 to 32 tokens are faster in the kernel for many.
 MANY_ROWS = 4.0
 
@@ -186,8 +199,17 @@ class Waves:
     steps: int
 
 
-def choose(configs: Sequence[AnyImmaConfig], gemm: GemmWorkload, sms: int) -> AnyImmaConfig:
+def choose(
+    configs: Sequence[AnyImmaConfig],
+    gemm: GemmWorkload,
+    sms: int,
+    costs: Mapping[AnyImmaConfig, Cost] = COSTS,
+) -> AnyImmaConfig:
     """The configuration to run of those that the GPU can run, which has so many SMs."""
+
+    def estimated_us(config: AnyImmaConfig) -> float:
+        return cost_us(costs[config], waves_of(config, costs[config], gemm, sms), gemm)
+
     few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
     if few and few[0].col_tiles in WEIGHTS:
@@ -195,18 +217,18 @@ def choose(configs: Sequence[AnyImmaConfig], gemm: GemmWorkload, sms: int) -> An
         return min(few, key=lambda c: _score(features(c, gemm, sms), weights))
     rows_an_sm = gemm.n / MMA_ROWS / sms
     if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
-        return min(few, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
-    return min(many, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
+        return min(few, key=estimated_us)
+    return min(many, key=estimated_us)
 
 
-def waves_of(config: AnyImmaConfig, gemm: GemmWorkload, sms: int) -> Waves:
-    """How the blocks of a configuration that COSTS knows follow each other on a GPU."""
+def waves_of(config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int) -> Waves:
+    """How the blocks of a configuration follow each other on a GPU."""
     x, y, _ = config.grid(gemm.m, gemm.n)
     if isinstance(config, ImmaConfig):
         f = fit_of(config, gemm, sms)
         resident, steps = f.resident, f.turns
     else:
-        registers = -(-COSTS[config].registers // 8) * 8
+        registers = -(-cost.registers // 8) * 8
         by_registers = _REGISTERS // (config.threads * registers)
         by_shared = _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES)
         resident = max(1, min(by_registers, by_shared))
