@@ -1,7 +1,7 @@
 """DGQ's W4A8 (arXiv 2310.04836): 4-bit codes that become int8 *with* their group's scale.
 
 Sums are integers over all of K, scaled once. csrc/flexq_imma*.cu widen weights in registers. For
-hundreds of tokens weights may instead be widened once, into memory that lasts as long as the launch,
+hundreds of tokens they may instead be widened once, into memory that lasts as long as the launch,
 for cuBLASLt's int8 GEMM: the same integers, in another order.
 """
 
