@@ -166,9 +166,15 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(1, 2, 3, 1): Cost(1.72, 0.947, 0.335, 166),
     WgmmaConfig(1, 2, 3, 2): Cost(6.21, 0.883, 0.334, 166),
     WgmmaConfig(1, 2, 3, 4): Cost(8.65, 1.17, 0.445, 166),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.6, 0.841, 0.421, 166),
+    WgmmaConfig(1, 2, 4, 1): Cost(3.0, 0.6, 0.3, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.6, 0.6, 0.3, 255),
+    WgmmaConfig(1, 2, 4, 4): Cost(6.0, 0.6, 0.3, 255),
     WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.38, 0.05, 254),
     WgmmaConfig(1, 4, 2, 2): Cost(4.8, 1.44, 0.05, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(3.0, 0.6, 0.6, 255),
+    WgmmaConfig(2, 2, 4, 2): Cost(5.0, 0.6, 0.6, 255),
+    WgmmaConfig(2, 3, 4, 1): Cost(3.2, 0.8, 0.8, 255),
+    WgmmaConfig(2, 3, 4, 2): Cost(5.2, 0.8, 0.8, 255),
     WgmmaConfig(2, 4, 2, 1): Cost(3.31, 1.14, 0.05, 254),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
