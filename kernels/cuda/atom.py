@@ -20,6 +20,7 @@ from kernels.contract import (
     PackedOperand,
     checked_scales,
 )
+from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
@@ -41,6 +42,8 @@ _FORMAT = OperandFormat(4, GROUP, kind="mixed")
 
 class MixedGemm(ImmaGemm):
     """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
+
+    few = NIBBLES
 
     def __init__(self, variant: str = "") -> None:
         emulated = variant == "int4-mma"

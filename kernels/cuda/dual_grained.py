@@ -22,15 +22,15 @@ from kernels.contract import (
 )
 from kernels.cuda import cublaslt
 from kernels.cuda.dense import INT8, padded
-from kernels.cuda.imma_configs import GROUP, MMA_ROWS, AnyImmaConfig, TileFormat
-from kernels.cuda.imma_heuristic import DUAL_GRAINED_COSTS, choose
-from kernels.cuda.nibbles import BITS, TokenScaledGemm, config_for, tile_nibbles
+from kernels.cuda.few_heuristic import DUAL_GRAINED
+from kernels.cuda.imma_configs import GROUP, MMA_ROWS, TileFormat
+from kernels.cuda.imma_heuristic import DUAL_GRAINED_COSTS
+from kernels.cuda.nibbles import BITS, TokenScaledGemm, tile_nibbles
 from kernels.cuda.rows import INT8_ROWS
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
 from kernels.formats.symmetric import STATIC_SCALE, quantize_static
-from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
@@ -55,6 +55,8 @@ class DualGrainedGemm(TokenScaledGemm):
     """
 
     tiles = TileFormat(BITS, dual_grained=True, a_grouped=False)
+    few = DUAL_GRAINED
+    costs = DUAL_GRAINED_COSTS
 
     def __init__(self, variant: str = "") -> None:
         self.spec = KernelSpec(
@@ -98,10 +100,6 @@ class DualGrainedGemm(TokenScaledGemm):
             "features": weight.row_scales[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
-
-    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        sms = current_gpu().sms
-        return config_for(gemm, sms) or choose(self.fitting(gemm), gemm, sms, DUAL_GRAINED_COSTS)
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [*super().candidates(gemm), *self._widened(gemm)]

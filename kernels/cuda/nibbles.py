@@ -12,11 +12,11 @@ import torch
 
 from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_scales
 from kernels.cuda.dense import padded
+from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
-    MMA_TOKENS,
     MOST_FEW,
     AnyImmaConfig,
     ImmaConfig,
@@ -28,12 +28,9 @@ from kernels.cuda.imma_configs import (
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
-from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
 
 BITS, _MASK = 4, 15
-_SHORT_K = 5120
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
@@ -51,23 +48,6 @@ def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
     return ordered.reshape(row_tiles, groups, -1)
 
 
-def config_for(gemm: GemmWorkload, sms: int) -> ImmaConfig | None:
-    """What won most often on an H200 among shapes with so many row tiles for each SM.
-
-    None: for more than 8 tokens. Weights that cost more to widen want more warps than flexq-imma's.
-    """
-    if gemm.m > MMA_TOKENS:
-        return None
-    row_tiles_an_sm = gemm.n / MMA_ROWS / sms
-    if row_tiles_an_sm > 8:
-        return ImmaConfig(2, 4, 2, 1, 1, 1)
-    if row_tiles_an_sm > 5:
-        return ImmaConfig(2, 8, 2, 1, 0, 1)
-    if row_tiles_an_sm > 4 or (row_tiles_an_sm > 2 and gemm.k <= _SHORT_K):
-        return ImmaConfig(1, 8, 2, 1, 0, 1)
-    return ImmaConfig(2, 16, 2, 1, 0, 1) if row_tiles_an_sm > 2 else ImmaConfig(1, 16, 3, 1, 0, 1)
-
-
 class TokenScaledGemm(ImmaGemm):
     """Activations in INT8 with one scale a token: dynamic, or, in a buffer `static`, given."""
 
@@ -82,10 +62,6 @@ class TokenScaledGemm(ImmaGemm):
     def every_config(self) -> Sequence[AnyImmaConfig]:
         return all_nibbles(self.tiles)
 
-    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        sms = current_gpu().sms
-        return config_for(gemm, sms) or super().default_config(gemm)
-
     def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
@@ -94,6 +70,7 @@ class GroupScaledGemm(TokenScaledGemm):
     """`group-w4a8`."""
 
     tiles = TileFormat(BITS, a_grouped=False)
+    few = NIBBLES
     spec = KernelSpec(
         name="group-w4a8",
         backend="cuda",
