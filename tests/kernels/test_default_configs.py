@@ -21,7 +21,7 @@ SHAPES = [
     (10240, 8192),
     (28672, 8192),
 ]
-TOKENS = (1, 2, 3, 5, 8, 9, 16, 17, 32, 33, 64, 100, 300, 2048)
+TOKENS = (1, 5, 9, 17, 33, 100)
 LABELS = ("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "flexq-imma-w6a8")
 
 
@@ -49,12 +49,7 @@ def test_what_runs_without_tuning_is_a_candidate(
     for m in TOKENS:
         for n, k in SHAPES:
             gemm = GemmWorkload(m, n, k)
-            candidates = (
-                kernel.candidates(gemm)
-                if m < 256
-                else getattr(kernel, "fitting", kernel.candidates)(gemm)
-            )
-            assert kernel.default_config(gemm) in candidates
+            assert kernel.default_config(gemm) in kernel.candidates(gemm)
 
 
 @pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])

@@ -105,7 +105,7 @@ def test_a_kernel_runs_on_its_tensor_core(
 
 
 def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
-    # Where the compiler can't tell what is in flight it waits for each (C7514 and others in its log).
+    # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
     builds = [build for build in all_builds() if build.source == "flexq_imma_wgmma.cu"]
 
     for build in builds:
