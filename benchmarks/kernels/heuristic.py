@@ -7,9 +7,8 @@
 
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
-tuning was than the fastest. `fit` prints new weights for kernels/cuda/few_heuristic.py, for
-flexq-imma-w6a6 also new COSTS for kernels/cuda/imma_heuristic.py, and what they lose on shapes
-that they were not fitted to.
+tuning was than the fastest. `fit` prints new weights for kernels/cuda/few_heuristic.py and new
+costs for kernels/cuda/imma_heuristic.py, and what they lose on shapes that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,7 @@ from kernels.cuda.imma_configs import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import COSTS, MANY_ROWS, choose, waves_of
+from kernels.cuda.imma_heuristic import MANY_ROWS, Cost, choose, waves_of
 from kernels.cuda.minifloat import MinifloatGemm
 from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
 from kernels.registry import resolve
@@ -188,10 +187,12 @@ class Samples:
 
 
 class CostSamples:
-    """Waves and relative times of the configurations of one kernel that COSTS knows."""
+    """Waves and relative times of the configurations of one kernel that `costs` knows."""
 
-    def __init__(self, times: Times, kind: type, sms: int) -> None:
-        self.configs = [config for config in COSTS if isinstance(config, kind)]
+    def __init__(
+        self, times: Times, kind: type, sms: int, costs: Mapping[AnyImmaConfig, Cost]
+    ) -> None:
+        self.configs = [config for config in costs if isinstance(config, kind)]
         rows = [
             (gemm, timed)
             for gemm, timed in times.items()
@@ -199,12 +200,13 @@ class CostSamples:
         ]
         self.shapes = [(gemm.n, gemm.k) for gemm, _ in rows]
         us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
+        us = us.reshape(-1, len(self.configs))
         self.missing = np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        waves = [[waves_of(c, COSTS[c], gemm, sms) for c in self.configs] for gemm, _ in rows]
+        waves = [[waves_of(c, costs[c], gemm, sms) for c in self.configs] for gemm, _ in rows]
         self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
         self.floor = np.array([[FLEXQ.read_us(gemm)] for gemm, _ in rows])
-        known = [COSTS[config] for config in self.configs]
+        known = [costs[config] for config in self.configs]
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
@@ -254,13 +256,16 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     few = own_configs(kernel)[1]
     for col_tiles in few.weights:
         samples = Samples(times, col_tiles, sms, few)
+        if not samples.shapes:
+            continue
         weights = say_unseen(samples)
         say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
-    if kernel == KERNEL:
-        fit_costs(times, sms)
+    found = resolve(kernel, "cuda")
+    if isinstance(found, ImmaGemm):
+        fit_costs(times, sms, found.costs)
 
 
-def fit_costs(times: Times, sms: int) -> None:
+def fit_costs(times: Times, sms: int, costs: Mapping[AnyImmaConfig, Cost]) -> None:
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
     border = MANY_ROWS * MMA_ROWS * sms
     parts = (
@@ -269,9 +274,11 @@ def fit_costs(times: Times, sms: int) -> None:
         (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms)
-        costs = say_unseen(of_kind)
-        for config, (start, alone, each) in zip(of_kind.configs, costs.reshape(-1, 3), strict=True):
+        of_kind = CostSamples(seen, kind, sms, costs)
+        if not of_kind.shapes:
+            continue
+        fitted = say_unseen(of_kind).reshape(-1, 3)
+        for config, (start, alone, each) in zip(of_kind.configs, fitted, strict=True):
             say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
 
 
