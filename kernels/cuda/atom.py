@@ -30,6 +30,7 @@ from kernels.cuda.imma_configs import (
     few_nibbles,
     nibbles_for,
 )
+from kernels.cuda.imma_heuristic import MIXED_COSTS
 from kernels.cuda.nibbles import tile_nibbles
 from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
@@ -44,6 +45,7 @@ class MixedGemm(ImmaGemm):
     """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
 
     few = NIBBLES
+    costs = MIXED_COSTS
 
     def __init__(self, variant: str = "") -> None:
         emulated = variant == "int4-mma"

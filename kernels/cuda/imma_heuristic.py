@@ -61,18 +61,39 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     TiledConfig(4, 1, 2, 4, 4, 2): Cost(2.77, 0.497, 0.376, 101),
     TiledConfig(4, 1, 1, 4, 3, 1): Cost(1.94, 0.651, 0.05, 99),
     TiledConfig(2, 1, 2, 4, 4, 1): Cost(2.47, 0.727, 0.115, 100),
-    WgmmaConfig(1, 1, 3, 2): Cost(3.96, 0.953, 0.235, 115),
-    WgmmaConfig(1, 1, 4, 2): Cost(3.13, 0.799, 0.263, 115),
-    WgmmaConfig(1, 1, 4, 4): Cost(4.01, 0.976, 0.366, 115),
-    WgmmaConfig(1, 2, 3, 1): Cost(1.72, 0.947, 0.335, 166),
-    WgmmaConfig(1, 2, 3, 2): Cost(6.21, 0.883, 0.334, 166),
-    WgmmaConfig(1, 2, 3, 4): Cost(8.65, 1.17, 0.445, 166),
-    WgmmaConfig(1, 2, 4, 1): Cost(3.0, 0.6, 0.3, 255),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.6, 0.6, 0.3, 255),
-    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.38, 0.05, 254),
-    WgmmaConfig(1, 4, 2, 2): Cost(4.8, 1.44, 0.05, 254),
-    WgmmaConfig(2, 2, 4, 1): Cost(3.0, 0.6, 0.6, 255),
-    WgmmaConfig(2, 4, 2, 1): Cost(3.31, 1.14, 0.05, 254),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.6, 0.943, 0.236, 115),
+    WgmmaConfig(1, 1, 4, 2): Cost(2.76, 0.817, 0.263, 115),
+    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(1.06, 1.01, 0.335, 166),
+    WgmmaConfig(1, 2, 3, 2): Cost(4.82, 1.03, 0.389, 166),
+    WgmmaConfig(1, 2, 3, 4): Cost(8.66, 1.21, 0.488, 166),
+    WgmmaConfig(1, 2, 4, 1): Cost(3.01, 0.634, 0.472, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.43, 0.905, 0.3, 255),
+    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
+    WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
+    WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
+}
+# Of atom, whose groups are scaled by both sides.
+MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 1, 3, 2): Cost(4.89, 0.614, 0.263, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(8.98, 0.91, 0.303, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(6.46, 1.03, 0.377, 168),
+    WgmmaConfig(1, 2, 4, 1): Cost(1.96, 0.945, 0.548, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(5.89, 0.859, 0.381, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(4.3, 1.24, 0.3, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.01, 0.835, 0.2, 255),
+}
+# Of group-w4a8, whose groups are scaled by the weights' side.
+GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 1, 3, 2): Cost(5.74, 0.216, 0.201, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(3.83, 0.81, 0.27, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(4.28, 0.972, 0.393, 168),
+    WgmmaConfig(1, 2, 4, 1): Cost(1.87, 0.7, 0.05, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.15, 0.649, 0.341, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(5.37, 0.967, 0.05, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.72, 0.53, 0.2, 255),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {

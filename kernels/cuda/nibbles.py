@@ -25,6 +25,7 @@ from kernels.cuda.imma_configs import (
     few_nibbles,
     nibbles_for,
 )
+from kernels.cuda.imma_heuristic import GROUP_SCALED_COSTS
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
@@ -71,6 +72,7 @@ class GroupScaledGemm(TokenScaledGemm):
 
     tiles = TileFormat(BITS, a_grouped=False)
     few = NIBBLES
+    costs = GROUP_SCALED_COSTS
     spec = KernelSpec(
         name="group-w4a8",
         backend="cuda",
