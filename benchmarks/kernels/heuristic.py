@@ -38,7 +38,7 @@ from kernels.cuda.imma_configs import (
     TiledConfig,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import MANY_ROWS, Cost, choose, waves_of
+from kernels.cuda.imma_heuristic import Cost, choose, waves_of
 from kernels.cuda.minifloat import MinifloatGemm
 from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
 from kernels.registry import resolve
@@ -262,19 +262,19 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
-        fit_costs(times, sms, found.costs)
+        fit_costs(times, sms, found)
 
 
-def fit_costs(times: Times, sms: int, costs: Mapping[AnyImmaConfig, Cost]) -> None:
+def fit_costs(times: Times, sms: int, kernel: ImmaGemm) -> None:
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
-    border = MANY_ROWS * MMA_ROWS * sms
+    border = kernel.few.many_rows * MMA_ROWS * sms
     parts = (
         (ImmaConfig, {gemm: timed for gemm, timed in few.items() if gemm.n <= border}),
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, costs)
+        of_kind = CostSamples(seen, kind, sms, kernel.costs)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)

@@ -1,7 +1,7 @@
 """Which configuration of the int8 tensor-core kernels to run where nothing was timed.
 
-Up to 16 tokens the score of kernels/cuda/few_heuristic.py decides. More: waves of blocks, times the
-groups of k that a block goes through, times what one group takes.
+Few tokens: the score of kernels/cuda/few_heuristic.py, where it is fitted. Else waves of blocks,
+times the groups of k that a block goes through, times what one group takes.
 `python benchmarks/kernels/heuristic.py` measures, fits, and says what the choice loses.
 """
 
@@ -109,8 +109,6 @@ DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(2, 4, 4, 1): Cost(3.0, 0.8, 0.8, 188),
     WgmmaConfig(3, 2, 4, 1): Cost(2.5, 0.65, 0.6, 125),
 }
-# Row tiles an SM: from here on, 17 to 32 tokens are faster in the kernel for many.
-MANY_ROWS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +136,10 @@ def choose(
 
     of_few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
-    if of_few and of_few[0].col_tiles in few.weights:
-        return choose_few(of_few, gemm, sms, few)
     rows_an_sm = gemm.n / MMA_ROWS / sms
-    if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
+    if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= few.many_rows)):
+        if of_few[0].col_tiles in few.weights:
+            return choose_few(of_few, gemm, sms, few)
         return min(of_few, key=estimated_us)
     return min(many, key=estimated_us)
 
