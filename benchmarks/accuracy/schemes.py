@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure every scheme that the file lacks."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = load_model(arguments.model, device=device, dtype="float32")
+    loaded = load_model(arguments.model, device=device, dtype=arguments.dtype)
     tokenizer = loaded.tokenizer
     tokens = tokenize(read_text(arguments.data), tokenizer)
     calibration = calibration_segments(
@@ -106,6 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
             "tokens_per_s": round(result.tokens_per_s),
             "segments": arguments.segments,
             "length": arguments.length,
+            "dtype": loaded.dtype,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         }
         with arguments.out.open("a") as file:
@@ -164,6 +165,7 @@ def main() -> None:
     measure.add_argument("--length", type=int, default=2048)
     measure.add_argument("--context", type=int, default=2048)
     measure.add_argument("--max-tokens", type=int)
+    measure.add_argument("--dtype", help="of the weights; default: float16 on a GPU, else float32")
     measure.add_argument("--seconds", type=float, default=math.inf)
     show = verbs.add_parser("table")
     show.set_defaults(action=table)
