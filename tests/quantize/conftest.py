@@ -56,6 +56,41 @@ def tiny_opt() -> Callable[[], Any]:
 
 
 @pytest.fixture
+def build() -> Callable[[str], Any]:
+    """build(architecture): a small model of this class of transformers with random weights.
+
+    4 blocks, 6 heads on 2 key-value heads where it has them, K of 72 and 100, none a multiple of
+    128; every other block attends to 8 tokens only where the architecture knows such blocks.
+    """
+    import transformers
+
+    def built(architecture: str) -> Any:
+        sizes: dict[str, Any] = {
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        }
+        if architecture == "OPTForCausalLM":
+            sizes |= {"ffn_dim": 100, "word_embed_proj_dim": 72}
+        else:
+            sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
+        if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
+            sizes["sliding_window"] = 8
+        if architecture.startswith("Qwen"):
+            sizes |= {"use_sliding_window": True, "max_window_layers": 2}
+        if architecture.startswith("Gemma3"):
+            sizes["sliding_window_pattern"] = 2
+        torch.manual_seed(0)
+        cls = getattr(transformers, architecture)
+        return _spread_out(cls(cls.config_class(**sizes)).eval())
+
+    return built
+
+
+@pytest.fixture
 def calibration() -> Calibration:
     """4 segments of 32 tokens."""
     generator = torch.Generator().manual_seed(1)
