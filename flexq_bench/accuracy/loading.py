@@ -91,11 +91,12 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
 
 def _check_vocabulary(files: ModelFiles, model: Any, tokenizer: Any) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values(), default=-1)
+    last, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest < 0 or largest >= rows:
         raise AccuracyError(
-            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest}, the "
-            f"model has embeddings for {rows} tokens; put the model's own tokenizer there"
+            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest} "
+            f"({last!r}), the model has embeddings for {rows} tokens; put the model's own "
+            "tokenizer there"
         )
 
 
