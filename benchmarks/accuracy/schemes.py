@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/schemes.py run --model DIR --data WIKI --calibration C4 \\
         --out rows.jsonl --sets weights,activations [--schemes NAME ...] [--max-tokens N]
-    python benchmarks/accuracy/schemes.py table --out rows.jsonl
+    python benchmarks/accuracy/schemes.py table --out rows.jsonl [more.jsonl.gz ...]
 
 `run` adds a JSON line for each scheme as soon as it is measured and skips those that the file has,
 so that it can be ended and started again; --seconds ends it between two schemes. `table` prints
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import json
 import math
 import sys
@@ -84,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         length=arguments.length,
     )
     chosen = [name for part in arguments.sets for name in SETS[part]] + arguments.schemes
-    measured = {row["scheme"] for row in read_rows(arguments.out)}
+    measured = {row["scheme"] for row in read_rows([arguments.out])}
     for name in dict.fromkeys((ORIGINAL, *(f"{n}{arguments.suffix}" for n in chosen))):
         if name in measured:
             continue
@@ -136,12 +137,15 @@ def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
     return (name, f"{found:.2f}", f"{found - own:+.2f}", f"{low:+.2f} … {high:+.2f}{unclear}", cost)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file, none where there is no file yet; of a scheme measured twice the last."""
-    if not path.exists():
-        return []
-    lines = map(json.loads, path.read_text().splitlines())
-    return list({row["scheme"]: row for row in lines}.values())
+def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of files, none of one that isn't there yet; of a scheme measured twice the last."""
+    texts = (
+        gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        for path in paths
+        if path.exists()
+    )
+    rows = (json.loads(line) for text in texts for line in text.splitlines())
+    return list({row["scheme"]: row for row in rows}.values())
 
 
 def say(line: str) -> None:
@@ -169,8 +173,8 @@ def main() -> None:
     measure.add_argument("--seconds", type=float, default=math.inf)
     show = verbs.add_parser("table")
     show.set_defaults(action=table)
-    for verb in (measure, show):
-        verb.add_argument("--out", type=Path, required=True)
+    measure.add_argument("--out", type=Path, required=True)
+    show.add_argument("--out", type=Path, required=True, nargs="+")
     arguments = parser.parse_args()
     arguments.action(arguments)
 
