@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats import fused
 from kernels.formats.grouping import (
     check_finite,
     check_shape,
@@ -115,6 +116,10 @@ class NumberFormat:
         """
         check_shape(matrix, self.group)
         rows, k = matrix.shape
+        if self.kind in ("symmetric", "balanced") and fused.takes(matrix):
+            found = fused.round_symmetric(matrix, self.group, self._limits, self.clip)
+            if found is not None and math.isfinite(float(found[1].amax())):
+                return found[0]
         grouped = in_groups(matrix.to(work_dtype(matrix)), self.group)
         try:
             scaling = self.fit(grouped)
