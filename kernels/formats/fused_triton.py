@@ -23,7 +23,7 @@ def round_groups(
     block: tl.constexpr,
     together: tl.constexpr,
 ):
-    """A group of several rows: code times scale, and the scale, as kernels.formats.symmetric has it.
+    """A group of several rows: code times scale, and the scale, as formats.symmetric has it.
 
     Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller than that.
     """
