@@ -32,6 +32,7 @@ from flexq_bench.quantize.registry import resolve
 from flexq_bench.regress.paired import is_clear, mean_difference_interval
 
 ORIGINAL = "original"
+FULL = "float32"
 ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
     "atom-w4a4[outliers=0,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
     "atom-w4a4[outlier_bits=16,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
@@ -116,25 +117,34 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print the rows in their order."""
+    """Print the rows in their order, each beside the original of its data type."""
     rows = read_rows(arguments.out)
-    base = next(row for row in rows if row["scheme"] == ORIGINAL)
+    base = {dtype_of(row): row for row in rows if row["scheme"] == ORIGINAL}
+    half = {row["scheme"] for row in rows if dtype_of(row) != FULL}
     say("| scheme | perplexity | more than original | 95 % interval | s to quantize |")
     say("| --- | ---: | ---: | --- | ---: |")
     for row in rows:
-        say(f"| {' | '.join(cells(row, base))} |")
+        if dtype_of(row) != FULL or row["scheme"] not in half:
+            say(f"| {' | '.join(cells(row, base[dtype_of(row)]))} |")
 
 
 def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
     """A row of the table. The interval is of the difference in nats, shown as perplexity."""
     found, own = (math.exp(math.fsum(r["nll"]) / len(r["nll"])) for r in (row, base))
     name, cost = f"`{row['scheme']}`", f"{row['quantize_s']:.0f}"
+    if dtype_of(row) == FULL:
+        name += " (FP32)"
     if row is base:
         return (name, f"{found:.2f}", "", "", cost)
     interval = mean_difference_interval(base["nll"], row["nll"], seed=0)
     low, high = (own * math.expm1(end) for end in (interval.low, interval.high))
     unclear = "" if is_clear(interval) else ", not clear"
     return (name, f"{found:.2f}", f"{found - own:+.2f}", f"{low:+.2f} … {high:+.2f}{unclear}", cost)
+
+
+def dtype_of(row: dict[str, Any]) -> str:
+    """Of the model's weights; rows did not always say it, when it was FP32."""
+    return str(row.get("dtype", FULL))
 
 
 def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
@@ -145,7 +155,7 @@ def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
         if path.exists()
     )
     rows = (json.loads(line) for text in texts for line in text.splitlines())
-    return list({row["scheme"]: row for row in rows}.values())
+    return list({(row["scheme"], dtype_of(row)): row for row in rows}.values())
 
 
 def say(line: str) -> None:
