@@ -13,6 +13,12 @@ from flexq_bench.quantize.calibration import Calibration
 VOCABULARY = 128
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Matrices this small take longest where several threads share them."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def tiny_llama() -> Callable[[], Any]:
     """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
