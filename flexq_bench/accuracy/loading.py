@@ -30,11 +30,18 @@ class LoadedModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
 
-    @property
-    def context(self) -> int:
-        """Tokens of a segment where nobody asks for another number: GPTQ's, or the model's own."""
-        own = getattr(self.model.config, "max_position_embeddings", None) or GPTQ_CONTEXT
-        return int(min(own, GPTQ_CONTEXT))
+    def context(self, asked: int | None = None) -> int:
+        """Tokens of a segment; where nobody asks for a number: GPTQ's, or the model's own.
+
+        Raises AccuracyError if the model has fewer positions.
+        """
+        own = getattr(self.model.config, "max_position_embeddings", None)
+        if asked is not None and own is not None and asked > own:
+            raise AccuracyError(
+                f"{self.name} has {own} positions, segments of {asked} tokens don't fit: ask for "
+                f"{own} at most"
+            )
+        return int(asked or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
 
 
 def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:

@@ -25,7 +25,7 @@ def change(path: Path, **values) -> None:
 
 def test_a_folder_becomes_a_model_with_its_tokenizer(tiny_llama):
     loaded = load_model(str(tiny_llama), device=CPU)
-    assert (loaded.name, loaded.dtype, loaded.context) == ("tiny-llama", "float32", 256)
+    assert (loaded.name, loaded.dtype, loaded.context()) == ("tiny-llama", "float32", 256)
     assert not loaded.model.training
     assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
 
