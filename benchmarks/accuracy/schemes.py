@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> None:
         segments=arguments.segments,
         length=arguments.length,
     )
-    chosen = [name for part in arguments.sets for name in SETS[part]] + arguments.schemes
+    chosen = arguments.schemes + [name for part in arguments.sets for name in SETS[part]]
     measured = {row["scheme"] for row in read_rows([arguments.out])}
     for name in dict.fromkeys((ORIGINAL, *(f"{n}{arguments.suffix}" for n in chosen))):
         if name in measured:
@@ -172,8 +172,8 @@ def main() -> None:
     measure.set_defaults(action=run)
     for name in ("--model", "--data", "--calibration"):
         measure.add_argument(name, required=True)
-    measure.add_argument("--sets", type=lambda text: text.split(","), default=[])
     measure.add_argument("--schemes", nargs="*", default=[])
+    measure.add_argument("--sets", type=lambda text: text.split(","), default=[])
     measure.add_argument("--suffix", default="", help="options for all, such as [epochs=4]")
     measure.add_argument("--segments", type=int, default=128)
     measure.add_argument("--length", type=int, default=2048)
