@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.accuracy.errors import MissingTaskError
+from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.commands.accuracy import (
     BatchOption,
     CalibrationOption,
@@ -154,6 +154,6 @@ def _tasks(rules: AccuracyPolicy, data: Path | None) -> tuple[tuple[str, ...], d
     for name in names:
         try:
             check_tasks([name], data)
-        except MissingTaskError as error:
+        except AccuracyError as error:  # of this machine, or of lm-eval at all
             absent[name] = str(error)
     return tuple(name for name in names if name not in absent), absent

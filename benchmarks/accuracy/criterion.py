@@ -43,7 +43,7 @@ def main() -> None:
 
     loaded = load_model(given.model, device=torch.device(best_device()), dtype=given.dtype)
     model, layout = loaded.model, map_model(loaded.model)
-    length = given.length or loaded.context
+    length = loaded.context(given.length)
     tokens = tokenize(read_text(given.data), loaded.tokenizer)[: given.segments * length]
     started = time.monotonic()
     damages = activation_damage(

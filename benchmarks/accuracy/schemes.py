@@ -2,7 +2,7 @@
 
     python benchmarks/accuracy/schemes.py run --model DIR --data WIKI --calibration C4 \\
         --out rows.jsonl --sets weights,activations [--schemes NAME ...] [--max-tokens N]
-    python benchmarks/accuracy/schemes.py table --out rows.jsonl
+    python benchmarks/accuracy/schemes.py table --out rows.jsonl [more.jsonl.gz ...]
 
 `run` adds a JSON line for each scheme as soon as it is measured and skips those that the file has,
 so that it can be ended and started again; --seconds ends it between two schemes. `table` prints
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import json
 import math
 import sys
@@ -31,6 +32,7 @@ from flexq_bench.quantize.registry import resolve
 from flexq_bench.regress.paired import is_clear, mean_difference_interval
 
 ORIGINAL = "original"
+FULL = "float32"
 ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
     "atom-w4a4[outliers=0,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
     "atom-w4a4[outlier_bits=16,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Measure every scheme that the file lacks."""
     began = time.monotonic()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaded = load_model(arguments.model, device=device, dtype="float32")
+    loaded = load_model(arguments.model, device=device, dtype=arguments.dtype)
     tokenizer = loaded.tokenizer
     tokens = tokenize(read_text(arguments.data), tokenizer)
     calibration = calibration_segments(
@@ -83,8 +85,8 @@ def run(arguments: argparse.Namespace) -> None:
         segments=arguments.segments,
         length=arguments.length,
     )
-    chosen = [name for part in arguments.sets for name in SETS[part]] + arguments.schemes
-    measured = {row["scheme"] for row in read_rows(arguments.out)}
+    chosen = arguments.schemes + [name for part in arguments.sets for name in SETS[part]]
+    measured = {row["scheme"] for row in read_rows([arguments.out])}
     for name in dict.fromkeys((ORIGINAL, *(f"{n}{arguments.suffix}" for n in chosen))):
         if name in measured:
             continue
@@ -106,6 +108,7 @@ def run(arguments: argparse.Namespace) -> None:
             "tokens_per_s": round(result.tokens_per_s),
             "segments": arguments.segments,
             "length": arguments.length,
+            "dtype": loaded.dtype,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         }
         with arguments.out.open("a") as file:
@@ -114,19 +117,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print the rows in their order."""
+    """Print the rows in their order, each beside the original of its data type."""
     rows = read_rows(arguments.out)
-    base = next(row for row in rows if row["scheme"] == ORIGINAL)
+    base = {dtype_of(row): row for row in rows if row["scheme"] == ORIGINAL}
+    half = {row["scheme"] for row in rows if dtype_of(row) != FULL}
     say("| scheme | perplexity | more than original | 95 % interval | s to quantize |")
     say("| --- | ---: | ---: | --- | ---: |")
     for row in rows:
-        say(f"| {' | '.join(cells(row, base))} |")
+        if dtype_of(row) != FULL or row["scheme"] not in half:
+            say(f"| {' | '.join(cells(row, base[dtype_of(row)]))} |")
 
 
 def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
     """A row of the table. The interval is of the difference in nats, shown as perplexity."""
     found, own = (math.exp(math.fsum(r["nll"]) / len(r["nll"])) for r in (row, base))
     name, cost = f"`{row['scheme']}`", f"{row['quantize_s']:.0f}"
+    if dtype_of(row) == FULL:
+        name += " (FP32)"
     if row is base:
         return (name, f"{found:.2f}", "", "", cost)
     interval = mean_difference_interval(base["nll"], row["nll"], seed=0)
@@ -135,12 +142,20 @@ def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
     return (name, f"{found:.2f}", f"{found - own:+.2f}", f"{low:+.2f} … {high:+.2f}{unclear}", cost)
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows of a file, none where there is no file yet; of a scheme measured twice the last."""
-    if not path.exists():
-        return []
-    lines = map(json.loads, path.read_text().splitlines())
-    return list({row["scheme"]: row for row in lines}.values())
+def dtype_of(row: dict[str, Any]) -> str:
+    """Of the model's weights; rows did not always say it, when it was FP32."""
+    return str(row.get("dtype", FULL))
+
+
+def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Rows of files, none of one that isn't there yet; of a scheme measured twice the last."""
+    texts = (
+        gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text()
+        for path in paths
+        if path.exists()
+    )
+    rows = (json.loads(line) for text in texts for line in text.splitlines())
+    return list({(row["scheme"], dtype_of(row)): row for row in rows}.values())
 
 
 def say(line: str) -> None:
@@ -157,18 +172,19 @@ def main() -> None:
     measure.set_defaults(action=run)
     for name in ("--model", "--data", "--calibration"):
         measure.add_argument(name, required=True)
-    measure.add_argument("--sets", type=lambda text: text.split(","), default=[])
     measure.add_argument("--schemes", nargs="*", default=[])
+    measure.add_argument("--sets", type=lambda text: text.split(","), default=[])
     measure.add_argument("--suffix", default="", help="options for all, such as [epochs=4]")
     measure.add_argument("--segments", type=int, default=128)
     measure.add_argument("--length", type=int, default=2048)
     measure.add_argument("--context", type=int, default=2048)
     measure.add_argument("--max-tokens", type=int)
+    measure.add_argument("--dtype", help="of the weights; default: float16 on a GPU, else float32")
     measure.add_argument("--seconds", type=float, default=math.inf)
     show = verbs.add_parser("table")
     show.set_defaults(action=table)
-    for verb in (measure, show):
-        verb.add_argument("--out", type=Path, required=True)
+    measure.add_argument("--out", type=Path, required=True)
+    show.add_argument("--out", type=Path, required=True, nargs="+")
     arguments = parser.parse_args()
     arguments.action(arguments)
 

@@ -49,9 +49,26 @@ class ReferenceLogits:
     head: a copy of its output head. hidden: what the head gets, [context - 1, hidden] a segment.
     """
 
-    head: nn.Module
+    head: OutputHead
     hidden: tuple[torch.Tensor, ...]
     result: PerplexityResult
+
+
+@dataclass(frozen=True, slots=True)
+class OutputHead:
+    """What makes logits of the last hidden state.
+
+    cap: magnitude that logits come close to and never pass (Gemma 2: cap · tanh(logits / cap));
+    None: they are what the layer gives.
+    """
+
+    layer: nn.Module
+    cap: float | None
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [rows, hidden] -> [rows, vocabulary], on the device of `hidden`."""
+        plain: torch.Tensor = self.layer.to(hidden.device)(hidden)
+        return plain if self.cap is None else torch.tanh(plain / self.cap) * self.cap
 
 
 class AgreementMeter:
@@ -64,13 +81,12 @@ class AgreementMeter:
 
     def __call__(self, segment: int, logits: torch.Tensor) -> None:
         hidden = self._reference.hidden[segment].to(logits.device)
-        head = self._reference.head.to(logits.device)
         kl, same = 0.0, 0
         for rows, states in zip(
             torch.split(logits, _ROWS_AT_ONCE), torch.split(hidden, _ROWS_AT_ONCE), strict=True
         ):
             ours = rows.float().log_softmax(-1)
-            theirs = head(states).float().log_softmax(-1)
+            theirs = self._reference.head.logits(states).float().log_softmax(-1)
             kl += float((theirs.exp() * (theirs - ours)).sum())
             same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
         self._kl.append(kl / logits.shape[0])
@@ -91,14 +107,15 @@ def record_reference(
     head = model.get_output_embeddings()
     if head is None:
         raise AccuracyError(f"{type(model).__name__} has no output head: it predicts no tokens")
-    kept = copy.deepcopy(head)
+    cap = getattr(model.config, "final_logit_softcapping", None)
+    kept = OutputHead(copy.deepcopy(head), cap)
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         hidden.extend(inputs[0].detach()[:, :-1].to("cpu", copy=True))
 
     def check(segment: int, logits: torch.Tensor) -> None:
-        again = kept(hidden[segment][:1].to(logits.device))[0]
+        again = kept.logits(hidden[segment][:1].to(logits.device))[0]
         if segment == 0 and not _close(again, logits[0]):
             raise AccuracyError(
                 f"the logits of {type(model).__name__} are not what its output head gives: "

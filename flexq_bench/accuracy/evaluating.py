@@ -107,7 +107,7 @@ class Evaluator:
         self._tokens = {text.name: tokenize(text, loaded.tokenizer) for text in plan.texts}
         self._references: dict[str, ReferenceLogits] = {}
         self._current: tuple[str, LoadedModel] | None = None
-        self.context = plan.context or loaded.context
+        self.context = loaded.context(plan.context)
         for tokens in self._tokens.values():
             segment_count(tokens.numel(), self.context, plan.max_tokens)
         self._schemes = {name: resolve(name) for name in plan.quantized}
@@ -217,7 +217,7 @@ class Evaluator:
                 "text that is not evaluated on"
             )
         tokens = tokenize(plan.text, self._loaded.tokenizer)
-        length = plan.length or self.context
+        length = self._loaded.context(plan.length or self.context)
         return calibration_segments(
             tokens, segments=plan.segments, length=length, seed=self._plan.seed
         )

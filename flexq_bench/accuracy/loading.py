@@ -30,11 +30,18 @@ class LoadedModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
 
-    @property
-    def context(self) -> int:
-        """Tokens of a segment where nobody asks for another number: GPTQ's, or the model's own."""
-        own = getattr(self.model.config, "max_position_embeddings", None) or GPTQ_CONTEXT
-        return int(min(own, GPTQ_CONTEXT))
+    def context(self, asked: int | None = None) -> int:
+        """Tokens of a segment; where nobody asks for a number: GPTQ's, or the model's own.
+
+        Raises AccuracyError if the model has fewer positions.
+        """
+        own = getattr(self.model.config, "max_position_embeddings", None)
+        if asked is not None and own is not None and asked > own:
+            raise AccuracyError(
+                f"{self.name} has {own} positions, segments of {asked} tokens don't fit: ask for "
+                f"{own} at most"
+            )
+        return int(asked or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
 
 
 def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:
@@ -91,11 +98,12 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
 
 def _check_vocabulary(files: ModelFiles, model: Any, tokenizer: Any) -> None:
     rows = model.get_input_embeddings().weight.shape[0]
-    largest = max(tokenizer.get_vocab().values(), default=-1)
+    last, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest < 0 or largest >= rows:
         raise AccuracyError(
-            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest}, the "
-            f"model has embeddings for {rows} tokens; put the model's own tokenizer there"
+            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest} "
+            f"({last!r}), the model has embeddings for {rows} tokens; put the model's own "
+            "tokenizer there"
         )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -43,6 +44,61 @@ class Origin:
     environment: dict[str, str]
 
 
+class Recording:
+    """A run in the database that findings are added to as they come.
+
+    Raises UsageError where a unit is asked for that the run evaluated with other options.
+    """
+
+    def __init__(self, database: Database, origin: Origin) -> None:
+        self._database, self._origin = database, origin
+        with database.session() as session:
+            self._run = begin_run(session, origin.run, origin.commit)
+            self._stored = _by_unit(queries.accuracy_results(session, runs=[self._run.uuid]))
+        self.failed = False
+
+    def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[Finding]:
+        """What the run has of a unit under these parameters; nothing, if it failed or is not there.
+
+        Raises UsageError if what it has is of another model, commit or seed, or of other options:
+        one run's numbers belong together.
+        """
+        return _reusable(self._of(unit), self._origin, parameters)
+
+    def add(self, unit: Unit, findings: Sequence[Finding], origin: Origin) -> None:
+        """Store the findings of a unit. origin: of this run, with the device that found them."""
+        attempt = self._of(unit).attempts + 1
+        with self._database.session() as session:
+            add_accuracy(session, [build_record(found, origin, attempt) for found in findings])
+        self.failed |= any(finding.value is None for finding in findings)
+
+    def finish(self, status: str) -> None:
+        """Mark the run."""
+        _finish(self._database, self._run, status)
+
+    def _of(self, unit: Unit) -> _Stored:
+        return self._stored.get((unit[0], task_name(unit[1])), _Stored())
+
+
+@contextmanager
+def recording(database: Database, origin: Origin) -> Iterator[Recording]:
+    """Store findings while it lasts.
+
+    On an error and on KeyboardInterrupt what was stored stays, and the run is marked failed or
+    interrupted.
+    """
+    kept = Recording(database, origin)
+    try:
+        yield kept
+    except KeyboardInterrupt:
+        kept.finish("interrupted")
+        raise
+    except Exception:
+        kept.finish("failed")
+        raise
+    kept.finish("failed" if kept.failed else "complete")
+
+
 def execute(
     database: Database,
     evaluator: Evaluator,
@@ -54,33 +110,17 @@ def execute(
     """Evaluate the units in order and store each one's findings as they come; all of them.
 
     Units whose findings the run has already, with the same parameters, are not evaluated again.
-    Raises UsageError if what the run has was evaluated with others. On an error and on
-    KeyboardInterrupt what was stored stays, and the run is marked failed or interrupted.
+    Raises UsageError as Recording.reusable.
     """
-    with database.session() as session:
-        run = begin_run(session, origin.run, origin.commit)
-        stored = _by_unit(queries.accuracy_results(session, runs=[run.uuid]))
     found: list[Finding] = []
-    try:
+    with recording(database, origin) as kept:
         for unit in units:
-            before = stored.get((unit[0], task_name(unit[1])), _Stored())
-            findings = _reusable(before, origin, evaluator.parameters(*unit))
+            findings = kept.reusable(unit, evaluator.parameters(*unit))
             if not findings:
                 findings = evaluator.evaluate(*unit)
-                attempt = before.attempts + 1
-                records = [build_record(finding, origin, attempt) for finding in findings]
-                with database.session() as session:
-                    add_accuracy(session, records)
+                kept.add(unit, findings, origin)
             found += findings
             on_unit(unit, findings)
-    except KeyboardInterrupt:
-        _finish(database, run, "interrupted")
-        raise
-    except Exception:
-        _finish(database, run, "failed")
-        raise
-    failed = any(finding.value is None for finding in found)
-    _finish(database, run, "failed" if failed else "complete")
     return found
 
 
@@ -156,11 +196,6 @@ def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
 
 
 def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[Finding]:
-    """The findings of a unit that is stored; none, if it is not, or failed.
-
-    Raises UsageError if they are not of this model and commit, or were made with other options:
-    one run's numbers belong together.
-    """
     if any(record.status != "ok" for record in stored.records):
         return []
     wanted = json.loads(json.dumps(parameters))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexq_bench.cluster.runtime import MAX_CPU_SLOTS, cpu_slots
-from flexq_bench.measure import Tuning
 from kernels.contract import Backend
 
 _ACCELERATOR = "accelerator_type:"
@@ -26,8 +25,8 @@ class Seat:
     backend: Backend
     accelerator: str = ""
 
-    def create(self, actor: type, seed: int, tuning: Tuning) -> Any:
-        """A new actor here; one at a time can have the seat's device."""
+    def create(self, actor: type, *arguments: object) -> Any:
+        """A new actor(backend, *arguments) here; one at a time can have the seat's device."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -38,7 +37,7 @@ class Seat:
         }
         if self.accelerator:
             options["accelerator_type"] = self.accelerator
-        return ray.remote(actor).options(**options).remote(self.backend, seed, tuning)
+        return ray.remote(actor).options(**options).remote(self.backend, *arguments)
 
 
 def seats(backend: Backend, *, local: bool) -> tuple[Seat, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import (
+    ClusterOption,
     DbOption,
     DeviceOption,
     JsonFileOption,
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
 
     from db.engine import Database
     from db.records import RunInfo
+    from flexq_bench.accuracy.evaluating import EvaluationPlan
     from flexq_bench.accuracy.findings import Finding
     from flexq_bench.accuracy.preparing import Setup
     from flexq_bench.accuracy.recording import OnUnit, Unit
     from flexq_bench.commands.result_files import ResultFiles
+    from flexq_bench.quantize.scheme import Progress as OnBlock
+    from kernels.contract import Backend
+
+    Evaluate = Callable[[], list[Finding]]
 
 log = logging.getLogger(__name__)
 
@@ -151,6 +157,7 @@ def accuracy(
     ] = False,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
+    cluster: ClusterOption = "none",
     seed: SeedOption = 0,
     resume: Annotated[
         str | None,
@@ -171,8 +178,11 @@ def accuracy(
     from db.engine import open_database
     from flexq_bench.accuracy.evaluating import CalibrationPlan, EvaluationPlan
     from flexq_bench.accuracy.preparing import named_tasks, prepare
+    from flexq_bench.accuracy.recording import SUITE
+    from flexq_bench.accuracy.tasks import check_tasks
     from flexq_bench.accuracy.texts import read_text
     from flexq_bench.commands.result_files import ResultFiles
+    from flexq_bench.running import new_run
 
     files = ResultFiles(as_json)
     plan = EvaluationPlan(
@@ -191,9 +201,14 @@ def accuracy(
         seed=seed,
     )
     with open_database(db) as database:
-        run = None if resume is None else _resumed(database, resume)
-        setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
-        raise typer.Exit(_carry_out(database, setup, files))
+        run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
+        if cluster == "none":
+            setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
+            evaluate = _here(database, setup)
+        else:
+            check_tasks(plan.tasks, plan.task_data)
+            evaluate = _on_cluster(database, model, plan, run, cluster, device, dtype)
+        raise typer.Exit(_carry_out(database, run, evaluate, files))
 
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
@@ -207,17 +222,56 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
     return replace(run, status="running")
 
 
-def _carry_out(database: Database, setup: Setup, files: ResultFiles) -> int:
-    from db import queries
+def _here(database: Database, setup: Setup) -> Evaluate:
     from flexq_bench.accuracy.recording import execute
 
-    run = setup.origin.run
-    out = console(stderr=files.uses_stdout)
-    try:
-        with ended_by_terminate(), progress(setup) as on_unit:
-            found = execute(
+    def evaluate() -> list[Finding]:
+        with progress(setup) as on_unit:
+            return execute(
                 database, setup.evaluator, setup.plan.units, setup.origin, on_unit=on_unit
             )
+
+    return evaluate
+
+
+def _on_cluster(
+    database: Database,
+    model: str,
+    plan: EvaluationPlan,
+    run: RunInfo,
+    address: str,
+    device: str | None,
+    dtype: str | None,
+) -> Evaluate:
+    from flexq_bench.accuracy.on_cluster import execute_on_cluster
+
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"--device {device} with --cluster: give cpu or cuda, Ray chooses which")
+    backend: Backend | None = None if device is None else "cpu" if device == "cpu" else "cuda"
+
+    def evaluate() -> list[Finding]:
+        with unit_progress(len(plan.units)) as (on_unit, _):
+            return execute_on_cluster(
+                database,
+                model,
+                plan,
+                run,
+                address=address,
+                backend=backend,
+                dtype=dtype,
+                on_unit=on_unit,
+            )
+
+    return evaluate
+
+
+def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles) -> int:
+    from db import queries
+
+    out = console(stderr=files.uses_stdout)
+    try:
+        with ended_by_terminate():
+            found = evaluate()
     except KeyboardInterrupt:
         again = f"the same command with --resume {run.uuid[:8]} goes on"
         say(console(stderr=True), f"interrupted: what was evaluated is stored, {again}")
@@ -244,12 +298,20 @@ def print_tables(findings: Sequence[Finding], out: Console) -> None:
 
 @contextmanager
 def progress(setup: Setup) -> Iterator[OnUnit]:
+    """unit_progress of a plan that is evaluated in this process."""
+    with unit_progress(len(setup.plan.units)) as (on_unit, on_block):
+        setup.evaluator.on_block = on_block
+        yield on_unit
+
+
+@contextmanager
+def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
     """A bar on stderr where a person looks at it, else a log line a unit."""
     err = console(stderr=True)
     done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     name = TextColumn("{task.description}")
     with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        units = bar.add_task("evaluating", total=len(setup.plan.units))
+        units = bar.add_task("evaluating", total=total)
         blocks = bar.add_task("quantizing", visible=False)
 
         def on_unit(unit: Unit, findings: Sequence[Finding]) -> None:
@@ -261,5 +323,4 @@ def progress(setup: Setup) -> Iterator[OnUnit]:
             log.info("%s of %d", what, total)
             bar.update(blocks, completed=block, total=total, description=what, visible=True)
 
-        setup.evaluator.on_block = on_block
-        yield on_unit
+        yield on_unit, on_block

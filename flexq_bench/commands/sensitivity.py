@@ -116,7 +116,7 @@ def sensitivity(
         raise UsageError("--calibration is the text of --data: choose layers on another one")
     loaded = load_model(model, device=find_device(device or best_device()), dtype=dtype)
     tokens = tokenize(text, loaded.tokenizer)
-    length = context or loaded.context
+    length = loaded.context(context)
     report = None
     with _progress() as on_step:
         dense, kinds = kinds_damage(
@@ -135,7 +135,7 @@ def sensitivity(
                 segments_of(
                     tokenize(chosen_on, loaded.tokenizer),
                     segments=calibration_segments,
-                    length=calibration_length or length,
+                    length=loaded.context(calibration_length or length),
                     seed=seed,
                 ),
                 a8_budget,

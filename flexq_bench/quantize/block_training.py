@@ -32,6 +32,7 @@ from flexq_bench.quantize.straight_through import check_signed, fake_quantize
 from kernels.formats import NumberFormat
 
 _SMALLEST_SCALE = 1e-2  # of a channel, as in the published codes of both methods
+_MAPS_ON_A_CPU = 2**30  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +145,12 @@ class BlockTrainer:
             },
         ]
         optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=0.0)
-        targets = [
-            self._target(quantized, before, here)
-            for before, here in zip(original.inputs, quantized.inputs, strict=True)
-        ]
+        targets: list[_Target] = []
+        room = _room_for_maps(original.inputs[0].device)
+        for before, here in zip(original.inputs, quantized.inputs, strict=True):
+            targets.append(self._target(quantized, before, here, keep_map=room > 0))
+            kept = targets[-1].attention
+            room -= 0 if kept is None else kept.nbytes
         with torch.no_grad():
             losses = [self._epoch(quantized, targets, None)]
         for epoch in range(options.epochs):
@@ -170,10 +173,10 @@ class BlockTrainer:
         optimizer: torch.optim.Optimizer | None,
     ) -> float:
         """Mean loss over the segments; trains where there is an optimizer."""
-        total = 0.0
+        total = torch.zeros((), device=stream.inputs[0].device)
         for target, here in zip(targets, stream.inputs, strict=True):
             loss = self._loss(stream, target, here)
-            total += float(loss.detach())
+            total += loss.detach()  # read once an epoch: reading waits for a GPU
             if optimizer is not None:
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -181,23 +184,26 @@ class BlockTrainer:
                 with torch.no_grad():
                     for scale in self._scales.values():
                         scale.clamp_(min=_SMALLEST_SCALE)
-        return total / len(targets)
+        return float(total) / len(targets)
 
     @torch.no_grad()
-    def _target(self, stream: BlockStream, original: torch.Tensor, here: torch.Tensor) -> _Target:
-        output, _ = self._run(stream, {}, original, rounding=False)
+    def _target(
+        self, stream: BlockStream, original: torch.Tensor, here: torch.Tensor, *, keep_map: bool
+    ) -> _Target:
+        output, attention = self._run(stream, {}, original, rounding=False)
         if self._options.loss == "mse":
-            return _Target(original, output, output)
+            return _Target(original, output, output, None)
         output_here, _ = self._run(stream, {}, here, rounding=False)
-        return _Target(original, output, output_here)
+        return _Target(original, output, output_here, attention if keep_map else None)
 
     def _loss(self, stream: BlockStream, target: _Target, here: torch.Tensor) -> torch.Tensor:
         output, attention = self._run(stream, self._tensors(), here, rounding=True)
         if self._options.loss == "mse":
             return functional.mse_loss(output, target.output)
-        with torch.no_grad():
-            # Computed anew each time: the maps of all segments together would not fit in memory.
-            _, original = self._run(stream, {}, target.inputs, rounding=False)
+        original = target.attention
+        if original is None:
+            with torch.no_grad():
+                _, original = self._run(stream, {}, target.inputs, rounding=False)
         distance = double_log_cosine(output, target.output, target.output_here)
         return distance + attention_divergence(attention, original)
 
@@ -274,10 +280,23 @@ class BlockTrainer:
                 handle.remove()
 
 
+def _room_for_maps(device: torch.device) -> int:
+    """Bytes that attention maps may take."""
+    if device.type != "cuda":
+        return _MAPS_ON_A_CPU
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free // 4
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A segment's input to the original block, and the outputs to come close to."""
+    """A segment's input to the original block, and the outputs to come close to.
+
+    attention: the original block's attention map; None: not needed, or computed anew each time,
+    because the maps of all segments would not fit in memory.
+    """
 
     inputs: torch.Tensor
     output: torch.Tensor
     output_here: torch.Tensor
+    attention: torch.Tensor | None

@@ -109,7 +109,7 @@ class BlockStream:
 
         module: the block, or what stands in for it and takes the same arguments.
         """
-        output = module(hidden, **self._arguments)
+        output = module(hidden, **self._arguments[self.block])
         states: torch.Tensor = output[0] if isinstance(output, tuple) else output
         return states
 
@@ -118,8 +118,9 @@ class BlockStream:
         """Run the current block on all segments and show each site's input rows [tokens, K]."""
         module = self._layout.block_module(self._model, self.block)
         with observing(self._model, self._layout.of_block(self.block), observer):
+            dtype = next(module.parameters()).dtype  # FP32 while a scheme works on the block
             for start in range(0, len(self._inputs), self._at_once):
-                self.run(module, torch.cat(self._inputs[start : start + self._at_once]))
+                self.run(module, torch.cat(self._inputs[start : start + self._at_once]).to(dtype))
 
 
 @contextmanager
@@ -184,26 +185,38 @@ class _Captured(Exception):  # noqa: N818 - it ends a forward pass on purpose, n
 @torch.no_grad()
 def _capture(
     model: nn.Module, layout: ModelMap, calibration: Calibration
-) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    inputs: list[torch.Tensor] = []
-    arguments: dict[str, Any] = {}
+) -> tuple[list[torch.Tensor], list[dict[str, Any]]]:
+    """The first block's inputs, one a segment, and what each block is given beside them.
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Positions and masks are equal for all segments, but not for all blocks: some models attend to
+    the whole text in every other block only, or have other rotary embeddings there.
+    """
+    inputs: list[torch.Tensor] = []
+    arguments: list[dict[str, Any]] = []
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = dict(kwargs)
-        inputs.append(args[0] if args else given.pop("hidden_states"))
-        if not arguments:  # equal for all segments: positions and masks of the same length
-            arguments.update(given)
-        raise _Captured
+        hidden = args[0] if args else given.pop("hidden_states")
+        if len(arguments) < layout.blocks:
+            arguments.append(given)
+        if module is first:
+            inputs.append(hidden)
+            if len(arguments) == layout.blocks:
+                raise _Captured
 
     first = layout.block_module(model, 0)
     device = next(model.parameters()).device
-    handle = first.register_forward_pre_hook(hook, with_kwargs=True)
+    handles = [
+        layout.block_module(model, block).register_forward_pre_hook(see, with_kwargs=True)
+        for block in range(layout.blocks)
+    ]
     try:
-        for segment in calibration.tokens:
+        for segment in calibration.tokens:  # the first one goes through all blocks
             try:
                 model(input_ids=segment[None].to(device), use_cache=False)
             except _Captured:
                 continue
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     return inputs, arguments

@@ -6,12 +6,12 @@ of 8-bit columns. Rounding to nearest and GPTQ work on any such layout.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kernels.formats import NumberFormat, Scaling
+from kernels.formats import NumberFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,11 @@ class ColumnGroup:
     end: int
     format: NumberFormat | None
 
-    def fit(self, block: torch.Tensor) -> Scaling | None:
-        """Scales for the group's weights [N, end - start]."""
-        return None if self.format is None else self.format.fit(block)
-
-    def snap(self, values: torch.Tensor, scaling: Scaling | None) -> torch.Tensor:
-        """The nearest representable numbers of values [N, c], c columns of the group."""
-        if self.format is None or scaling is None:
-            return values
-        return self.format.snap(values, scaling)
+    def snapper(self, block: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """With scales for weights [N, end - start]: what takes columns to representable numbers."""
+        if self.format is None:
+            return lambda values: values
+        return self.format.snapper(self.format.fit(block), block.dtype)
 
 
 def column_groups(k: int, number: NumberFormat | None, start: int = 0) -> tuple[ColumnGroup, ...]:
@@ -47,5 +43,5 @@ def round_to_nearest(weight: torch.Tensor, groups: Sequence[ColumnGroup]) -> tor
     rounded = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
     for group in groups:
         block = weight[:, group.start : group.end].double()
-        rounded[:, group.start : group.end] = group.snap(block, group.fit(block))
+        rounded[:, group.start : group.end] = group.snapper(block)(block)
     return rounded

@@ -89,7 +89,7 @@ def gptq(
     order = torch.arange(k, device=weight.device)
     if options.act_order:
         order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    fitted = [g.fit(work[:, g.start : g.end]) for g in groups] if options.act_order else []
+    snappers = [g.snapper(work[:, g.start : g.end]) for g in groups] if options.act_order else []
     group_of = [index for index, g in enumerate(groups) for _ in range(g.start, g.end)]
     factor = _inverse_factor(hessian.double()[order][:, order], options.damping)
     work = work[:, order].contiguous()
@@ -105,8 +105,8 @@ def gptq(
                 # Columns of the group past this block still lack the errors of this block.
                 late = work[:, j : group.end].clone()
                 late[:, end - j :] -= errors[:, : j - start] @ factor[start:j, end : group.end]
-                fitted.append(group.fit(late))
-            snapped = group.snap(work[:, j : j + 1], fitted[group_of[columns[j]]])[:, 0]
+                snappers.append(group.snapper(late))
+            snapped = snappers[group_of[columns[j]]](work[:, j : j + 1])[:, 0]
             rounded[:, j] = snapped
             error = torch.div(work[:, j] - snapped, factor[j, j], out=errors[:, j - start])
             work[:, j:end].addr_(error, factor[j, j:end], alpha=-1)

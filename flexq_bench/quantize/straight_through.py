@@ -16,24 +16,6 @@ from kernels.formats import NumberFormat
 from kernels.formats.grouping import in_groups, safe_divisor
 
 
-class _Through(torch.autograd.Function):
-    """Exact, unlike values + (rounded - values), which rounds once more."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        return rounded.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gradients[0], None
-
-
-def through(values: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-    """`rounded`, with the gradient of `values`."""
-    result: torch.Tensor = _Through.apply(values, rounded.detach())  # type: ignore[no-untyped-call]
-    return result
-
-
 def check_signed(number: NumberFormat) -> None:
     """Raises QuantizeError if the format has a zero point or is a float."""
     if number.kind not in ("symmetric", "balanced"):
@@ -51,12 +33,56 @@ def fake_quantize(
     None: all of it. Equals number.round where shares is None, but for ties that FP32 decides.
     """
     rows, k = values.shape
-    grouped = in_groups(values, number.group)
     top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
-    reach = grouped.abs().amax(dim=-1, keepdim=True) * number.clip
-    if shares is not None:
-        reach = reach * shares.unsqueeze(-1)
-    scales = through(reach / top, (reach / top).to(torch.float16).to(values.dtype))
-    unit = grouped / safe_divisor(scales, values.dtype)
-    codes = through(unit, torch.round(unit)).clamp(-(2 ** (number.bits - 1)), top)
-    return (codes * scales).reshape(rows, -1)[:, :k]
+    limits = (-(2 ** (number.bits - 1)), top)
+    per_group = None if shares is None else shares.unsqueeze(-1)
+    grouped = in_groups(values, number.group)
+    rounded: torch.Tensor = _Rounded.apply(grouped, per_group, limits, number.clip)  # type: ignore[no-untyped-call]
+    return rounded.reshape(rows, -1)[:, :k]
+
+
+class _Rounded(torch.autograd.Function):
+    """code times scale of values x [rows, groups, length], in one step of the graph.
+
+    With s = max|x| · clip · share / top and codes c = clamp(round(x / s)), the gradient that
+    rounding lets pass is that of s · clamp(x / s): dy/dx = 1 within the codes' range and 0 beyond,
+    dy/ds = c - x / s within and c beyond. As a chain of torch's own functions it takes four times
+    as many launches, which is what training a small model waits for.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        shares: torch.Tensor | None,
+        limits: tuple[int, int],
+        clip: float,
+    ) -> torch.Tensor:
+        largest = x.abs().amax(dim=-1, keepdim=True)
+        share = clip if shares is None else shares * clip
+        scales = (largest * share / limits[1]).to(torch.float16).to(x.dtype)
+        unit = x / safe_divisor(scales, x.dtype)
+        codes = unit.round().clamp_(*limits)
+        ctx.save_for_backward(x, shares, largest, scales, unit, codes)
+        ctx.top, ctx.clip = limits[1], clip
+        return codes * scales
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradient = gradients[0]
+        x, shares, largest, scales, unit, codes = ctx.saved_tensors
+        within = gradient * ((unit.round() == codes) & (scales != 0))
+        to_reach = (gradient * codes - within * unit).sum(dim=-1, keepdim=True) / ctx.top
+        to_shares = None
+        if shares is None:
+            to_largest = to_reach * ctx.clip
+        else:
+            to_shares = to_reach * (largest * ctx.clip)
+            to_largest = to_reach * (shares * ctx.clip)
+        if not ctx.needs_input_grad[0]:
+            return None, to_shares, None, None
+        at_largest = (
+            x.abs() == largest
+        )  # values that share the largest magnitude share its gradient
+        to_largest = to_largest / at_largest.sum(dim=-1, keepdim=True)
+        return within + at_largest * x.sign() * to_largest, to_shares, None, None

@@ -9,12 +9,14 @@ FP5 of ZeroQuant(4+2) (arXiv:2312.08583, section 4).
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats import fused
 from kernels.formats.grouping import (
     check_finite,
     check_shape,
@@ -23,7 +25,7 @@ from kernels.formats.grouping import (
     work_dtype,
 )
 from kernels.formats.minifloat import LARGEST, nearest_minifloat
-from kernels.formats.symmetric import check_bits, integer_codes, scales_to
+from kernels.formats.symmetric import check_bits, scales_to
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "e3m2", "e3m1"]
 _FLOAT_BITS = {"e3m2": 6, "e3m1": 5}
@@ -87,25 +89,32 @@ class NumberFormat:
         largest = LARGEST[self.bits] if self.kind in _FLOAT_BITS else self._limits[1]
         return Scaling(scales_to(grouped, largest, self.clip))
 
-    def encode(self, values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-        """Codes of values [..., length], in their dtype; those of small floats are the numbers."""
-        if self.kind in _FLOAT_BITS:
-            unit = values / safe_divisor(scaling.scales, values.dtype)
-            return nearest_minifloat(unit, self.bits).to(values.dtype)
-        return integer_codes(values, scaling.scales, self._limits, scaling.zeros)
+    def snapper(
+        self, scaling: Scaling, dtype: torch.dtype
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What takes values [..., length] of this dtype to the nearest representable numbers.
 
-    def decode(self, codes: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-        """The values that codes [..., length] stand for, in the dtype of the codes.
-
-        Exact in FP32: a code has 9 significant bits at most and a scale 11.
+        A code times its scale is exact in FP32: 9 significant bits at most, and 11.
         """
-        if scaling.zeros is not None:
-            codes = codes - scaling.zeros.to(codes.dtype)
-        return codes * scaling.scales.to(codes.dtype)
+        divisor = safe_divisor(scaling.scales, dtype)
+        factor = scaling.scales.to(dtype)
+        zeros = None if scaling.zeros is None else scaling.zeros.to(dtype)
+        low, high = self._limits
+
+        def snap_float(values: torch.Tensor) -> torch.Tensor:
+            return nearest_minifloat(values / divisor, self.bits).to(dtype).mul_(factor)
+
+        def snap_integer(values: torch.Tensor) -> torch.Tensor:
+            codes = (values / divisor).round_()
+            if zeros is None:
+                return codes.clamp_(low, high).mul_(factor)
+            return codes.add_(zeros).clamp_(low, high).sub_(zeros).mul_(factor)
+
+        return snap_float if self.kind in _FLOAT_BITS else snap_integer
 
     def snap(self, values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
         """The nearest representable numbers of values [..., length], in their dtype."""
-        return self.decode(self.encode(values, scaling), scaling)
+        return self.snapper(scaling, values.dtype)(values)
 
     def round(self, matrix: torch.Tensor) -> torch.Tensor:
         """Round [rows, K] to nearest, group by group: FP32 [rows, K], code times scale, exact.
@@ -115,6 +124,10 @@ class NumberFormat:
         """
         check_shape(matrix, self.group)
         rows, k = matrix.shape
+        if self.kind in ("symmetric", "balanced") and fused.takes(matrix):
+            found = fused.round_symmetric(matrix, self.group, self._limits, self.clip)
+            if found is not None and math.isfinite(float(found[1].amax())):
+                return found[0]
         grouped = in_groups(matrix.to(work_dtype(matrix)), self.group)
         try:
             scaling = self.fit(grouped)

@@ -66,19 +66,13 @@ def scales_to(grouped: torch.Tensor, largest: float, clip: float = 1.0) -> torch
 
 
 def integer_codes(
-    grouped: torch.Tensor,
-    scales: torch.Tensor,
-    limits: tuple[int, int],
-    zeros: torch.Tensor | None = None,
+    grouped: torch.Tensor, scales: torch.Tensor, limits: tuple[int, int]
 ) -> torch.Tensor:
     """Codes of values [..., length] under stored scales [..., 1], in the dtype of the values.
 
-    zeros: [..., 1], the code that stands for 0; None: code 0. limits: lowest and highest code.
+    limits: lowest and highest code.
     """
-    codes = (grouped / safe_divisor(scales, grouped.dtype)).round_()
-    if zeros is not None:
-        codes += zeros.to(codes.dtype)
-    return codes.clamp_(*limits)
+    return (grouped / safe_divisor(scales, grouped.dtype)).round_().clamp_(*limits)
 
 
 def quantize_static(matrix: torch.Tensor, bits: int, scale: float = STATIC_SCALE) -> Operand:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,8 @@ from db.engine import open_database
 from flexq_bench.accuracy import evaluating
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.quantize.scheme import Scheme
+
+DATA = str(Path(__file__).parents[2] / "examples" / "models" / "tiny-llama" / "calibration.txt")
 
 
 @pytest.fixture
@@ -123,7 +126,11 @@ def test_a_model_that_blows_up_is_stored_as_failed(accuracy, stored, monkeypatch
     [
         (("--schemes", "w66"), "no scheme 'w66': there are w6a6"),
         (("--schemes", "gptq-w4a16"), "calibration data are needed: give --calibration FILE"),
-        (("--context", "100000"), "fewer than one segment of 100000"),
+        (("--context", "257"), "tiny-llama has 256 positions, segments of 257 tokens don't fit"),
+        (
+            ("--schemes", "fp6[gptq=true]", "--calibration", DATA, "--calibration-length", "512"),
+            "tiny-llama has 256 positions, segments of 512 tokens",
+        ),
         (("--dtype", "int8"), "no data type 'int8'"),
         (("--data", "nowhere.txt"), "no text nowhere.txt"),
         (("--device", "cuda:9"), "no device 'cuda:9'"),

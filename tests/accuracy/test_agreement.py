@@ -51,7 +51,9 @@ def test_the_reference_outlives_a_change_of_its_model(a_model, some_tokens):
     assert meter.result().mean_kl > 0.1
 
 
-def test_logits_that_are_more_than_the_head_are_refused(some_tokens):
+@pytest.fixture
+def a_gemma():
+    """A Gemma 2 whose logits are held well within their cap."""
     config = Gemma2Config(
         vocab_size=96,
         hidden_size=32,
@@ -63,8 +65,25 @@ def test_logits_that_are_more_than_the_head_are_refused(some_tokens):
         final_logit_softcapping=0.5,
         initializer_range=1.0,
     )
+    torch.manual_seed(0)
+    return Gemma2ForCausalLM(config).eval()
+
+
+def test_logits_that_are_capped_are_compared(a_gemma, some_tokens):
+    tokens = some_tokens(64)
+    meter = AgreementMeter(record_reference(a_gemma, tokens, context=32))
+    perplexity(a_gemma, tokens, context=32, on_logits=meter)
+    assert meter.result().mean_kl == pytest.approx(0, abs=1e-6)
+
+
+def double_logits(_model, _inputs, output):
+    output.logits = 2 * output.logits
+
+
+def test_logits_that_are_more_than_the_head_are_refused(a_gemma, some_tokens):
+    a_gemma.register_forward_hook(double_logits)
     with pytest.raises(AccuracyError, match="not what its output head gives"):
-        record_reference(Gemma2ForCausalLM(config).eval(), some_tokens(64), context=32)
+        record_reference(a_gemma, some_tokens(64), context=32)
 
 
 def test_each_layer_answers_for_itself_alone(a_model, some_tokens):

@@ -103,6 +103,17 @@ def test_nothing_to_evaluate_at_all_is_missing(gate):
     assert "heldout: no text: give --data heldout=FILE" in ran.error
 
 
+def test_a_task_that_there_is_not_is_missing_and_the_rest_is_judged(gate):
+    pytest.importorskip("lm_eval", reason="tasks need lm-eval: pip install 'flexq-bench[accuracy]'")
+    task = '[[task]]\nname = "piqqa"\nmetric = "acc"\nmargin_points = 2\n'
+    ran = gate("--json", "-", policy=QUICK + task)
+    checks = {c["check"]: c for c in json.loads(ran.out)["checks"]}
+    assert ran.code == ExitCode.MISSING
+    assert checks["perplexity of heldout"]["outcome"] == "pass"
+    assert checks["acc of piqqa"]["outcome"] == "missing"
+    assert "no task 'piqqa' in lm-eval: near are piqa" in checks["acc of piqqa"]["reason"]
+
+
 def test_a_text_without_a_limit_is_a_mistake(gate):
     ran = gate(data="calibration.txt")
     assert ran.code == ExitCode.USAGE

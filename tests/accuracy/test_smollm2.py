@@ -26,6 +26,6 @@ def test_its_perplexity_is_the_known_one():
     loaded = load_model(str(MODEL), device=torch.device("cpu"))
     tokens = tokenize(read_text(str(TEXT)), loaded.tokenizer)
     assert tokens.numel() == 304_986
-    found = perplexity(loaded.model, tokens, context=loaded.context, max_tokens=8188)
+    found = perplexity(loaded.model, tokens, context=loaded.context(), max_tokens=8188)
     assert found.tokens == 8188
     assert found.perplexity == pytest.approx(24.15, abs=0.01)

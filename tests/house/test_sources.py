@@ -19,7 +19,11 @@ NAMELESS = {"Makefile", "run", "find-python", "cuda-extra"}
 BUILT = {"build", "dist", "__pycache__"}
 MAX_LINES = 500
 ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
-NOT_INSTALLED_WITHOUT_A_GPU = {"cupy": ["cupy-cuda13x"], "nvmath": ["nvmath-python"]}
+NOT_INSTALLED_WITHOUT_A_GPU = {
+    "cupy": ["cupy-cuda13x"],
+    "nvmath": ["nvmath-python"],
+    "triton": ["triton"],
+}
 UNFINISHED = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
 SOMEBODY_S_PATH = re.compile(r"(?<![\w.~$}])/(home|work|Users|root)/\w")
 

@@ -13,6 +13,12 @@ from flexq_bench.quantize.calibration import Calibration
 VOCABULARY = 128
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Matrices this small take longest where several threads share them."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def tiny_llama() -> Callable[[], Any]:
     """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
@@ -53,6 +59,41 @@ def tiny_opt() -> Callable[[], Any]:
         return _spread_out(OPTForCausalLM(config).eval())
 
     return build
+
+
+@pytest.fixture
+def build() -> Callable[[str], Any]:
+    """build(architecture): a small model of this class of transformers with random weights.
+
+    4 blocks, 6 heads on 2 key-value heads where it has them, K of 72 and 100, none a multiple of
+    128; every other block attends to 8 tokens only where the architecture knows such blocks.
+    """
+    import transformers
+
+    def built(architecture: str) -> Any:
+        sizes: dict[str, Any] = {
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        }
+        if architecture == "OPTForCausalLM":
+            sizes |= {"ffn_dim": 100, "word_embed_proj_dim": 72}
+        else:
+            sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
+        if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
+            sizes["sliding_window"] = 8
+        if architecture.startswith("Qwen"):
+            sizes |= {"use_sliding_window": True, "max_window_layers": 2}
+        if architecture.startswith("Gemma3"):
+            sizes["sliding_window_pattern"] = 2
+        torch.manual_seed(0)
+        cls = getattr(transformers, architecture)
+        return _spread_out(cls(cls.config_class(**sizes)).eval())
+
+    return built
 
 
 @pytest.fixture

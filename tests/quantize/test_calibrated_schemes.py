@@ -7,7 +7,7 @@ from flexq_bench.quantize.activations import StaticActivation
 from flexq_bench.quantize.awq import AwqOptions, clip_and_round
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.gptq import hessian_error
-from flexq_bench.quantize.model_map import map_model
+from flexq_bench.quantize.model_map import ARCHITECTURES, map_model
 from flexq_bench.quantize.registry import resolve
 from flexq_bench.quantize.samples import InputSamples
 
@@ -42,6 +42,20 @@ def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, re
     assert all(hasattr(model.get_submodule(site.name), "activation") for site in sites)
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
     assert bool(torch.isfinite(model(text).logits).all())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_of_any_architecture_can_be_quantized(
+    architecture, dtype, calibration, text, build
+):
+    schemes = ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[outliers=8]")
+    for name in schemes:
+        model = build(architecture).to(dtype)
+        resolve(name).quantize(model, calibration)
+        logits = model(text).logits
+        assert logits.dtype == dtype
+        assert bool(torch.isfinite(logits).all())
 
 
 def damage(build, name, calibration, text) -> float:

@@ -9,8 +9,9 @@ from flexq_bench.quantize.block_training import BlockTrainer
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.losses import attention_divergence, double_log_cosine
 from flexq_bench.quantize.registry import resolve
-from flexq_bench.quantize.straight_through import fake_quantize, through
+from flexq_bench.quantize.straight_through import fake_quantize
 from kernels.formats import NumberFormat
+from kernels.formats.grouping import in_groups, safe_divisor
 
 
 @settings(max_examples=25, deadline=None)
@@ -26,15 +27,64 @@ def test_training_rounds_as_the_format_does(seed, number):
     assert torch.equal(fake_quantize(values, number).float(), number.round(values))
 
 
-def test_rounding_passes_the_gradient_of_what_it_rounds():
-    values = torch.tensor([0.3, -1.7], requires_grad=True)
+class Through(torch.autograd.Function):
+    """Rounded forward, the gradient of what was rounded backward: the straight-through rule."""
 
-    rounded = through(values, torch.round(values))
-    (rounded * torch.tensor([2.0, 3.0])).sum().backward()
+    @staticmethod
+    def forward(ctx, values, rounded):
+        return rounded.clone()
 
-    assert rounded.tolist() == [0.0, -2.0]
-    assert values.grad is not None
-    assert values.grad.tolist() == [2.0, 3.0]
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def step_by_step(values, number, shares):
+    """fake_quantize as a chain of functions whose gradients are torch's own."""
+    rows, k = values.shape
+    grouped = in_groups(values, number.group)
+    top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
+    reach = grouped.abs().amax(dim=-1, keepdim=True) * number.clip
+    if shares is not None:
+        reach = reach * shares.unsqueeze(-1)
+    scales = Through.apply(reach / top, (reach / top).to(torch.float16).to(values.dtype))
+    unit = grouped / safe_divisor(scales, values.dtype)
+    codes = Through.apply(unit, torch.round(unit)).clamp(-(2 ** (number.bits - 1)), top)
+    return (codes * scales).reshape(rows, -1)[:, :k]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from(
+        [
+            NumberFormat(4, 32),
+            NumberFormat(6, clip=0.9),
+            NumberFormat(2, None, "balanced"),
+            NumberFormat(3, 16),
+        ],
+    ),
+    st.booleans(),
+)
+def test_the_gradient_is_that_of_each_step(seed, number, clipped):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(5, 70, generator=generator).double()
+    values[1] = 0  # no scale
+    values[2, :3] = values[2].abs().max() + 1  # two with the largest magnitude
+    values[2, 1] *= -1
+    groups = 1 if number.group is None else -(-70 // number.group)
+    shares = torch.rand(5, groups, generator=generator).double() + 0.2 if clipped else None
+    weight = torch.randn(5, 70, generator=generator).double()
+    found = []
+    for function in (fake_quantize, step_by_step):
+        leaves = [values.clone().requires_grad_()]
+        leaves += [] if shares is None else [shares.clone().requires_grad_()]
+        rounded = function(leaves[0], number, leaves[1] if clipped else None)
+        (rounded * weight).sum().backward()
+        found.append([rounded.detach(), *(leaf.grad for leaf in leaves)])
+
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
 
 
 def test_codes_of_a_clipped_range_stay_within_it():

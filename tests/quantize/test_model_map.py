@@ -9,32 +9,9 @@ from flexq_bench.quantize.model_map import ARCHITECTURES, map_model
 from flexq_bench.quantize.registry import resolve
 
 
-def built(architecture):
-    """A small model of this class with random weights."""
-    import transformers
-
-    cls = getattr(transformers, architecture)
-    options = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "vocab_size": 64,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-    }
-    if architecture == "OPTForCausalLM":
-        options = {k: v for k, v in options.items() if k not in ("num_key_value_heads", "head_dim")}
-        options |= {"ffn_dim": 48, "word_embed_proj_dim": 32}
-    torch.manual_seed(0)
-    return cls(cls.config_class(**options)).eval()
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture):
-    model = built(architecture)
+def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture, build):
+    model = build(architecture)
     layout = map_model(model)
 
     found = {
@@ -47,8 +24,8 @@ def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture):
-    model = built(architecture)
+def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, build):
+    model = build(architecture)
     layout = map_model(model)
     ids = torch.arange(12)[None]
     before = model(ids).logits
@@ -71,7 +48,7 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture):
                 if getattr(source, "bias", None) is not None:
                     source.bias.div_(scale)
 
-    assert torch.allclose(model(ids).logits, before, atol=1e-5)
+    torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
 
 
 def test_every_site_has_one_feed(tiny_llama, tiny_opt):

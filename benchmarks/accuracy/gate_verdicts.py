@@ -1,0 +1,90 @@
+"""The verdicts that the accuracy gate owes, with the time of each: what a release check costs.
+
+    python benchmarks/accuracy/gate_verdicts.py --model DIR --data NAME=FILE --policy FILE
+
+Runs `flexq-bench gate accuracy` three times, each in a process of its own: on the policy's schemes,
+which should pass; on w4a4, four bits rounded to nearest, which should fail; and on the policy's
+schemes in a build whose packer flips the sign of one group's scale, which should fail too. Ends
+with exit code 1 if a verdict is another one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ci.accuracy_policy import load_accuracy_policy
+from flexq_bench.accuracy.preparing import best_device
+from flexq_bench.cli import main as flexq_bench
+from kernels.contract import Backend, LinearKernel, PackedOperand
+from kernels.formats import Operand
+from kernels.registry import resolve
+
+BROKEN = "--broken"
+PASSED, FAILED = 0, 1
+Pack = Callable[[LinearKernel, Operand], PackedOperand]
+
+
+def main() -> int:
+    """Run the three; in a child process, the third."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--model", "--data", "--policy"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--device", default=best_device())
+    parser.add_argument(BROKEN, action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    gate = ["gate", "accuracy"]
+    for name in ("model", "data", "policy", "device"):
+        gate += [f"--{name}", getattr(options, name)]
+    if options.broken:
+        break_packing(options.policy, options.device)
+        return flexq_bench(gate)
+    plain = [sys.executable, "-m", "flexq_bench.cli", *gate]
+    again = [sys.executable, *sys.argv, BROKEN]
+    right = [
+        verdict("the policy's schemes", plain, PASSED),
+        verdict("w4a4", [*plain, "--scheme", "w4a4"], FAILED),
+        verdict("one group's scale with its sign flipped", again, FAILED),
+    ]
+    return PASSED if all(right) else FAILED
+
+
+def verdict(what: str, command: Sequence[str], expected: int) -> bool:
+    """Run a gate, print what it said, how it ended and how long it took."""
+    started = time.monotonic()
+    ended = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    seconds = time.monotonic() - started
+    sys.stdout.write(f"{ended.stdout}{what}: exit code {ended.returncode}, {seconds:.0f} s\n")
+    sys.stdout.flush()
+    return ended.returncode == expected
+
+
+def break_packing(policy: str, device: str) -> None:
+    """From now on the kernels of the policy's parity check pack one group with the wrong sign."""
+    parity = load_accuracy_policy(policy).parity
+    backend: Backend = "cpu" if device == "cpu" else "cuda"
+    labels = parity.kernels if parity else ()
+    classes: set[Any] = {type(resolve(label, backend)) for label in labels}
+    for kernel in classes:
+        kernel.pack_weight = flipping(kernel.pack_weight)
+
+
+def flipping(pack: Pack) -> Pack:
+    """Pack weights as `pack` does, after one group's scale has changed its sign."""
+
+    def packing(kernel: LinearKernel, weight: Operand) -> PackedOperand:
+        assert weight.scales is not None
+        scales = weight.scales.clone()
+        scales[0, 0] = -scales[0, 0]
+        return pack(kernel, replace(weight, scales=scales))
+
+    return packing
+
+
+if __name__ == "__main__":
+    sys.exit(main())

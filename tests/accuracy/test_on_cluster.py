@@ -1,0 +1,156 @@
+"""A plan on several workers: who does what, which are lost, and the same numbers with Ray."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from db.engine import open_database
+from db.records import DeviceInfo
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.evaluating import EvaluationPlan
+from flexq_bench.accuracy.findings import Finding
+from flexq_bench.accuracy.on_cluster import Introduction, Units, _Drive, _Worker
+from flexq_bench.accuracy.recording import SUITE, Origin
+from flexq_bench.accuracy.texts import Text
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.provenance import current_commit
+from flexq_bench.running import new_run
+
+PLAN = EvaluationPlan(
+    schemes=("w6a6", "w4a4"), texts=(Text("one", "text", "a", "0" * 64),), tasks=("piqa",)
+)
+
+
+def test_a_worker_stays_with_its_scheme_and_helps_only_when_none_is_untouched():
+    units = Units([(scheme, task) for scheme in ("a", "b") for task in ("x", "y", "z")])
+    assert units.take(None) == ("a", "x")
+    assert units.take("a") == ("a", "y")
+    assert units.take(None) == ("b", "x")
+    assert units.take("c") == ("b", "y")  # another worker's scheme, the one with the most left
+    assert {units.take("b"), units.take("b")} == {("b", "z"), ("a", "z")}
+    assert units.take("a") is None
+
+
+def test_a_unit_that_ends_workers_is_given_up():
+    units = Units([("a", "x")])
+    for _ in range(2):
+        units.put_back(units.take(None))
+    with pytest.raises(InfrastructureError, match="a on x ended 3 workers"):
+        units.put_back(units.take(None))
+
+
+class FakeRay:
+    """Calls answer in their order; a worker dies of a unit as often as `deadly` says."""
+
+    class RayActorError(Exception):
+        pass
+
+    class RayTaskError(Exception):
+        def __init__(self, cause):
+            self.cause = cause
+
+    exceptions = SimpleNamespace(RayActorError=RayActorError, RayTaskError=RayTaskError)
+
+    def __init__(self, origin, deadly):
+        self.origin, self.deadly = origin, dict(deadly)
+
+    def worker(self, host, **changes):
+        parameters = {unit: {} for unit in PLAN.units}
+        introduction = Introduction(replace(self.origin, **changes), parameters)
+        return _Worker(
+            SimpleNamespace(
+                introduce=SimpleNamespace(remote=lambda: (object(), lambda: introduction)),
+                evaluate=SimpleNamespace(
+                    remote=lambda unit: (object(), lambda: self.answer(unit, host))
+                ),
+            ),
+            host,
+        )
+
+    def answer(self, unit, host):
+        if self.deadly.get(unit, 0) > 0:
+            self.deadly[unit] -= 1
+            raise self.RayActorError("the worker's process ended")
+        return [
+            Finding(
+                scheme=unit[0],
+                task=unit[1],
+                task_version="1",
+                data_hash="0" * 64,
+                metric="acc",
+                direction="higher",
+                value=0.5,
+                standard_error=None,
+                n_items=1,
+                values=(),
+                parameters={},
+            )
+        ]
+
+    @staticmethod
+    def wait(references, num_returns):
+        return references[:num_returns], references[num_returns:]
+
+    @staticmethod
+    def get(reference):
+        return reference[1]()
+
+
+@pytest.fixture
+def drive(tmp_path, monkeypatch):
+    """drive(deadly={unit: times}, hashes=(…)): PLAN by as many workers; findings, units done."""
+
+    def run(deadly=(), hashes=("a" * 64, "a" * 64)):
+        device = DeviceInfo(uuid="cpu", sku="CPU", backend="cpu")
+        run = new_run(SUITE, "manual", ())
+        origin = Origin("tiny", "a" * 64, 0, run, current_commit(), device, {})
+        ray = FakeRay(origin, deadly)
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        done = []
+        with open_database(str(tmp_path / "flexq.sqlite")) as database, ExitStack() as stack:
+            driver = _Drive(database, PLAN, lambda unit, findings: done.append(unit), stack)
+            workers = [ray.worker(f"host{i}", model_hash=h) for i, h in enumerate(hashes)]
+            found = driver.go(workers)
+        return found, done
+
+    return run
+
+
+def test_a_unit_of_a_lost_worker_is_evaluated_by_another(drive):
+    found, done = drive(deadly={("w6a6", "one"): 1})
+    assert [(f.scheme, f.task) for f in found] == list(PLAN.units)
+    assert sorted(done) == sorted(PLAN.units)
+
+
+def test_all_workers_lost_is_one_line(drive):
+    with pytest.raises(InfrastructureError, match="all workers are lost, the last on host"):
+        drive(deadly={("fp16", "one"): 2})
+
+
+def test_a_machine_with_another_model_is_refused(drive):
+    with pytest.raises(AccuracyError, match="host1 has another tiny"):
+        drive(hashes=("a" * 64, "b" * 64))
+
+
+@pytest.mark.slow
+def test_workers_of_a_cluster_find_what_one_process_finds(cli, tiny_llama):
+    asked = ("accuracy", "--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
+    asked += ("--max-tokens", "1275", "--schemes", "w6a6,w4a4", "--device", "cpu", "--json", "-")
+    alone, together = cli(*asked), cli(*asked, "--cluster", "local")
+    assert together.code == ExitCode.PASS, together.err
+    values = []
+    for ran in (alone, together):
+        records = [json.loads(line) for line in ran.out.splitlines() if line.startswith("{")]
+        values.append({(r["scheme"], r["metric"]): r["value"] for r in records})
+    assert len(values[0]) == 7
+    assert values[1] == pytest.approx(values[0], rel=1e-5)
+    wrong = cli(*asked[:2], "nowhere", *asked[3:], "--cluster", "local")
+    assert wrong.code == ExitCode.USAGE
+    assert wrong.error.startswith("flexq-bench: no model nowhere")
