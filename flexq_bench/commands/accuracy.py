@@ -176,9 +176,9 @@ def accuracy(
     130: interrupted (go on with --resume).
     """
     from db.engine import open_database
+    from flexq_bench.accuracy import SUITE
     from flexq_bench.accuracy.evaluating import CalibrationPlan, EvaluationPlan
     from flexq_bench.accuracy.preparing import named_tasks, prepare
-    from flexq_bench.accuracy.recording import SUITE
     from flexq_bench.accuracy.tasks import check_tasks
     from flexq_bench.accuracy.texts import read_text
     from flexq_bench.commands.result_files import ResultFiles
