@@ -103,11 +103,11 @@ def waterfall(by_tokens: Mapping[int, Sequence[Step]]) -> go.Figure:
         figure.add_bar(x=[None], y=[None], name=name, marker={"color": color, "opacity": 0.75})
     figure.update_yaxes(rangemode="tozero")
     figure.update_yaxes(title="median time (µs)", col=1)
-    figure.update_xaxes(tickangle=-30)
+    figure.update_xaxes(tickangle=-30, automargin=True)
     figure.update_layout(
         height=_HEIGHT,
         barmode="overlay",
-        margin={"l": 10, "r": 10, "t": 60, "b": 10},
+        margin={"l": 10, "r": 40, "t": 60, "b": 30},
         modebar={"orientation": "v"},
         legend={"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0},
     )
