@@ -76,6 +76,9 @@ COSTS: dict[AnyImmaConfig, Cost] = {
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.591, 0.481, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.58, 0.528, 0.431, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(3.79, 0.163, 0.236, 166),
     WgmmaConfig(1, 1, 3, 2): Cost(4.89, 0.614, 0.263, 128),
     WgmmaConfig(1, 2, 3, 1): Cost(8.98, 0.91, 0.303, 168),
     WgmmaConfig(1, 2, 3, 2): Cost(6.46, 1.03, 0.377, 168),
@@ -87,6 +90,9 @@ MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
 # Of group-w4a8, whose groups are scaled by the weights' side.
 GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.591, 0.481, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.58, 0.528, 0.431, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(3.79, 0.163, 0.236, 166),
     WgmmaConfig(1, 1, 3, 2): Cost(5.74, 0.216, 0.201, 128),
     WgmmaConfig(1, 2, 3, 1): Cost(3.83, 0.81, 0.27, 168),
     WgmmaConfig(1, 2, 3, 2): Cost(4.28, 0.972, 0.393, 168),
@@ -98,16 +104,19 @@ GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
-    WgmmaConfig(1, 1, 4, 1): Cost(2.0, 0.45, 0.12, 90),
-    WgmmaConfig(1, 1, 4, 2): Cost(4.0, 0.45, 0.12, 90),
-    WgmmaConfig(2, 1, 4, 1): Cost(2.0, 0.5, 0.2, 90),
-    WgmmaConfig(2, 1, 4, 2): Cost(4.0, 0.5, 0.2, 90),
-    WgmmaConfig(1, 2, 4, 1): Cost(2.0, 0.45, 0.2, 122),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.0, 0.45, 0.2, 122),
-    WgmmaConfig(2, 2, 4, 1): Cost(2.5, 0.55, 0.4, 122),
-    WgmmaConfig(2, 2, 4, 2): Cost(4.5, 0.55, 0.4, 122),
-    WgmmaConfig(2, 4, 4, 1): Cost(3.0, 0.8, 0.8, 188),
-    WgmmaConfig(3, 2, 4, 1): Cost(2.5, 0.65, 0.6, 125),
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(3.03, 0.476, 0.542, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(2.19, 0.32, 0.468, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(3.95, 0.291, 0.274, 166),
+    WgmmaConfig(1, 1, 4, 2): Cost(3.62, 0.226, 0.281, 90),
+    WgmmaConfig(1, 2, 4, 1): Cost(2.63, 0.527, 0.264, 122),
+    WgmmaConfig(1, 2, 4, 2): Cost(5.01, 0.152, 0.356, 122),
+    WgmmaConfig(1, 1, 4, 1): Cost(7.38, 0.354, 0.24, 90),
+    WgmmaConfig(2, 1, 4, 1): Cost(6.5, 0.0996, 0.433, 90),
+    WgmmaConfig(2, 1, 4, 2): Cost(5.25, 0.291, 0.632, 90),
+    WgmmaConfig(2, 2, 4, 1): Cost(6.23, 0.0951, 0.67, 122),
+    WgmmaConfig(2, 2, 4, 2): Cost(5.36, 0.962, 0.2, 122),
+    WgmmaConfig(2, 4, 4, 1): Cost(5.07, 0.918, 0.2, 188),
+    WgmmaConfig(3, 2, 4, 1): Cost(4.41, 0.773, 0.3, 125),
 }
 
 
