@@ -39,7 +39,9 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
     assert float((wanted[:, 19:-1].amax(dim=2) - of_tokens).max()) <= 2 * TOLERANCE
 
 
-@pytest.mark.parametrize("scheme", ["flexq-w6ax", "smoothquant-w8a8"])
+@pytest.mark.parametrize(
+    "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6-w6a16", "dgq-w4a8", "atom-w4a4"]
+)
 def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
     ids = prompts(2, 10, CPU)
     got = an_engine(small, scheme, TorchOperations()).logits(ids)

@@ -10,7 +10,17 @@ from kernels.decoder.cuda_operations import CudaOperations
 
 DEVICE = torch.device("cuda")
 TOLERANCE = 2e-2  # of logits
-QUANTIZED = ("flexq-w6ax", "flexq-w6a8", "smoothquant-w8a8", "abq-w6a6", "w8a16", "w4a16")
+QUANTIZED = (
+    "flexq-w6ax",
+    "flexq-w6a8",
+    "smoothquant-w8a8",
+    "abq-w6a6",
+    "w8a16",
+    "w4a16",
+    "fp6-w6a16",
+    "dgq-w4a8",
+    "atom-w4a4",
+)
 
 
 @pytest.fixture(scope="module", params=["llama", "llama-mha", "opt"])
