@@ -156,9 +156,9 @@ class CudaOperations(DecoderOperations):
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
             blocks = per_thread if shared else 1
         else:
-            per_thread, threads = 1, _FEW_THREADS
+            shared, per_thread, threads = False, 1, _FEW_THREADS
             blocks = -(-vectors // threads)
-        build = node_build(producer, packing.kind, packing.bits, per_thread)
+        build = node_build(producer, packing.kind, packing.bits, per_thread, shared=shared)
         scale_stride = 0
         if packing.kind == "group-codes" and packing.scales is not None:
             scale_stride = packing.scales.shape[1]
@@ -220,12 +220,12 @@ def attention_build(shape: AttentionShape, bits: int) -> Build:
     )
 
 
-def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
-    """How csrc/decode_nodes.cu is compiled."""
-    is_norm = producer in (_RMS_NORM, _LAYER_NORM)
-    whole_row = is_norm or kind == "row-codes"
-    is_shared = is_norm and vectors > _MOST_VECTORS
-    of_row = _SHARED_THREADS if is_shared else _row_threads(producer)
+def node_build(
+    producer: int, kind: PackingKind, bits: int, vectors: int, *, shared: bool = False
+) -> Build:
+    """How csrc/decode_nodes.cu is compiled. shared: a norm's row is shared out over blocks."""
+    whole_row = producer in (_RMS_NORM, _LAYER_NORM) or kind == "row-codes"
+    of_row = _SHARED_THREADS if shared else _row_threads(producer)
     threads = of_row if whole_row else _FEW_THREADS
     return Build.of(
         "decode_nodes.cu",
@@ -234,6 +234,7 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
+        SHARED=int(shared),
     )
 
 
@@ -255,16 +256,16 @@ def builds() -> list[Build]:
         ("row-codes", 8),
     )
     nodes = [
-        node_build(producer, kind, bits, vectors)
+        node_build(producer, kind, bits, vectors, shared=shared)
         for producer in range(_RMS_NORM, _ATTENTION + 1)
         for kind, bits in kinds
-        for vectors in _vectors(producer, kind)
+        for vectors, shared in _vectors(producer, kind)
     ]
     return [*attention, *nodes]
 
 
-def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:
-    """Of a thread: few and many tokens of models of 4096 and 8192 features."""
+def _vectors(producer: int, kind: PackingKind) -> tuple[tuple[int, bool], ...]:
+    """Of a thread, and whether a row is shared out: few and many tokens, 4096 to 8192 features."""
     if producer in (_RMS_NORM, _LAYER_NORM):
-        return (1, 2, 4, 8)
-    return (1, 2, 4, 7) if kind == "row-codes" else (1,)
+        return (1, False), (2, False), (4, True), (5, True), (8, True)
+    return tuple((vectors, False) for vectors in ((1, 2, 4, 7) if kind == "row-codes" else (1,)))
