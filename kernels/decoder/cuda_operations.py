@@ -82,12 +82,17 @@ class CudaOperations(DecoderOperations):
         to: Destination,
     ) -> None:
         batch = qkv.shape[0]
-        build = attention_build(shape, cache.bits)
+        packing = to.kernel.packing(to.packed, to.config)
+        sums_up = packing if packing is not None and can_sum_up(shape, packing.kind) else None
         chunk = split_length(batch * shape.kv_heads, longest, sm_count(torch.cuda.current_device()))
         splits = -(-longest // chunk)
         sums = self._kept("sums", (batch, shape.heads, splits, shape.head_dim), torch.float32, qkv)
         weights = self._kept("weights", (batch, shape.heads, splits, 2), torch.float32, qkv)
-        load_function(build, ATTENTION).launch(
+        outputs: tuple[Argument, ...] = (None, None, None, 0, 0, 0)
+        if sums_up is not None:
+            arrived = self._kept("arrived", (batch, shape.kv_heads), torch.int32, qkv)
+            outputs = (arrived, sums_up.values, sums_up.scales, *_layout(sums_up))
+        load_function(attention_build(shape, cache.bits, sums_up), ATTENTION).launch(
             (shape.kv_heads, splits, batch),
             _ATTENTION_THREADS,
             (
@@ -103,12 +108,14 @@ class CudaOperations(DecoderOperations):
                 float(shape.head_dim**-0.5),
                 cache.capacity,
                 chunk,
+                *outputs,
             ),
             overlap_previous=True,
         )
-        inputs = (None, None, None, None, None, sums, weights)
-        row = (batch, shape.heads * shape.head_dim)
-        self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
+        if sums_up is None:
+            inputs = (None, None, None, None, None, sums, weights)
+            row = (batch, shape.heads * shape.head_dim)
+            self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
 
     def _produce(
         self,
@@ -159,9 +166,6 @@ class CudaOperations(DecoderOperations):
             shared, per_thread, threads = False, 1, _FEW_THREADS
             blocks = -(-vectors // threads)
         build = node_build(producer, packing.kind, packing.bits, per_thread, shared=shared)
-        scale_stride = 0
-        if packing.kind == "group-codes" and packing.scales is not None:
-            scale_stride = packing.scales.shape[1]
         arguments: tuple[Argument, ...] = (
             *inputs,
             packing.values,
@@ -170,9 +174,7 @@ class CudaOperations(DecoderOperations):
             k,
             head_dim,
             splits,
-            stride,
-            scale_stride,
-            int(packing.in_mma_order),
+            *_layout(packing),
         )
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
@@ -199,8 +201,24 @@ def split_length(blocks: int, longest: int, sms: int) -> int:
     return chunks * _LEAST_CHUNK
 
 
-def attention_build(shape: AttentionShape, bits: int) -> Build:
-    """How csrc/decode_attention.cu is compiled. Raises UnsupportedError for other head sizes."""
+def can_sum_up(shape: AttentionShape, kind: PackingKind) -> bool:
+    """Whether a block of attention can pack what the heads of its KV head come to."""
+    outputs = shape.heads // shape.kv_heads * shape.head_dim
+    return kind == "halves" or (kind == "group-codes" and outputs % _GROUP == 0)
+
+
+def _layout(packing: Packing) -> tuple[int, int, int]:
+    """stride, scale_stride and in_mma_order of csrc/decode_pack.cuh."""
+    of_groups = packing.kind == "group-codes" and packing.scales is not None
+    scale_stride = packing.scales.shape[1] if of_groups and packing.scales is not None else 0
+    return packing.values.shape[1], scale_stride, int(packing.in_mma_order)
+
+
+def attention_build(shape: AttentionShape, bits: int, sums_up: Packing | None = None) -> Build:
+    """How csrc/decode_attention.cu is compiled. sums_up: how it packs outputs; None: it doesn't.
+
+    Raises UnsupportedError for other head sizes.
+    """
     group = shape.heads // shape.kv_heads
     lanes = 1 << (-(-shape.head_dim // _LANE_VALUES) - 1).bit_length()
     sets = _ATTENTION_THREADS // lanes
@@ -217,6 +235,9 @@ def attention_build(shape: AttentionShape, bits: int) -> Build:
         GROUP_HEADS=group,
         KV_BITS=bits,
         ROTARY=int(shape.rotary is not None),
+        SUMS_UP=int(sums_up is not None),
+        PACKING=_PACKINGS["halves" if sums_up is None else sums_up.kind],
+        A_BITS=8 if sums_up is None or sums_up.kind == "halves" else sums_up.bits,
     )
 
 
@@ -245,9 +266,21 @@ def _row_threads(producer: int) -> int:
 def builds() -> list[Build]:
     """A representative set: every operation and packing, the heads of the catalog."""
     heads = [(1, 16), (1, 8), (1, 4), (8, 16), (4, 8), (4, 4)]
+    summed: tuple[tuple[PackingKind, int] | None, ...] = (
+        None,
+        ("halves", 16),
+        ("group-codes", 6),
+        ("group-codes", 8),
+    )
+    nothing = torch.empty(0)
     attention = [
-        attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
+        attention_build(
+            AttentionShape(group, 1, 128, nothing),
+            bits,
+            None if packing is None else Packing(*packing, nothing),
+        )
         for group, bits in heads
+        for packing in summed
     ]
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
