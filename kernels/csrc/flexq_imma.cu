@@ -50,6 +50,15 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
+// Steps [first, first + count) of a block's rows, as far as there are such.
+__device__ inline void prefetch_rows(const Operands& op, int first_tile, int first, int count) {
+  const int tile = first_tile + static_cast<int>(threadIdx.x), steps = min(op.steps - first, count);
+  if (threadIdx.x >= ROW_TILES || tile >= op.row_tiles || steps <= 0) return;
+  const long long at = static_cast<long long>(tile) * op.steps + first;
+  prefetch_to_l2(op.w + at * TILE_BYTES, steps * TILE_BYTES);
+  prefetch_to_l2(op.sw + at * (MMA_ROWS / 2), steps * MMA_ROWS * 2);
+}
+
 #if DUAL_GRAINED
 using Sum = int;
 #else
@@ -111,7 +120,8 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
-           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
+           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn, int own_ahead,
+           int blocks_ahead) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
@@ -139,6 +149,10 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     const int step = first_step + s * STRIDE;
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
+  }
+  if (rank == 0) {
+    prefetch_rows(op, op.first_tile, (STAGES - 1) * STRIDE, own_ahead);
+    if (blocks_ahead > 0) prefetch_rows(op, op.first_tile + blocks_ahead * ROW_TILES, 0, steps);
   }
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 

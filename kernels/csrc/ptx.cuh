@@ -40,6 +40,13 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
+// Asks L2 for a multiple of 16 bytes at a multiple of 16, and waits for nothing; a no-op before 9.0.
+__device__ inline void prefetch_to_l2([[maybe_unused]] const void* global, [[maybe_unused]] uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
+#endif
+}
+
 __device__ inline void cp_async_16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }
@@ -123,6 +130,22 @@ __device__ inline float load_written(const float* global) {
 __device__ inline uint32_t load_written(const uint32_t* global) {
   uint32_t v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(global));
+  return v;
+}
+
+// What another block of the same kernel wrote: past L1, which may still have what was there before.
+__device__ inline float4 load_of_other_block(const float4* global) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+
+__device__ inline float2 load_of_other_block(const float2* global) {
+  float2 v;
+  asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(global) : "memory");
   return v;
 }
 

@@ -18,6 +18,7 @@ from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 _BITS = 16
+PREFETCH = [0, 0]
 _ROWS, _TILE_TOKENS = 16, 8  # of a block; of a tile of columns
 _WARPS, _DEFAULT_WARPS = (4, 8, 16), 8
 _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
@@ -98,7 +99,7 @@ class FastestFp16Gemm(Fp16Gemm):
         load_function(chosen.build, "fp16_few").launch(
             (-(-shape.n // _ROWS), chunks, 1),
             chosen.warps * 32,
-            (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1]),
+            (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1], *PREFETCH),
             overlap_previous=True,
         )
 
