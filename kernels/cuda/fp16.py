@@ -21,6 +21,19 @@ _BITS = 16
 PREFETCH = [0, 0]
 _ROWS, _TILE_TOKENS = 16, 8  # of a block; of a tile of columns
 _WARPS, _DEFAULT_WARPS = (4, 8, 16), 8
+_RINGS = (
+    (1, 4, 4),
+    (1, 4, 6),
+    (1, 8, 2),
+    (1, 8, 3),
+    (1, 8, 6),
+    (1, 16, 2),
+    (1, 16, 3),
+    (2, 4, 2),
+    (2, 4, 3),
+    (2, 8, 2),
+    (2, 8, 3),
+)
 _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
 
 
@@ -39,6 +52,28 @@ class FewTokensConfig(Config):
         block = Block("fp16_few", self.warps * 32)
         defines = {name.upper(): value for name, value in asdict(self).items()}
         return Build.of("fp16_few.cu", block=block, **defines)
+
+
+@dataclass(frozen=True, slots=True)
+class RingConfig(Config):
+    """row_tiles: of 16 rows a block; warps: of a block, which share out K; stages of each warp's
+    ring; col_tiles: of 8 tokens a block."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    col_tiles: int
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.row_tiles * self.warps * max(self.stages * 4096, self.col_tiles * 512)
+
+    @property
+    def build(self) -> Build:
+        """How csrc/fp16_ring.cu is compiled for this configuration."""
+        block = Block("fp16_ring", self.warps * 32, self.shared_bytes)
+        defines = {name.upper(): value for name, value in asdict(self).items()}
+        return Build.of("fp16_ring.cu", block=block, **defines)
 
 
 class FastestFp16Gemm(Fp16Gemm):
@@ -71,7 +106,7 @@ class FastestFp16Gemm(Fp16Gemm):
         config: Config | None = None,
     ) -> None:
         chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
-        if not isinstance(chosen, FewTokensConfig):
+        if not isinstance(chosen, (FewTokensConfig, RingConfig)):
             super().linear(x, packed, w, out, bias=bias, config=chosen)
             return
         if has_aligned_rows(x, self._padded_k(packed.k)):
@@ -91,15 +126,25 @@ class FastestFp16Gemm(Fp16Gemm):
     ) -> None:
         shape = check_gemm(x, w, out)
         chosen = config or self.default_config(shape)
-        if not isinstance(chosen, FewTokensConfig):
+        if not isinstance(chosen, (FewTokensConfig, RingConfig)):
             super().gemm(x, w, out, bias=bias, config=chosen)
             return
         weights, values = w.buffers["values"], x.buffers["values"]
         chunks = -(-shape.m // (_TILE_TOKENS * chosen.col_tiles))
+        sizes = (shape.m, shape.n, shape.k, weights.shape[1])
+        if isinstance(chosen, RingConfig):
+            load_function(chosen.build, "fp16_ring").launch(
+                (-(-shape.n // (_ROWS * chosen.row_tiles)), chunks, 1),
+                chosen.warps * 32,
+                (weights, values, bias, out, *sizes, *PREFETCH),
+                shared_bytes=chosen.shared_bytes,
+                overlap_previous=True,
+            )
+            return
         load_function(chosen.build, "fp16_few").launch(
             (-(-shape.n // _ROWS), chunks, 1),
             chosen.warps * 32,
-            (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1], *PREFETCH),
+            (weights, values, bias, out, *sizes, *PREFETCH),
             overlap_previous=True,
         )
 
@@ -108,13 +153,17 @@ class FastestFp16Gemm(Fp16Gemm):
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config or self.default_config(gemm)
-        return [chosen.build] if isinstance(chosen, FewTokensConfig) else []
+        return [chosen.build] if isinstance(chosen, (FewTokensConfig, RingConfig)) else []
 
 
 def _own_configs(m: int) -> list[FewTokensConfig]:
     if m > _MOST_TOKENS:
         return []
     return [FewTokensConfig(warps, _col_tiles(m), wide) for warps in _WARPS for wide in (0, 1)]
+
+
+def ring_configs(m: int) -> list[RingConfig]:
+    return [RingConfig(*choice, _col_tiles(m)) for choice in _RINGS]
 
 
 def _col_tiles(m: int) -> int:
