@@ -33,6 +33,8 @@ _RINGS = (
     (2, 4, 3),
     (2, 8, 2),
     (2, 8, 3),
+    (4, 4, 2),
+    (4, 4, 3),
 )
 _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
 
