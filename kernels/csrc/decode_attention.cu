@@ -5,10 +5,7 @@
 //   keys, values  cache [SLOTS, KV_HEADS, CAPACITY, HEAD_DIM]; the new token's are written first
 //   sums       float [B, HEADS, SPLITS, HEAD_DIM]: of a split, sum of exp2(score - largest) * value
 //   weights    float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of exp2(score - largest)
-// SUMS_UP 0: splits past a sequence's end have weight (-infinity, 0); decode_nodes.cu adds all of them up.
-// SUMS_UP 1: the last block of a sequence and KV head adds up those of the others, in fixed order, and packs
-// them (decode_pack.cuh). Of group codes it needs whole groups. arrived: int [B, KV_HEADS], zeros before
-// and after.
+// Splits past a sequence's end have weight (-infinity, 0); decode_nodes.cu adds all of them up.
 //
 // Positions, and keys and values of earlier tokens, are those of an earlier step: nobody writes them while
 // the kernels of this step run, so they are loaded before the previous one has ended.
@@ -19,10 +16,10 @@
 // A block has one KV head, all GROUP_HEADS query heads that share it, and CHUNK positions. LANES
 // neighbouring lanes have one position, 8 neighbouring values each, so 16 lanes of FP16 are 256 bytes;
 // every such set of lanes keeps its own running softmax, and they meet once at the end, in fixed order.
-#include "decode_pack.cuh"
+#include "decode.cuh"
 
-#if !defined(SUMS_UP) || !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY)
-#error "SUMS_UP, HEAD_DIM, GROUP_HEADS, KV_BITS and ROTARY choose the kernel"
+#if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY)
+#error "HEAD_DIM, GROUP_HEADS, KV_BITS and ROTARY choose the kernel"
 #endif
 __host__ __device__ constexpr int power_of_two(int n) {
   int p = 1;
@@ -31,8 +28,7 @@ __host__ __device__ constexpr int power_of_two(int n) {
 }
 __host__ __device__ constexpr int smaller(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int at_least_one(int n) { return n < 1 ? 1 : n; }
-constexpr int THREADS = 128, WIDTH = 8;  // values of a position that a lane has
-constexpr int OUTPUTS = GROUP_HEADS * HEAD_DIM;
+constexpr int THREADS = 128, WIDTH = 8;
 constexpr int ACTIVE = HEAD_DIM / WIDTH, LANES = power_of_two(ACTIVE);
 constexpr int SETS = THREADS / LANES;             // positions at a time
 // Positions of a set whose loads are in flight; 64 positions of a block, where registers allow it.
@@ -40,8 +36,6 @@ constexpr int AHEAD = at_least_one(smaller(GROUP_HEADS <= 2 ? 8 : 4, 64 / SETS))
 constexpr int STEP = SETS * AHEAD;
 constexpr int CODE_BYTES = HEAD_DIM * KV_BITS / 8;  // of a token and head
 static_assert(HEAD_DIM % WIDTH == 0 && LANES <= 32, "a position is at most a warp");
-static_assert(!SUMS_UP || PACKING == HALVES || OUTPUTS % GROUP == 0, "a block packs whole groups");
-static_assert(!SUMS_UP || PACKING != ROW_CODES, "the scale of a row is that of all heads");
 static_assert(KV_BITS == 16 || KV_BITS == 8 || KV_BITS == 4, "halves or codes");
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -163,13 +157,15 @@ __device__ inline void store_token(unsigned char* codes, uint32_t* scales, long 
   }
 }
 
+struct Ahead {
+  Raw key[AHEAD], value[AHEAD];
+};
+
 // grid: (KV_HEADS, SPLITS, B).
-extern "C" __global__ void __launch_bounds__(THREADS, GROUP_HEADS == 1 ? 4 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, float* sums,
-                 float2* weights, float scale, int capacity, int chunk, [[maybe_unused]] int* arrived,
-                 [[maybe_unused]] void* packed, [[maybe_unused]] float* scales, [[maybe_unused]] int stride,
-                 [[maybe_unused]] int scale_stride, [[maybe_unused]] int in_mma_order) {
+                 float2* weights, float scale, int capacity, int chunk) {
   __shared__ float query[GROUP_HEADS][HEAD_DIM];
   __shared__ float fresh[2][HEAD_DIM];  // keys and values of the new token
   __shared__ float2 met[GROUP_HEADS][SETS];
@@ -182,7 +178,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS) * splits + split;
   if (start > position) {
     wait_for_previous_kernel();  // until which the weights are read by whom they were written for
-    if (!SUMS_UP && threadIdx.x < GROUP_HEADS)
+    if (threadIdx.x < GROUP_HEADS)
       weights[first_out + threadIdx.x * splits] = make_float2(-infinite(), 0.0f);
     return;
   }
@@ -194,17 +190,17 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
   const float2* angles = table + static_cast<long long>(position) * (HEAD_DIM / 2);
 
-  const auto load = [&](Raw (&ahead)[AHEAD], const unsigned char* codes, const uint32_t* scales, int base) {
+  const auto load = [&](Ahead& ahead, int base) {
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       const int at = base + a * SETS + set;
       const bool inside = at < end && at < position && active;
-      ahead[a] = inside ? load_raw(codes, scales, first_row + at, part) : Raw{};
+      ahead.key[a] = inside ? load_raw(keys, key_scales, first_row + at, part) : Raw{};
+      ahead.value[a] = inside ? load_raw(values, value_scales, first_row + at, part) : Raw{};
     }
   };
-  Raw key[AHEAD], value[AHEAD];
-  load(key, keys, key_scales, start);
-  load(value, values, value_scales, start);
+  Ahead ahead;
+  load(ahead, start);
   wait_for_previous_kernel();
 
   for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM; at += THREADS) {
@@ -237,11 +233,12 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     return e;
   };
   for (int base = start; base < end; base += STEP) {
+    if (base != start) load(ahead, base);
     float score[AHEAD][GROUP_HEADS];
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       const int at = base + a * SETS + set;
-      const Eight k = at == position ? new_token(0) : decode(key[a]);
+      const Eight k = at == position ? new_token(0) : decode(ahead.key[a]);
 #pragma unroll
       for (int g = 0; g < GROUP_HEADS; ++g) {
         float dot = 0.0f;
@@ -253,7 +250,6 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
         score[a][g] = at < end ? dot : -infinite();
       }
     }
-    if (base + STEP < end) load(key, keys, key_scales, base + STEP);
 #pragma unroll
     for (int g = 0; g < GROUP_HEADS; ++g) {
       float top = largest[g];
@@ -269,7 +265,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #pragma unroll
     for (int a = 0; a < AHEAD; ++a) {
       const int at = base + a * SETS + set;
-      const Eight v = at == position ? new_token(1) : decode(value[a]);
+      const Eight v = at == position ? new_token(1) : decode(ahead.value[a]);
 #pragma unroll
       for (int g = 0; g < GROUP_HEADS; ++g) {
         const float weight = at < end ? exp2f(score[a][g] - largest[g]) : 0.0f;
@@ -278,88 +274,30 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
         for (int i = 0; i < WIDTH; ++i) sum[g][i] += weight * v.v[i];
       }
     }
-    if (base + STEP < end) load(value, values, value_scales, base + STEP);
   }
 
-  // All sets meet. They leave a split's sums to other blocks, or outputs in the queries' place.
-  const auto meet = [&](bool is_whole) {
 #pragma unroll
-    for (int g = 0; g < GROUP_HEADS; ++g) {
-      if (part == 0) met[g][set] = make_float2(largest[g], total[g]);
-      if (active) {
+  for (int g = 0; g < GROUP_HEADS; ++g) {
+    if (part == 0) met[g][set] = make_float2(largest[g], total[g]);
+    if (active) {
 #pragma unroll
-        for (int i = 0; i < WIDTH; ++i) parts[g][set][part * WIDTH + i] = sum[g][i];
-      }
+      for (int i = 0; i < WIDTH; ++i) parts[g][set][part * WIDTH + i] = sum[g][i];
     }
-    __syncthreads();
-    for (int at = threadIdx.x; at < OUTPUTS; at += THREADS) {
-      const int g = at / HEAD_DIM, i = at % HEAD_DIM;
-      float top = -infinite(), all = 0.0f, out = 0.0f;
-#pragma unroll 16
-      for (int s = 0; s < SETS; ++s) top = fmaxf(top, met[g][s].x);
-#pragma unroll 16
-      for (int s = 0; s < SETS; ++s) {
-        const float factor = exp2f(met[g][s].x - top);  // 0 for a set that met nothing
-        all += factor * met[g][s].y;
-        out += factor * parts[g][s][i];
-      }
-      if (is_whole) {
-        query[g][i] = as_half(out / all);
-        continue;
-      }
-      const long long to = first_out + g * splits;
-      sums[to * HEAD_DIM + i] = out;
-      if (i == 0) weights[to] = make_float2(top, all);
-    }
-  };
-#if SUMS_UP
-  const int filled = position / chunk + 1;
-  if (filled == 1) {
-    meet(true);
-  } else {
-    __shared__ int before;
-    meet(false);
-    __threadfence();
-    __syncthreads();
-    int* const mine = arrived + sequence * kv_heads + kv_head;
-    if (threadIdx.x == 0) before = atomicAdd(mine, 1);
-    __syncthreads();
-    if (before != filled - 1) return;
-    if (threadIdx.x == 0) *mine = 0;
-    __threadfence();
-#pragma unroll
-    for (int g = 0; g < GROUP_HEADS; ++g) {
-      largest[g] = -infinite(), total[g] = 0.0f;
-#pragma unroll
-      for (int i = 0; i < WIDTH; ++i) sum[g][i] = 0.0f;
-#pragma unroll 2
-      for (int s = set; s < filled; s += SETS) {
-        const long long from = first_out - split + g * splits + s;
-        const float2 of_split = load_of_other_block(weights + from);
-        const float4* at = reinterpret_cast<const float4*>(sums + from * HEAD_DIM + part * WIDTH);
-        const float4 low = active ? load_of_other_block(at) : float4{};
-        const float4 high = active ? load_of_other_block(at + 1) : float4{};
-        const float part_sum[WIDTH] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-        const float top = fmaxf(largest[g], of_split.x);  // of a split with a position: finite
-        const float kept = exp2f(largest[g] - top), factor = exp2f(of_split.x - top);
-        total[g] = total[g] * kept + factor * of_split.y;
-#pragma unroll
-        for (int i = 0; i < WIDTH; ++i) sum[g][i] = sum[g][i] * kept + factor * part_sum[i];
-        largest[g] = top;
-      }
-    }
-    meet(true);
   }
   __syncthreads();
-  const Packed to{packed, scales, heads * HEAD_DIM, stride, scale_stride, in_mma_order};
-  const int first_vector = kv_head * OUTPUTS / QUAD;
-  for (int vector = threadIdx.x; vector < OUTPUTS / QUAD; vector += THREADS) {
-    const float* from = &query[0][0] + vector * QUAD;
-    const float output[QUAD] = {from[0], from[1], from[2], from[3]};
-    if constexpr (PACKING == HALVES) pack_halves(output, to, sequence, first_vector + vector);
-    else pack_group(output, to, sequence, first_vector + vector);
+  for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM; at += THREADS) {
+    const int g = at / HEAD_DIM, i = at % HEAD_DIM;
+    float top = -infinite(), all = 0.0f, out = 0.0f;
+#pragma unroll 16
+    for (int s = 0; s < SETS; ++s) top = fmaxf(top, met[g][s].x);
+#pragma unroll 16
+    for (int s = 0; s < SETS; ++s) {
+      const float factor = exp2f(met[g][s].x - top);  // 0 for a set that met no position
+      all += factor * met[g][s].y;
+      out += factor * parts[g][s][i];
+    }
+    const long long to = first_out + g * splits;
+    sums[to * HEAD_DIM + i] = out;
+    if (i == 0) weights[to] = make_float2(top, all);
   }
-#else
-  meet(false);
-#endif
 }

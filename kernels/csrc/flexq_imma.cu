@@ -50,15 +50,6 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
-// Steps [first, first + count) of a block's rows, as far as there are such.
-__device__ inline void prefetch_rows(const Operands& op, int first_tile, int first, int count) {
-  const int tile = first_tile + static_cast<int>(threadIdx.x), steps = min(op.steps - first, count);
-  if (threadIdx.x >= ROW_TILES || tile >= op.row_tiles || steps <= 0) return;
-  const long long at = static_cast<long long>(tile) * op.steps + first;
-  prefetch_to_l2(op.w + at * TILE_BYTES, steps * TILE_BYTES);
-  prefetch_to_l2(op.sw + at * (MMA_ROWS / 2), steps * MMA_ROWS * 2);
-}
-
 #if DUAL_GRAINED
 using Sum = int;
 #else
@@ -120,8 +111,7 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
-           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn, int own_ahead,
-           int blocks_ahead) {
+           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
@@ -143,16 +133,12 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   constexpr int STRIDE = WARPS * K_SPLIT;  // in steps, between two turns of a warp
   const int first_step = rank * WARPS + warp;
 
-  if constexpr (!LATE) let_next_kernel_start();
+  if constexpr (LATE == 0) let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = first_step + s * STRIDE;
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
-  }
-  if (rank == 0) {
-    prefetch_rows(op, op.first_tile, (STAGES - 1) * STRIDE, own_ahead);
-    if (blocks_ahead > 0) prefetch_rows(op, op.first_tile + blocks_ahead * ROW_TILES, 0, steps);
   }
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
@@ -167,6 +153,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    else if constexpr (LATE == 2) let_next_kernel_start();
     cp_async_commit();
     if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
 
@@ -229,7 +216,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
-  if constexpr (LATE) let_next_kernel_start();
+  if constexpr (LATE == 1) let_next_kernel_start();
   // The warps meet: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
   cp_async_wait<0>();
   __syncthreads();

@@ -52,13 +52,6 @@ __device__ inline void load_weights(Weights& out, const Operands& op, int step, 
     }
 }
 
-// k [first, first + count) of a block's rows, as far as there are such.
-__device__ inline void prefetch_rows(const Operands& op, int first_row, int first, int count) {
-  const int row = first_row + static_cast<int>(threadIdx.x), wanted = min(op.stride - first, count);
-  if (threadIdx.x >= MMA_ROWS || row >= op.n || wanted <= 0) return;
-  prefetch_to_l2(op.w + static_cast<long long>(row) * op.stride + first, wanted * sizeof(half_bits));
-}
-
 __device__ inline void multiply(float (&sums)[COL_TILES][4], const Weights& weights, const Operands& op,
                                 int step) {
   uint4 x[COL_TILES][CHUNKS];
@@ -89,7 +82,7 @@ __device__ inline void multiply(float (&sums)[COL_TILES][4], const Weights& weig
 // grid: (N/16, M / (8 * COL_TILES)), both rounded up.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bits* y, int m, int n, int k,
-         int stride, int own_ahead, int blocks_ahead) {
+         int stride) {
   __shared__ float4 met[WARPS][SHARES];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Operands op{w,
@@ -106,8 +99,6 @@ fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bit
   Weights even, odd;
   if (warp < steps) load_weights(even, op, warp, policy);
   if (warp + WARPS < steps) load_weights(odd, op, warp + WARPS, policy);
-  prefetch_rows(op, op.first_row, 2 * WARPS * STEP_K, own_ahead * STEP_K);
-  if (blocks_ahead > 0) prefetch_rows(op, op.first_row + blocks_ahead * MMA_ROWS, 0, stride);
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
   float sums[COL_TILES][4] = {};

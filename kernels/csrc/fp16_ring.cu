@@ -12,7 +12,7 @@
 // no bank conflict. STAGES - 1 steps of a warp are requested before the previous kernel has ended.
 #include "ptx.cuh"
 
-#if !defined(ROW_TILES) || !defined(COL_TILES) || !defined(WARPS) || !defined(STAGES)
+#if !defined(ROW_TILES) || !defined(COL_TILES) || !defined(WARPS) || !defined(STAGES) || !defined(LATE)
 #error "ROW_TILES, COL_TILES, WARPS and STAGES choose the kernel"
 #endif
 constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, STEP_K = 128;
@@ -89,15 +89,15 @@ fp16_ring(const half_bits* w, const half_bits* x, const half_bits* bias, half_bi
   const int steps = (k + STEP_K - 1) / STEP_K;
   const uint64_t policy = evict_first_policy();
   const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES + lane * 16;
-  let_next_kernel_start();
+  if constexpr (LATE == 0) let_next_kernel_start();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = warp + s * WARPS;
     if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
     cp_async_commit();
   }
-  prefetch_rows(op, op.first_row, (STAGES - 1) * WARPS * STEP_K, own_ahead * STEP_K);
-  if (blocks_ahead > 0) prefetch_rows(op, op.first_row + blocks_ahead * ROWS, 0, stride);
+  if (static_cast<int>(blockIdx.x) < blocks_ahead)
+    prefetch_rows(op, op.first_row, (STAGES - 1) * WARPS * STEP_K, own_ahead * STEP_K);
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
   float sums[ROW_TILES][COL_TILES][4] = {};
@@ -110,6 +110,7 @@ fp16_ring(const half_bits* w, const half_bits* x, const half_bits* bias, half_bi
     const int ahead = step + (STAGES - 1) * WARPS;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    else if constexpr (LATE == 2) let_next_kernel_start();
     cp_async_commit();
     if (step + WARPS < steps) load_tokens(next, op, step + WARPS);
     const uint32_t stage = ring + slot * STAGE_BYTES;
@@ -132,6 +133,7 @@ fp16_ring(const half_bits* w, const half_bits* x, const half_bits* bias, half_bi
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
+  if constexpr (LATE == 1) let_next_kernel_start();
   cp_async_wait<0>();
   __syncthreads();
   float4* met = reinterpret_cast<float4*>(shared);

@@ -133,22 +133,6 @@ __device__ inline uint32_t load_written(const uint32_t* global) {
   return v;
 }
 
-// What another block of the same kernel wrote: past L1, which may still have what was there before.
-__device__ inline float4 load_of_other_block(const float4* global) {
-  float4 v;
-  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "l"(global)
-               : "memory");
-  return v;
-}
-
-__device__ inline float2 load_of_other_block(const float2* global) {
-  float2 v;
-  asm volatile("ld.global.cg.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(global) : "memory");
-  return v;
-}
-
 // c[16,8] += popc(a[16,128] AND b[128,8]); a row-major, b column-major, one bit a value.
 __device__ inline void mma_b1_m16n8k128(int (&c)[4], const uint32_t (&a)[2], uint32_t b) {
   asm(

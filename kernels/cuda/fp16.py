@@ -64,6 +64,7 @@ class RingConfig(Config):
     row_tiles: int
     warps: int
     stages: int
+    late: int
     col_tiles: int
 
     @property
@@ -146,7 +147,7 @@ class FastestFp16Gemm(Fp16Gemm):
         load_function(chosen.build, "fp16_few").launch(
             (-(-shape.n // _ROWS), chunks, 1),
             chosen.warps * 32,
-            (weights, values, bias, out, *sizes, *PREFETCH),
+            (weights, values, bias, out, *sizes),
             overlap_previous=True,
         )
 
@@ -165,7 +166,7 @@ def _own_configs(m: int) -> list[FewTokensConfig]:
 
 
 def ring_configs(m: int) -> list[RingConfig]:
-    return [RingConfig(*choice, _col_tiles(m)) for choice in _RINGS]
+    return [RingConfig(*choice, late, _col_tiles(m)) for choice in _RINGS for late in (0, 1, 2)]
 
 
 def _col_tiles(m: int) -> int:

@@ -43,7 +43,6 @@ from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
-PREFETCH = [0, 0]
 _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma_pack.cu
 
 
@@ -117,7 +116,7 @@ class ImmaGemm(LinearKernel):
             shape.k,
         )
         if isinstance(c, ImmaConfig):
-            arguments = (*arguments, w.buffers.get("features"), *PREFETCH)
+            arguments = (*arguments, w.buffers.get("features"))
         load_function(c.build(self.tiles), c.function).launch(
             c.grid(shape.m, shape.n),
             c.threads,

@@ -88,17 +88,12 @@ class CudaOperations(DecoderOperations):
         to: Destination,
     ) -> None:
         batch = qkv.shape[0]
-        packing = to.kernel.packing(to.packed, to.config)
-        sums_up = packing if packing is not None and can_sum_up(shape, packing.kind) else None
+        build = attention_build(shape, cache.bits)
         chunk = split_length(batch * shape.kv_heads, longest, current_gpu().sms)
         splits = -(-longest // chunk)
         sums = self._kept("sums", (batch, shape.heads, splits, shape.head_dim), torch.float32, qkv)
         weights = self._kept("weights", (batch, shape.heads, splits, 2), torch.float32, qkv)
-        outputs: tuple[Argument, ...] = (None, None, None, 0, 0, 0)
-        if sums_up is not None:
-            arrived = self._kept("arrived", (batch, shape.kv_heads), torch.int32, qkv)
-            outputs = (arrived, sums_up.values, sums_up.scales, *_layout(sums_up))
-        load_function(attention_build(shape, cache.bits, sums_up), ATTENTION).launch(
+        load_function(build, ATTENTION).launch(
             (shape.kv_heads, splits, batch),
             _ATTENTION_THREADS,
             (
@@ -114,14 +109,12 @@ class CudaOperations(DecoderOperations):
                 float(shape.head_dim**-0.5),
                 cache.capacity,
                 chunk,
-                *outputs,
             ),
             overlap_previous=True,
         )
-        if sums_up is None:
-            inputs = (None, None, None, None, None, sums, weights)
-            row = (batch, shape.heads * shape.head_dim)
-            self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
+        inputs = (None, None, None, None, None, sums, weights)
+        row = (batch, shape.heads * shape.head_dim)
+        self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
 
     def pick(
         self,
@@ -184,9 +177,12 @@ class CudaOperations(DecoderOperations):
             threads = -(-vectors // (per_thread * _WARP)) * _WARP
             blocks = per_thread if shared else 1
         else:
-            shared, per_thread, threads = False, 1, _FEW_THREADS
+            per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
-        build = node_build(producer, packing.kind, packing.bits, per_thread, shared=shared)
+        build = node_build(producer, packing.kind, packing.bits, per_thread)
+        scale_stride = 0
+        if packing.kind == "group-codes" and packing.scales is not None:
+            scale_stride = packing.scales.shape[1]
         arguments: tuple[Argument, ...] = (
             *inputs,
             packing.values,
@@ -195,7 +191,9 @@ class CudaOperations(DecoderOperations):
             k,
             head_dim,
             splits,
-            *_layout(packing),
+            stride,
+            scale_stride,
+            int(packing.in_mma_order),
         )
         function = load_function(build, _FUNCTIONS[producer])
         function.launch((blocks, m, 1), threads, arguments, overlap_previous=True)
@@ -222,24 +220,8 @@ def split_length(blocks: int, longest: int, sms: int) -> int:
     return chunks * _LEAST_CHUNK
 
 
-def can_sum_up(shape: AttentionShape, kind: PackingKind) -> bool:
-    """Whether a block of attention can pack what the heads of its KV head come to."""
-    outputs = shape.heads // shape.kv_heads * shape.head_dim
-    return kind == "halves" or (kind == "group-codes" and outputs % _GROUP == 0)
-
-
-def _layout(packing: Packing) -> tuple[int, int, int]:
-    """stride, scale_stride and in_mma_order of csrc/decode_pack.cuh."""
-    of_groups = packing.kind == "group-codes" and packing.scales is not None
-    scale_stride = packing.scales.shape[1] if of_groups and packing.scales is not None else 0
-    return packing.values.shape[1], scale_stride, int(packing.in_mma_order)
-
-
-def attention_build(shape: AttentionShape, bits: int, sums_up: Packing | None = None) -> Build:
-    """How csrc/decode_attention.cu is compiled. sums_up: how it packs outputs; None: it doesn't.
-
-    Raises UnsupportedError for other head sizes.
-    """
+def attention_build(shape: AttentionShape, bits: int) -> Build:
+    """How csrc/decode_attention.cu is compiled. Raises UnsupportedError for other head sizes."""
     group = shape.heads // shape.kv_heads
     lanes = 1 << (-(-shape.head_dim // _LANE_VALUES) - 1).bit_length()
     sets = _ATTENTION_THREADS // lanes
@@ -256,18 +238,15 @@ def attention_build(shape: AttentionShape, bits: int, sums_up: Packing | None = 
         GROUP_HEADS=group,
         KV_BITS=bits,
         ROTARY=int(shape.rotary is not None),
-        SUMS_UP=int(sums_up is not None),
-        PACKING=_PACKINGS["halves" if sums_up is None else sums_up.kind],
-        A_BITS=8 if sums_up is None or sums_up.kind == "halves" else sums_up.bits,
     )
 
 
-def node_build(
-    producer: int, kind: PackingKind, bits: int, vectors: int, *, shared: bool = False
-) -> Build:
-    """How csrc/decode_nodes.cu is compiled. shared: a norm's row is shared out over blocks."""
-    whole_row = producer in (_RMS_NORM, _LAYER_NORM) or kind == "row-codes"
-    of_row = _SHARED_THREADS if shared else _row_threads(producer)
+def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
+    """How csrc/decode_nodes.cu is compiled."""
+    is_norm = producer in (_RMS_NORM, _LAYER_NORM)
+    whole_row = is_norm or kind == "row-codes"
+    is_shared = is_norm and vectors > _MOST_VECTORS
+    of_row = _SHARED_THREADS if is_shared else _row_threads(producer)
     threads = of_row if whole_row else _FEW_THREADS
     return Build.of(
         "decode_nodes.cu",
@@ -276,7 +255,6 @@ def node_build(
         PACKING=_PACKINGS[kind],
         A_BITS=bits if kind != "halves" else 8,
         VECTORS=vectors,
-        SHARED=int(shared),
     )
 
 
@@ -287,21 +265,9 @@ def _row_threads(producer: int) -> int:
 def builds() -> list[Build]:
     """A representative set: every operation and packing, the heads of the catalog."""
     heads = [(1, 16), (1, 8), (1, 4), (8, 16), (4, 8), (4, 4)]
-    summed: tuple[tuple[PackingKind, int] | None, ...] = (
-        None,
-        ("halves", 16),
-        ("group-codes", 6),
-        ("group-codes", 8),
-    )
-    nothing = torch.empty(0)
     attention = [
-        attention_build(
-            AttentionShape(group, 1, 128, nothing),
-            bits,
-            None if packing is None else Packing(*packing, nothing),
-        )
+        attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
         for group, bits in heads
-        for packing in summed
     ]
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
@@ -310,16 +276,16 @@ def builds() -> list[Build]:
         ("row-codes", 8),
     )
     nodes = [
-        node_build(producer, kind, bits, vectors, shared=shared)
+        node_build(producer, kind, bits, vectors)
         for producer in range(_RMS_NORM, _ATTENTION + 1)
         for kind, bits in kinds
-        for vectors, shared in _vectors(producer, kind)
+        for vectors in _vectors(producer, kind)
     ]
     return [*attention, *nodes, _PICK_BUILD]
 
 
-def _vectors(producer: int, kind: PackingKind) -> tuple[tuple[int, bool], ...]:
-    """Of a thread, and whether a row is shared out: few and many tokens, 4096 to 8192 features."""
+def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:
+    """Of a thread: few and many tokens of models of 4096 and 8192 features."""
     if producer in (_RMS_NORM, _LAYER_NORM):
-        return (1, False), (2, False), (4, True), (5, True), (8, True)
-    return tuple((vectors, False) for vectors in ((1, 2, 4, 7) if kind == "row-codes" else (1,)))
+        return (1, 2, 4, 8)
+    return (1, 2, 4, 7) if kind == "row-codes" else (1,)
