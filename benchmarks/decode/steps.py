@@ -86,6 +86,7 @@ def _one_scheme(
     source = SyntheticWeights(architecture, 0)
     model = load(source, get_scheme(scheme), device, capacity, tuner, batches)
     loaded = time.perf_counter() - began
+    tuner.settle(model)
     for batch in batches:
         engine = Engine(
             model,
