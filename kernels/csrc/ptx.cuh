@@ -40,13 +40,6 @@ __device__ inline uint64_t evict_first_policy() {
   return policy;
 }
 
-// Asks L2 for a multiple of 16 bytes at a multiple of 16, and waits for nothing; a no-op before 9.0.
-__device__ inline void prefetch_to_l2([[maybe_unused]] const void* global, [[maybe_unused]] uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(global), "r"(bytes) : "memory");
-#endif
-}
-
 __device__ inline void cp_async_16(uint32_t shared, const void* global) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global));
 }

@@ -13,53 +13,35 @@ import torch
 
 from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
 from kernels.cuda.dense import Fp16Gemm, has_aligned_rows
+from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 _BITS = 16
-PREFETCH = [0, 0]
-_ROWS, _TILE_TOKENS = 16, 8  # of a block; of a tile of columns
-_WARPS, _DEFAULT_WARPS = (4, 8, 16), 8
-_RINGS = (
-    (1, 4, 4),
-    (1, 4, 6),
-    (1, 8, 2),
-    (1, 8, 3),
-    (1, 8, 6),
-    (1, 16, 2),
-    (1, 16, 3),
-    (2, 4, 2),
-    (2, 4, 3),
-    (2, 8, 2),
-    (2, 8, 3),
-    (4, 4, 2),
-    (4, 4, 3),
+_ROWS, _TILE_TOKENS = 16, 8  # of a tile of rows, and of columns
+_STEP_BYTES = 16 * 128 * 2  # csrc/fp16_few.cu: of a tile of rows and a step of k
+_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+# (row_tiles, warps, stages, late): the fastest inside steps of LLaMA-13B on an H200.
+_CHOICES = (
+    (1, 4, 4, 0),
+    (1, 4, 4, 1),
+    (1, 8, 2, 0),
+    (1, 8, 2, 1),
+    (1, 16, 2, 0),
+    (1, 16, 3, 0),
+    (2, 4, 3, 0),
+    (2, 8, 3, 0),
 )
+_DEFAULT = (1, 8, 2, 0)
 _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """warps: of a block, which share out K; col_tiles: of 8 tokens a block; wide_fetch: 1 where L2
-    fetches 256 bytes at a time."""
-
-    warps: int
-    col_tiles: int
-    wide_fetch: int
-
-    @property
-    def build(self) -> Build:
-        """How csrc/fp16_few.cu is compiled for this configuration."""
-        block = Block("fp16_few", self.warps * 32)
-        defines = {name.upper(): value for name, value in asdict(self).items()}
-        return Build.of("fp16_few.cu", block=block, **defines)
-
-
-@dataclass(frozen=True, slots=True)
-class RingConfig(Config):
-    """row_tiles: of 16 rows a block; warps: of a block, which share out K; stages of each warp's
-    ring; col_tiles: of 8 tokens a block."""
+    """row_tiles: of 16 rows a block; warps: of a block, which share out K; stages of each lane's
+    ring; late: 1 where the next kernel may start only when the last weights are requested; col_tiles: of 8 tokens
+    a block."""
 
     row_tiles: int
     warps: int
@@ -69,14 +51,19 @@ class RingConfig(Config):
 
     @property
     def shared_bytes(self) -> int:
-        return self.row_tiles * self.warps * max(self.stages * 4096, self.col_tiles * 512)
+        """Dynamic shared memory of a block: the rings, or the sums."""
+        return (
+            self.row_tiles
+            * self.warps
+            * max(self.stages * _STEP_BYTES, self.col_tiles * _SHARE_BYTES)
+        )
 
     @property
     def build(self) -> Build:
-        """How csrc/fp16_ring.cu is compiled for this configuration."""
-        block = Block("fp16_ring", self.warps * 32, self.shared_bytes)
+        """How csrc/fp16_few.cu is compiled for this configuration."""
+        block = Block("fp16_few", self.warps * 32, self.shared_bytes)
         defines = {name.upper(): value for name, value in asdict(self).items()}
-        return Build.of("fp16_ring.cu", block=block, **defines)
+        return Build.of("fp16_few.cu", block=block, **defines)
 
 
 class FastestFp16Gemm(Fp16Gemm):
@@ -91,11 +78,13 @@ class FastestFp16Gemm(Fp16Gemm):
     )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        return [*super().candidates(gemm), *_own_configs(gemm.m)]
+        most = current_gpu().block_shared_bytes
+        own = [config for config in _own_configs(gemm.m) if config.shared_bytes <= most]
+        return [*super().candidates(gemm), *own]
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         if gemm.m <= _MOST_TOKENS:
-            return FewTokensConfig(_DEFAULT_WARPS, _col_tiles(gemm.m), 0)
+            return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
         return super().default_config(gemm)
 
     def linear(
@@ -109,7 +98,7 @@ class FastestFp16Gemm(Fp16Gemm):
         config: Config | None = None,
     ) -> None:
         chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
-        if not isinstance(chosen, (FewTokensConfig, RingConfig)):
+        if not isinstance(chosen, FewTokensConfig):
             super().linear(x, packed, w, out, bias=bias, config=chosen)
             return
         if has_aligned_rows(x, self._padded_k(packed.k)):
@@ -129,25 +118,16 @@ class FastestFp16Gemm(Fp16Gemm):
     ) -> None:
         shape = check_gemm(x, w, out)
         chosen = config or self.default_config(shape)
-        if not isinstance(chosen, (FewTokensConfig, RingConfig)):
+        if not isinstance(chosen, FewTokensConfig):
             super().gemm(x, w, out, bias=bias, config=chosen)
             return
         weights, values = w.buffers["values"], x.buffers["values"]
         chunks = -(-shape.m // (_TILE_TOKENS * chosen.col_tiles))
-        sizes = (shape.m, shape.n, shape.k, weights.shape[1])
-        if isinstance(chosen, RingConfig):
-            load_function(chosen.build, "fp16_ring").launch(
-                (-(-shape.n // (_ROWS * chosen.row_tiles)), chunks, 1),
-                chosen.warps * 32,
-                (weights, values, bias, out, *sizes, *PREFETCH),
-                shared_bytes=chosen.shared_bytes,
-                overlap_previous=True,
-            )
-            return
         load_function(chosen.build, "fp16_few").launch(
-            (-(-shape.n // _ROWS), chunks, 1),
+            (-(-shape.n // (_ROWS * chosen.row_tiles)), chunks, 1),
             chosen.warps * 32,
-            (weights, values, bias, out, *sizes),
+            (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1]),
+            shared_bytes=chosen.shared_bytes,
             overlap_previous=True,
         )
 
@@ -156,17 +136,13 @@ class FastestFp16Gemm(Fp16Gemm):
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config or self.default_config(gemm)
-        return [chosen.build] if isinstance(chosen, (FewTokensConfig, RingConfig)) else []
+        return [chosen.build] if isinstance(chosen, FewTokensConfig) else []
 
 
 def _own_configs(m: int) -> list[FewTokensConfig]:
     if m > _MOST_TOKENS:
         return []
-    return [FewTokensConfig(warps, _col_tiles(m), wide) for warps in _WARPS for wide in (0, 1)]
-
-
-def ring_configs(m: int) -> list[RingConfig]:
-    return [RingConfig(*choice, late, _col_tiles(m)) for choice in _RINGS for late in (0, 1, 2)]
+    return [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
 
 
 def _col_tiles(m: int) -> int:
