@@ -21,6 +21,7 @@ from kernels.cuda import (
     abq,
     atom,
     btc,
+    dual_grained,
     flexq,
     fp8,
     fp16,
@@ -161,7 +162,7 @@ _ENTRIES: tuple[_Entry, ...] = (
         _Entry(
             kernel_label("dgq-w4a8", variant),
             cpu=partial(cpu_dgq.DualGrainedGemm, variant),
-            cuda=partial(nibbles.DualGrainedGemm, variant),
+            cuda=partial(dual_grained.DualGrainedGemm, variant),
         )
         for variant in ("", "static")
     ),

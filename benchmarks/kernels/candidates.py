@@ -19,12 +19,13 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
+from flexq_bench.measure.protocol import PROTOCOL_CUDA
 from flexq_bench.probes import floor_kernel
 from kernels.contract import Config
 from kernels.registry import resolve
@@ -61,7 +62,9 @@ def measure(
     kernels: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]], seconds: float
 ) -> list[Timed]:
     """Shape by shape, until the seconds are over."""
-    meter, began, found = Meter("cuda"), time.monotonic(), []
+    # One case follows the other: the device stays warm.
+    protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
+    meter, began, found = Meter("cuda", protocol), time.monotonic(), []
     with meter.device_guard():
         for n, k in shapes:
             if time.monotonic() - began > seconds:

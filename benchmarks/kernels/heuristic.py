@@ -1,13 +1,14 @@
 """What the int8 tensor-core kernels lose where nothing is tuned, and the fit behind the choice.
 
-    python benchmarks/kernels/heuristic.py measure --out times.json.gz [--shapes 120] [--seconds N]
-    python benchmarks/kernels/heuristic.py report times.json.gz
-    python benchmarks/kernels/heuristic.py fit times.json.gz
+    python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
+        [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seconds N]
+    python benchmarks/kernels/heuristic.py report times.json.gz [--kernel NAME]
+    python benchmarks/kernels/heuristic.py fit times.json.gz [--kernel NAME]
 
-`measure` needs a GPU: it times every configuration of flexq-imma-w6a6, weights cold, over random
-layer shapes. `report` prints how much slower the heuristic's choice was than the fastest. `fit`
-prints new WEIGHTS and COSTS for kernels/cuda/imma_heuristic.py, and what they lose on shapes that
-they were not fitted to.
+`measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
+named, weights cold, over random layer shapes. `report` prints how much slower the choice without
+tuning was than the fastest. `fit` prints new weights for kernels/cuda/few_heuristic.py and new
+costs for kernels/cuda/imma_heuristic.py, and what they lose on shapes that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import minimize
 
+from kernels.contract import Config
+from kernels.cuda.few_heuristic import FLEXQ, MINIFLOATS, Few, choose_few, features
+from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     LEAST_MANY,
     MMA_ROWS,
@@ -33,27 +37,21 @@ from kernels.cuda.imma_configs import (
     ImmaConfig,
     TiledConfig,
     WgmmaConfig,
-    all_configs,
 )
-from kernels.cuda.imma_heuristic import (
-    COSTS,
-    MANY_ROWS,
-    WEIGHTS,
-    choose,
-    features,
-    read_us,
-    waves_of,
-)
+from kernels.cuda.imma_heuristic import MANY_ROWS, Cost, choose, waves_of
+from kernels.cuda.minifloat import MinifloatGemm
+from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
+from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
+from workloads.ranges import parse_ranges
 
-TOKENS = (1, 8, 16, 24, 32, 64, 128, 512)
+TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
-BY_NAME = {str(config): config for config in all_configs()}
 SOFTNESS = 0.012  # of the choice while fitting: scores closer than this share it
 TOO_SLOW = 0.05
 
-Times = dict[GemmWorkload, dict[AnyImmaConfig, float]]
+Times = dict[GemmWorkload, dict[Config, float]]
 
 
 def say(line: str) -> None:
@@ -73,15 +71,26 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return shapes
 
 
-def measure(out: Path, shapes: int, seconds: float, seed: int) -> None:
+def own_configs(kernel: str) -> tuple[list[Config], Few]:
+    """Every configuration of a kernel's own code, and what scores those for few tokens."""
+    found = resolve(kernel, "cuda")
+    if isinstance(found, ImmaGemm):
+        return [*found.every_config()], found.few
+    assert isinstance(found, MinifloatGemm), f"{kernel} has nothing to fit"
+    return [c for tiles in COL_TILES for c in found.configs(tiles)], MINIFLOATS
+
+
+def measure(
+    out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
+) -> None:
     from flexq_bench.measure import Meter
     from workloads.case import Case
 
     meter, began, rows = Meter("cuda"), time.monotonic(), []
     with meter.device_guard():
         for n, k in random_shapes(shapes, seed):
-            for m in TOKENS:
-                prepared = meter.prepare(Case(kernel=KERNEL, gemm=GemmWorkload(m, n, k)))
+            for m in tokens:
+                prepared = meter.prepare(Case(kernel=kernel, gemm=GemmWorkload(m, n, k)))
                 for config, microseconds in prepared.time_candidates():
                     rows.append([m, n, k, str(config), microseconds])
             content = json.dumps({"sms": meter.device_info.sm_count, "times": rows})
@@ -91,21 +100,32 @@ def measure(out: Path, shapes: int, seconds: float, seed: int) -> None:
     say(f"{len(rows)} times in {out}")
 
 
-def read(path: Path) -> tuple[Times, int]:
+def read(path: Path, kernel: str) -> tuple[Times, int]:
+    by_name = {str(config): config for config in own_configs(kernel)[0]}
     content = json.loads(gzip.decompress(path.read_bytes()))
     times: Times = {}
     for m, n, k, name, microseconds in content["times"]:
-        if name in BY_NAME:  # a configuration may be gone since
-            times.setdefault(GemmWorkload(m, n, k), {})[BY_NAME[name]] = microseconds
+        if name in by_name:  # a configuration may be gone since
+            times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
     return times, content["sms"]
 
 
-def report(times: Times, sms: int) -> None:
+def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int) -> Config:
+    """What runs without tuning, of these configurations."""
+    found = resolve(kernel, "cuda")
+    if isinstance(found, ImmaGemm):
+        of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
+        return choose(of_imma, gemm, sms, found.costs, found.few)
+    of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
+    return choose_few(of_floats, gemm, sms, MINIFLOATS)
+
+
+def report(times: Times, sms: int, kernel: str) -> None:
     say("| M | shapes | mean loss | 95 % of shapes within | worst |")
     say("| ---: | ---: | ---: | ---: | ---: |")
     for m in sorted({gemm.m for gemm in times}):
         losses = [
-            timed[choose(list(timed), gemm, sms)] / min(timed.values()) - 1
+            timed[chosen(kernel, list(timed), gemm, sms)] / min(timed.values()) - 1
             for gemm, timed in times.items()
             if gemm.m == m
         ]
@@ -116,16 +136,20 @@ def report(times: Times, sms: int) -> None:
 class Samples:
     """Features and relative times of every configuration at every shape with few tokens."""
 
-    def __init__(self, times: Times, col_tiles: int, sms: int) -> None:
+    def __init__(self, times: Times, col_tiles: int, sms: int, few: Few) -> None:
         self.shapes: list[tuple[int, int]] = []
         self.features: list[np.ndarray] = []
         self.losses: list[np.ndarray] = []
         for gemm, timed in times.items():
-            few = [c for c in timed if isinstance(c, ImmaConfig) and c.col_tiles == col_tiles]
-            if few:
-                found = np.array([timed[c] for c in few])
+            scored = [
+                c
+                for c in timed
+                if isinstance(c, ImmaConfig | WeightOnlyConfig) and c.col_tiles == col_tiles
+            ]
+            if scored:
+                found = np.array([timed[c] for c in scored])
                 self.shapes.append((gemm.n, gemm.k))
-                self.features.append(np.array([features(c, gemm, sms) for c in few]))
+                self.features.append(np.array([features(c, gemm, sms, few) for c in scored]))
                 self.losses.append(found / found.min() - 1)
 
     def lost(self, weights: np.ndarray, chosen: Sequence[int]) -> list[float]:
@@ -163,10 +187,12 @@ class Samples:
 
 
 class CostSamples:
-    """Waves and relative times of the configurations of one kernel that COSTS knows."""
+    """Waves and relative times of the configurations of one kernel that `costs` knows."""
 
-    def __init__(self, times: Times, kind: type, sms: int) -> None:
-        self.configs = [config for config in COSTS if isinstance(config, kind)]
+    def __init__(
+        self, times: Times, kind: type, sms: int, costs: Mapping[AnyImmaConfig, Cost]
+    ) -> None:
+        self.configs = [config for config in costs if isinstance(config, kind)]
         rows = [
             (gemm, timed)
             for gemm, timed in times.items()
@@ -174,12 +200,13 @@ class CostSamples:
         ]
         self.shapes = [(gemm.n, gemm.k) for gemm, _ in rows]
         us = np.array([[t.get(c, np.nan) for c in self.configs] for _, t in rows])
+        us = us.reshape(-1, len(self.configs))
         self.missing = np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        waves = [[waves_of(c, gemm, sms) for c in self.configs] for gemm, _ in rows]
+        waves = [[waves_of(c, costs[c], gemm, sms) for c in self.configs] for gemm, _ in rows]
         self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
-        self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
-        known = [COSTS[config] for config in self.configs]
+        self.floor = np.array([[FLEXQ.read_us(gemm)] for gemm, _ in rows])
+        known = [costs[config] for config in self.configs]
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
@@ -225,11 +252,20 @@ def folds(
         yield inside, [i for i, shape in enumerate(shapes) if shape in held]
 
 
-def fit(times: Times, sms: int) -> None:
-    for col_tiles in WEIGHTS:
-        samples = Samples(times, col_tiles, sms)
+def fit(times: Times, sms: int, kernel: str) -> None:
+    few = own_configs(kernel)[1]
+    for col_tiles in few.weights:
+        samples = Samples(times, col_tiles, sms, few)
+        if not samples.shapes:
+            continue
         weights = say_unseen(samples)
         say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
+    found = resolve(kernel, "cuda")
+    if isinstance(found, ImmaGemm):
+        fit_costs(times, sms, found.costs)
+
+
+def fit_costs(times: Times, sms: int, costs: Mapping[AnyImmaConfig, Cost]) -> None:
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
     border = MANY_ROWS * MMA_ROWS * sms
     parts = (
@@ -238,9 +274,11 @@ def fit(times: Times, sms: int) -> None:
         (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms)
-        costs = say_unseen(of_kind)
-        for config, (start, alone, each) in zip(of_kind.configs, costs.reshape(-1, 3), strict=True):
+        of_kind = CostSamples(seen, kind, sms, costs)
+        if not of_kind.shapes:
+            continue
+        fitted = say_unseen(of_kind).reshape(-1, 3)
+        for config, (start, alone, each) in zip(of_kind.configs, fitted, strict=True):
             say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
 
 
@@ -263,16 +301,21 @@ def main() -> None:
     verbs = parser.add_subparsers(dest="verb", required=True)
     measuring = verbs.add_parser("measure")
     measuring.add_argument("--out", type=Path, required=True)
+    measuring.add_argument("--m", default=TOKENS)
     measuring.add_argument("--shapes", type=int, default=120)
     measuring.add_argument("--seconds", type=float, default=400)
     measuring.add_argument("--seed", type=int, default=1)
     for name in ("report", "fit"):
         verbs.add_parser(name).add_argument("times", type=Path)
+    for verb in verbs.choices.values():
+        verb.add_argument("--kernel", default=KERNEL)
     options = parser.parse_args()
+    kernel = options.kernel
     if options.verb == "measure":
-        measure(options.out, options.shapes, options.seconds, options.seed)
+        tokens = parse_ranges(options.m)
+        measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
     else:
-        (report if options.verb == "report" else fit)(*read(options.times))
+        (report if options.verb == "report" else fit)(*read(options.times, kernel), kernel)
 
 
 if __name__ == "__main__":

@@ -50,32 +50,16 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
   }
 }
 
-#if DUAL_GRAINED
-using Sum = int;
-#else
-using Sum = float;
-#endif
-
 // A lane's part of the sums of a tile, and the same bits in shared memory.
 struct Share {
   Sum of[4];
 
   __device__ inline float4 bits() const {
-#if DUAL_GRAINED
-    return make_float4(__int_as_float(of[0]), __int_as_float(of[1]), __int_as_float(of[2]),
-                       __int_as_float(of[3]));
-#else
-    return make_float4(of[0], of[1], of[2], of[3]);
-#endif
+    return make_float4(bits_of(of[0]), bits_of(of[1]), bits_of(of[2]), bits_of(of[3]));
   }
 
   __device__ inline void add(float4 part) {
-#if DUAL_GRAINED
-    of[0] += __float_as_int(part.x), of[1] += __float_as_int(part.y);
-    of[2] += __float_as_int(part.z), of[3] += __float_as_int(part.w);
-#else
-    of[0] += part.x, of[1] += part.y, of[2] += part.z, of[3] += part.w;
-#endif
+    of[0] += sum_of(part.x), of[1] += sum_of(part.y), of[2] += sum_of(part.z), of[3] += sum_of(part.w);
   }
 };
 
@@ -241,9 +225,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
       if (token < m && feature < n) {
         const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
-        float value = static_cast<float>(sum.of[i]) * OPERAND_UNIT;
-        if constexpr (DUAL_GRAINED) value *= half_to_float(sn[feature]);
-        if constexpr (!A_GROUPED) value *= load_written(sx + token);
+        const float value = scaled_output(sum.of[i], token, feature, sx, sn);
         y[static_cast<long long>(token) * n + feature] = float_to_half(value + b);
       }
     }

@@ -28,7 +28,8 @@ constexpr int BIAS_BITS = 0x4B400000;
 // 1: one block an SM is enough; else the compiler spills to make room for more.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
-                 const half_bits* bias, half_bits* y, int m, int n, int k) {
+                 const half_bits* bias, half_bits* y, int m, int n, int k,
+                 [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int row_warp = warp % ROW_WARPS, token_warp = warp / ROW_WARPS;
@@ -53,8 +54,8 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
     cp_async_commit();
   }
 
-  float total[ROW_TILES][COL_TILES][4] = {};
-  const int start[4] = {BIAS_BITS, BIAS_BITS, BIAS_BITS, BIAS_BITS};
+  Sum total[ROW_TILES][COL_TILES][4] = {};
+  [[maybe_unused]] const int start[4] = {BIAS_BITS, BIAS_BITS, BIAS_BITS, BIAS_BITS};
   int slot = 0;
   for (int step = rank; step < steps; step += K_SPLIT) {
     cp_async_wait<STAGES - 2>();
@@ -70,7 +71,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
     const uint32_t stage = ring + slot * STAGE_BYTES;
     [[maybe_unused]] const bool in_nibbles = INT4_MMA && step < groups - 1;
     uint32_t a[ROW_TILES][MMAS][4];
-    float scale[ROW_TILES][2], bias_out[ROW_TILES][2];  // of rows lane/4 and lane/4 + 8
+    [[maybe_unused]] float scale[ROW_TILES][2], bias_out[ROW_TILES][2];  // of rows lane/4 and lane/4 + 8
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
       const int tile = row_warp * ROW_TILES + r;
@@ -85,17 +86,20 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
 #endif
 #pragma unroll
       for (int o = 0; o < OPERAND_WORDS; ++o) a[r][o / 4][o % 4] = weights.operand(o);
+#if !DUAL_GRAINED
       scale[r][0] = weights.scale[0], scale[r][1] = weights.scale[1];
+#endif
 #if INT4_MMA
       if (in_nibbles) scale[r][0] *= 16.0f, scale[r][1] *= 16.0f;  // sums are of codes themselves
 #endif
-      bias_out[r][0] = -BIAS * scale[r][0], bias_out[r][1] = -BIAS * scale[r][1];
+      if constexpr (!DUAL_GRAINED)
+        bias_out[r][0] = -BIAS * scale[r][0], bias_out[r][1] = -BIAS * scale[r][1];
     }
 #pragma unroll
     for (int from = 0; from < COL_TILES; from += CHAINS) {
       TokenCodes codes[CHAINS];
-      float2 of_token[CHAINS];
-      int sum[CHAINS][ROW_TILES][4];
+      [[maybe_unused]] float2 of_token[CHAINS];
+      [[maybe_unused]] int sum[CHAINS][ROW_TILES][4];
 #pragma unroll
       for (int j = 0; j < CHAINS; ++j) {
         const int first = (token_warp * COL_TILES + from + j) * MMA_TOKENS;
@@ -104,7 +108,8 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
         for (int half = 0; half < 2; ++half)
           codes[j].half[half] =
               load_shared(stage + code_chunk(token, lane % 4 * 2 + half));
-        of_token[j] = load_shared_pair(stage + TOKEN_SCALES_AT + (first + lane % 4 * 2) * 4);
+        if constexpr (A_GROUPED)
+          of_token[j] = load_shared_pair(stage + TOKEN_SCALES_AT + (first + lane % 4 * 2) * 4);
       }
 #if INT4_MMA
       if (in_nibbles) {
@@ -133,13 +138,18 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
           codes[j].operand(b, i);
 #pragma unroll
           for (int r = 0; r < ROW_TILES; ++r) {
+#if DUAL_GRAINED
+            mma_s8_m16n8k32(total[r][from + j], a[r][i], b);
+#else
             if (i == 0)
               mma_s8_m16n8k32(sum[j][r], a[r][i], b, start);
             else
               mma_s8_m16n8k32(sum[j][r], a[r][i], b);
+#endif
           }
         }
       }
+#if !DUAL_GRAINED
 #pragma unroll
       for (int j = 0; j < CHAINS; ++j)
 #pragma unroll
@@ -149,8 +159,12 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
             const float scaled =
                 fmaf(__int_as_float(sum[j][r][i]), scale[r][i / 2], bias_out[r][i / 2]);
             float& t = total[r][from + j][i];
-            t = fmaf(scaled, i % 2 == 0 ? of_token[j].x : of_token[j].y, t);
+            if constexpr (A_GROUPED)
+              t = fmaf(scaled, i % 2 == 0 ? of_token[j].x : of_token[j].y, t);
+            else
+              t += scaled;
           }
+#endif
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
@@ -167,7 +181,7 @@ flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* 
       for (int i = 0; i < 4; ++i) {
         const int token = (token_warp * COL_TILES + j) * MMA_TOKENS + lane % 4 * 2 + i % 2;
         const int row = (row_warp * ROW_TILES + r) * MMA_ROWS + lane / 4 + i / 2 * 8;
-        out[token * OUT_STRIDE + row] = total[r][j][i];
+        out[token * OUT_STRIDE + row] = bits_of(total[r][j][i]);
       }
-  write_out(out, bias, y, m, n, first_tile, first_token, rank);
+  write_out(out, bias, y, m, n, first_tile, first_token, rank, sx, sn);
 }

@@ -3,7 +3,10 @@
 // prefill; tokens are in the order of the MMA (imma_layout.cuh).
 //
 // A warpgroup of four warps has 64 rows, widened in registers, and all TOKENS of the block, in granules
-// of 64: while the tensor cores are at one granule, the warps convert and scale the sums of the last.
+// of 64: while the tensor cores are at one granule, the warps convert and scale the sums of the one before;
+// while they are at a group's last, the warps wait for the next group (OVERLAPS).
+// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K; while they are at one group,
+// the warps widen the next one's weights.
 // K_SPLIT neighbouring blocks, a cluster, take the groups in turn and add in a fixed order: results are
 // the same from run to run.
 #if !defined(WARPGROUPS) || !defined(GRANULES) || !defined(STAGES) || !defined(K_SPLIT)
@@ -15,13 +18,17 @@ constexpr int TOKENS = GRANULES * 64;
 #include "imma_block.cuh"
 
 constexpr int GRANULE = 64;
-constexpr int BUFFERS = GRANULES == 1 ? 1 : 2;
-constexpr int AHEAD = STAGES - 1;
-static_assert(STAGES >= 2, "one stage is multiplied while the others load");
+// Whether a group begins while the tensor cores are at the one before, which takes two stages and registers.
+// Without, small blocks overlap each other: several are on an SM.
+constexpr bool OVERLAPS = DUAL_GRAINED || (GRANULES > 1 && STAGES > 3);
+constexpr int AHEAD = OVERLAPS ? STAGES - 2 : STAGES - 1;
+static_assert(AHEAD >= 1, "while a stage is multiplied, with OVERLAPS two of them, others load");
 
 // A lane's share of the sums of 64 rows and 64 tokens: as eight mma.m16n8k32 side by side.
 struct Sums {
   int of[GRANULE / 2];
+
+  __device__ inline int operator[](int i) const { return of[i]; }
 
   // Keeps the compiler from reading the sums before they are there.
   __device__ inline void touch() {
@@ -32,18 +39,37 @@ struct Sums {
 
 struct Weights {
   uint32_t a[MMAS][4];
+#if !DUAL_GRAINED
   float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+#endif
 };
 
-__device__ inline void read_weights(Weights& weights, uint32_t stage, int tile, int lane,
-                                    bool upper_tail) {
+__device__ inline WeightTile packed_weights(uint32_t stage, int tile, int lane, bool upper_tail) {
   const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
-  const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
-#pragma unroll
-  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
-  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+  return WeightTile(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
 }
 
+__device__ inline void widen(Weights& weights, const WeightTile& packed) {
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+#if !DUAL_GRAINED
+  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+#endif
+}
+
+#if DUAL_GRAINED
+// Adds a group's products of 64 rows, of which this warp has 16, and all tokens.
+__device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights, uint32_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i)
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g)
+      wgmma_s8_m64n64k32(total[g].of, weights.a[i],
+                         swizzled_operand(tokens + g * GRANULE * GROUP + i * MMA_K), true);
+  wgmma_commit();
+}
+#else
 // The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
 __device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tokens) {
   sums.touch();
@@ -59,21 +85,108 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
   sums.touch();
 #pragma unroll
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
-    const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
     float* t = total + 4 * j;
     const int* s = sums.of + 4 * j;
+#if A_GROUPED
+    const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
     t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
     t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
     t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
     t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
+#else
+    t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
+    t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
+#endif
   }
 }
+#endif
+
+// Read anew where they are needed: registers are what there is none of.
+__device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp_of_block() { return static_cast<int>(threadIdx.x) / 32; }
+
+// A block's way through the groups. Its loops have no branch in them: where one would decide whether tensor
+// cores are at work, the compiler waits for each of their instructions.
+struct Pipeline {
+  const Copies& copies;
+  const unsigned char *w, *sw;
+  const int8_t* x;
+  const float* sx;
+  uint32_t ring;
+  int steps;
+  int slot = 0;
+
+  // Waits for a group's stage and starts to load another one.
+  __device__ __forceinline__ uint32_t next_stage(int step) {
+    cp_async_wait<AHEAD - 1>();
+    fence_async_proxy();  // what this thread copied is for the tensor cores to read
+    __syncthreads();
+    const int ahead = step + AHEAD * K_SPLIT, ahead_slot = slot + AHEAD;
+    const uint32_t ahead_stage =
+        ring + (ahead_slot < STAGES ? ahead_slot : ahead_slot - STAGES) * STAGE_BYTES;
+    if (ahead < steps) {
+      copies.load_weights(ahead_stage, w, sw, ahead);
+      copies.load_tokens(ahead_stage, x, sx, ahead);
+    }
+    cp_async_commit();
+    const uint32_t stage = ring + slot * STAGE_BYTES;
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+    return stage;
+  }
+
+  __device__ __forceinline__ WeightTile packed(uint32_t stage, int step) const {
+    return packed_weights(stage, warp_of_block(), lane_of_warp(), step == copies.groups - 1);
+  }
+
+#if DUAL_GRAINED
+  __device__ __forceinline__ void add_group(Sums (&total)[GRANULES], Weights& weights, int step) {
+    const uint32_t stage = next_stage(step);
+    widen(weights, packed(stage, step));
+    multiply(total, weights, stage);
+    wgmma_wait<1>();  // the group before: its stage and its weights may be written again
+  }
+#else
+  // Waits for a group and starts to multiply its first granule.
+  __device__ __forceinline__ uint32_t begin_group(Weights& weights, Sums& sums, int step) {
+    const uint32_t stage = next_stage(step);
+    widen(weights, packed(stage, step));
+    multiply(sums, weights, stage);
+    return stage;
+  }
+
+  // The rest of a group that has begun. Returns the next one's stage, which has begun then, unless this is the
+  // LAST that does. FIRST: the buffer of the first granule's sums.
+  template <int FIRST, bool LAST>
+  __device__ __forceinline__ uint32_t finish_group(float (&total)[GRANULES][GRANULE / 2], Weights& weights,
+                                                   Sums (&sums)[2], uint32_t stage, int step) {
+    uint32_t next = 0;
+    const float top = weights.top, bottom = weights.bottom;
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g) {
+      const int buffer = (FIRST + g) % 2;
+      if (g + 1 < GRANULES) {
+        multiply(sums[1 - buffer], weights, stage + (g + 1) * GRANULE * GROUP);
+        wgmma_wait<1>();
+      } else if constexpr (LAST) {
+        wgmma_wait<0>();
+      } else {
+        next = next_stage(step + K_SPLIT);
+        wgmma_wait<0>();  // the tensor cores have read the weights that are replaced
+        widen(weights, packed(next, step + K_SPLIT));
+        multiply(sums[1 - buffer], weights, next);
+      }
+      add_scaled(total[g], sums[buffer], top, bottom, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane_of_warp());
+    }
+    return next;
+  }
+#endif
+};
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
-                 const half_bits* bias, half_bits* y, int m, int n, int k) {
+                 const half_bits* bias, half_bits* y, int m, int n, int k,
+                 [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
   const uint32_t ring = shared_address(shared);
   const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
@@ -95,49 +208,57 @@ flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* 
     cp_async_commit();
   }
 
+  Pipeline pipeline{copies, w, sw, x, sx, ring, steps};
+#if DUAL_GRAINED
+  Sums total[GRANULES] = {};
+  Weights weights[2];  // of the group that is multiplied and of the one that is widened
+  int step = rank;
+  for (; step + K_SPLIT < steps; step += 2 * K_SPLIT) {
+    pipeline.add_group(total, weights[0], step);
+    pipeline.add_group(total, weights[1], step + K_SPLIT);
+  }
+  if (step < steps) pipeline.add_group(total, weights[0], step);
+  wgmma_wait<0>();
+#pragma unroll
+  for (int g = 0; g < GRANULES; ++g) total[g].touch();
+#else
   float total[GRANULES][GRANULE / 2] = {};
   Weights weights;
-  Sums sums[BUFFERS];  // of the granule that is multiplied and of the one that is scaled
-  int slot = 0;
-
-  for (int step = rank; step < steps; step += K_SPLIT) {
-    cp_async_wait<AHEAD - 1>();
-    fence_async_proxy();  // what this thread copied is for the tensor cores to read
-    __syncthreads();
-    const int ahead = step + AHEAD * K_SPLIT;
-    const uint32_t ahead_stage = ring + (slot == 0 ? STAGES - 1 : slot - 1) * STAGE_BYTES;
-    if (ahead < steps) {
-      copies.load_weights(ahead_stage, w, sw, ahead);
-      copies.load_tokens(ahead_stage, x, sx, ahead);
+  Sums sums[2];  // of the granule that is multiplied and of the one that is scaled
+  int step = rank;
+  if constexpr (!OVERLAPS) {
+    for (; step < steps; step += K_SPLIT) {
+      const uint32_t stage = pipeline.begin_group(weights, sums[0], step);
+      pipeline.finish_group<0, true>(total, weights, sums, stage, step);
     }
-    cp_async_commit();
-
-    const uint32_t stage = ring + slot * STAGE_BYTES, token_scales = stage + TOKEN_SCALES_AT;
-    read_weights(weights, stage, warp, lane, step == groups - 1);
-    multiply(sums[0], weights, stage);
-#pragma unroll
-    for (int g = 0; g < GRANULES; ++g) {
-      if (g + 1 < GRANULES) {
-        multiply(sums[(g + 1) % BUFFERS], weights, stage + (g + 1) * GRANULE * GROUP);
-        wgmma_wait<1>();
-      } else {
-        wgmma_wait<0>();
-      }
-      add_scaled(total[g], sums[g % BUFFERS], weights.top, weights.bottom, token_scales + g * GRANULE * 4, lane);
+  } else if (step < steps) {
+    constexpr int ODD = GRANULES % 2;
+    uint32_t stage = pipeline.begin_group(weights, sums[0], step);
+    for (; step + 2 * K_SPLIT < steps; step += 2 * K_SPLIT) {
+      stage = pipeline.finish_group<0, false>(total, weights, sums, stage, step);
+      stage = pipeline.finish_group<ODD, false>(total, weights, sums, stage, step + K_SPLIT);
     }
-    slot = slot == STAGES - 1 ? 0 : slot + 1;
+    if (step + K_SPLIT < steps) {
+      stage = pipeline.finish_group<0, false>(total, weights, sums, stage, step);
+      pipeline.finish_group<ODD, true>(total, weights, sums, stage, step + K_SPLIT);
+    } else {
+      pipeline.finish_group<0, true>(total, weights, sums, stage, step);
+    }
   }
+#endif
 
   // Through shared memory, [token][row], so that a token's outputs are written side by side.
   cp_async_wait<0>();
   __syncthreads();
   float* out = reinterpret_cast<float*>(shared);
+  const int lane = lane_of_warp(), warp = warp_of_block();
 #pragma unroll
   for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
     for (int i = 0; i < GRANULE / 2; ++i) {
       const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
-      out[token * OUT_STRIDE + warp * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = total[g][i];
+      out[token * OUT_STRIDE + warp * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] =
+          bits_of(total[g][i]);
     }
-  write_out(out, bias, y, m, n, first_tile, first_token, rank);
+  write_out(out, bias, y, m, n, first_tile, first_token, rank, sx, sn);
 }

@@ -7,18 +7,18 @@
 #include "imma_layout.cuh"
 #include "k_split.cuh"
 
-static_assert(A_GROUPED, "a stage has the scales of its tokens");
 constexpr int ROWS = TILES * MMA_ROWS;
 constexpr int SCALE_BYTES = MMA_ROWS * 2;  // of a tile
 constexpr int SWIZZLE_BYTES = 1024;        // 8 tokens: codes start on a multiple
 constexpr int TILES_AT = TOKENS * GROUP;   // in a stage, behind the codes
 constexpr int SCALES_AT = TILES_AT + TILES * TILE_BYTES;
 constexpr int TOKEN_SCALES_AT = SCALES_AT + TILES * SCALE_BYTES;
+constexpr int TOKEN_SCALES = A_GROUPED ? TOKENS : 0;  // of a stage; else a token has one scale
 constexpr int STAGE_BYTES =
-    (TOKEN_SCALES_AT + TOKENS * 4 + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
+    (TOKEN_SCALES_AT + TOKEN_SCALES * 4 + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
 constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: a token's rows start in other banks than the last's
 static_assert(THREADS % 64 == 0, "a thread's copies of codes all have the same place in the swizzle");
-static_assert(TILES * 2 <= 32 && TOKENS / 4 <= THREADS - 32, "scales: first warp, of tokens: the others");
+static_assert(TILES * 2 <= 32 && TOKEN_SCALES / 4 <= THREADS - 32, "scales: first warp, of tokens: the others");
 
 // Where 16 bytes of a token's 128 lie: swizzled, so that a warp's 16-byte reads meet no conflict.
 __device__ inline int code_chunk(int token, int chunk) { return token * GROUP + (chunk ^ (token & 7)) * 16; }
@@ -47,7 +47,7 @@ struct Copies {
     codes = (first_token + t / 8) * row_stride + t % 8 * 16;
     tokens_left = m - first_token - t / 8;
     const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS, pair = (t - 32) * 4;
-    has_token_scales = t >= 32 && pair < TOKENS;
+    has_token_scales = t >= 32 && pair < TOKEN_SCALES;
     inside_scales = first_token + pair < m_padded;
     token_scales = (inside_scales ? first_token + pair : 0) * 4;
     token_scales_stride = m_padded * 4;
@@ -84,29 +84,33 @@ struct Copies {
 };
 
 // y from out [TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
-// share of the result over OPERAND_UNIT: summed in a fixed order, a token's outputs written side by side.
+// share of the sums, as bits: added in a fixed order, a token's outputs written side by side.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
-                                 int first_tile, int first_token, int rank) {
+                                 int first_tile, int first_token, int rank, const float* sx,
+                                 const half_bits* sn) {
   meet();
   const bool wide = n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
   for (int e = rank * THREADS + threadIdx.x; e < TOKENS * ROWS / 8; e += K_SPLIT * THREADS) {
     const int token = first_token + e / (ROWS / 8), row = e % (ROWS / 8) * 8;
     const int feature = first_tile * MMA_ROWS + row;
     if (token >= m || feature >= n) continue;
-    float sums[8] = {};
+    Sum sums[8] = {};
 #pragma unroll
     for (int from = 0; from < K_SPLIT; ++from) {
       const float* mine = out + e / (ROWS / 8) * OUT_STRIDE + row;
       const float4* at = reinterpret_cast<const float4*>(mine);
       const float4 low = share_of(at, from), high = share_of(at + 1, from);
-      sums[0] += low.x, sums[1] += low.y, sums[2] += low.z, sums[3] += low.w;
-      sums[4] += high.x, sums[5] += high.y, sums[6] += high.z, sums[7] += high.w;
+      sums[0] += sum_of(low.x), sums[1] += sum_of(low.y);
+      sums[2] += sum_of(low.z), sums[3] += sum_of(low.w);
+      sums[4] += sum_of(high.x), sums[5] += sum_of(high.y);
+      sums[6] += sum_of(high.z), sums[7] += sum_of(high.w);
     }
     uint32_t words[4];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const float b = bias == nullptr || feature + i >= n ? 0.0f : half_to_float(bias[feature + i]);
-      const uint32_t bits = float_to_half(sums[i] * OPERAND_UNIT + b);
+      const int inside = min(feature + i, n - 1);  // past the end: never stored
+      const float b = bias == nullptr ? 0.0f : half_to_float(bias[inside]);
+      const uint32_t bits = float_to_half(scaled_output(sums[i], token, inside, sx, sn) + b);
       words[i / 2] = i % 2 == 0 ? bits : words[i / 2] | bits << 16;
     }
     half_bits* to = y + static_cast<long long>(token) * n + feature;

@@ -33,6 +33,7 @@
 // which the packer keeps within int8. Four at once: with 128 added each is a digit in 0 .. 255, so one
 // multiplication and one addition of words can't carry from one into the next.
 #pragma once
+#include "mma_order.cuh"
 #include "ptx.cuh"
 
 #ifndef W_BITS
@@ -71,10 +72,29 @@ __device__ inline int group_of(int tile, [[maybe_unused]] int groups) {
   return INT8_TAIL ? min(tile, groups - 1) : tile;
 }
 
-// Tokens lie with k in its own order, or, for tensor cores that read them from shared memory, in the
-// order of the MMA: where the four k of word `natural` of a group's 32 lie then.
-__device__ inline int mma_word(int natural) {
-  return natural % 8 / 2 * 8 + natural % 2 * 4 + natural / 8;
+// Tokens lie with k in its own order, or, for tensor cores that read them from shared memory, in that of
+// mma_order.cuh.
+
+// What a lane adds up over K: sums of groups, scaled, or the integers of all of them. Sums meet in shared
+// memory, where they are their bits.
+#if DUAL_GRAINED
+using Sum = int;
+__device__ inline float bits_of(Sum sum) { return __int_as_float(sum); }
+__device__ inline Sum sum_of(float bits) { return __float_as_int(bits); }
+#else
+using Sum = float;
+__device__ inline float bits_of(Sum sum) { return sum; }
+__device__ inline Sum sum_of(float bits) { return bits; }
+#endif
+
+// What every kernel writes at the end: sx of the token where it has one scale, sn of the feature where
+// DUAL_GRAINED.
+__device__ inline float scaled_output(Sum sum, int token, int feature, [[maybe_unused]] const float* sx,
+                                      [[maybe_unused]] const half_bits* sn) {
+  float value = static_cast<float>(sum) * OPERAND_UNIT;
+  if constexpr (DUAL_GRAINED) value *= half_to_float(sn[feature]);
+  if constexpr (!A_GROUPED) value *= load_written(sx + token);
+  return value;
 }
 
 // The weights and scales of one lane in one tile.

@@ -1,7 +1,9 @@
 // w8a8.cu: what cuBLAS's 8-bit GEMMs need around them.
-//   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values)
+//   quantize_rows   x half [M, K] -> codes [M_PAD, K_PAD], scales float [M] (FP16 values); in_mma_order:
+//                   codes of 128 k in the order of mma_order.cuh, K_PAD is a multiple of 128 then
 //   scale_sums      sums [M, SUMS_STRIDE] -> y half [M, N] = sums * sx[m] * sw[n] + bias[n]
 // Codes are int8 and sums int32; with E4M3 1 codes are FP8 (E4M3) and sums float.
+#include "mma_order.cuh"
 #include "quantize.cuh"
 
 #ifndef E4M3
@@ -55,7 +57,7 @@ __device__ inline half_bits half_of(const uint4& v, int i) {
 // One scale a row, or, where `given` is not null, this one for all. grid: M.
 extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_padded,
-              const float* given) {
+              const float* given, int in_mma_order) {
   __shared__ float partial[ROW_THREADS / 32];
   let_next_kernel_start();
   wait_for_previous_kernel();
@@ -85,10 +87,17 @@ quantize_rows(const half_bits* x, uint8_t* codes, float* scales, int k, int k_pa
 #pragma unroll
     for (int i = 0; i < 8; ++i)
       words[i / 4] |= row_code(half_to_float(half_of(v, i)), divisor) << (i % 4 * 8);
-    reinterpret_cast<uint2*>(out)[at] = make_uint2(words[0], words[1]);
+    if (in_mma_order) {
+      uint32_t* group = reinterpret_cast<uint32_t*>(out) + at / 16 * 32;
+      group[mma_word(at % 16 * 2)] = words[0], group[mma_word(at % 16 * 2 + 1)] = words[1];
+    } else {
+      reinterpret_cast<uint2*>(out)[at] = make_uint2(words[0], words[1]);
+    }
   }
-  for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS)
-    out[at] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), divisor) : 0u);
+  for (int at = vectors * 8 + threadIdx.x; at < k_padded; at += ROW_THREADS) {
+    const int to = in_mma_order ? at / 128 * 128 + mma_word(at % 128 / 4) * 4 + at % 4 : at;
+    out[to] = static_cast<uint8_t>(at < k ? row_code(half_to_float(row[at]), divisor) : 0u);
+  }
   if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 

@@ -20,6 +20,7 @@ from kernels.contract import (
     PackedOperand,
     checked_scales,
 )
+from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     GROUP,
@@ -29,6 +30,7 @@ from kernels.cuda.imma_configs import (
     few_nibbles,
     nibbles_for,
 )
+from kernels.cuda.imma_heuristic import MIXED_COSTS
 from kernels.cuda.nibbles import tile_nibbles
 from kernels.cuda.weight_only import tile_scales
 from kernels.formats import Operand
@@ -41,6 +43,9 @@ _FORMAT = OperandFormat(4, GROUP, kind="mixed")
 
 class MixedGemm(ImmaGemm):
     """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
+
+    few = NIBBLES
+    costs = MIXED_COSTS
 
     def __init__(self, variant: str = "") -> None:
         emulated = variant == "int4-mma"
@@ -91,11 +96,11 @@ class MixedGemm(ImmaGemm):
         super().linear(x, ordered, w, out, bias=bias, config=config)
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return nibbles_for(m, in_mma_order=self.in_mma_order(m))
+        return nibbles_for(m, self.tiles, in_mma_order=self.in_mma_order(m))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # What the emulated ones are compiled to elsewhere is what the others are there.
-        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles()
+        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles(self.tiles)
 
     def in_mma_order(self, m: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m)

@@ -183,8 +183,9 @@ class Fp16Gemm(_LtGemm):
         config: Config | None = None,
     ) -> None:
         """Activations that already lie as the library wants them are not copied."""
-        chosen = self._config(GemmWorkload(packed.rows, w.rows, packed.k), config)
-        if chosen.m_padded == packed.rows and has_aligned_rows(x, self._padded_k(packed.k)):
+        chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
+        pads = isinstance(chosen, LtConfig) and chosen.m_padded != packed.rows
+        if not pads and has_aligned_rows(x, self._padded_k(packed.k)):
             packed = PackedOperand({"values": x}, packed.rows, packed.k)
         else:
             self.activate(x, packed)

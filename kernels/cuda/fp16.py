@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
-from kernels.cuda.dense import Fp16Gemm, has_aligned_rows
+from kernels.cuda.dense import Fp16Gemm
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
@@ -86,26 +86,6 @@ class FastestFp16Gemm(Fp16Gemm):
         if gemm.m <= _MOST_TOKENS:
             return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
         return super().default_config(gemm)
-
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
-        if not isinstance(chosen, FewTokensConfig):
-            super().linear(x, packed, w, out, bias=bias, config=chosen)
-            return
-        if has_aligned_rows(x, self._padded_k(packed.k)):
-            packed = PackedOperand({"values": x}, packed.rows, packed.k)
-        else:
-            self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=chosen)
 
     def gemm(
         self,

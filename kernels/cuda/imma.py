@@ -7,7 +7,7 @@ integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -21,6 +21,7 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
+from kernels.cuda.few_heuristic import FLEXQ, Few
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -29,13 +30,12 @@ from kernels.cuda.imma_configs import (
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
-    ImmaConfig,
     TileFormat,
     all_configs,
     bucket_of,
     configs_for,
 )
-from kernels.cuda.imma_heuristic import choose
+from kernels.cuda.imma_heuristic import COSTS, Cost, choose
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
@@ -49,12 +49,14 @@ _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma_pack.cu
 class ImmaGemm(LinearKernel):
     """What all kernels on csrc/flexq_imma*.cu share: buffers of activations, and the launch.
 
-    tiles: of the weights. A packed weight has buffers `tiles` and `scales`, and `features` where
-    output features have scales of their own. Packed activations have `codes` and `scales`, and
-    `order` where k is not in the channels' own order.
+    tiles: of the weights. few, costs: what chooses without tuning. A packed weight has buffers
+    `tiles` and `scales`, and `features` where output features have scales of their own. Packed
+    activations have `codes` and `scales`, and `order` where k is not in the channels' own order.
     """
 
     tiles: TileFormat
+    few: Few = FLEXQ
+    costs: Mapping[AnyImmaConfig, Cost] = COSTS
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         groups = -(-k // GROUP)
@@ -114,9 +116,8 @@ class ImmaGemm(LinearKernel):
             shape.m,
             shape.n,
             shape.k,
+            w.buffers.get("features"),
         )
-        if isinstance(c, ImmaConfig):
-            arguments = (*arguments, w.buffers.get("features"))
         load_function(c.build(self.tiles), c.function).launch(
             c.grid(shape.m, shape.n),
             c.threads,
@@ -126,7 +127,11 @@ class ImmaGemm(LinearKernel):
             cluster=c.k_split,
         )
 
-    def candidates(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return self.fitting(gemm)
+
+    def fitting(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+        """Configurations of our own kernels that the GPU can run."""
         gpu = current_gpu()
         return [
             c
@@ -139,7 +144,7 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.candidates(gemm), gemm, current_gpu().sms)
+        return choose(self.fitting(gemm), gemm, current_gpu().sms, self.costs, self.few)
 
     def builds(self) -> Sequence[Build]:
         return [

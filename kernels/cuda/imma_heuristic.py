@@ -1,17 +1,17 @@
 """Which configuration of the int8 tensor-core kernels to run where nothing was timed.
 
-Few tokens: a score, linear in what decides how well a grid fills the GPU, fitted to measured
-times. Many tokens: waves of blocks, times the groups of k that a block goes through, times what one
-group takes.
+Up to 16 tokens the score of kernels/cuda/few_heuristic.py decides. More: waves of blocks, times the
+groups of k that a block goes through, times what one group takes.
 `python benchmarks/kernels/heuristic.py` measures, fits, and says what the choice loses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from kernels.cuda.few_heuristic import FLEXQ, Few, choose_few, fit_of
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -26,105 +26,6 @@ from workloads.gemm import GemmWorkload
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
-_MOST_WARPS = 64  # of an SM
-_READ_BYTES_US = 4.6e6  # of an H200's memory: only the ratio to other terms is fitted
-# What the compiler takes for a thread, by row tiles and column tiles (tests/kernels/resources.csv).
-_THREAD_REGISTERS = {
-    (1, 1): 64,
-    (2, 1): 80,
-    (4, 1): 122,
-    (1, 2): 100,
-    (2, 2): 128,
-    (3, 2): 134,
-    (4, 2): 128,
-    (5, 2): 168,
-    (1, 4): 128,
-    (2, 4): 168,
-    (3, 4): 248,
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """How a configuration of the kernel for few tokens fits a shape on a GPU of so many SMs."""
-
-    blocks: int
-    resident: int  # blocks that one SM holds at once
-    turns: int  # steps of K that the busiest warp takes
-    steps: int
-    sms: int
-
-    @property
-    def waves(self) -> float:
-        return self.blocks / (self.sms * self.resident)
-
-
-def fit_of(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> Fit:
-    """Blocks, residency and turns of a configuration."""
-    registers = -(-_THREAD_REGISTERS[config.row_tiles, config.col_tiles] // 8) * 8
-    resident = min(
-        _REGISTERS // (config.threads * registers),
-        _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES),
-        _MOST_WARPS // config.warps,
-    )
-    steps = -(-gemm.k // GROUP)
-    turns = -(-steps // (config.warps * config.k_split))
-    blocks = config.grid(gemm.m, gemm.n)[0]
-    return Fit(blocks, max(1, resident), turns, steps, sms)
-
-
-def features(config: ImmaConfig, gemm: GemmWorkload, sms: int) -> tuple[float, ...]:
-    """What the score of a configuration is made of; each is 0 where it costs nothing."""
-    f = fit_of(config, gemm, sms)
-    late, early = float(config.late), 1.0 - config.late
-    per_sm = f.blocks / sms
-    unequal = math.log(math.ceil(per_sm) / per_sm)  # SMs with one block more than others
-    several = float(f.waves > 1)
-    tail = several * math.log(math.ceil(f.waves) / f.waves)
-    empty = -math.log(min(1.0, f.waves))  # room on the SMs that the next kernel's blocks take
-    idle = math.log(f.turns * config.warps * config.k_split / f.steps)
-    resident_warps = min(per_sm, f.resident) * config.warps
-    ahead = min(f.turns, config.stages - 1) * config.row_tiles
-    flight = ahead * SIX_BITS.tile_bytes * resident_warps
-    weights_us = read_us(gemm)
-    return (
-        unequal * early,
-        unequal * late,
-        unequal * unequal,
-        tail * early,
-        tail * late,
-        several * early,
-        several * late,
-        several / max(1.0, f.waves),
-        empty * early,
-        empty * late,
-        idle,
-        1.0 / f.turns,
-        max(0.0, math.log(40e3 / flight)),
-        max(0.0, math.log(flight / 64e3)),
-        f.blocks * config.warps / 1000 / weights_us,
-        late,
-        late / weights_us,
-        float(config.k_split > 1),
-        float(config.stages - 2),
-        float(config.row_tiles == 1),
-        float(config.row_tiles == 4),
-        float(config.warps == 16),
-        float(config.warps == 4),
-    )
-
-
-# Of the features, by column tiles.
-WEIGHTS: dict[int, tuple[float, ...]] = {
-    1: (
-        -0.230, -0.300, 0.854, 0.814, 0.644, 0.931, 0.962, -0.686, 1.205, 0.216, 0.385, 0.080,
-        1.240, -0.165, 0.217, 0.064, 1.344, 0.027, 0.277, 0.035, 0.186, 0.257, 0.148,
-    ),
-    2: (
-        0.091, -0.135, 0.018, 0.901, 0.328, 0.190, 0.118, 0.421, 1.488, 0.410, 0.560, 0.751,
-        0.727, 0.839, 0.273, 0.237, 0.753, 0.006, -0.188, 0.388, 0.016, 0.061, -0.095,
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,16 +61,53 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     TiledConfig(4, 1, 2, 4, 4, 2): Cost(2.77, 0.497, 0.376, 101),
     TiledConfig(4, 1, 1, 4, 3, 1): Cost(1.94, 0.651, 0.05, 99),
     TiledConfig(2, 1, 2, 4, 4, 1): Cost(2.47, 0.727, 0.115, 100),
-    WgmmaConfig(1, 1, 3, 2): Cost(3.96, 0.953, 0.235, 115),
-    WgmmaConfig(1, 1, 4, 2): Cost(3.13, 0.799, 0.263, 115),
-    WgmmaConfig(1, 1, 4, 4): Cost(4.01, 0.976, 0.366, 115),
-    WgmmaConfig(1, 2, 3, 1): Cost(1.72, 0.947, 0.335, 166),
-    WgmmaConfig(1, 2, 3, 2): Cost(6.21, 0.883, 0.334, 166),
-    WgmmaConfig(1, 2, 3, 4): Cost(8.65, 1.17, 0.445, 166),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.6, 0.841, 0.421, 166),
-    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.38, 0.05, 254),
-    WgmmaConfig(1, 4, 2, 2): Cost(4.8, 1.44, 0.05, 254),
-    WgmmaConfig(2, 4, 2, 1): Cost(3.31, 1.14, 0.05, 254),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.6, 0.943, 0.236, 115),
+    WgmmaConfig(1, 1, 4, 2): Cost(2.76, 0.817, 0.263, 115),
+    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(1.06, 1.01, 0.335, 166),
+    WgmmaConfig(1, 2, 3, 2): Cost(4.82, 1.03, 0.389, 166),
+    WgmmaConfig(1, 2, 3, 4): Cost(8.66, 1.21, 0.488, 166),
+    WgmmaConfig(1, 2, 4, 1): Cost(3.01, 0.634, 0.472, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.43, 0.905, 0.3, 255),
+    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
+    WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
+    WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
+}
+# Of atom, whose groups are scaled by both sides.
+MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 1, 3, 2): Cost(4.89, 0.614, 0.263, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(8.98, 0.91, 0.303, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(6.46, 1.03, 0.377, 168),
+    WgmmaConfig(1, 2, 4, 1): Cost(1.96, 0.945, 0.548, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(5.89, 0.859, 0.381, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(4.3, 1.24, 0.3, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.01, 0.835, 0.2, 255),
+}
+# Of group-w4a8, whose groups are scaled by the weights' side.
+GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 1, 3, 2): Cost(5.74, 0.216, 0.201, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(3.83, 0.81, 0.27, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(4.28, 0.972, 0.393, 168),
+    WgmmaConfig(1, 2, 4, 1): Cost(1.87, 0.7, 0.05, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.15, 0.649, 0.341, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(5.37, 0.967, 0.05, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.72, 0.53, 0.2, 255),
+}
+# Of weights whose sums stay integers over all of K: nothing is converted in between.
+DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
+    **COSTS,
+    WgmmaConfig(1, 1, 4, 1): Cost(2.0, 0.45, 0.12, 90),
+    WgmmaConfig(1, 1, 4, 2): Cost(4.0, 0.45, 0.12, 90),
+    WgmmaConfig(2, 1, 4, 1): Cost(2.0, 0.5, 0.2, 90),
+    WgmmaConfig(2, 1, 4, 2): Cost(4.0, 0.5, 0.2, 90),
+    WgmmaConfig(1, 2, 4, 1): Cost(2.0, 0.45, 0.2, 122),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.0, 0.45, 0.2, 122),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.5, 0.55, 0.4, 122),
+    WgmmaConfig(2, 2, 4, 2): Cost(4.5, 0.55, 0.4, 122),
+    WgmmaConfig(2, 4, 4, 1): Cost(3.0, 0.8, 0.8, 188),
+    WgmmaConfig(3, 2, 4, 1): Cost(2.5, 0.65, 0.6, 125),
 }
 # Row tiles an SM: from here on, 17 to 32 tokens are faster in the kernel for many.
 MANY_ROWS = 4.0
@@ -186,27 +124,36 @@ class Waves:
     steps: int
 
 
-def choose(configs: Sequence[AnyImmaConfig], gemm: GemmWorkload, sms: int) -> AnyImmaConfig:
+def choose(
+    configs: Sequence[AnyImmaConfig],
+    gemm: GemmWorkload,
+    sms: int,
+    costs: Mapping[AnyImmaConfig, Cost] = COSTS,
+    few: Few = FLEXQ,
+) -> AnyImmaConfig:
     """The configuration to run of those that the GPU can run, which has so many SMs."""
-    few = [c for c in configs if isinstance(c, ImmaConfig)]
+
+    def estimated_us(config: AnyImmaConfig) -> float:
+        return cost_us(costs[config], waves_of(config, costs[config], gemm, sms), gemm)
+
+    of_few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
-    if few and few[0].col_tiles in WEIGHTS:
-        weights = WEIGHTS[few[0].col_tiles]
-        return min(few, key=lambda c: _score(features(c, gemm, sms), weights))
+    if of_few and of_few[0].col_tiles in few.weights:
+        return choose_few(of_few, gemm, sms, few)
     rows_an_sm = gemm.n / MMA_ROWS / sms
-    if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
-        return min(few, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
-    return min(many, key=lambda c: cost_us(COSTS[c], waves_of(c, gemm, sms), gemm))
+    if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
+        return min(of_few, key=estimated_us)
+    return min(many, key=estimated_us)
 
 
-def waves_of(config: AnyImmaConfig, gemm: GemmWorkload, sms: int) -> Waves:
-    """How the blocks of a configuration that COSTS knows follow each other on a GPU."""
+def waves_of(config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int) -> Waves:
+    """How the blocks of a configuration follow each other on a GPU."""
     x, y, _ = config.grid(gemm.m, gemm.n)
     if isinstance(config, ImmaConfig):
-        f = fit_of(config, gemm, sms)
+        f = fit_of(config, gemm, sms, FLEXQ)
         resident, steps = f.resident, f.turns
     else:
-        registers = -(-COSTS[config].registers // 8) * 8
+        registers = -(-cost.registers // 8) * 8
         by_registers = _REGISTERS // (config.threads * registers)
         by_shared = _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES)
         resident = max(1, min(by_registers, by_shared))
@@ -224,14 +171,4 @@ def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
     busy_us = cost.start_us + waves.whole * wave_us(waves.resident)
     if waves.last:
         busy_us += wave_us(waves.last)
-    return float((busy_us**4 + read_us(gemm) ** 4) ** 0.25)
-
-
-def read_us(gemm: GemmWorkload) -> float:
-    """Reading the packed weights at an H200's bandwidth."""
-    bytes_a_code = (SIX_BITS.tile_bytes + MMA_ROWS * 2) / (MMA_ROWS * GROUP)
-    return gemm.n * gemm.k * bytes_a_code / _READ_BYTES_US
-
-
-def _score(values: Sequence[float], weights: Sequence[float]) -> float:
-    return sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return float((busy_us**4 + FLEXQ.read_us(gemm) ** 4) ** 0.25)

@@ -25,13 +25,16 @@ class RowKernels:
         codes: torch.Tensor,
         scales: torch.Tensor,
         given: torch.Tensor | None = None,
+        *,
+        in_mma_order: bool = False,
     ) -> None:
         """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M].
 
-        given: FP32 [1], a scale for every row. None: each row's own.
+        given: FP32 [1], a scale for every row. None: each row's own. in_mma_order: codes of 128 k
+        in the order of csrc/mma_order.cuh; K is padded to a multiple of 128 then.
         """
         m, k = x.shape
-        arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given)
+        arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given, int(in_mma_order))
         function = load_function(self.build, "quantize_rows")
         function.launch((m, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
 

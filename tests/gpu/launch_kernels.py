@@ -14,8 +14,8 @@ from kernels.errors import UnsupportedError
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
-# A few tokens, some and many: each has configurations of its own. N and K end inside a tile.
-SHAPES = ((3, 100, 1111), (17, 40, 576), (70, 264, 576))
+# A few tokens, some, many, hundreds: each has configurations of its own. N and K end inside a tile.
+SHAPES = ((3, 100, 1111), (17, 40, 576), (70, 264, 576), (260, 72, 300))
 
 
 def launch_linear(kernel: LinearKernel, gemm: GemmWorkload) -> None:

@@ -178,7 +178,10 @@ def test_every_minifloat_counts_for_its_number(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", LINEAR)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 4096, 4096), (5, 100, 300), (16, 4096, 1024)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(1, 4096, 4096), (5, 100, 300), (16, 4096, 1024), (33, 128, 1024), (70, 100, 300)],
+)
 def test_linear_quantizes_as_the_reference_does(label: str, m: int, n: int, k: int) -> None:
     kernel = linear_kernel(label)
     generator = torch.Generator().manual_seed(m * k)

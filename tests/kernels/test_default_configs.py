@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
 import pytest
 
-from kernels.cuda.imma_configs import every_few_nibbles
-from kernels.cuda.minifloat import MinifloatGemm, choice_for
-from kernels.cuda.nibbles import config_for
+from kernels.contract import LinearKernel
+from kernels.registry import resolve
+from kernels.runtime.gpu import OF_TARGET, chosen_for
 from workloads.gemm import GemmWorkload
 
 SHAPES = [
@@ -18,24 +21,44 @@ SHAPES = [
     (10240, 8192),
     (28672, 8192),
 ]
+TOKENS = (1, 5, 9, 17, 33, 100)
+LABELS = ("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "flexq-imma-w6a8")
 
 
-@pytest.mark.parametrize("sms", [16, 84, 108, 132])
-@pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_rule_of_thumb_chooses_among_the_candidates(sms: int, n: int, k: int) -> None:
-    gemm = GemmWorkload(8, n, k)
+@pytest.fixture
+def kernel_on() -> Iterator[Callable[[str, str], LinearKernel]]:
+    """A kernel whose configurations are chosen for a target's GPU."""
+    with ExitStack() as described:
 
-    assert config_for(gemm, sms) in every_few_nibbles()
-    for variant in ("", "fine"):
-        kernel = MinifloatGemm(6, variant)
-        choice = choice_for(gemm, sms, grouped=variant == "fine")
-        assert choice in [tuple(c.as_dict().values())[:-1] for c in kernel.configs(1)]
+        def kernel(label: str, target: str) -> LinearKernel:
+            described.enter_context(chosen_for(OF_TARGET[target]))
+            found = resolve(label, "cuda")
+            assert isinstance(found, LinearKernel)
+            return found
+
+        yield kernel
 
 
-def test_more_rows_for_each_sm_need_fewer_warps_to_share_one() -> None:
-    warps = [
-        choice_for(GemmWorkload(1, n, 8192), 132, grouped=False)[1] for n in (4096, 12288, 28672)
-    ]
+@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_90"])
+@pytest.mark.parametrize("label", [*LABELS, "fp6-w6a16", "fp6-w6a16[fine]", "fp5-w5a16"])
+def test_what_runs_without_tuning_is_a_candidate(
+    kernel_on: Callable[[str, str], LinearKernel], label: str, target: str
+) -> None:
+    kernel = kernel_on(label, target)
 
+    for m in TOKENS:
+        for n, k in SHAPES:
+            gemm = GemmWorkload(m, n, k)
+            assert kernel.default_config(gemm) in kernel.candidates(gemm)
+
+
+@pytest.mark.parametrize("label", ["dgq-w4a8", "fp6-w6a16"])
+def test_more_rows_for_each_sm_need_fewer_warps_to_share_one(
+    kernel_on: Callable[[str, str], LinearKernel], label: str
+) -> None:
+    kernel = kernel_on(label, "sm_90")
+    configs = [kernel.default_config(GemmWorkload(1, n, 8192)) for n in (4096, 12288, 28672)]
+
+    warps = [config.as_dict()["warps"] for config in configs if config is not None]
+    assert len(warps) == 3
     assert warps == sorted(warps, reverse=True)
-    assert config_for(GemmWorkload(9, 4096, 4096), 132) is None

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from kernels.cuda.imma_configs import ImmaConfig, TiledConfig, WgmmaConfig, configs_for
-from kernels.cuda.imma_heuristic import choose
+from kernels.cuda.dual_grained import DualGrainedGemm
+from kernels.cuda.imma_configs import (
+    ImmaConfig,
+    TiledConfig,
+    WgmmaConfig,
+    configs_for,
+    nibbles_for,
+)
+from kernels.cuda.imma_heuristic import DUAL_GRAINED_COSTS, choose
 from workloads.gemm import GemmWorkload
 
 TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
@@ -19,6 +26,17 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
         can_run = configs_for(m, in_mma_order=in_mma_order)
         for n, k in SHAPES:
             assert choose(can_run, GemmWorkload(m, n, k), sms) in can_run
+
+
+@pytest.mark.parametrize("in_mma_order", [False, True])
+def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(in_mma_order):
+    for m in (33, 40, 64, 100, 512, 4096):
+        can_run = nibbles_for(m, DualGrainedGemm.tiles, in_mma_order=in_mma_order)
+        can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
+        for n, k in SHAPES:
+            chosen = choose(can_run, GemmWorkload(m, n, k), 132, DUAL_GRAINED_COSTS)
+            assert chosen in can_run
+            assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 
 
 def test_without_clusters_the_choice_has_none():

@@ -104,6 +104,16 @@ def test_a_kernel_runs_on_its_tensor_core(
         assert counts["LDGSTS"] >= 3  # the cp.async pipeline
 
 
+def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
+    # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
+    builds = [build for build in all_builds() if build.source == "flexq_imma_wgmma.cu"]
+
+    for build in builds:
+        counts = instructions(compile_build(build, "sm_90"))["flexq_imma_wgmma"]
+        assert counts["IGMMA"] > counts["WARPGROUP"], build.name
+    assert len(builds) > 10
+
+
 def test_defines_that_are_missing_are_a_compile_error() -> None:
     with pytest.raises(CompileError, match="choose the kernel"):
         compile_build(Build.of("flexq_btc.cu"), "sm_90")
