@@ -30,6 +30,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from ci.policy import check_version, find_policy
+from db.hashing import fingerprint
 from flexq_bench.accuracy.findings import FULL_PRECISION
 from workloads.errors import WorkloadError
 from workloads.tomlfile import Table, read_toml
@@ -76,6 +77,8 @@ class AccuracyPolicy:
     """A policy named after its file. None: as the module's head says."""
 
     name: str
+    version: int  # of the form of its file
+    fingerprint: str  # of what its file says: SHA-256 in hexadecimal digits
     schemes: tuple[str, ...]
     base: str
     context: int | None
@@ -112,6 +115,8 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
         raise WorkloadError(f"{file.name}: limits nothing: add a [[perplexity]] or a [[task]]")
     return AccuracyPolicy(
         name=file.name.removesuffix(".toml"),
+        version=table.integer("version"),
+        fingerprint=fingerprint(values),
         schemes=table.texts("schemes"),
         base=table.text("base", default=FULL_PRECISION),
         context=_integer(table, "context"),

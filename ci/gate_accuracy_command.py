@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,8 +74,10 @@ def accuracy(
     """
     from ci.accuracy_policy import load_accuracy_policy
     from ci.gate_accuracy import gate_accuracy
+    from ci.gate_record import gate_records
     from ci.reports import accuracy as reports
     from db.engine import open_database
+    from db.gate_store import add_gates
     from flexq_bench.accuracy.evaluating import CalibrationPlan, EvaluationPlan
     from flexq_bench.accuracy.preparing import prepare
     from flexq_bench.accuracy.texts import read_text
@@ -114,6 +117,9 @@ def accuracy(
             report = gate_accuracy(
                 rules, setup, database, judged, compared, absent, on_unit=on_unit
             )
+        decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
+        with database.session() as session:
+            add_gates(session, decided)
     writers = {
         "--markdown": reports.markdown,
         "--junit": reports.junit,

@@ -24,7 +24,7 @@ Values = Mapping[int, tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A score beside that of the model as it is, of the same run or the newest before it.
+    """A score beside that of the model as it is.
 
     difference None: it is that score itself, there is none, or the two can't be paired.
     """
@@ -39,20 +39,36 @@ def newest(scores: Iterable[Score]) -> list[Score]:
     return list(found.values())
 
 
-def needed_values(scores: Sequence[Score]) -> list[int]:
+def needed_values(scores: Iterable[Score]) -> list[int]:
     """Ids of the scores whose single values the comparisons rest on."""
     return [score.id for score in scores if score.value is not None]
 
 
-def compared(scores: Sequence[Score], values: Values) -> list[Compared]:
-    """Each score with its difference to FULL_PRECISION's of the same task, data and metric."""
-    bases = {(s.task, s.data_hash, s.metric): s for s in scores if s.scheme == FULL_PRECISION}
+def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score]:
+    """By score FULL_PRECISION's of the same task, data and metric: that of its own run, which was
+    evaluated on as much of the data, else the last one; a score that has none is left out."""
+    own, last = {}, {}
+    for score in among:
+        if score.scheme == FULL_PRECISION:
+            what = (score.task, score.data_hash, score.metric)
+            own[score.run, *what] = last[what] = score
+    found = {}
+    for score in scores:
+        what = (score.task, score.data_hash, score.metric)
+        base = own.get((score.run, *what)) or last.get(what)
+        if base is not None and score.scheme != FULL_PRECISION:
+            found[score.id] = base
+    return found
+
+
+def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]) -> list[Compared]:
+    """Each score with its difference to its base. bases: see bases_of."""
     rows = []
     for score in scores:
-        base = bases.get((score.task, score.data_hash, score.metric))
-        found = None
-        if base is not None and base is not score:
-            found = difference(_finding(base, values), _finding(score, values))
+        base = bases.get(score.id)
+        found = (
+            None if base is None else difference(_finding(base, values), _finding(score, values))
+        )
         rows.append(Compared(score, found))
     return rows
 
@@ -135,8 +151,9 @@ def history_frame(
     """
     parts = []
     for place, sha in enumerate(dict.fromkeys(s.commit for s in scores)):
-        there = newest(s for s in scores if s.commit == sha and s.metric == PERPLEXITY)
-        frame = difference_frame(compared(there, values))
+        there = [s for s in scores if s.commit == sha and s.metric == PERPLEXITY]
+        last = newest(there)
+        frame = difference_frame(compared(last, values, bases_of(last, there)))
         parts.append(frame.assign(place=place, commit=names.get(sha, sha[:10])))
     return pd.concat(parts, ignore_index=True) if parts else difference_frame([])
 

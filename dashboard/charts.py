@@ -48,6 +48,14 @@ def floor_by_layer(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figur
     return figure
 
 
+def log_axis(values: Iterable[float]) -> dict[str, str]:
+    """A logarithmic axis for these values, > 0: it names 1, 2 and 5 of each decade where they are
+    far apart, since the names of all nine steps would stand on each other."""
+    found = list(values)
+    is_wide = max(found, default=1.0) > WIDE * min(found, default=1.0)
+    return {"type": "log"} | ({"dtick": "D2"} if is_wide else {})
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a kernel works: a layer of a model, by its shape."""

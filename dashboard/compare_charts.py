@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts import GREY
+from dashboard.charts import GREY, log_axis
 from dashboard.colors import Style
 from flexq_bench.regress.confirm import SMALLEST_CHANGE
 
@@ -46,8 +46,8 @@ def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str
             text=[_hover(row) for row in rows.to_dict("records")],
             hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
         )
-    figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", type="log")
-    figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", type="log")
+    figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", **log_axis(both))
+    figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", **log_axis(both))
     return _laid_out(figure, _HEIGHT)
 
 
@@ -102,7 +102,8 @@ def _bars(rows: pd.DataFrame, value: str) -> dict[str, Any]:
 
 
 def _case(row: Mapping[Any, Any]) -> str:
-    parts = (row["label"], row["model"], row["layer"], f"M={row['m']} {row['n']}×{row['k']}")
+    place = row["layer"] if row["model"] else ""  # a shape of no layer is named by its shape
+    parts = (row["label"], row["model"], place, f"M={row['m']} {row['n']}×{row['k']}")
     path = (
         "" if (row["stage"], row["cache"]) == ("gemm", "cold") else f"{row['stage']} {row['cache']}"
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from dashboard.charts import log_axis
 from dashboard.colors import Style
 from db.queries import DecodeRow
 
@@ -18,7 +19,7 @@ _Ends = tuple[float, float, float]  # low, estimate, high
 def token_times(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
     """Median time of a decode step over the batch with its 95 % interval, a line a scheme."""
     figure = _lines(rows, styles, _token_ms, "ms")
-    figure.update_yaxes(title="time of a token (ms, log scale)", type="log")
+    figure.update_yaxes(title="time of a token (ms, log scale)", **_log(rows, _token_ms))
     return figure
 
 
@@ -28,7 +29,9 @@ def throughputs(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Fi
     The interval is that of the step's time, upside down: its ends as shares of the estimate.
     """
     figure = _lines(rows, styles, _tokens_per_s, "tokens/s")
-    figure.update_yaxes(title="tokens of the whole batch (1/s, log scale)", type="log")
+    figure.update_yaxes(
+        title="tokens of the whole batch (1/s, log scale)", **_log(rows, _tokens_per_s)
+    )
     return figure
 
 
@@ -37,6 +40,10 @@ def memories(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figur
     figure = _lines(rows, styles, _memory_gib, "GiB")
     figure.update_yaxes(title="peak memory (GiB)", rangemode="tozero")
     return figure
+
+
+def _log(rows: Sequence[DecodeRow], ends_of: Callable[[DecodeRow], _Ends | None]) -> dict[str, str]:
+    return log_axis(ends[1] for row in rows if (ends := ends_of(row)) is not None)
 
 
 def _token_ms(row: DecodeRow) -> _Ends | None:

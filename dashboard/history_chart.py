@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.charts import GREY, WIDE
+from dashboard.charts import GREY, WIDE, log_axis
 from dashboard.colors import Style
 from dashboard.words import short_commit
 
@@ -18,6 +18,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 _NAMED = 24  # commits below the axis, at most
 _HEIGHT = 440
 _LEGEND_PX = 24  # a series
+_MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
 
 
 def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: str) -> go.Figure:
@@ -49,7 +50,7 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
     is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
     figure.update_yaxes(
         title=f"{value} ({unit}{', log scale' if is_wide else ''})",
-        **({"type": "log", "dtick": "D2"} if is_wide else {}),
+        **(log_axis(frame["value"]) if is_wide else {}),
     )
     figure.update_layout(
         height=_HEIGHT + _LEGEND_PX * frame["series"].nunique(),
@@ -86,7 +87,12 @@ def _add_series(
             error_y=_bar(part) if alone else None,
             mode="lines+markers",
             line={"color": style.color, "width": 2, "dash": dash},
-            marker={"color": style.color, "symbol": style.symbol, "size": 8},
+            marker={
+                "color": style.color,
+                "symbol": style.symbol,
+                "size": 8,
+                "maxdisplayed": _MARKED,
+            },
             text=[_hover(row) for row in part.to_dict("records")],
             customdata=part["measurement"],
             # What all points share is sent once, not with each of 2,400 points.

@@ -11,8 +11,6 @@ import streamlit as st
 from dashboard.spreadsheet import harmless
 from dashboard.words import short_commit
 
-_ROW_PX = 35
-_MOST_PX = 760
 _FLAGGED = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (
     *("label", "model", "layer", "m", "n", "k"),
@@ -37,7 +35,6 @@ def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
     st.dataframe(
         harmless(table),
         hide_index=True,
-        height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
         column_order=[*_ALWAYS, *optional, "created_at"],
         column_config=_columns(baseline),
         key="results-table",

@@ -12,7 +12,9 @@ import plotly.graph_objects as go
 from dashboard.charts import GREY
 from dashboard.colors import Style
 
-_HEIGHT = 520
+_HEIGHT = 480
+_LEGEND_ROW_PX = 20
+_IN_A_LEGEND_ROW = 3
 _SPREAD = 1.25  # of an intensity, what the kernels that have it share
 
 
@@ -70,9 +72,9 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     figure.update_xaxes(
         title="operations a byte of weights (log scale)", type="log", dtick="D2", showgrid=True
     )
-    figure.update_yaxes(title="10¹² operations a second (TOPS, log scale)", type="log", dtick="D1")
+    figure.update_yaxes(title="10¹² operations a second (TOPS, log scale)", type="log", dtick="D2")
     figure.update_layout(
-        height=_HEIGHT,
+        height=_HEIGHT + _LEGEND_ROW_PX * (len(labels) // _IN_A_LEGEND_ROW),
         margin={"l": 10, "r": 40, "t": 70, "b": 10},
         modebar={"orientation": "v"},
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "title": None},

@@ -15,9 +15,11 @@ from db import queries
 from db.engine import Database
 from db.errors import NotFoundError
 from db.queries import Filters, ResultRow, RunName, RunSummary
-from flexq_bench import static
+from flexq_bench import accuracy, decode, static
 from flexq_bench.commands import invocation
 
+# Of runs that time no kernel by itself: what compilers made of them, and whole models.
+OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
 _LISTED = 100  # newest runs that can be chosen; an older one is shown to who has its link
 _ANY = ""
 
@@ -47,8 +49,7 @@ class ShownRuns:
 def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
     """The newest runs, and those that the URL names under these names."""
     with database.session() as session:
-        # What compilers made of kernels is no time, and its targets are no GPUs.
-        recent = queries.run_names(session, without_suite=static.SUITE, limit=_LISTED)
+        recent = queries.run_names(session, without_suites=OTHER_SUITES, limit=_LISTED)
         known = {run.uuid for run in recent}
         for prefix in (one for name in names for one in st.query_params.get_all(name)):
             if any(uuid.startswith(prefix) for uuid in known):

@@ -17,16 +17,19 @@ from dashboard.charts import Place, places_of
 _COLORS = ("#B35806", "#FDB863", "#F7F7F7", "#92C5DE", "#2166AC")
 _ROW_PX = 40
 _BETWEEN_PX = 50
-_AROUND_PX = 170
-_BAR_PX = 300
-_TICKS = (0.125, 0.25, 0.5, 0.67, 0.8, 1.0, 1.25, 1.5, 2.0, 4.0, 8.0)
+_AROUND_PX = 190
+_BAR_PX = 420
+_ROOMY = 22  # columns, up to which a cell has room for its interval
+_TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
 
 
 def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     """A map for each M, one below the other: a row a kernel, a column a layer.
 
     frame: see dashboard.frame.COLUMNS, of one GPU, stage and cache mode; the baseline's own rows
-    and those without a speed-up are left out. A cell says the ratio and half of its interval.
+    and those without a speed-up are left out. A cell says the ratio and half of its interval; among
+    many columns it says the latter when it is pointed at.
     Raises ValueError if GPUs are mixed or nothing is left.
     """
     shown = frame[frame["is_timed"] & frame["speedup"].notna() & (frame["label"] != baseline)]
@@ -44,24 +47,29 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     for i, one in enumerate(maps):
         figure.add_trace(one, row=i + 1, col=1)
     widest = float(np.abs(np.log2(shown["speedup"])).max()) or 1.0
-    ticks = [tick for tick in _TICKS if abs(np.log2(tick)) <= widest * 1.001]
+    named = _TICKS if widest > 1 else (*_TICKS, *_BETWEEN_TICKS)
+    ticks = [tick for tick in named if abs(np.log2(tick)) <= widest * 1.001]
     figure.update_layout(
         coloraxis={
             "colorscale": [[i / 4, color] for i, color in enumerate(_COLORS)],
             "cmin": -widest,
             "cmax": widest,
             "colorbar": {
-                "title": f"× {html.escape(baseline)}",
+                "title": {"text": f"× {html.escape(baseline)}", "side": "top"},
+                "orientation": "h",
                 "len": _BAR_PX,
                 "lenmode": "pixels",
-                "y": 1,
-                "yanchor": "top",
+                "thickness": 14,
+                "x": 0,
+                "xanchor": "left",
+                "y": 1 + _BETWEEN_PX / height,
+                "yanchor": "bottom",
                 "tickvals": [float(np.log2(tick)) for tick in ticks],
                 "ticktext": [f"{tick:g}" for tick in ticks],
             },
         },
         height=height,
-        margin={"l": 10, "r": 10, "t": 40, "b": 10},
+        margin={"l": 10, "r": 40, "t": 120, "b": 10},
         modebar={"orientation": "v"},
     )
     figure.update_xaxes(tickangle=-40, showgrid=False)
@@ -71,15 +79,22 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     return figure
 
 
+def widest_percent(frame: pd.DataFrame) -> float:
+    """The widest half of an interval among these speed-ups, in percent of the speed-up."""
+    halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
+    return float(halves.max())
+
+
 def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:
     labels = sorted(rows["label"].unique(), reverse=True)
+    written = _text if len(places) <= _ROOMY else _ratio
     by_cell = {(row["label"], _place(row)): row for row in rows.to_dict("records")}
     cells = [[by_cell.get((label, place)) for place in places] for label in labels]
     return go.Heatmap(
         z=[[np.log2(cell["speedup"]) if cell else None for cell in line] for line in cells],
         x=[html.escape(place.name) for place in places],
         y=[html.escape(label) for label in labels],
-        text=[[_text(cell) if cell else "" for cell in line] for line in cells],
+        text=[[written(cell) if cell else "" for cell in line] for line in cells],
         texttemplate="%{text}",
         textfont={"size": 10},
         customdata=[[_hover(cell) if cell else "not measured" for cell in line] for line in cells],
@@ -95,8 +110,12 @@ def _place(row: Mapping[Any, Any]) -> Place:
     return Place(str(row["model"]), str(row["layer"]), int(row["n"]), int(row["k"]))
 
 
+def _ratio(cell: Mapping[Any, Any]) -> str:
+    return f"{cell['speedup']:.2f}"
+
+
 def _text(cell: Mapping[Any, Any]) -> str:
-    return f"{cell['speedup']:.2f}<br>±{_half_percent(cell):.1f} %"
+    return f"{_ratio(cell)}<br>±{_half_percent(cell):.1f} %"
 
 
 def _half_percent(cell: Mapping[Any, Any]) -> float:

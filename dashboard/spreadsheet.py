@@ -14,9 +14,12 @@ import pandas as pd
 _BEGINS_A_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _SIGNED = r"[+-]\d+(\.\d+)?"
 _UNIT = "(%|points|ns|us|µs|ms|s|KB|MB|GB|MHz)"
-# Signed numbers with units, and changes with their bounds as pages write them: no formula.
+_BOUNDS = rf"%, \d+ % bounds {_SIGNED}% and {_SIGNED}%"
+# Signed numbers with units, and changes with their bounds as pages and verdicts write them: no
+# formula.
 _NUMBER = re.compile(
-    rf"{_SIGNED}( {_UNIT}( to {_SIGNED} {_UNIT}| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?)?",
+    rf"{_SIGNED}( {_UNIT}( to {_SIGNED} {_UNIT}| \({_SIGNED} to {_SIGNED}\)(, within noise)?)?"
+    rf"|{_BOUNDS})?",
     re.ASCII,
 )
 

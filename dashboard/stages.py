@@ -18,19 +18,30 @@ from flexq_bench.regress import ratio_interval
 _GEMM, _LINEAR = "gemm", "linear"
 
 
-def stages_frame(frame: pd.DataFrame, results: Sequence[ResultRow]) -> pd.DataFrame:
+def runs_of_linear(results: Sequence[ResultRow]) -> tuple[str, ...]:
+    """The runs whose results of stage linear are among these, sorted."""
+    return tuple(sorted({r.run for r in results if r.stage == _LINEAR}))
+
+
+def stages_frame(
+    frame: pd.DataFrame, results: Sequence[ResultRow], beside: Sequence[ResultRow]
+) -> pd.DataFrame:
     """The rows of stage linear that have a gemm beside them, with how much longer they take.
 
-    frame: see dashboard.frame.COLUMNS, made of these results. Added: `overhead`, linear / gemm,
-    with `overhead_low` and `overhead_high`, and `one_run`, whether one run measured both.
+    frame: see dashboard.frame.COLUMNS, made of these results. beside: of the runs that measured
+    stage linear; a gemm of the same run is what linear is set against, before a newer one.
+    Added: `overhead`, linear / gemm, with `overhead_low` and `overhead_high`, `one_run`, whether
+    one run measured both, and `one_config`, whether both ran the same configuration.
     """
     by_case: dict[tuple[Any, ...], ResultRow] = {
         (*_case(result), result.stage): result for result in results if not is_probe(result.kernel)
     }
+    in_run = {(*_case(r), r.run): r for r in beside if r.stage == _GEMM and time_of(r) is not None}
     rows = []
     for row in frame[frame["is_timed"] & (frame["stage"] == _LINEAR)].to_dict("records"):
         case = tuple(row[name] for name in _CASE)
-        linear, gemm = by_case.get((*case, _LINEAR)), by_case.get((*case, _GEMM))
+        linear = by_case.get((*case, _LINEAR))
+        gemm = in_run.get((*case, row["run"])) or by_case.get((*case, _GEMM))
         if linear is None or gemm is None:
             continue
         linear_us, gemm_us = time_of(linear), time_of(gemm)
@@ -45,9 +56,10 @@ def stages_frame(frame: pd.DataFrame, results: Sequence[ResultRow]) -> pd.DataFr
                 "overhead_high": ratio.high,
                 "gemm_us": gemm_us.estimate,
                 "one_run": linear.run == gemm.run,
+                "one_config": linear.config == gemm.config,
             }
         )
-    added = ("overhead", "overhead_low", "overhead_high", "gemm_us", "one_run")
+    added = ("overhead", "overhead_low", "overhead_high", "gemm_us", "one_run", "one_config")
     return pd.DataFrame(rows, columns=list(dict.fromkeys((*frame.columns, *added))))
 
 

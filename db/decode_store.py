@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.orm import Session
 
 from db.decode_records import DecodeRecord, ServingRecord
 from db.encoding import canonical
-from db.tables import DecodeResult, ServingResult
+from db.samples import pack
+from db.tables import DecodeResult, DecodeSample, ServingResult
 from db.writer import Writer
 
 TABLES: dict[type, type[DecodeResult] | type[ServingResult]] = {
     DecodeRecord: DecodeResult,
     ServingRecord: ServingResult,
 }
-_REFERENCES = {"run", "commit", "device", "environment", "created_at", "schema_version"}
+SAMPLES = "processes"  # the field whose items have rows of their own
+_REFERENCES = {"run", "commit", "device", "environment", "created_at", "schema_version", SAMPLES}
 
 
 def add_decodes(session: Session, records: Iterable[DecodeRecord | ServingRecord]) -> int:
-    """Store records in one go, and say how many are new; known ones change nothing.
+    """Store records in one go, and say how many are new or newer than what was stored of them.
 
     Raises RecordError if a field can't be stored, ConflictError if another run holds the
     idempotency key of a record's run.
@@ -42,20 +45,43 @@ class DecodeWriter:
         self.added = 0
 
     def add(self, record: DecodeRecord | ServingRecord) -> None:
-        """Store a record, if its uuid is not stored. Raises ConflictError as Writer.run."""
+        """Store a record; one with its uuid that is as new stays. Raises ConflictError as Writer.
+
+        A run that goes on writes its records again, with what it has measured since.
+        """
         table = TABLES[type(record)]
-        if self._session.scalar(select(table.id).where(table.uuid == record.uuid)) is not None:
+        created_at = datetime.fromisoformat(record.created_at)
+        known = self._session.execute(
+            select(table.id, table.created_at).where(table.uuid == record.uuid)
+        ).one_or_none()
+        if known is not None and known.created_at >= created_at:
             return
         commit_id = self._writer.commit(record.commit)
-        row = {name: getattr(record, name) for name in copied(type(record))} | {
-            "run_id": self._writer.run(record.run, commit_id),
-            "commit_id": commit_id,
-            "device_id": self._writer.device(record.device),
-            "environment_id": self._writer.environment(record.environment),
-            "created_at": datetime.fromisoformat(record.created_at),
+        row = {getattr(table, name): getattr(record, name) for name in copied(type(record))} | {
+            table.run_id: self._writer.run(record.run, commit_id),
+            table.commit_id: commit_id,
+            table.device_id: self._writer.device(record.device),
+            table.environment_id: self._writer.environment(record.environment),
+            table.created_at: created_at,
         }
-        self._session.execute(insert(table).values(row))
+        if known is None:
+            result_id = self._session.scalars(insert(table).values(row).returning(table.id)).one()
+        else:
+            result_id = known.id
+            self._session.execute(update(table).where(table.id == result_id).values(row))
+        if isinstance(record, DecodeRecord):
+            self._replace_samples(result_id, record)
         self.added += 1
+
+    def _replace_samples(self, result_id: int, record: DecodeRecord) -> None:
+        of_result = DecodeSample.decode_result_id == result_id
+        self._session.execute(delete(DecodeSample).where(of_result))
+        for process in record.processes:
+            packed = pack((process.step_ms,))
+            row: dict[str, Any] = {f.name: getattr(process, f.name) for f in fields(process)}
+            del row["step_ms"]
+            row |= {"decode_result_id": result_id, "count": packed.count, "data": packed.data}
+            self._session.execute(insert(DecodeSample).values(row))
 
 
 def copied(kind: type[DecodeRecord | ServingRecord]) -> tuple[str, ...]:

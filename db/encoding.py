@@ -24,19 +24,21 @@ import numpy as np
 from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
+from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
 from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
 
 T = TypeVar("T")
-AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord
+AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
 
 # Record field -> the key that holds it whole, and the part of it that stands under its own name.
 NESTED = {"run": ("run_info", "uuid"), "commit": ("commit_info", "sha")}
 DEVICE_KEY = "device_info"
 KIND_KEY = "kind"  # missing: a measurement
-_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord]] = {
+_KINDS: dict[str, type[AccuracyRecord | DecodeRecord | ServingRecord | GateRecord]] = {
     "accuracy": AccuracyRecord,
     "decode": DecodeRecord,
     "serving": ServingRecord,
+    "gate": GateRecord,
 }
 _TIMES = {"created_at", "committed_at"}
 _CHOICES = {
@@ -47,6 +49,8 @@ _CHOICES = {
     (AccuracyRecord, "direction"): ("lower", "higher"),
     (DecodeRecord, "status"): DECODE_STATUSES,
     (ServingRecord, "status"): DECODE_STATUSES,
+    (GateRecord, "verdict"): GATE_OUTCOMES,
+    (GateLimit, "outcome"): GATE_OUTCOMES,
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)
@@ -83,8 +87,10 @@ def encode_record(record: AnyRecord) -> dict[str, Any]:
             infos[key] = _plain(value)
         elif item.name == "device":
             infos[DEVICE_KEY] = _plain(value)
+        elif item.name == "limits":
+            flat[item.name] = [_plain(limit) for limit in value]
         else:
-            flat[item.name] = value
+            flat[item.name] = _nested(value)
     return flat | infos
 
 
@@ -123,6 +129,13 @@ def _plain(info: Any) -> dict[str, Any]:
     return {f.name: getattr(info, f.name) for f in fields(info)}
 
 
+def _nested(value: Any) -> Any:
+    """A field's value; a tuple of dataclasses as a list of objects."""
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_plain(item) for item in value]
+    return value
+
+
 @cache
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
@@ -134,14 +147,22 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     unknown = values.keys() - hints.keys()
     if unknown:
         raise RecordError(f"unknown field {min(map(str, unknown))!r}")
-    missing = hints.keys() - values.keys()
+    missing = hints.keys() - values.keys() - _later_fields(kind)
     if missing:
         raise RecordError(f"{min(missing)} is missing")
-    checked = {name: _conform(values[name], hint, name) for name, hint in hints.items()}
+    checked = {
+        name: _conform(values[name], hint, name) for name, hint in hints.items() if name in values
+    }
     for (owner, name), choices in _CHOICES.items():
         if owner is kind and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
     return checked
+
+
+@cache
+def _later_fields(kind: type) -> frozenset[str]:
+    """Fields that files of the same schema version may lack: they were added with a default."""
+    return frozenset(f.name for f in fields(kind) if f.default is not dataclasses.MISSING)
 
 
 @cache

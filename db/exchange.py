@@ -18,6 +18,8 @@ from db.decode_records import DecodeRecord, ServingRecord
 from db.decode_store import DecodeWriter
 from db.encoding import AnyRecord
 from db.errors import ResultsFileError
+from db.gate_records import GateRecord
+from db.gate_store import GateWriter
 from db.jsonlines import record_line
 from db.locking import lock_for_writing
 from db.queries.records import export_records
@@ -92,19 +94,21 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
         writer = Writer(session)
         accuracy = AccuracyWriter(session, writer)
         decodes = DecodeWriter(session, writer)
+        gates = GateWriter(session, writer)
         for record in read_records(path):
             if isinstance(record, AccuracyRecord):
                 accuracy.add(record)
             elif isinstance(record, DecodeRecord | ServingRecord):
                 decodes.add(record)
+            elif isinstance(record, GateRecord):
+                gates.add(record)
             else:
                 writer.add(record)
             runs[record.run.uuid] = None
             read += 1
         writer.flush()
-    return ImportSummary(
-        str(path), read, writer.added + accuracy.added + decodes.added, tuple(runs)
-    )
+    added = sum(one.added for one in (writer, accuracy, decodes, gates))
+    return ImportSummary(str(path), read, added, tuple(runs))
 
 
 def _format(path: Path) -> tuple[str, bool]:

@@ -85,10 +85,10 @@ def _decodes(
     value_of: Callable[[DecodeRow], Interval | None],
 ) -> list[Ours]:
     """baseline / scheme over every setting in which both were decoded."""
-    sides: dict[str, dict[tuple[str, str, int, int, int], DecodeRow]] = {}
+    sides: dict[str, dict[tuple[str, str, int, int, int, int], DecodeRow]] = {}
     for r in decodes:
         if stated.model in ("", r.model):
-            place = (r.gpu, r.model, r.batch, r.prompt_tokens, r.new_tokens)
+            place = (r.gpu, r.model, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens)
             sides.setdefault(r.scheme, {})[place] = r
     ours, over = sides.get(stated.kernel, {}), sides.get(stated.baseline, {})
     ratios: dict[str, list[tuple[Interval, bool]]] = {}

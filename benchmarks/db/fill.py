@@ -40,6 +40,7 @@ from db.tables import (
 )
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
+from flexq_bench.references import keep_references
 from flexq_bench.verdicts import Machine, detector, judge_night, record_night
 
 NIGHTS = 400
@@ -268,6 +269,7 @@ def main() -> None:
             if session.scalar(select(Measurement.id).limit(1)) is not None:
                 sys.exit(f"{database.url} holds results: name an empty database")
             stored = fill(session, asked.nights)
+        keep_references(database)
         if database.path is None:  # what a server does by itself within minutes
             with database.session() as session:
                 session.execute(text("ANALYZE"))

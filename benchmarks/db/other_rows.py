@@ -16,6 +16,8 @@ from db.decode_records import DecodeRecord
 from db.decode_store import add_decodes
 from db.engine import Session
 from db.fleet import JobInfo, OffsetInfo, WorkerInfo, add_jobs, add_offsets, register_worker
+from db.gate_records import GateLimit, GateRecord
+from db.gate_store import add_gates
 from db.records import RunInfo
 from db.releases import keep_releases
 from db.tables import Job, Worker
@@ -26,6 +28,7 @@ TASKS = ("piqa", "arc_easy", "arc_challenge", "boolq", "hellaswag", "winogrande"
 MODELS = ("SmolLM2-135M", "llama-7b")
 _SEGMENTS = 140
 _QUESTIONS = 1000
+_OF_RESULTS = ("status", "detail", "parameters")  # what gates have not
 _MADE_UP: dict[str, Any] = {"environment": {"driver": "580.65"}, "parameters": {}}
 
 
@@ -49,11 +52,12 @@ def fill_fleet(session: Session, runs: Iterable[tuple[RunInfo, int]]) -> None:
 
 
 def fill_models(session: Session, nights: int) -> None:
-    """Releases, and what models scored and how they decoded at each of them."""
+    """Releases, and what models scored, how they decoded and what gates said at each of them."""
     released = range(0, nights, RELEASE_EVERY)
     for night in released:
         add_accuracy(session, _scores(night))
         add_decodes(session, _decodes(night))
+        add_gates(session, _gates(night))
     tags = {f"v1.{i}": made_up.commit(night).sha for i, night in enumerate(released)}
     keep_releases(session, tags)
 
@@ -98,6 +102,25 @@ def _scores(night: int) -> Iterator[AccuracyRecord]:
                     value=float(right.mean()), standard_error=0.015, n_items=_QUESTIONS,
                     values=tuple(right.tolist()), **shared,
                 )  # fmt: skip
+
+
+def _gates(night: int) -> Iterator[GateRecord]:
+    shared = {k: v for k, v in _shared("accuracy", night).items() if k not in _OF_RESULTS}
+    for model in MODELS:
+        for i, scheme in enumerate(SCHEMES[1:], start=1):
+            outcome, code = ("pass", 0) if i < 3 else ("regression", 1)
+            change: Any = {"change": 2.0 * i, "low": 1.9 * i, "high": 2.1 * i, "unit": "%"}
+            limits = tuple(
+                GateLimit(f"perplexity of {text}", "+5 %", outcome, "", 12.0, 12.0 + 0.2 * i,
+                          **change)
+                for text in ("wikitext", "c4")
+            )  # fmt: skip
+            yield GateRecord(
+                uuid=made_up.identity("gate", night, model, scheme), model=model,
+                model_hash="made up", scheme=scheme, base="fp16", policy="made up",
+                policy_version=1, policy_hash="made up", verdict=outcome, exit_code=code,
+                limits=limits, **shared,
+            )  # fmt: skip
 
 
 def _decodes(night: int) -> Iterator[DecodeRecord]:

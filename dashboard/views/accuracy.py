@@ -9,7 +9,9 @@ import streamlit as st
 
 from dashboard import accuracy_charts
 from dashboard.accuracy_frame import (
+    Compared,
     Values,
+    bases_of,
     compared,
     difference_frame,
     history_frame,
@@ -20,17 +22,20 @@ from dashboard.accuracy_frame import (
 )
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.gate_tables import gate_name, gate_rows, limit_rows
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.spreadsheet import harmless
-from dashboard.words import as_code, as_text
+from dashboard.words import as_code, as_text, zone_named
 from db import queries
 from db.engine import Database
-from db.queries import Score
+from db.queries import GateRow, Score
 from flexq_bench.accuracy.findings import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
 from flexq_bench.commands import invocation
 
 _OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions
 _COMMITS = 20  # the newest, in the history
+_GATES = 100  # the newest, in theirs
 _INTERVALS = (
     "Bars are 95 % intervals over the same segments or questions under both; one that holds the "
     "dashed line is a change within noise."
@@ -53,19 +58,29 @@ def page() -> None:
             _say_that_it_is_empty(database)
             return
         link = Link("accuracy")
+        on_top = st.empty()
         model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
-        for missing in link.ignored:
-            st.warning(f"Never evaluated, so not asked for: {as_text(missing)}.")
         with database.session() as session:
             scores = queries.model_scores(session, model)
             latest = newest(scores)
             over_time = _of_last_commits(scores)
-            wanted = {*needed_values(latest), *needed_values(over_time)}
+            bases = bases_of(latest, scores)
+            wanted = {
+                one for of in (latest, over_time, bases.values()) for one in needed_values(of)
+            }
             values = queries.score_values(session, sorted(wanted))
             names = {one.sha: one.name for one in queries.releases(session)}
+            gates = queries.gate_history(session, model, limit=_GATES)
             styles = kernel_styles((), [(name, "") for name in queries.scored_schemes(session)])
-    _show(model, latest, values, styles)
+    rows = compared(latest, values, bases)
+    _show_scores(model, latest, rows)
+    _show_gates(link, model, gates, names, database)
+    let_tables_be_painted()
+    _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
+    if link.ignored:
+        missing = ", ".join(as_text(name) for name in link.ignored)
+        on_top.warning(f"Not stored, so not asked for: {missing}.")
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
@@ -75,8 +90,7 @@ def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
     return [score for score in perplexities if score.commit in set(shas)]
 
 
-def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[str, Style]) -> None:
-    rows = compared(latest, values)
+def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) -> None:
     if not any(score.scheme == FULL_PRECISION for score in latest):
         st.warning(
             f"{as_text(model)} was never evaluated as it is ({as_code(FULL_PRECISION)}), so there "
@@ -84,6 +98,30 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
         )
     elif all(score.scheme == FULL_PRECISION for score in latest):
         st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
+    st.subheader("Scores", anchor=False)
+    column = st.column_config
+    st.dataframe(
+        harmless(pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all")),
+        hide_index=True,
+        column_config={
+            "value": column.NumberColumn(format="%.4f"),
+            "± standard error": column.NumberColumn(format="%.4f"),
+            f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
+            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
+        },
+        key="scores",
+    )
+    failed = sum(score.status != "ok" for score in latest)
+    if failed:
+        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
+
+
+def _show_charts(
+    latest: Sequence[Score],
+    rows: Sequence[Compared],
+    values: Values,
+    styles: Mapping[str, Style],
+) -> None:
     frame = difference_frame(rows)
     perplexity = frame[frame["metric"] == PERPLEXITY]
     questions = frame[~frame["metric"].isin(_OF_TEXTS)]
@@ -112,21 +150,47 @@ def _show(model: str, latest: Sequence[Score], values: Values, styles: Mapping[s
             "it in the quantized model. The point is the median layer of its kind, bars reach to "
             "the least and the most."
         )
-    st.subheader("Scores", anchor=False)
-    column = st.column_config
+
+
+def _show_gates(
+    link: Link,
+    model: str,
+    gates: Sequence[GateRow],
+    names: Mapping[str, str],
+    database: Database,
+) -> None:
+    st.subheader("Gate history", anchor="gates")
+    if not gates:
+        arguments = invocation.database_arguments(database)
+        gate = ("gate", "accuracy", "--model", "DIR", "--policy", "FILE", "--data", "FILE")
+        st.caption(
+            f"No gate has judged {as_text(model)} yet. Let one: "
+            f"{as_code(invocation.command(*gate, *arguments))}"
+        )
+        return
+    zone = zone_named(st.context.timezone)
+    open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
     st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows))),
+        harmless(pd.DataFrame(gate_rows(gates, model, names, zone))),
         hide_index=True,
-        column_config={
-            "value": column.NumberColumn(format="%.4f"),
-            "± standard error": column.NumberColumn(format="%.4f"),
-            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
-        },
-        key="scores",
+        column_config={"limits": open_limits},
+        key="gates",
     )
-    failed = sum(score.status != "ok" for score in latest)
-    if failed:
-        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
+    by_uuid = {gate.uuid: gate for gate in gates}
+    chosen = link.one(
+        st.container(),
+        "gate",
+        "Limits of",
+        list(by_uuid),
+        gates[0].uuid,
+        shown=lambda uuid: gate_name(by_uuid[uuid], names, zone),
+        written=lambda uuid: uuid[:8],
+    )
+    st.dataframe(harmless(pd.DataFrame(limit_rows(by_uuid[chosen]))), hide_index=True, key="limits")
+    st.caption(
+        f"The newest {_GATES} verdicts of gates. A change is against "
+        f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."
+    )
 
 
 def _show_history(

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.alert_form import show_form
 from dashboard.commit_links import commit_url
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.member_evidence import show_evidence
 from dashboard.member_series import show_series
@@ -76,6 +77,7 @@ def _show(database: Database, found: Sequence[AlertRow]) -> None:
     if members:
         _show_members(members)
         member = _choose_member(link, members)
+        let_tables_be_painted()
         with database.session() as session:
             kernels = queries.kernel_names(session)
             show_evidence(session, member, kernels)

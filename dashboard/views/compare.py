@@ -23,13 +23,13 @@ from dashboard.compare_table import show_means, show_rows
 from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import narrowed
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
-from dashboard.shown_runs import list_runs, run_title
+from dashboard.shown_runs import OTHER_SUITES, list_runs, run_title
 from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import CommitRow, Filters
-from flexq_bench import static
 from flexq_bench.commands import invocation
 from flexq_bench.comparing import BASELINE
 from flexq_bench.probes import is_probe
@@ -57,7 +57,7 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
-            suites = [name for name in queries.suite_names(session) if name != static.SUITE]
+            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
         link = Link("compare")
         on_top = st.empty()
         kind = link.one(st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True)
@@ -229,6 +229,7 @@ def _show(link: Link, database: Database, compared: _Compared) -> None:
     styles = kernel_styles(kernels, {parse_kernel_label(label) for label in frame["label"]})
     if frame["ratio"].notna().any():
         show_means(mean_rows(frame))
+    let_tables_be_painted()
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.subheader("Times", anchor=False)
         st.plotly_chart(

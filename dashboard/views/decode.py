@@ -12,7 +12,9 @@ import streamlit as st
 from dashboard import decode_charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
+from dashboard.servings import show_servings
 from dashboard.spreadsheet import harmless
 from dashboard.words import as_code, as_text, local_time, zone_named
 from db import queries
@@ -43,19 +45,32 @@ def page() -> None:
         model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
+            servings = queries.latest_servings(session, model=model)
             styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
-    rows = _narrow(link, rows)
+    zone = zone_named(st.context.timezone)
+    for name, label in (("gpu", "GPU"), ("weights", "Weights")):
+        options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
+        chosen = link.one(st.sidebar, name, label, options, options[0])
+        rows = [row for row in rows if getattr(row, name) == chosen]
+        servings = [row for row in servings if getattr(row, name) == chosen]
+    if rows:
+        rows = _narrow(link, rows)
     for missing in link.ignored:
         st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
-    _show(rows, styles, zone_named(st.context.timezone))
+    if rows:
+        _show(rows, styles, zone)
+    else:
+        decode = invocation.command("decode", model, *invocation.database_arguments(database))
+        st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
+    if servings:
+        show_servings(servings, styles, zone)
 
 
 def _narrow(link: Link, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
-    """The rows that may stand in one chart: of one GPU, kind of weights, and lengths."""
-    for name, label in (("gpu", "GPU"), ("weights", "Weights")):
-        options = sorted({str(getattr(row, name)) for row in rows})
-        chosen = link.one(st.sidebar, name, label, options, options[0])
-        rows = [row for row in rows if getattr(row, name) == chosen]
+    """The rows that may stand in one chart: of one width of the cache, and lengths."""
+    widths = sorted({row.kv_bits for row in rows}, reverse=True)
+    bits = link.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
     wanted = link.one(
         st.container(),
@@ -78,30 +93,17 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
     first = rows[0]
     st.caption(
         f"{as_text(first.model)} · {as_text(first.gpu)} · weights: {as_text(first.weights)} · "
-        f"{first.prompt_tokens} tokens in, {first.new_tokens} out. Bars are 95 % intervals over "
+        f"{first.prompt_tokens} tokens in, {first.new_tokens} out · a KV cache of {first.kv_bits} "
+        "bits. Bars are 95 % intervals over "
         "processes; decoding is greedy."
     )
     timed = [row for row in rows if row.status == "ok" and row.token_ms is not None]
     failed = [row for row in rows if row.status != "ok"]
-    if not timed:
-        st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
-    else:
-        st.subheader("Latency", anchor=False)
-        st.plotly_chart(decode_charts.token_times(timed, styles), key="latency")
-        st.subheader("Throughput", anchor=False)
-        st.plotly_chart(decode_charts.throughputs(timed, styles), key="throughput")
-        st.subheader("Memory", anchor=False)
-        if any(row.peak_memory_bytes is not None for row in timed):
-            st.plotly_chart(decode_charts.memories(timed, styles), key="memory")
-            st.caption("The most that was held while decoding: a count, so it has no interval.")
-        else:
-            st.caption("Not known: a CPU's memory is not counted.")
     if failed:
         st.warning(
             f"{len(failed)} of {len(rows)} decodes have no time: the table says why.",
             icon=":material/error:",
         )
-    st.subheader("Decodes", anchor=False)
     number = st.column_config.NumberColumn
     st.dataframe(
         harmless(pd.DataFrame([_cells(row, zone) for row in rows])),
@@ -117,6 +119,20 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         },
         key="decodes",
     )
+    let_tables_be_painted()
+    if not timed:
+        st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
+    else:
+        st.subheader("Latency", anchor=False)
+        st.plotly_chart(decode_charts.token_times(timed, styles), key="latency")
+        st.subheader("Throughput", anchor=False)
+        st.plotly_chart(decode_charts.throughputs(timed, styles), key="throughput")
+        st.subheader("Memory", anchor=False)
+        if any(row.peak_memory_bytes is not None for row in timed):
+            st.plotly_chart(decode_charts.memories(timed, styles), key="memory")
+            st.caption("The most that was held while decoding: a count, so it has no interval.")
+        else:
+            st.caption("Not known: a CPU's memory is not counted.")
 
 
 def _cells(row: DecodeRow, zone: tzinfo) -> dict[str, Any]:
@@ -145,7 +161,7 @@ def _half_width(row: DecodeRow) -> float | None:
 
 def _say_that_it_is_empty(database: Database) -> None:
     arguments = invocation.database_arguments(database)
-    decode = invocation.command("decode", "--model", "llama-7b", *arguments)
+    decode = invocation.command("decode", "llama-7b", *arguments)
     st.info(
         f"No model was decoded yet. Do it, on a GPU: {as_code(decode)}", icon=":material/speed:"
     )

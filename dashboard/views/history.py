@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import tzinfo
 
 import pandas as pd
@@ -15,6 +16,7 @@ from dashboard import history_chart
 from dashboard.colors import kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
+from dashboard.head_start import let_figure_be_painted
 from dashboard.history_frame import history_frame
 from dashboard.links import Link
 from dashboard.spreadsheet import harmless
@@ -58,15 +60,27 @@ def page() -> None:
             return
         link = Link("history")
         on_top = st.empty()
-        _show(link, database, known)
+        drawn = _show(link, database, known)
         if link.ignored:
             missing = ", ".join(as_text(name) for name in link.ignored)
             on_top.warning(f"Not among the stored series, so not asked for: {missing}.")
         if link.is_narrowed:
             st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+        if drawn is not None:
+            let_figure_be_painted()
+            _show_points(drawn, zone_named(st.context.timezone))
 
 
-def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What the chart shows. value: what its values are, with their unit."""
+
+    frame: pd.DataFrame
+    value: str
+
+
+def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
+    """The controls and the chart; None: there is nothing to draw, and why was said."""
     metrics = sorted({series.metric for series in known})
     default = _TIME if _TIME in metrics else metrics[0]
     metric = link.one(st.sidebar, "metric", "Metric", metrics, default)
@@ -79,10 +93,10 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
     if shown == _RELATIVE:
         release = _choose_release(link, database)
         if release is None:
-            return
+            return None
     if not chosen:
         st.info("No series passes all filters: take one away, or clear them all.")
-        return
+        return None
     drawn = chosen[:_DRAWN]
     with database.session() as session:
         histories = {one: queries.series_history(session, one.id) for one in drawn}
@@ -99,7 +113,7 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
     )
     if frame.empty:
         _say_that_nothing_is_drawn(shown, release)
-        return
+        return None
     styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
     value, unit = _axis(drawn[0], shown, release)
     _draw(history_chart.history(frame, styles, value, unit))
@@ -108,7 +122,7 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> None:
         "another environment or after a change that was explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
-    _show_points(frame, f"{value} ({unit})", zone_named(st.context.timezone))
+    return _Drawn(frame, f"{value} ({unit})")
 
 
 def _draw(figure: go.Figure) -> None:
@@ -217,8 +231,9 @@ def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
     )
 
 
-def _show_points(frame: pd.DataFrame, value: str, zone: tzinfo) -> None:
+def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
     """One row a point; its run leads to all results of that run."""
+    frame, value = drawn.frame, drawn.value
     places = frame["place"].unique()
     if len(places) > _LISTED and not st.toggle(f"List all {len(frame):,} points", key="all-points"):
         newest = sorted(places)[-_LISTED]

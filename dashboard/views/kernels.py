@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -14,10 +14,11 @@ from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import narrowed, results_frame
+from dashboard.head_start import let_figure_be_painted
 from dashboard.links import Link
 from dashboard.roofline import roofline, roofline_frame
-from dashboard.speedup_map import speedup_map
-from dashboard.stages import overhead_by_layer, stages_frame
+from dashboard.speedup_map import speedup_map, widest_percent
+from dashboard.stages import overhead_by_layer, runs_of_linear, stages_frame
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
@@ -53,25 +54,30 @@ def page() -> None:
             return
         link = Link("kernels")
         on_top = st.empty()
-        _show(link, database, gpus)
+        points = _show(link, database, gpus)
         if link.ignored:
             missing = ", ".join(as_text(name) for name in link.ignored)
             on_top.warning(f"Not among these results, so not asked for: {missing}.")
         if link.is_narrowed:
             st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+        if points is not None:
+            let_figure_be_painted()
+            _show_reach(points)
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
     """What every view draws from: the results of a GPU, narrowed, and the styles of kernels."""
 
+    database: Database
     results: Sequence[ResultRow]
     frame: pd.DataFrame
     baseline: str
     styles: dict[str, Style]
 
 
-def _show(link: Link, database: Database, gpus: Sequence[str]) -> None:
+def _show(link: Link, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
+    """The controls and the view; of a roofline its points, which a table sums up."""
     gpu = link.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
     view = link.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
     with database.session() as session:
@@ -87,7 +93,7 @@ def _show(link: Link, database: Database, gpus: Sequence[str]) -> None:
             "timed at a sound clock, and comes from a commit without local changes: the Results "
             "page shows the others."
         )
-        return
+        return None
     labels = sorted({kernel_label(result.kernel, result.variant) for result in results})
     default = BASELINE if BASELINE in labels else labels[0]
     baseline = link.one(st.sidebar, "baseline", "Baseline", labels, default)
@@ -107,9 +113,11 @@ def _show(link: Link, database: Database, gpus: Sequence[str]) -> None:
     narrow = narrowed(frame, wanted | {"cache": (cache,)})
     if narrow.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
-        return
+        return None
     used = zip(frame["kernel"], frame["variant"], strict=True)
-    _VIEWS[view](link, _Shown(results, narrow, baseline, kernel_styles(kernels, used)))
+    return _VIEWS[view](
+        link, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used))
+    )
 
 
 def _are_of_one_run(results: Sequence[ResultRow], frame: pd.DataFrame, baseline: str) -> list[bool]:
@@ -134,11 +142,11 @@ def _stage_of(link: Link, shown: _Shown) -> pd.DataFrame:
     return shown.frame[shown.frame["stage"] == stage]
 
 
-def _show_roofline(link: Link, shown: _Shown) -> None:
+def _show_roofline(link: Link, shown: _Shown) -> pd.DataFrame | None:
     points = roofline_frame(_stage_of(link, shown))
     if points.empty:
         st.info("No floor was measured beside these results, so there is no roof to draw.")
-        return
+        return None
     st.plotly_chart(roofline(points, shown.styles), key="roofline")
     st.caption(
         f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
@@ -146,6 +154,11 @@ def _show_roofline(link: Link, shown: _Shown) -> None:
         "none is drawn. Points of one intensity stand side by side. A kernel that loads weights "
         "while the launch before it still runs can pass its floor."
     )
+    return points
+
+
+def _show_reach(points: pd.DataFrame) -> None:
+    """How near to the floor each kernel comes."""
     best = (
         points.sort_values("pct_of_floor", ascending=False)
         .groupby("label")
@@ -184,7 +197,8 @@ def _show_map(link: Link, shown: _Shown) -> None:
     st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
     apart = int((~drawn.loc[compared, "one_run"]).sum())
     st.caption(
-        f"{_EVIDENCE} ± is half of the ratio's interval. {apart} of {int(compared.sum())} ratios "
+        f"{_EVIDENCE} ± is half of the ratio's interval, {widest_percent(drawn[compared]):.1f} % "
+        f"at most; among many layers hovering says it. {apart} of {int(compared.sum())} ratios "
         "are of two separate runs, where what differs may be the machine; hovering says which. "
         "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)."
     )
@@ -229,7 +243,10 @@ def _show_ablation(link: Link, shown: _Shown) -> None:
 
 
 def _show_stages(link: Link, shown: _Shown) -> None:
-    points = stages_frame(shown.frame, shown.results)
+    with shown.database.session() as session:
+        of_linear = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
+        beside = queries.results_table(session, of_linear) if of_linear.runs else []
+    points = stages_frame(shown.frame, shown.results, beside)
     if points.empty:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
         measure = as_code(invocation.command("sweep", *both))
@@ -245,24 +262,42 @@ def _show_stages(link: Link, shown: _Shown) -> None:
     st.caption(
         f"{_EVIDENCE} What a user pays beside what papers report: linear takes FP16 activations "
         "and quantizes them on the way."
+        + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
+        + (
+            ""
+            if part["one_config"].all()
+            else " Where the two took different configurations, the ratio is of those, too."
+        )
     )
-    table = part[["label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "overhead"]]
     number = st.column_config.NumberColumn
     st.dataframe(
-        table.assign(added_us=part["median_us"] - part["gemm_us"]),
+        part.assign(
+            added_us=part["median_us"] - part["gemm_us"],
+            measured=["one run" if one else "separate runs" for one in part["one_run"]],
+            configuration=["same" if one else "another" for one in part["one_config"]],
+        ),
         hide_index=True,
+        column_order=[
+            *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
+            *("overhead", "overhead_low", "overhead_high", "measured", "configuration"),
+        ],
         column_config={
             "label": "kernel",
+            "m": number("M", format="%d"),
+            "n": number("N", format="%d"),
+            "k": number("K", format="%d"),
             "gemm_us": number("gemm µs", format="%.2f"),
             "median_us": number("linear µs", format="%.2f"),
-            "overhead": number("linear / gemm", format="%.2f"),
+            "overhead": number("linear / gemm", format="%.3f"),
+            "overhead_low": number("low", format="%.3f", help="of the 95 % interval"),
+            "overhead_high": number("high", format="%.3f", help="of the 95 % interval"),
             "added_us": number("added µs", format="%.2f"),
         },
         key="stages-table",
     )
 
 
-_VIEWS = {
+_VIEWS: dict[str, Callable[[Link, _Shown], pd.DataFrame | None]] = {
     _ROOFLINE: _show_roofline,
     _MAP: _show_map,
     _ABLATION: _show_ablation,

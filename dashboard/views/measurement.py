@@ -12,6 +12,7 @@ import streamlit as st
 from dashboard import sample_charts
 from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_figure_be_painted
 from dashboard.spreadsheet import harmless
 from dashboard.views import results
 from dashboard.words import as_code, as_text, local_time, short_commit, zone_named
@@ -98,6 +99,7 @@ def _show(detail: ResultDetail, samples: sample_charts.Placements, style: Style)
         invalid = detail.extra.get("invalid", {}).get("samples", ())
         st.subheader("Spread of the samples", anchor=False)
         st.plotly_chart(sample_charts.ecdf(samples, result, style), key="ecdf")
+        let_figure_be_painted()
         st.subheader("In the order measured", anchor=False)
         st.plotly_chart(sample_charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(

@@ -12,7 +12,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.latest_runs import problem_rows, run_rows
 from dashboard.links import Link
-from dashboard.shown_runs import ShownRuns, advise
+from dashboard.shown_runs import OTHER_SUITES, ShownRuns, advise
 from dashboard.spreadsheet import harmless
 from dashboard.views import alert
 from dashboard.words import as_change, as_code, as_text, local_time, short_commit, zone_named
@@ -20,7 +20,6 @@ from db import queries
 from db.decisions import OPEN_STATES
 from db.engine import Database
 from db.queries import AlertRow, FalseAlarmRow, NightRow
-from flexq_bench import static
 from flexq_bench.commands import invocation
 from flexq_bench.regress import Verdict
 
@@ -39,7 +38,7 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
-            suites = [name for name in queries.suite_names(session) if name != static.SUITE]
+            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
             open_alerts = queries.alerts(session, states=OPEN_STATES)
             nights = queries.latest_nights(session)
             rates = queries.false_alarm_rates(session, limit=1)
@@ -146,9 +145,9 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     for missing in link.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
     with database.session() as session:
-        narrowed = {"suite": suite or None, "without_suite": static.SUITE}
-        by_gpu = queries.latest_runs(session, **narrowed)
-        newest = queries.runs(session, **narrowed, limit=1)
+        wanted = suite or None
+        by_gpu = queries.latest_runs(session, suite=wanted, without_suites=OTHER_SUITES)
+        newest = queries.runs(session, suite=wanted, without_suites=OTHER_SUITES, limit=1)
         distinct = tuple({run.uuid: run for run in (*by_gpu.values(), *newest)}.values())
         outcomes = queries.run_outcomes(session, [run.uuid for run in distinct])
         missing_by_run = {

@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.head_start import let_figure_be_painted
 from dashboard.links import Link
 from dashboard.paper_frame import beside_each_other, paper_frame
 from dashboard.spreadsheet import harmless, to_csv
@@ -41,7 +42,7 @@ def page() -> None:
         if stated:
             link = Link("paper")
             on_top = st.empty()
-            _show(link, database, stated)
+            drawn = _show(link, database, stated)
             if link.ignored:
                 missing = ", ".join(as_text(name) for name in link.ignored)
                 on_top.warning(f"Not published, so not asked for: {missing}.")
@@ -49,6 +50,9 @@ def page() -> None:
                 st.sidebar.button(
                     "Clear all", on_click=link.clear, icon=":material/filter_alt_off:"
                 )
+            if drawn is not None:
+                let_figure_be_painted()
+                _show_table(drawn)
         else:
             arguments = invocation.database_arguments(database)
             upgrade = invocation.command("db", "upgrade", *arguments)
@@ -60,7 +64,8 @@ def page() -> None:
         _show_absent()
 
 
-def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> None:
+def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> pd.DataFrame | None:
+    """The controls and the chart; what passes the filters, or None and why was said."""
     paper = link.many(st.sidebar, "paper", "Paper", sorted({one.source for one in stated}))
     metric = link.many(st.sidebar, "metric", "What", sorted({one.metric for one in stated}))
     measured_only = link.switch(
@@ -77,7 +82,7 @@ def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> No
         frame = frame[frame["ours"].notna()]
     if frame.empty:
         st.info("Nothing passes all filters: take one away, or clear them all.")
-        return
+        return None
     st.caption(
         "Published numbers are the papers': none of them was measured here, and they say no "
         "interval. Ours are the newest accepted results, with 95 % intervals: beside a paper's "
@@ -90,7 +95,7 @@ def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> No
         st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
     if (frame["unit"] == "×").any():
         st.plotly_chart(beside_each_other(frame), key="paper")
-    _show_table(frame)
+    return frame
 
 
 def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from dashboard.colors import Style, kernel_styles
 from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.frame import as_csv, narrowed, results_frame
+from dashboard.head_start import let_tables_be_painted
 from dashboard.links import Link
 from dashboard.results_table import show_table
 from dashboard.shown_runs import (
@@ -94,7 +95,6 @@ def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
     with database.session() as session:
         kernels = queries.kernel_names(session)
     used = zip(frame["kernel"], frame["variant"], strict=True)
-    _show_charts(link, filtered, baseline, kernel_styles(kernels, used))
     show_table(filtered, baseline, zone)
     st.download_button(
         "Download CSV",
@@ -103,6 +103,8 @@ def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
         "text/csv",
         icon=":material/download:",
     )
+    let_tables_be_painted()
+    _show_charts(link, filtered, baseline, kernel_styles(kernels, used))
 
 
 def _choose_baseline(link: Link, results: list[ResultRow]) -> str:

@@ -20,6 +20,7 @@ from db.queries.fleet import (
     quarantined_jobs,
     workers,
 )
+from db.queries.gates import GateRow, export_gates, gate_history
 from db.queries.latest import gpu_names, latest_results, results_at_commit
 from db.queries.nightly import (
     ChangePointRow,
@@ -95,10 +96,12 @@ from db.queries.verdicts import (
 from db.queries.whole_models import (
     DecodeRow,
     ScoreRow,
+    ServingRow,
     decoded_models,
     decoded_schemes,
     latest_decodes,
     latest_scores,
+    latest_servings,
 )
 
 __all__ = [
@@ -112,6 +115,7 @@ __all__ = [
     "FalseAlarmRow",
     "FilterValues",
     "Filters",
+    "GateRow",
     "HistoryPoint",
     "JobRow",
     "NightRow",
@@ -130,6 +134,7 @@ __all__ = [
     "ScoreRow",
     "SeriesName",
     "SeriesRow",
+    "ServingRow",
     "WorkerRow",
     "accuracy_results",
     "alert_by_id",
@@ -152,8 +157,10 @@ __all__ = [
     "devices",
     "export_accuracy",
     "export_decodes",
+    "export_gates",
     "false_alarm_rates",
     "filter_values",
+    "gate_history",
     "gpu_names",
     "jobs_of",
     "kernel_names",
@@ -164,6 +171,7 @@ __all__ = [
     "latest_results",
     "latest_runs",
     "latest_scores",
+    "latest_servings",
     "list_series",
     "missing_cases",
     "model_scores",

@@ -9,13 +9,22 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from db.decode_records import DecodeRecord, ServingRecord
+from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
 from db.decode_store import TABLES, copied
 from db.queries.filters import Filters
 from db.queries.records import commit_info
 from db.queries.runs import run_info
 from db.records import DeviceInfo, RunInfo
-from db.tables import Commit, DecodeResult, Device, Environment, Run, ServingResult
+from db.samples import PackedSamples, unpack
+from db.tables import (
+    Commit,
+    DecodeResult,
+    DecodeSample,
+    Device,
+    Environment,
+    Run,
+    ServingResult,
+)
 
 _LISTS = ("process_medians_ms", "parts")  # which records hold as tuples
 
@@ -95,6 +104,8 @@ def _results(
             infos[uuid] = run_info(session, uuid)
         values = {name: getattr(result, name) for name in copied(kind)}
         values |= {name: tuple(values[name]) for name in _LISTS if name in values}
+        if kind is DecodeRecord:
+            values["processes"] = _processes(session, result.id)
         yield kind(
             **values,
             created_at=result.created_at.isoformat(),
@@ -103,3 +114,19 @@ def _results(
             device=DeviceInfo(**{f.name: getattr(device, f.name) for f in fields(DeviceInfo)}),
             environment=environment.content,
         )
+
+
+def _processes(session: Session, result_id: int) -> tuple[ProcessDecode, ...]:
+    query = (
+        select(DecodeSample)
+        .where(DecodeSample.decode_result_id == result_id)
+        .order_by(DecodeSample.number)
+    )
+    names = [f.name for f in fields(ProcessDecode) if f.name != "step_ms"]
+    return tuple(
+        ProcessDecode(
+            **{name: getattr(sample, name) for name in names},
+            step_ms=unpack(PackedSamples(sample.data, [sample.count]))[0],
+        )
+        for sample in session.scalars(query)
+    )

@@ -56,16 +56,16 @@ class RunName:
 
 
 def run_names(
-    session: Session, *, without_suite: str | None = None, limit: int | None = None
+    session: Session, *, without_suites: Sequence[str] = (), limit: int | None = None
 ) -> list[RunName]:
-    """Runs, newest first; no result is read. without_suite: leave those of this suite out."""
+    """Runs, newest first; no result is read. without_suites: leave those of these suites out."""
     query = (
         select(Run.uuid, Run.suite, Run.status, Run.created_at)
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(limit)
     )
-    if without_suite is not None:
-        query = query.where(Run.suite != without_suite)
+    if without_suites:
+        query = query.where(Run.suite.not_in(without_suites))
     return [RunName(*row) for row in session.execute(query)]
 
 
@@ -82,15 +82,15 @@ def runs(
     suite: str | None = None,
     status: str | None = None,
     gpu: str | None = None,
-    without_suite: str | None = None,
+    without_suites: Sequence[str] = (),
     limit: int | None = None,
 ) -> list[RunSummary]:
-    """Runs, newest first. without_suite: leave those of this suite out."""
+    """Runs, newest first. without_suites: leave those of these suites out."""
     query = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(limit)
     if suite is not None:
         query = query.where(Run.suite == suite)
-    if without_suite is not None:
-        query = query.where(Run.suite != without_suite)
+    if without_suites:
+        query = query.where(Run.suite.not_in(without_suites))
     if status is not None:
         query = query.where(Run.status == status)
     if gpu is not None:
@@ -135,17 +135,17 @@ def latest_complete_runs(session: Session, *, suite: str | None = None) -> dict[
 
 
 def latest_runs(
-    session: Session, *, suite: str | None = None, without_suite: str | None = None
+    session: Session, *, suite: str | None = None, without_suites: Sequence[str] = ()
 ) -> dict[str, RunSummary]:
     """By GPU SKU the newest run with a result on it, however it ended.
 
-    without_suite: leave those of this suite out, and GPUs that only it knows.
+    without_suites: leave those of these suites out, and GPUs that only they know.
     """
     query = select(Run.id)
     if suite is not None:
         query = query.where(Run.suite == suite)
-    if without_suite is not None:
-        query = query.where(Run.suite != without_suite)
+    if without_suites:
+        query = query.where(Run.suite.not_in(without_suites))
     return _newest_by_gpu(session, query)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Select, select, union
 from sqlalchemy.orm import Session
 
-from db.tables import AccuracyResult, DecodeResult, Device, Run
+from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,7 @@ class DecodeRow:
     model: str
     weights: str
     scheme: str
+    kv_bits: int
     batch: int
     prompt_tokens: int
     new_tokens: int
@@ -50,6 +52,40 @@ class DecodeRow:
     gpu: str
     run: str  # uuid
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """Requests served on a model under a scheme; nulls as in db.tables.ServingResult."""
+
+    model: str
+    weights: str
+    scheme: str
+    kv_bits: int
+    batch_limit: int
+    memory_limit_bytes: int | None
+    requests: int
+    lengths: str
+    status: str
+    detail: str
+    tokens_per_s: float | None
+    latency_p50_s: float | None
+    latency_p95_s: float | None
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    token_p50_ms: float | None
+    token_p95_ms: float | None
+    weights_bytes: int | None
+    steady_memory_bytes: int | None
+    parameters: dict[str, Any]
+    gpu: str
+    run: str  # uuid
+    created_at: datetime
+
+    @property
+    def slots(self) -> int:
+        """Sequences at a time: the limit, or what memory and requests left of it."""
+        return int(self.parameters.get("slots", self.batch_limit))
 
 
 def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
@@ -77,14 +113,7 @@ def latest_decodes(
     model: only this one's. also_failed: a newer one that failed or was refused counts too; else
     only right ones do.
     """
-    table = DecodeResult.__table__.columns
-    own = [name for name in DecodeRow.__slots__ if name in table and name != "run"]
-    query = (
-        select(*(table[name] for name in own), Device.sku.label("gpu"), Run.uuid.label("run"))
-        .join(Device, DecodeResult.device_id == Device.id)
-        .join(Run, DecodeResult.run_id == Run.id)
-        .order_by(DecodeResult.created_at, DecodeResult.id)
-    )
+    query = _with_place(DecodeResult, DecodeRow)
     if model is not None:
         query = query.where(DecodeResult.model == model)
     if not also_failed:
@@ -92,20 +121,47 @@ def latest_decodes(
     found = [DecodeRow(**row) for row in session.execute(query).mappings()]
     return list(
         {
-            (r.model, r.weights, r.scheme, r.batch, r.prompt_tokens, r.new_tokens, r.gpu): r
+            (r.model, r.weights, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens,
+             r.gpu): r
             for r in found
         }.values()
+    )  # fmt: skip
+
+
+def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
+    """The newest serving of a model by weights, scheme, cache, room, requests and GPU."""
+    query = _with_place(ServingResult, ServingRow).where(ServingResult.model == model)
+    found = [ServingRow(**row) for row in session.execute(query).mappings()]
+    return list(
+        {
+            (r.weights, r.scheme, r.kv_bits, r.batch_limit, r.memory_limit_bytes, r.requests,
+             r.lengths, r.gpu): r
+            for r in found
+        }.values()
+    )  # fmt: skip
+
+
+def _with_place(
+    table: type[DecodeResult] | type[ServingResult], row: type[DecodeRow] | type[ServingRow]
+) -> Select[Any]:
+    """The columns of a row, of every result, oldest first."""
+    columns = table.__table__.columns
+    own = [f.name for f in fields(row) if f.name in columns and f.name != "run"]
+    return (
+        select(*(columns[name] for name in own), Device.sku.label("gpu"), Run.uuid.label("run"))
+        .join(Device, table.device_id == Device.id)
+        .join(Run, table.run_id == Run.id)
+        .order_by(table.created_at, table.id)
     )
 
 
 def decoded_models(session: Session) -> tuple[str, ...]:
-    """Every model that was ever decoded, sorted."""
-    return tuple(
-        session.scalars(select(DecodeResult.model).distinct().order_by(DecodeResult.model))
-    )
+    """Every model that was ever decoded or served, sorted."""
+    found = union(select(DecodeResult.model), select(ServingResult.model))
+    return tuple(sorted(session.scalars(found)))
 
 
 def decoded_schemes(session: Session) -> tuple[str, ...]:
-    """Every scheme that a model was ever decoded under, sorted."""
-    query = select(DecodeResult.scheme).distinct().order_by(DecodeResult.scheme)
-    return tuple(session.scalars(query))
+    """Every scheme that a model was ever decoded or served under, sorted."""
+    found = union(select(DecodeResult.scheme), select(ServingResult.scheme))
+    return tuple(sorted(session.scalars(found)))

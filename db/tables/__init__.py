@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from db.tables.base import Base
 from db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Worker
+from db.tables.gates import AccuracyGate
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
 from db.tables.provenance import Commit, Device, Environment
@@ -12,6 +13,7 @@ from db.tables.results import (
     AccuracyResult,
     AccuracySample,
     DecodeResult,
+    DecodeSample,
     ReferenceValue,
     ServingResult,
 )
@@ -27,6 +29,7 @@ from db.tables.verdicts import (
 )
 
 __all__ = [
+    "AccuracyGate",
     "AccuracyResult",
     "AccuracySample",
     "Alert",
@@ -37,6 +40,7 @@ __all__ = [
     "Decision",
     "DecisionEvidence",
     "DecodeResult",
+    "DecodeSample",
     "Device",
     "DeviceOffset",
     "Environment",

@@ -53,11 +53,8 @@ class AccuracySample(Base):
     data: Mapped[bytes]  # zlib of little-endian float64
 
 
-class DecodeResult(Base):
-    """One end-to-end decode of a model under a scheme."""
-
-    __tablename__ = "decode_result"
-    __table_args__ = (Index(None, "model", "scheme"), Index(None, "run_id"))
+class ModelResult:
+    """The columns that decodes and servings have in common."""
 
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str] = mapped_column(unique=True)
@@ -73,12 +70,23 @@ class DecodeResult(Base):
     kernels: Mapped[dict[str, Any]] = mapped_column(JSON)  # label by layer
     backend: Mapped[str]
     kv_bits: Mapped[int] = mapped_column(BigInteger)
-    batch: Mapped[int] = mapped_column(BigInteger)
-    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
-    new_tokens: Mapped[int] = mapped_column(BigInteger)
     protocol_version: Mapped[int] = mapped_column(BigInteger)
     status: Mapped[str]
     detail: Mapped[str]  # empty: the status is ok
+    weights_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: nothing was loaded
+    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
+    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # of the scheme and the decode
+
+
+class DecodeResult(ModelResult, Base):
+    """One end-to-end decode of a model under a scheme."""
+
+    __tablename__ = "decode_result"
+    __table_args__ = (Index(None, "model", "scheme"), Index(None, "run_id"))
+
+    batch: Mapped[int] = mapped_column(BigInteger)
+    prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    new_tokens: Mapped[int] = mapped_column(BigInteger)
     prefill_ms: Mapped[float | None]  # null: never timed, the status says why
     token_ms: Mapped[float | None]  # median time of a decode step; null: as prefill_ms
     token_ci_low_ms: Mapped[float | None]  # null: as prefill_ms
@@ -86,52 +94,47 @@ class DecodeResult(Base):
     token_p95_ms: Mapped[float | None]  # null: as prefill_ms
     process_medians_ms: Mapped[list[float]] = mapped_column(JSON)
     tokens_per_s: Mapped[float | None]  # null: as prefill_ms
-    weights_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: nothing was loaded
-    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
     peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
     energy_j_per_token: Mapped[float | None]  # null: the device counts none
     parts: Mapped[list[Any]] = mapped_column(JSON)  # of a step; empty: no profiler
-    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)  # of the scheme and the decode
 
 
-class ServingResult(Base):
+class DecodeSample(Base):
+    """What one fresh process measured of a decode. No row: older than this table."""
+
+    __tablename__ = "decode_sample"
+
+    decode_result_id: Mapped[int] = mapped_column(ForeignKey("decode_result.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True)  # of the process, from 0
+    gpu: Mapped[str]  # the device's uuid
+    prefill_ms: Mapped[float]
+    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
+    peak_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
+    energy_j: Mapped[float | None]  # null: the device counts none
+    count: Mapped[int] = mapped_column(BigInteger)  # steps
+    data: Mapped[bytes]  # zlib of little-endian float64, ms of each step
+
+
+class ServingResult(ModelResult, Base):
     """Requests served by continuous batching on a model under a scheme."""
 
     __tablename__ = "serving_result"
     __table_args__ = (Index(None, "model", "scheme"), Index(None, "run_id"))
 
-    id: Mapped[int] = mapped_column(primary_key=True)
-    uuid: Mapped[str] = mapped_column(unique=True)
-    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
-    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))
-    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
-    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
-    created_at: Mapped[datetime]
-    case: Mapped[str] = mapped_column("case_key")
-    model: Mapped[str]
-    weights: Mapped[str]  # synthetic: random ones of the model's shapes
-    scheme: Mapped[str]
-    kernels: Mapped[dict[str, Any]] = mapped_column(JSON)  # label by layer
-    backend: Mapped[str]
-    kv_bits: Mapped[int] = mapped_column(BigInteger)
     batch_limit: Mapped[int] = mapped_column(BigInteger)
     memory_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: none was given
     requests: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)  # of all requests
     new_tokens: Mapped[int] = mapped_column(BigInteger)  # of all requests
     lengths: Mapped[str]  # where the requests' lengths come from
-    protocol_version: Mapped[int] = mapped_column(BigInteger)
-    status: Mapped[str]
-    detail: Mapped[str]  # empty: the status is ok
     tokens_per_s: Mapped[float | None]  # null: never served, the status says why
     latency_p50_s: Mapped[float | None]  # null: as tokens_per_s
     latency_p95_s: Mapped[float | None]  # null: as tokens_per_s
     latency_p99_s: Mapped[float | None]  # null: as tokens_per_s
     token_p50_ms: Mapped[float | None]  # null: as tokens_per_s
     token_p95_ms: Mapped[float | None]  # null: as tokens_per_s
-    weights_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: nothing was loaded
-    steady_memory_bytes: Mapped[int | None] = mapped_column(BigInteger)  # null: not known (CPU)
-    parameters: Mapped[dict[str, Any]] = mapped_column(JSON)
+    ttft_p50_ms: Mapped[float | None]  # null: as tokens_per_s, or older than this column
+    ttft_p95_ms: Mapped[float | None]  # null: as ttft_p50_ms
 
 
 class ReferenceValue(Base):

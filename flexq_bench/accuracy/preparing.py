@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from db.records import RunInfo
+from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.evaluating import EvaluationPlan, Evaluator
 from flexq_bench.accuracy.loading import load_model
-from flexq_bench.accuracy.recording import SUITE, Origin
+from flexq_bench.accuracy.recording import Origin
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_tasks
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.nvml import open_handle

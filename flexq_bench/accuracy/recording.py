@@ -22,7 +22,6 @@ from flexq_bench.accuracy.findings import Direction, Finding
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.errors import UsageError
 
-SUITE = "accuracy"
 Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[Finding]], None]
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")

@@ -198,7 +198,7 @@ def accuracy(
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
     from db import queries
-    from flexq_bench.accuracy.recording import SUITE
+    from flexq_bench.accuracy import SUITE
 
     with database.session() as session:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)

@@ -103,6 +103,7 @@ def export(
         others = [
             *queries.export_accuracy(session, filters),
             *queries.export_decodes(session, filters),
+            *queries.export_gates(session, filters),
         ]
         left_out = len(others) if file.endswith(".parquet") else 0
         records: Iterable[AnyRecord] = chain(

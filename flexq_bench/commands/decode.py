@@ -13,7 +13,6 @@ from flexq_bench.commands.options import (
     DeviceOption,
     JsonFileOption,
     NoTuneOption,
-    OutOption,
     RetuneOption,
     SeedOption,
     split_names,
@@ -50,7 +49,8 @@ def decode(
         typer.Option(
             "--processes",
             min=1,
-            help="Fresh processes that measure everything. Default: 5 on a GPU, else 1.",
+            help="Fresh processes that measure everything. Default: on a GPU 5, and 3 for more "
+            "than 512 new tokens; else 1.",
             show_default=False,
         ),
     ] = None,
@@ -85,24 +85,41 @@ def decode(
             show_default=False,
         ),
     ] = None,
+    step_tokens: Annotated[
+        int,
+        typer.Option(
+            "--step-tokens",
+            min=1,
+            help="With --serve: most tokens of prompts that are read between two steps.",
+        ),
+    ] = 512,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     seed: SeedOption = 0,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with this run (its uuid's beginning); all else as it was begun.",
+            show_default=False,
+        ),
+    ] = None,
     no_tune: NoTuneOption = False,
     retune: RetuneOption = False,
     db: DbOption = None,
     as_json: JsonFileOption = None,
-    out: OutOption = None,
 ) -> None:
     """Decode a model end to end under each scheme; store and compare times, memory and energy.
 
-    Exit code 0: measured; 2: it can't be as asked (unknown names, too long, too large); 5: this
-    machine or the database failed; 130: interrupted.
+    What a process measures is stored at once. Exit code 0: measured; 2: it can't be as asked
+    (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
+    (go on with --resume).
     """
     from flexq_bench.commands import decoding
     from flexq_bench.commands.measuring import device_name
     from flexq_bench.commands.result_files import ResultFiles
-    from flexq_bench.decode.measuring import Setup
+    from flexq_bench.decode.case import Setup
     from kernels.contract import Backend
     from workloads.schemes import get_scheme
 
@@ -121,14 +138,15 @@ def decode(
         where,
         kv_bits,
         processes or (5 if where.startswith("cuda") else 1),
+        processes or (3 if where.startswith("cuda") else 1),
         seed,
         tuning_of(no_tune=no_tune, retune=retune),
     )
-    files = ResultFiles(as_json, out)
+    files = ResultFiles(as_json)
     if serve:
         wanted = decoding.Serving(
-            split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths
+            split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
         )
-        raise typer.Exit(decoding.serve(setup, wanted, db, files))
+        raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))
     sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
-    raise typer.Exit(decoding.decode(setup, *sizes, db, files))
+    raise typer.Exit(decoding.decode(setup, *sizes, resume, db, files))

@@ -38,7 +38,7 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
             missing = to_measure(session, summary.uuid)
             first = next(queries.run_records(session, summary.uuid), None)
             results = queries.run_results(session, summary.uuid)
-        _check_same_work(summary, suite_name, commit)
+        check_same_work(summary, suite_name, commit)
         cases = cases_of_keys(missing, _named_shapes(run.suite, results))
         if not cases:
             with database.session() as session:
@@ -59,9 +59,10 @@ def resume_run(prefix: str, suite_name: str | None, setup: Setup) -> int:
         return carry_out(database, executor, cases, run, commit, setup)
 
 
-def _check_same_work(
+def check_same_work(
     summary: queries.RunSummary, suite_name: str | None, commit: CommitInfo
 ) -> None:
+    """Raise UsageError if a run is of another suite, or was begun at another commit."""
     short = summary.uuid[:8]
     if suite_name is not None and suite_name != summary.suite:
         raise UsageError(f"run {short} is of suite {summary.suite}, not {suite_name}")

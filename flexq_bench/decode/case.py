@@ -1,4 +1,4 @@
-"""What is decoded: a model under a scheme, a batch, and how many tokens."""
+"""What is decoded: a model under a scheme, a batch, and how many tokens; and by how many."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
+from flexq_bench.measure import Tuning
 from workloads.models import load_catalog
 from workloads.names import unknown
 
-PROTOCOL_VERSION = 1
+# 2: a decode is warmed up by its first tokens, not by all of them.
+PROTOCOL_VERSION = 2
+LONG_TOKENS = 512  # a decode of more new tokens is long: it has many steps by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +30,38 @@ class DecodeCase:
     kv_bits: int = 16
 
     @property
+    def capacity(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.prompt_tokens + self.new_tokens
+
+    @property
     def key(self) -> str:
         """Its identity within a run."""
         return (
             f"decode {self.model} {self.scheme} kv{self.kv_bits} b{self.batch} "
             f"p{self.prompt_tokens} n{self.new_tokens}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """processes: fresh ones that measure every case once each; long_processes: of long decodes.
+
+    device: as torch names it.
+    """
+
+    model: str
+    schemes: tuple[str, ...]
+    device: str
+    kv_bits: int = 16
+    processes: int = 1
+    long_processes: int = 1
+    seed: int = 0
+    tuning: Tuning = Tuning.REMEMBERED
+
+    def wanted(self, case: DecodeCase) -> int:
+        """How many processes are to measure a case."""
+        return self.long_processes if case.new_tokens > LONG_TOKENS else self.processes
 
 
 def open_model(model: str, seed: int) -> WeightSource:

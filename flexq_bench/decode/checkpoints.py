@@ -106,14 +106,17 @@ class FolderWeights(_NamedTensors):
         return name in self._files
 
     def _tensor(self, name: str) -> torch.Tensor:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
         if name not in self._files:
             raise UsageError(f"the model has no tensor {name!r}: its config.json is of another one")
         path = self._files[name]
-        if path not in self._open:
-            self._open[path] = safe_open(path, framework="pt")
-        tensor: torch.Tensor = self._open[path].get_tensor(name)
+        try:
+            if path not in self._open:
+                self._open[path] = safe_open(path, framework="pt")
+            tensor: torch.Tensor = self._open[path].get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"can't read {path}: {error}: download the model again") from error
         return tensor
 
 
@@ -145,6 +148,8 @@ def open_gguf(path: Path) -> StateDictWeights:
         raise UsageError(
             f"{path.name} needs transformers and gguf: pip install 'flexq-bench[test]'"
         ) from error
+    except Exception as error:  # of a damaged file its reader raises whatever it stumbles over
+        raise UsageError(f"can't read {path}: {error}: download the model again") from error
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
     return StateDictWeights(of_config(config, path.stem.split(".")[0]), model.state_dict())
 

@@ -9,7 +9,7 @@ import torch
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
 from kernels.decoder import AttentionShape, DecoderOperations, KvLayer, Norm
-from kernels.decoder.torch_operations import attend_prompt
+from kernels.decoder.torch_operations import attend_prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,21 @@ class Model:
         return kept + head + sum(linear.nbytes for linear in linears)
 
 
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A piece of each of some prompts. tokens: int32 [B, T], padded at their ends.
+
+    starts, counts, slots: int64 [B], the first one's position, how many, and where they go.
+    longest: no piece ends later. Padding past the cache's end goes to its last position.
+    """
+
+    tokens: torch.Tensor
+    starts: torch.Tensor
+    counts: torch.Tensor
+    slots: torch.Tensor
+    longest: int
+
+
 class Decoder:
     """Runs a model. Every launch goes to the current stream; `step` may be captured in a graph."""
 
@@ -96,22 +111,16 @@ class Decoder:
         return work.multiply(self.model.head)
 
     def prefill(
-        self,
-        work: Workspace,
-        last: Workspace,
-        tokens: torch.Tensor,
-        lengths: torch.Tensor,
-        slots: torch.Tensor,
-        caches: list[KvLayer],
+        self, work: Workspace, last: Workspace, pieces: Pieces, caches: list[KvLayer]
     ) -> torch.Tensor:
-        """Logits FP16 [B, vocab] after whole prompts, which fill slots of the caches.
+        """Logits FP16 [B, vocab] after the last token of each piece of a prompt.
 
-        tokens: int32 [B, T], prompts padded at their ends. lengths, slots: int64 [B]. work: for
-        B · T tokens; last: for B.
+        work: for B · T tokens; last: for B.
         """
-        residual, delta = self._prompt(work, tokens, slots, caches)
+        residual, delta = self._prompt(work, pieces, caches)
         hidden = self.model.architecture.dimensions.hidden
-        ends = torch.arange(tokens.shape[0], device=tokens.device) * tokens.shape[1] + lengths - 1
+        rows, tokens = pieces.tokens.shape
+        ends = torch.arange(rows, device=pieces.tokens.device) * tokens + pieces.counts - 1
         self._norm(
             last,
             residual.view(-1, hidden)[ends].contiguous(),
@@ -121,26 +130,25 @@ class Decoder:
         )
         return last.multiply(self.model.head)
 
-    def all_logits(
-        self, work: Workspace, tokens: torch.Tensor, slots: torch.Tensor, caches: list[KvLayer]
-    ) -> torch.Tensor:
-        """Logits FP16 [B · T, vocab] at every position of prompts [B, T]."""
-        residual, delta = self._prompt(work, tokens, slots, caches)
+    def all_logits(self, work: Workspace, pieces: Pieces, caches: list[KvLayer]) -> torch.Tensor:
+        """Logits FP16 [B · T, vocab] at every position of pieces of prompts."""
+        residual, delta = self._prompt(work, pieces, caches)
         self._norm(work, residual, delta, self.model.norm, self.model.head)
         return work.multiply(self.model.head)
 
     def _prompt(
-        self, work: Workspace, tokens: torch.Tensor, slots: torch.Tensor, caches: list[KvLayer]
+        self, work: Workspace, pieces: Pieces, caches: list[KvLayer]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        batch, length = tokens.shape
+        rows, length = pieces.tokens.shape
         shape = self.model.attention
-        positions = torch.arange(length, dtype=torch.int32, device=tokens.device).repeat(batch)
-        residual = self._embed(tokens.flatten(), positions)
+        within = torch.arange(length, device=pieces.tokens.device)
+        positions = (pieces.starts[:, None] + within).clamp(max=caches[0].capacity - 1)
+        residual = self._embed(pieces.tokens.flatten(), positions.flatten())
         delta = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
-            qkv = work.multiply(block.qkv).view(batch, length, -1)
-            attended = attend_prompt(qkv, shape, cache, slots)
+            qkv = work.multiply(block.qkv).view(rows, length, -1)
+            attended = attend_prompts(qkv, shape, cache, pieces.slots, positions, pieces.longest)
             out = work.apply(block.out, attended)
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block

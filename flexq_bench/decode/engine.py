@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.decoder import Decoder, Model
+from flexq_bench.decode.decoder import Decoder, Model, Pieces
 from flexq_bench.decode.layers import ChooseConfig, Workspace
+from flexq_bench.decode.prompts import PromptReader
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import UsageError
 from kernels.decoder import DecoderOperations
 from kernels.decoder.kv import empty_layer
 
 _SHORTEST_BUCKET = 128  # tokens: attention of shorter sequences costs the same
+_MOST_CAPTURED_TOKENS = 2048  # of prompts: launches of more are hidden behind their work
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Engine:
             torch.zeros(slots, dtype=torch.int32, device=device),
             torch.zeros(slots, capacity, dtype=torch.int64, device=device),
         )
+        self._prompts = PromptReader(self._decoder, self.caches, choose)
         self._workspaces: dict[int, Workspace] = {}
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
@@ -94,10 +97,12 @@ class Engine:
         buckets = [self.bucket(length + step) for step in range(1, new)]
         for bucket in dict.fromkeys(buckets):
             self.prepare(batch, bucket)
-        slots = torch.arange(batch, device=self.model.device)
+        whole = self._whole(prompts)
+        if batch * length <= _MOST_CAPTURED_TOKENS:
+            self.prepare_prompts(batch, length, whole.longest)
         watch = stopwatch(self.model.device)
         watch.mark()
-        self.admit(prompts, torch.full_like(slots, length), slots)
+        self.read(whole, batch)
         watch.mark()
         for bucket in buckets:
             self.advance(batch, bucket)
@@ -107,25 +112,30 @@ class Engine:
         return Generation(tokens, prefill, tuple(steps))
 
     @torch.inference_mode()
-    def admit(self, prompts: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> None:
-        """Read prompts int32 [B, T] of int64 lengths [B] into slots [B] and decode a token each."""
-        batch, padded = prompts.shape
-        # Prompts have many lengths: what they take is given back.
-        work = Workspace(batch * padded, self.model.device, self._choose)
-        last = self._workspace(batch)
-        logits = self._decoder.prefill(work, last, prompts, lengths, slots, self.caches)
-        first = logits.argmax(dim=1)
+    def read(self, pieces: Pieces, used: int) -> None:
+        """Read a piece of a prompt into each of the first `used` rows' slots.
+
+        Each slot then stands at its piece's end and has the token that follows it: where the
+        prompt goes on, steps in between decode what nobody asks for.
+        """
+        first = self._prompts.read(pieces)[:used]
+        slots = pieces.slots[:used]
+        ends = pieces.starts[:used] + pieces.counts[:used]
         self._state.tokens[slots] = first.int()
-        self._state.positions[slots] = lengths.int()
-        self._state.history[slots, lengths] = first
+        self._state.positions[slots] = ends.int()
+        self._state.history[slots, ends] = first
+
+    @torch.inference_mode()
+    def prepare_prompts(self, rows: int, tokens: int, longest: int) -> None:
+        """Capture the reading of pieces of this shape, as `prepare` does for steps."""
+        self._prompts.prepare(rows, tokens, longest)
 
     @torch.inference_mode()
     def logits(self, prompts: torch.Tensor) -> torch.Tensor:
         """FP16 [B, T, vocab] at every position of prompts int32 [B, T]; fills the cache."""
         batch, length = prompts.shape
-        slots = torch.arange(batch, device=self.model.device)
         work = Workspace(batch * length, self.model.device, self._choose)
-        flat = self._decoder.all_logits(work, prompts, slots, self.caches)
+        flat = self._decoder.all_logits(work, self._whole(prompts), self.caches)
         return flat.view(batch, length, -1).clone()
 
     @torch.inference_mode()
@@ -173,8 +183,16 @@ class Engine:
         for graph in self._graphs.values():
             graph.reset()
         self._graphs.clear()
+        self._prompts.close()
         self._workspaces.clear()
         self.caches.clear()
+
+    def _whole(self, prompts: torch.Tensor) -> Pieces:
+        batch, length = prompts.shape
+        slots = torch.arange(batch, device=self.model.device)
+        return Pieces(
+            prompts, torch.zeros_like(slots), torch.full_like(slots, length), slots, length
+        )
 
     def _step(self, batch: int, bucket: int) -> None:
         state = self._state

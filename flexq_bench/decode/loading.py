@@ -26,6 +26,7 @@ _GIB = 1 << 30
 RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
 # Bytes of temporaries a weight while a layer is quantized: FP16, FP32, quotients, codes.
 _QUANTIZING_BYTES = 16
+_SCALE_BYTES, _ORDER_BYTES = 2, 4  # of a scale, and of a channel's place in an order
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def footprint(
     model = architecture.dimensions
     sizes = layer_sizes(architecture)
     block = sum(
-        _packed_bytes(n, k, linear_kernel(scheme.kernel_of(model.block, name), backend).spec.weight)
+        packed_bytes(n, k, linear_kernel(scheme.kernel_of(model.block, name), backend).spec.weight)
         for name, n, k in sizes
     )
     cache = 2 * model.layers * model.kv_heads * capacity * batch
@@ -167,6 +168,16 @@ def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
     return buffers[0].shape == embedding.shape and buffers[0].dtype == embedding.dtype
 
 
-def _packed_bytes(n: int, k: int, fmt: OperandFormat) -> int:
-    scales = 0 if fmt.bits > 8 else n * (1 if fmt.group is None else -(-k // fmt.group)) * 2
-    return n * k * fmt.bits // 8 + scales
+def packed_bytes(n: int, k: int, fmt: OperandFormat) -> int:
+    """Bytes of packed weights [N,K] with their scales, but for rows that a kernel pads."""
+    if fmt.bits > 8:
+        return n * k * fmt.bits // 8
+    groups = 1 if fmt.group is None else -(-k // fmt.group)
+    codes = n * k * fmt.bits // 8
+    scales = n * groups * _SCALE_BYTES
+    if fmt.kind == "dual":
+        return codes + scales + n * _SCALE_BYTES  # of groups, and of rows
+    if fmt.kind == "mixed" and fmt.group is not None:
+        # The last group has twice the bits, as one more group of codes; and an order of channels.
+        return codes + scales + n * (fmt.group * fmt.bits // 8 + _SCALE_BYTES) + k * _ORDER_BYTES
+    return codes + scales

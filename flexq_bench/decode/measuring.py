@@ -1,188 +1,175 @@
-"""Decoding and serving in fresh processes, and what they find as records."""
+"""Decoding and serving in fresh processes, each of whose results is told as soon as it is there."""
 
 from __future__ import annotations
 
-import statistics
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from db.decode_records import DecodeRecord, ServingRecord
+from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase
-from flexq_bench.decode.requests import Request
+from flexq_bench.decode.case import DecodeCase, Setup
+from flexq_bench.decode.findings import (
+    Found,
+    Served,
+    ServingCase,
+    Source,
+    decode_record,
+    serving_record,
+)
+from flexq_bench.decode.schedule import step_sizes
 from flexq_bench.decode.worker import COMMAND
 from flexq_bench.errors import UsageError
 from flexq_bench.interleave.process import RefusedError, WorkerProcess
-from flexq_bench.measure import Tuning
-from flexq_bench.regress.bootstrap import hierarchical_interval
-from workloads.models import Block, load_catalog
-from workloads.schemes import get_scheme
 
-SUITE = "decode"
-_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _ROOT = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 3600.0  # of one answer: a large model from disk takes minutes
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """processes: fresh ones that measure everything once each. device: as torch names it."""
-
-    model: str
-    schemes: tuple[str, ...]
-    device: str
-    kv_bits: int = 16
-    processes: int = 1
-    seed: int = 0
-    tuning: Tuning = Tuning.REMEMBERED
-
-
-@dataclass(slots=True)
-class _Found:
-    """Answers of the processes about one case; refused: why there are none."""
-
-    answers: list[dict[str, Any]] = field(default_factory=list)
-    loaded: dict[str, Any] = field(default_factory=dict)
-    refused: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What a worker tells of itself."""
-
-    device: DeviceInfo
-    environment: dict[str, str]
 
 
 def cases_of(
     setup: Setup, batches: tuple[int, ...], prompt_tokens: int, new_tokens: tuple[int, ...]
 ) -> list[DecodeCase]:
-    """Every combination, in the order in which they are measured."""
+    """Every combination, in the order in which they are measured: what is short comes first."""
     return [
         DecodeCase(setup.model, scheme, batch, prompt_tokens, new, setup.kv_bits)
-        for scheme, batch, new in product(setup.schemes, batches, new_tokens)
+        for scheme, new, batch in product(setup.schemes, sorted(new_tokens), batches)
     ]
 
 
 def decode_all(
     setup: Setup,
-    cases: list[DecodeCase],
+    cases: Sequence[DecodeCase],
     run: RunInfo,
     commit: CommitInfo,
-    on_answer: Callable[[str], None],
+    before: Mapping[str, DecodeRecord],
 ) -> Iterator[DecodeRecord]:
-    """A record a case, once the last process has measured it. on_answer: called with a label.
+    """A case's record again each time that one more process has measured it.
 
-    Raises UsageError if no case can be, WorkerError if a process dies.
+    before: records of the same run by case, of processes that are not asked again. Cases that were
+    refused come last. Raises UsageError if every one is, or `before` is of another GPU or other
+    options; WorkerError if a process dies.
     """
-    found = {case: _Found() for case in cases}
-    batches = sorted({case.batch for case in cases})
-    capacity = max(case.prompt_tokens + case.new_tokens for case in cases)
-    for number in range(setup.processes):
-        with _worker(setup, number) as (worker, machine):
-            for scheme in setup.schemes:
-                mine = [case for case in cases if case.scheme == scheme]
+    found = {case: _found_before(before.get(case.key)) for case in cases}
+    for record in before.values():
+        _check_options(setup, record)
+    source: Source | None = None
+    for number in range(max(setup.wanted(case) for case in cases)):
+        lacking = [case for case in cases if _lacks(setup, case, found[case], number)]
+        if not lacking:
+            continue
+        with _worker(setup, number) as (worker, device, environment):
+            _check_device(device, before)
+            source = Source(run, commit, device, environment)
+            for scheme in dict.fromkeys(case.scheme for case in lacking):
+                mine = [case for case in lacking if case.scheme == scheme]
+                fitting = [case for case in mine if _fits(worker, case, found[case])]
+                if not fitting:
+                    continue
                 try:
-                    loaded = worker.ask(
-                        "load",
-                        model=setup.model,
-                        scheme=scheme,
-                        batches=batches,
-                        capacity=capacity,
-                        kv_bits=setup.kv_bits,
-                        tuning=setup.tuning.value,
-                    )
+                    loaded = _load(worker, setup, fitting)
                 except RefusedError as error:
-                    for case in mine:
+                    for case in fitting:
                         found[case].refused = str(error)
                     continue
-                for case in mine:
+                for case in fitting:
                     found[case].loaded = loaded
-                    _ask_decode(worker, case, found[case])
-                    on_answer(case.key)
-                    if number == setup.processes - 1 and found[case].answers:
-                        yield _decode_record(setup, case, found[case], machine, run, commit)
+                    _ask_decode(worker, case, found[case], number, device.uuid)
+                    if found[case].processes:
+                        yield decode_record(setup, case, found[case], source)
                 worker.ask("unload")
-            last = machine
-    refused = [case for case in cases if not found[case].answers]
+    refused = [case for case in cases if found[case].refused and not found[case].processes]
     if len(refused) == len(cases):
         raise UsageError(found[cases[0]].refused)
     for case in refused:
-        yield _decode_record(setup, case, found[case], last, run, commit)
+        assert source is not None  # a process refused it
+        yield decode_record(setup, case, found[case], source)
+
+
+def count_lacking(
+    setup: Setup, cases: Sequence[DecodeCase], before: Mapping[str, DecodeRecord]
+) -> int:
+    """Decodes that are still to be measured, each process's by itself."""
+    done = {case.key: len(before[case.key].processes) for case in cases if case.key in before}
+    return sum(max(0, setup.wanted(case) - done.get(case.key, 0)) for case in cases)
 
 
 def serve_all(
-    setup: Setup,
-    requests: list[Request],
-    lengths: str,
-    limits: tuple[int, ...],
-    memory_limit_bytes: int | None,
-    run: RunInfo,
-    commit: CommitInfo,
-    on_answer: Callable[[str], None],
+    setup: Setup, cases: Sequence[ServingCase], run: RunInfo, commit: CommitInfo
 ) -> Iterator[ServingRecord]:
-    """A record a scheme and batch limit. Raises as decode_all."""
-    capacity = max(request.length for request in requests)
-    pairs = [[request.prompt_tokens, request.new_tokens] for request in requests]
-    reasons: list[str] = []
-    served = 0
-    with _worker(setup, 0) as (worker, machine):
-        for scheme, limit in product(setup.schemes, limits):
-            of_model = {
-                "model": setup.model,
-                "scheme": scheme,
-                "capacity": capacity,
-                "kv_bits": setup.kv_bits,
-            }
-            found = _Found()
-            slots = limit
-            try:
-                slots = worker.ask(
-                    "slots",
-                    **of_model,
-                    batch_limit=limit,
-                    memory_limit_bytes=memory_limit_bytes,
-                )["slots"]
-                found.loaded = worker.ask(
-                    "load", **of_model, batches=[slots], tuning=setup.tuning.value
-                )
-                found.answers = [
-                    worker.ask(
-                        "serve",
-                        slots=slots,
-                        capacity=capacity,
-                        kv_bits=setup.kv_bits,
-                        requests=pairs,
-                    )
-                ]
-                served += 1
-            except RefusedError as error:
-                found.refused = str(error)
-                reasons.append(str(error))
-            on_answer(f"serve {setup.model} {scheme} b{slots}")
-            of_run = (machine, run, commit)
-            what = (slots, memory_limit_bytes, requests, lengths)
-            yield _serving_record(setup, scheme, limit, found, what, of_run)
-    if not served:
-        raise UsageError(reasons[0])
+    """A record a case, by scheme. Raises as decode_all."""
+    refused: list[str] = []
+    with _worker(setup, 0) as (worker, device, environment):
+        source = Source(run, commit, device, environment)
+        for scheme in dict.fromkeys(case.scheme for case in cases):
+            mine = [case for case in cases if case.scheme == scheme]
+            for served in _serve_scheme(worker, setup, mine):
+                refused += [served.refused] if served.refused else []
+                yield serving_record(setup, served, source)
+    if len(refused) == len(cases):
+        raise UsageError(refused[0])
 
 
-def serving_key(setup: Setup, scheme: str, limit: int, memory: int | None, requests: int) -> str:
-    """The identity of one serving within a run."""
-    within = "" if memory is None else f" m{memory}"
-    return f"serve {setup.model} {scheme} kv{setup.kv_bits} b{limit}{within} r{requests}"
+def _serve_scheme(
+    worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
+) -> Iterator[Served]:
+    slots: dict[ServingCase, int] = {}
+    for case in cases:
+        try:
+            slots[case] = _slots(worker, setup, case)
+        except RefusedError as error:
+            yield Served(case, case.batch_limit, refused=str(error))
+    if not slots:
+        return
+    sizes = {size for at_a_time in slots.values() for size in step_sizes(at_a_time)}
+    try:
+        loaded = worker.ask(
+            "load",
+            model=setup.model,
+            scheme=cases[0].scheme,
+            batches=sorted(sizes, reverse=True),
+            capacity=max(case.capacity for case in slots),
+            tuning=setup.tuning.value,
+        )
+    except RefusedError as error:
+        for case, at_a_time in slots.items():
+            yield Served(case, at_a_time, refused=str(error))
+        return
+    for case, at_a_time in slots.items():
+        try:
+            answer = worker.ask(
+                "serve",
+                slots=at_a_time,
+                capacity=case.capacity,
+                kv_bits=setup.kv_bits,
+                requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
+                step_tokens=case.step_tokens,
+            )
+        except RefusedError as error:
+            yield Served(case, at_a_time, loaded, refused=str(error))
+        else:
+            yield Served(case, at_a_time, loaded, answer)
+
+
+def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
+    """Sequences at a time. Raises RefusedError if not one can be, or not so many."""
+    of_model = {
+        "model": setup.model,
+        "scheme": case.scheme,
+        "capacity": case.capacity,
+        "kv_bits": setup.kv_bits,
+    }
+    most = min(case.batch_limit, len(case.requests))
+    given = worker.ask("slots", **of_model, batch_limit=most, memory_limit_bytes=case.memory_limit)
+    worker.ask("check", **of_model, batch=given["slots"])
+    return int(given["slots"])
 
 
 @contextmanager
-def _worker(setup: Setup, number: int) -> Iterator[tuple[WorkerProcess, Machine]]:
+def _worker(
+    setup: Setup, number: int
+) -> Iterator[tuple[WorkerProcess, DeviceInfo, dict[str, str]]]:
     with WorkerProcess(
         "decode",
         _ROOT,
@@ -192,10 +179,40 @@ def _worker(setup: Setup, number: int) -> Iterator[tuple[WorkerProcess, Machine]
         command=COMMAND,
     ) as worker:
         told = worker.ask("describe")
-        yield worker, Machine(DeviceInfo(**told["device"]), told["environment"])
+        yield worker, DeviceInfo(**told["device"]), told["environment"]
 
 
-def _ask_decode(worker: WorkerProcess, case: DecodeCase, found: _Found) -> None:
+def _fits(worker: WorkerProcess, case: DecodeCase, found: Found) -> bool:
+    try:
+        worker.ask(
+            "check",
+            model=case.model,
+            scheme=case.scheme,
+            batch=case.batch,
+            capacity=case.capacity,
+            kv_bits=case.kv_bits,
+        )
+    except RefusedError as error:
+        found.refused = str(error)
+        return False
+    return True
+
+
+def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> dict[str, Any]:
+    """Load what these cases of one scheme need."""
+    return worker.ask(
+        "load",
+        model=setup.model,
+        scheme=cases[0].scheme,
+        batches=sorted({case.batch for case in cases}),
+        capacity=max(case.capacity for case in cases),
+        tuning=setup.tuning.value,
+    )
+
+
+def _ask_decode(
+    worker: WorkerProcess, case: DecodeCase, found: Found, number: int, gpu: str
+) -> None:
     try:
         answer = worker.ask(
             "decode",
@@ -203,128 +220,42 @@ def _ask_decode(worker: WorkerProcess, case: DecodeCase, found: _Found) -> None:
             prompt_tokens=case.prompt_tokens,
             new_tokens=case.new_tokens,
             kv_bits=case.kv_bits,
+            profiled=not found.parts,
         )
     except RefusedError as error:
         found.refused = str(error)
-    else:
-        found.answers.append(answer)
+        return
+    parts, found.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
+    found.parts = found.parts or parts
+    steps = tuple(answer.pop("step_ms"))
+    found.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
 
 
-def _decode_record(
-    setup: Setup,
-    case: DecodeCase,
-    found: _Found,
-    machine: Machine,
-    run: RunInfo,
-    commit: CommitInfo,
-) -> DecodeRecord:
-    answers = found.answers
-    steps = [answer["step_ms"] for answer in answers if answer["step_ms"]]
-    interval = hierarchical_interval(steps, seed=setup.seed) if steps else None
-    medians = tuple(float(statistics.median(of_process)) for of_process in steps)
-    joules = [answer["energy_j"] for answer in answers if answer["energy_j"] is not None]
-    tokens = case.batch * case.new_tokens
-    return DecodeRecord(
-        **_shared(setup, case.scheme, case.key, found, machine, run, commit),
-        batch=case.batch,
-        prompt_tokens=case.prompt_tokens,
-        new_tokens=case.new_tokens,
-        prefill_ms=_median([answer["prefill_ms"] for answer in answers]),
-        token_ms=interval.estimate if interval else None,
-        token_ci_low_ms=interval.low if interval else None,
-        token_ci_high_ms=interval.high if interval else None,
-        token_p95_ms=float(np.percentile(np.concatenate(steps), 95)) if steps else None,
-        process_medians_ms=medians,
-        tokens_per_s=1000 * case.batch / interval.estimate if interval else None,
-        steady_memory_bytes=_median_bytes(answers, "steady_bytes"),
-        peak_memory_bytes=_median_bytes(answers, "peak_bytes"),
-        energy_j_per_token=None if not joules else float(statistics.median(joules)) / tokens,
-        parts=tuple(answers[-1]["parts"]) if answers else (),
-    )
+def _lacks(setup: Setup, case: DecodeCase, found: Found, number: int) -> bool:
+    done = {process.number for process in found.processes}
+    return number < setup.wanted(case) and number not in done and not found.refused
 
 
-def _serving_record(
-    setup: Setup,
-    scheme: str,
-    limit: int,
-    found: _Found,
-    what: tuple[int, int | None, list[Request], str],
-    of_run: tuple[Machine, RunInfo, CommitInfo],
-) -> ServingRecord:
-    slots, memory, requests, lengths = what
-    answer = found.answers[0] if found.answers else None
-    new = sum(request.new_tokens for request in requests)
-
-    def percentile(name: str, percent: int) -> float | None:
-        values = answer[name] if answer else []
-        return float(np.percentile(values, percent)) if values else None
-
-    shared = _shared(
-        setup, scheme, serving_key(setup, scheme, limit, memory, len(requests)), found, *of_run
-    )
-    shared["parameters"] = {**shared["parameters"], "slots": slots}
-    return ServingRecord(
-        **shared,
-        batch_limit=limit,
-        memory_limit_bytes=memory,
-        requests=len(requests),
-        prompt_tokens=sum(request.prompt_tokens for request in requests),
-        new_tokens=new,
-        lengths=lengths,
-        tokens_per_s=new / answer["seconds"] if answer else None,
-        latency_p50_s=percentile("latency_s", 50),
-        latency_p95_s=percentile("latency_s", 95),
-        latency_p99_s=percentile("latency_s", 99),
-        token_p50_ms=percentile("token_ms", 50),
-        token_p95_ms=percentile("token_ms", 95),
-        steady_memory_bytes=answer["steady_bytes"] if answer else None,
-    )
+def _found_before(record: DecodeRecord | None) -> Found:
+    if record is None or record.status != "ok":
+        return Found()
+    return Found(list(record.processes), record.parts)
 
 
-def _shared(
-    setup: Setup,
-    scheme: str,
-    key: str,
-    found: _Found,
-    machine: Machine,
-    run: RunInfo,
-    commit: CommitInfo,
-) -> dict[str, Any]:
-    of_scheme, loaded = get_scheme(scheme), found.loaded
-    block: Block = loaded.get("block", "llama")
-    synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
-    return {
-        "uuid": str(uuid.uuid5(_NAMESPACE, f"{run.uuid} {key}")),
-        "case": key,
-        "model": setup.model if synthetic else Path(setup.model).stem,
-        "weights": "synthetic" if synthetic else str(setup.model),
-        "scheme": scheme,
-        "kernels": {name: of_scheme.kernel_of(block, name) for name in loaded.get("linears", ())},
-        "backend": machine.device.backend,
-        "kv_bits": setup.kv_bits,
-        "protocol_version": PROTOCOL_VERSION,
-        "status": "ok" if found.answers else "refused",
-        "detail": "" if found.answers else found.refused,
-        "weights_bytes": loaded.get("weights_bytes"),
-        "parameters": {
-            "seed": setup.seed,
-            "tuning": setup.tuning.value,
-            "processes": len(found.answers),
-            "load_s": loaded.get("load_s"),
-            "load_peak_bytes": loaded.get("load_peak_bytes"),
-        },
-        "created_at": datetime.now(UTC).isoformat(),
-        "run": run,
-        "commit": commit,
-        "device": machine.device,
-        "environment": machine.environment,
-    }
+def _check_options(setup: Setup, record: DecodeRecord) -> None:
+    for name, asked in (("seed", setup.seed), ("tuning", setup.tuning.value)):
+        had = record.parameters.get(name)
+        if had != asked:
+            raise UsageError(
+                f"run {record.run.uuid[:8]} was begun with {name} {had}, and this is {asked}: "
+                "give the same, or start a new run"
+            )
 
 
-def _median(values: list[float]) -> float | None:
-    return float(statistics.median(values)) if values else None
-
-
-def _median_bytes(answers: list[dict[str, Any]], name: str) -> int | None:
-    known = [answer[name] for answer in answers if answer[name] is not None]
-    return int(statistics.median(known)) if known else None
+def _check_device(device: DeviceInfo, before: Mapping[str, DecodeRecord]) -> None:
+    for record in before.values():
+        if record.device.sku != device.sku:
+            raise UsageError(
+                f"run {record.run.uuid[:8]} was begun on {record.device.sku} and this is "
+                f"{device.sku}: pick it by --device, or start a new run"
+            )

@@ -64,6 +64,36 @@ def explain(base: DecodeRecord, head: DecodeRecord) -> Explanation | None:
     return Explanation(base, head, tuple(changes), explained, base.token_ms / head.token_ms)
 
 
+def explanations(records: Sequence[DecodeRecord]) -> list[Explanation]:
+    """Of every record beside the first scheme's of the same batch and lengths, where both tell."""
+    found = []
+    for head in records:
+        base = next((r for r in records if _case(r) == _case(head) and r is not head), None)
+        if base is None or base.scheme != records[0].scheme or head.scheme == base.scheme:
+            continue
+        explanation = explain(base, head)
+        if explanation is not None:
+            found.append(explanation)
+    return found
+
+
+def decode_line(record: DecodeRecord, wanted: int) -> str:
+    """One process more of a case, while others are to come. wanted: processes in all."""
+    done = len(record.processes)
+    if record.status != "ok":
+        return f"{record.case}: {record.status}"
+    token = "one token only" if record.token_ms is None else f"{record.token_ms:.3f} ms a token"
+    return f"{record.case}: {token}, {done} of {wanted} processes"
+
+
+def serving_line(record: ServingRecord) -> str:
+    """One serving more, while others are to come."""
+    if record.tokens_per_s is None:
+        return f"{record.case}: {record.status}"
+    slots = record.parameters["slots"]
+    return f"{record.case}: {record.tokens_per_s:,.0f} tokens/s, {slots} at a time"
+
+
 def decode_table(records: Sequence[DecodeRecord]) -> Table:
     """One row a case; speed and memory beside the first scheme of the same case."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -115,7 +145,7 @@ def serving_table(records: Sequence[ServingRecord]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
     names = ("KV", "limit", "slots", "requests", "tokens/s", "p50 s", "p95 s", "p99 s")
-    for name in (*names, "token p50 ms", "token p95 ms", "GiB"):
+    for name in (*names, "TTFT p50 ms", "p95 ms", "token p50 ms", "p95 ms", "GiB"):
         table.add_column(name, justify="right", no_wrap=True)
     for record in records:
         latencies = (record.latency_p50_s, record.latency_p95_s, record.latency_p99_s)
@@ -127,6 +157,8 @@ def serving_table(records: Sequence[ServingRecord]) -> Table:
             str(record.requests),
             _number(record.tokens_per_s, ",.0f"),
             *(_number(latency, ".2f") for latency in latencies),
+            _number(record.ttft_p50_ms, ".1f"),
+            _number(record.ttft_p95_ms, ".1f"),
             _number(record.token_p50_ms, ".2f"),
             _number(record.token_p95_ms, ".2f"),
             _number(_gib(record.steady_memory_bytes or record.weights_bytes), ".1f"),

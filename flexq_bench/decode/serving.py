@@ -1,4 +1,4 @@
-"""Serving requests on an engine: prompts and steps take turns, every slot at its own position."""
+"""Serving requests on an engine: pieces of prompts are read between steps, several together."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import Request
-from flexq_bench.decode.schedule import Admission, Schedule
+from flexq_bench.decode.schedule import Piece, Reading, Schedule, Turn, step_sizes
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 
-_PROMPT_MULTIPLE = 64  # tokens that prompts are padded to, so that few shapes are met
+_FEWEST_SEEN = 128  # positions that attention of prompts is laid out for
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """latency_s: of each request, from its admission to its last token, in order of requests.
+    """latency_ms, ttft_ms: of each request, from its admission to its last and its first token.
 
     token_ms: every time between two steps, prompts in between included. seconds: of everything.
     answers: the tokens of each request, int64.
     """
 
-    latency_s: tuple[float, ...]
+    latency_ms: tuple[float, ...]
+    ttft_ms: tuple[float, ...]
     token_ms: tuple[float, ...]
     seconds: float
     answers: tuple[torch.Tensor, ...]
@@ -47,66 +49,80 @@ def slots_within(limit: int, weights: int, reserve: int, slot: int, batch_limit:
     return slots
 
 
-def serve(engine: Engine, requests: Sequence[Request], prompts: torch.Tensor) -> Served:
+def serve(
+    engine: Engine, requests: Sequence[Request], prompts: torch.Tensor, step_tokens: int
+) -> Served:
     """Serve all requests, which wait in order from the beginning.
 
-    prompts: int32 [requests, longest prompt], each as long as its request says. Every slot takes
-    part in every step: where nobody waits any more, the emptied ones compute for nothing.
+    prompts: int32 [requests, longest prompt], each as long as its request says. Between two steps
+    pieces of prompts are read, of up to step_tokens tokens: nobody waits longer for a token.
     """
-    slots = engine.slots
-    for bucket in _buckets(engine, requests):
-        engine.prepare(slots, bucket)
-    schedule = Schedule(requests, slots)
+    _prepare(engine, requests, step_tokens)
     watch = stopwatch(engine.model.device)
-    began, ended = [0] * len(requests), [0] * len(requests)
+    began, first, ended = ([0] * len(requests) for _ in range(3))
     answers: list[torch.Tensor] = [prompts[:0, 0]] * len(requests)
     steps: list[int] = []  # the mark after each
-    marks = 0
-
-    def mark() -> int:
-        nonlocal marks
+    watch.mark()
+    for mark, turn in enumerate(Schedule(requests, engine.slots, step_tokens).turns(), start=1):
+        for admission in turn.admitted:
+            began[admission.index] = mark - 1
+        if turn.reading is None:
+            engine.advance(*_step(engine, turn))
+            steps.append(mark)
+        else:
+            engine.read(_pieces(engine, turn.reading, prompts), len(turn.reading.pieces))
         watch.mark()
-        marks += 1
-        return marks - 1
-
-    def take_answers() -> None:
-        for slot, index in schedule.finish():
-            ended[index] = latest
+        for index in turn.begun:
+            first[index] = mark
+        for slot, index in turn.finished:
+            ended[index] = mark
             request = requests[index]
             answer = engine.history[slot, request.prompt_tokens : request.length]
             answers[index] = answer.clone()
             engine.clear(slot)
-
-    latest = mark()
-    while not schedule.is_done:
-        for admission in schedule.admit():
-            began[admission.index] = latest
-            _read_prompt(engine, admission, prompts)
-            latest = mark()
-        take_answers()
-        if schedule.running:
-            engine.advance(slots, engine.bucket(schedule.longest))
-            schedule.step()
-            latest = mark()
-            steps.append(latest)
-            take_answers()
     at_ms = np.concatenate([[0.0], np.cumsum(watch.intervals_ms())])
-    latencies = tuple(
-        float(at_ms[end] - at_ms[start]) / 1000 for start, end in zip(began, ended, strict=True)
+    return Served(
+        tuple((at_ms[ended] - at_ms[began]).tolist()),
+        tuple((at_ms[first] - at_ms[began]).tolist()),
+        tuple(np.diff(at_ms[steps]).tolist()),
+        float(at_ms[-1]) / 1000,
+        tuple(answers),
     )
-    between = tuple(np.diff(at_ms[steps]).tolist())
-    return Served(latencies, between, float(at_ms[-1]) / 1000, tuple(answers))
 
 
-def _read_prompt(engine: Engine, admission: Admission, prompts: torch.Tensor) -> None:
-    tokens = admission.request.prompt_tokens
-    padded = min(-(-tokens // _PROMPT_MULTIPLE) * _PROMPT_MULTIPLE, engine.capacity)
-    prompt = torch.zeros(1, padded, dtype=torch.int32, device=prompts.device)
-    prompt[0, :tokens] = prompts[admission.index, :tokens]
-    lengths = torch.tensor([tokens], device=prompts.device)
-    engine.admit(prompt, lengths, torch.tensor([admission.slot], device=prompts.device))
+def _prepare(engine: Engine, requests: Sequence[Request], step_tokens: int) -> None:
+    """Capture every step and every reading that these requests will need."""
+    turns = list(Schedule(requests, engine.slots, step_tokens).turns())
+    for step in sorted({_step(engine, turn) for turn in turns if turn.reading is None}):
+        engine.prepare(*step)
+    readings = [turn.reading for turn in turns if turn.reading is not None]
+    shapes = {(one.rows, one.tokens, _seen(engine, one.longest)) for one in readings}
+    for shape in sorted(shapes):
+        engine.prepare_prompts(*shape)
 
 
-def _buckets(engine: Engine, requests: Sequence[Request]) -> list[int]:
-    longest = max(request.length for request in requests)
-    return sorted({engine.bucket(length) for length in range(1, longest + 1)})
+def _step(engine: Engine, turn: Turn) -> tuple[int, int]:
+    """Slots and bucket of the step that is prepared for a turn."""
+    batch = min(size for size in step_sizes(engine.slots) if size >= turn.decoding)
+    return batch, engine.bucket(turn.longest)
+
+
+def _pieces(engine: Engine, reading: Reading, prompts: torch.Tensor) -> Pieces:
+    """What the engine reads. Padded rows go to the last position, which nobody reads."""
+    spare = [Piece(0, 0, engine.capacity - 1, 1)] * (reading.rows - len(reading.pieces))
+    pieces = [*reading.pieces, *spare]
+    table = [[p.index, p.start, p.count, p.slot] for p in pieces]
+    on_host = torch.tensor(table, dtype=torch.int64).T.contiguous()
+    if prompts.is_cuda:  # a copy from pinned memory doesn't wait for the work before it
+        on_host = on_host.pin_memory()
+    index, start, count, slot = on_host.to(prompts.device, non_blocking=True)
+    within = torch.arange(reading.tokens, device=prompts.device)
+    columns = (start[:, None] + within).clamp(max=prompts.shape[1] - 1)
+    return Pieces(
+        prompts[index[:, None], columns], start, count, slot, _seen(engine, reading.longest)
+    )
+
+
+def _seen(engine: Engine, length: int) -> int:
+    """Positions that a piece which ends at `length` looks at: few numbers, so that graphs are."""
+    return min(max(_FEWEST_SEEN, 1 << (length - 1).bit_length()), engine.capacity)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +19,7 @@ from flexq_bench.decode.requests import Request
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import layer_sizes
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.inputs import derive_seed
@@ -29,12 +31,13 @@ from kernels.decoder.torch_operations import TorchOperations
 from workloads.schemes import get_scheme
 
 _PROFILED_STEPS = 3
+_WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
 
 
 class DecodeStand:
     """Operations of a decode worker. Values in and out are plain JSON."""
 
-    OPERATIONS = ("describe", "load", "decode", "slots", "serve", "unload")
+    OPERATIONS = ("describe", "check", "load", "decode", "slots", "serve", "unload")
 
     def __init__(self, device: str, seed: int) -> None:
         self.device = find_device(device)
@@ -57,33 +60,36 @@ class DecodeStand:
             "environment": describe_environment(self.device, self._nvml),
         }
 
-    def load(
-        self,
-        model: str,
-        scheme: str,
-        batches: list[int],
-        capacity: int,
-        kv_bits: int,
-        tuning: str,
+    def check(
+        self, model: str, scheme: str, batch: int, capacity: int, kv_bits: int
     ) -> dict[str, Any]:
-        """Load a model for sequences of up to `capacity` tokens.
+        """Whether so many sequences of up to `capacity` tokens can be; nothing is allocated.
 
-        Raises UsageError for what can't be, before anything is allocated.
+        Raises UsageError with what is wrong, or with what is needed and what is free.
         """
         self.unload()
-        source = open_model(model, self._seed)
-        architecture = source.architecture
+        architecture = open_model(model, self._seed).architecture
         check_capacity(capacity, architecture.dimensions.context, model)
         if kv_bits not in KV_BITS:
             raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {kv_bits}")
         of_scheme = get_scheme(scheme)
-        needed = footprint(architecture, of_scheme, max(batches), capacity, kv_bits, self.backend)
-        check_memory(needed, f"{model} under {scheme}", self.device)
+        needed = footprint(architecture, of_scheme, batch, capacity, kv_bits, self.backend)
+        check_memory(needed, f"{model} under {scheme}, batch {batch},", self.device)
+        return {}
+
+    def load(
+        self, model: str, scheme: str, batches: list[int], capacity: int, tuning: str
+    ) -> dict[str, Any]:
+        """Load a model for sequences of up to `capacity` tokens, which `check` has found to fit."""
+        self.unload()
+        source = open_model(model, self._seed)
+        architecture = source.architecture
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         began = time.perf_counter()
-        loaded = load(source, of_scheme, self.device, capacity, tuner, tuple(batches))
+        with self._in_memory(f"{model} under {scheme}"):
+            loaded = load(source, get_scheme(scheme), self.device, capacity, tuner, tuple(batches))
         self._model, self._tuner = loaded, tuner
         return {
             "load_s": time.perf_counter() - began,
@@ -95,14 +101,19 @@ class DecodeStand:
         }
 
     def decode(
-        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int
+        self, batch: int, prompt_tokens: int, new_tokens: int, kv_bits: int, profiled: bool
     ) -> dict[str, Any]:
-        """Decode random prompts once to warm up and once timed."""
-        engine = self._new_engine(batch, prompt_tokens + new_tokens, kv_bits)
-        try:
-            return self._decode(engine, batch, prompt_tokens, new_tokens)
-        finally:
-            engine.close()
+        """Decode random prompts: their first tokens to warm up, then all of them timed.
+
+        profiled: say also what each part adds to a step.
+        """
+        with self._engine(batch, prompt_tokens + new_tokens, kv_bits) as engine:
+            answer = self._decode(engine, batch, prompt_tokens, new_tokens)
+            length = prompt_tokens + new_tokens // 2
+            began = time.perf_counter()
+            answer["parts"] = self._parts(engine, batch, length) if profiled else []
+            answer["spent_s"]["profile"] = time.perf_counter() - began
+            return answer
 
     def slots(
         self,
@@ -124,30 +135,39 @@ class DecodeStand:
         return {"slots": slots}
 
     def serve(
-        self, slots: int, capacity: int, kv_bits: int, requests: list[list[int]]
+        self,
+        slots: int,
+        capacity: int,
+        kv_bits: int,
+        requests: list[list[int]],
+        step_tokens: int,
     ) -> dict[str, Any]:
         """Serve requests of [prompt, new] tokens with random prompts."""
-        engine = self._new_engine(slots, capacity, kv_bits)
         wanted = [Request(*lengths) for lengths in requests]
         longest = max(request.prompt_tokens for request in wanted)
-        try:
+        with self._engine(slots, capacity, kv_bits) as engine:
             prompts = self._prompts(engine, len(wanted), longest)
-            serve(engine, wanted[:1], prompts[:1])  # compiles and allocates
-            served = serve(engine, wanted, prompts)
+            served = serve(engine, wanted, prompts, step_tokens)
             return {
-                "latency_s": list(served.latency_s),
+                "latency_s": [ms / 1000 for ms in served.latency_ms],
+                "ttft_ms": list(served.ttft_ms),
                 "token_ms": list(served.token_ms),
                 "seconds": served.seconds,
                 "steady_bytes": self._allocated_bytes(),
             }
-        finally:
-            engine.close()
 
     def _decode(
         self, engine: Engine, batch: int, prompt_tokens: int, new_tokens: int
     ) -> dict[str, Any]:
         prompts = self._prompts(engine, batch, prompt_tokens)
-        engine.generate(prompts, new_tokens)
+        began = time.perf_counter()
+        lengths = range(prompt_tokens + 1, prompt_tokens + new_tokens)
+        for bucket in dict.fromkeys(map(engine.bucket, lengths)):
+            engine.prepare(batch, bucket)
+            engine.advance(batch, bucket)
+        prepared = time.perf_counter()
+        engine.generate(prompts, min(new_tokens, _WARM_UP_TOKENS))
+        warm = time.perf_counter()
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         energy = self._energy_j()
@@ -157,18 +177,20 @@ class DecodeStand:
         return {
             "prefill_ms": found.prefill_ms,
             "step_ms": list(found.step_ms),
-            "steady_bytes": self._allocated_bytes(),
-            "peak_bytes": self._peak_bytes(),
+            "steady_memory_bytes": self._allocated_bytes(),
+            "peak_memory_bytes": self._peak_bytes(),
             "energy_j": joules,
-            "parts": self._parts(engine, batch, prompt_tokens + new_tokens // 2),
-            "first_tokens": found.tokens[0, :8].tolist(),
+            "spent_s": {
+                "prepare": prepared - began,
+                "warm_up": warm - prepared,
+                "decode": time.perf_counter() - warm,
+            },
         }
 
     def unload(self) -> dict[str, Any]:
-        """Let go of the model."""
-        if self._model is not None:
-            self._model = self._tuner = None
-            release(self.device)
+        """Let go of the model, and of what a load that failed has left."""
+        self._model = self._tuner = None
+        release(self.device)
         return {}
 
     def _parts(self, engine: Engine, batch: int, length: int) -> list[dict[str, Any]]:
@@ -189,18 +211,35 @@ class DecodeStand:
         drawn = torch.randint(vocab, (batch, tokens), generator=generator, dtype=torch.int32)
         return drawn.to(self.device)
 
-    def _new_engine(self, slots: int, capacity: int, kv_bits: int) -> Engine:
+    @contextmanager
+    def _engine(self, slots: int, capacity: int, kv_bits: int) -> Iterator[Engine]:
         if self._model is None or self._tuner is None:
             raise UsageError("nothing is loaded: load a model first")
         release(self.device)
-        return Engine(
-            self._model,
-            self._operations,
-            self._tuner,
-            slots=slots,
-            capacity=capacity,
-            kv_bits=kv_bits,
-        )
+        with self._in_memory(f"batch {slots} of {capacity} tokens"):
+            engine = Engine(
+                self._model,
+                self._operations,
+                self._tuner,
+                slots=slots,
+                capacity=capacity,
+                kv_bits=kv_bits,
+            )
+            try:
+                yield engine
+            finally:
+                engine.close()
+
+    @contextmanager
+    def _in_memory(self, what: str) -> Iterator[None]:
+        """Memory that runs out where it was to suffice is a refusal."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise MeasureError(
+                f"{what} ran out of GPU memory, which others use too: free some, or pick a smaller "
+                "batch, fewer tokens, --kv-bits 8 or another scheme"
+            ) from error
 
     def _allocated_bytes(self) -> int | None:
         if self.device.type != "cuda":

@@ -6,6 +6,7 @@ python -m flexq_bench.decode.worker --device cuda --seed 0
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 
 import torch
@@ -24,6 +25,7 @@ def main() -> int:
     options = parser.parse_args()
     replies = own_stdout()
     stand = DecodeStand(options.device, options.seed)
+    gc.freeze()  # what was imported stays: every collection would look at all of it again
     if stand.device.type == "cuda":
         torch.cuda.set_device(stand.device)
     serve(stand, sys.stdin.buffer, replies, stand.OPERATIONS)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.decoder import kv
 from kernels.decoder.kv import KvLayer
 from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
+
+# Those that take a mask. cuDNN's makes a plan for each shape, which takes longer than it saves.
+_WITH_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class TorchOperations(DecoderOperations):
@@ -124,33 +128,51 @@ def write(
             scales[slots, :, positions] = encoded_scales
 
 
-def attend_prompt(
+def attend_prompts(
     qkv: torch.Tensor,
     shape: AttentionShape,
     cache: KvLayer,
-    rows: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    longest: int,
 ) -> torch.Tensor:
-    """Causal attention of whole prompts, whose keys and values become slots `rows` of the cache.
+    """Causal attention of a piece of each prompt, behind what the cache has of it already.
 
-    qkv: FP16 [B, T, width], prompts from position 0 on, padded at their ends to T tokens; what
-    lies past a prompt's end is written too, and overwritten before it is ever read.
+    qkv: FP16 [B, T, width], pieces padded at their ends to T tokens; what lies past a piece's end
+    is written too, and overwritten before it is ever read. slots: int64 [B], where keys and values
+    go. positions: int64 [B, T]. longest: no piece ends later.
     Returns FP16 [B · T, heads · head_dim].
     """
     batch, tokens = qkv.shape[:2]
-    positions = torch.arange(tokens, device=qkv.device).expand(batch, -1)
     queries, keys, values = split_heads(qkv, shape, positions)
-    write(cache, keys, values, rows, positions)
-    if cache.bits != 16:
-        keys, values = (
-            kv.decode(*kv.encode(x, cache.bits), cache.bits).half() for x in (keys, values)
-        )
+    write(cache, keys, values, slots, positions)
     share = shape.heads // shape.kv_heads
-    k, v = (x.transpose(1, 2).repeat_interleave(share, dim=1) for x in (keys, values))
+    k = _kept(cache.keys, cache.key_scales, cache.bits, slots, longest, share)
+    v = _kept(cache.values, cache.value_scales, cache.bits, slots, longest, share)
     q = queries.transpose(1, 2)
+    seen = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
     if not q.is_cuda:
         q, k, v = q.float(), k.float(), v.float()
-    out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    with sdpa_kernel(_WITH_MASK):
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return out.half().transpose(1, 2).reshape(batch * tokens, -1)
+
+
+def _kept(
+    codes: torch.Tensor,
+    scales: torch.Tensor | None,
+    bits: int,
+    slots: torch.Tensor,
+    longest: int,
+    share: int,
+) -> torch.Tensor:
+    """What slots hold, FP16 [B, heads, longest, head_dim]; share: heads of a KV head."""
+    kept = codes[:, :, :longest].index_select(0, slots)
+    if scales is None:
+        values = kept.view(torch.float16)
+    else:
+        values = kv.decode(kept, scales[:, :, :longest].index_select(0, slots), bits).half()
+    return values if share == 1 else values.repeat_interleave(share, dim=1)
 
 
 def _part(scales: torch.Tensor | None, batch: int, longest: int) -> torch.Tensor | None:

@@ -9,6 +9,8 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from db import queries
+from db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.quantize import uniform
 from kernels.cpu.bitplane import BitPlaneGemm
@@ -126,3 +128,13 @@ def test_four_bits_rounded_to_nearest_fail_and_all_reports_say_it(gate, tmp_path
     assert "| `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
     suite = ElementTree.fromstring(files["junit"].read_text())
     assert suite.attrib == {"tests": "2", "failures": "2", "errors": "0"}
+
+
+def test_what_it_decided_is_stored(gate, tmp_path):
+    assert gate("--scheme", "w4a4", policy=QUICK).code == ExitCode.REGRESSION
+    with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
+        (row,) = queries.gate_history(session, "tiny-llama", limit=9)
+    assert (row.scheme, row.base, row.policy) == ("w4a4", "fp16", "mine")
+    assert (row.verdict, row.exit_code) == ("regression", 1)
+    assert [limit.check for limit in row.limits] == ["perplexity of heldout", "parity of kernels"]
+    assert row.limits[0].low < row.limits[0].change < row.limits[0].high

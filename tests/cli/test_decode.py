@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from db.decode_records import DecodeRecord
 from db.exchange import read_records
+from flexq_bench.decode import measuring
 from flexq_bench.decode.report import explain
 
 
@@ -57,6 +60,48 @@ def test_a_model_is_decoded_under_each_scheme_and_stored(
     ]
 
 
+def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
+    cli: Callable, model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "decode.jsonl"
+    asked = ("--scheme", "fp16", "--batch", "1,2", "--new", "3", "--backend", "cpu")
+    command = ("decode", str(model), *asked, "--json", str(out))
+    monkeypatch.setattr("sys.argv", ["flexq-bench", *command])
+    measure = measuring.decode_all
+
+    def stopped(*given: Any) -> Iterator[DecodeRecord]:
+        records = measure(*given)
+        yield next(records)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measuring, "decode_all", stopped)
+    broken_off = cli(*command)
+    monkeypatch.setattr(measuring, "decode_all", measure)
+
+    assert broken_off.code == 130
+    last = broken_off.err.splitlines()[-1]
+    assert last.startswith("interrupted: what was measured is stored, go on with ")
+    assert [len(record.processes) for record in read_records(out)] == [1]
+    again = shlex.split(last.partition(" go on with ")[2])
+    resume = again[again.index("--resume") :]
+
+    other = cli(*(part.replace("1,2", "1") for part in command), *resume)
+    assert (other.code, "was begun with other options" in other.error) == (2, True)
+    gone_on = cli(*command, *resume)
+
+    assert gone_on.code == 0, gone_on.err
+    assert [len(record.processes) for record in read_records(out)] == [1, 1]
+    assert len({record.run.uuid for record in read_records(out)}) == 1
+
+
+def test_a_file_that_can_not_hold_the_records_is_refused_at_once(
+    cli: Callable, tmp_path: Path
+) -> None:
+    ran = cli("decode", "llama-70t", "--json", str(tmp_path / "decode.parquet"))
+
+    assert (ran.code, "the name must end in .jsonl" in ran.error) == (2, True)
+
+
 @pytest.mark.slow
 def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None:
     out, lengths = tmp_path / "serve.jsonl", tmp_path / "lengths.csv"
@@ -69,6 +114,7 @@ def test_requests_are_served(cli: Callable, model: Path, tmp_path: Path) -> None
     (record,) = read_records(out)
     assert (record.requests, record.new_tokens, record.parameters["slots"]) == (3, 12, 2)
     assert record.tokens_per_s > 0
+    assert 0 < record.ttft_p50_ms <= 1000 * record.latency_p50_s
 
 
 def test_what_can_not_be_is_one_line_and_a_usage_error(

@@ -42,14 +42,18 @@ THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
 
 @contextmanager
-def dashboard_on(path: Path) -> Iterator[str]:
-    """The address of the dashboard, started and ended as a person does it."""
+def dashboard_on(path: Path, *, below: str = "") -> Iterator[str]:
+    """The address of the dashboard, started and ended as a person does it.
+
+    below: the path that a proxy would serve it below.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", "--db", str(path))
-    process = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stdout=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
+    options = ["--port", str(port), "--base-path", below]
+    process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
     try:
         wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer")
         yield url
@@ -112,6 +116,7 @@ def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str)
     ARTIFACTS.mkdir(exist_ok=True)
     browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
     assert not browser.find_elements("css selector", "[data-testid=stException]")
-    assert errors(browser) == []
+    found = errors(browser)
+    assert found == [], found
     said: str = browser.find_element("tag name", "body").text
     return said

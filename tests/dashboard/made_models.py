@@ -9,7 +9,8 @@ from typing import Any
 from made_results import COMMIT, H200, a_run
 
 from db.accuracy_records import AccuracyRecord
-from db.decode_records import DecodeRecord
+from db.decode_records import DecodeRecord, ServingRecord
+from db.gate_records import GateLimit, GateRecord
 from db.records import DeviceInfo
 
 GIB = 2**30
@@ -54,6 +55,33 @@ def worse(by: float, **changes: Any) -> dict[str, Any]:
     return {"values": tuple(v + math.log1p(by) for v in FP16_NLL), **changes}
 
 
+def a_gate(scheme: str, outcome: str = "pass", **changes: Any) -> GateRecord:
+    """SmolLM's perplexity on wikitext against +1 %, judged in a run of its scores."""
+    run = changes.pop("run", a_run("accuracy", suite="accuracy"))
+    limit = GateLimit(
+        "perplexity of wikitext", "+1 %", outcome, "", 12.0, 12.06, 0.5, 0.4, 0.6, "%"
+    )
+    fields: dict[str, Any] = {
+        "model": "SmolLM2-135M",
+        "model_hash": "ab" * 32,
+        "scheme": scheme,
+        "base": "fp16",
+        "policy": "default",
+        "policy_version": 1,
+        "policy_hash": "ef" * 32,
+        "verdict": outcome,
+        "exit_code": {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}[outcome],
+        "limits": (limit,),
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = (run.uuid, scheme, fields["model"], fields["commit"].sha, fields["created_at"])
+    return GateRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
+
+
 def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **changes: Any) -> Any:
     """A decode of llama-7b, 15 tokens in and 128 out, ±1 %."""
     run = changes.pop("run", a_run("decode", suite="decode"))
@@ -93,3 +121,46 @@ def a_decode(scheme: str, batch: int = 1, token_ms: float | None = 10.0, **chang
     parts = (run.uuid, fields["case"], fields["model"], fields["prompt_tokens"], fields["weights"])
     identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
     return DecodeRecord(uuid=identity, **fields)
+
+
+def a_serving(scheme: str, slots: int, tokens_per_s: float | None, **changes: Any) -> ServingRecord:
+    """A hundred requests served on llama-7b."""
+    run = changes.pop("run", a_run("decode", suite="decode"))
+    seconds = tokens_per_s and 1000 / tokens_per_s
+    fields: dict[str, Any] = {
+        "case": f"serve llama-7b {scheme} b{slots} {changes.get('memory_limit_bytes')}",
+        "model": "llama-7b",
+        "weights": "synthetic",
+        "scheme": scheme,
+        "kernels": {},
+        "backend": "cuda",
+        "kv_bits": 16,
+        "batch_limit": slots,
+        "memory_limit_bytes": None,
+        "requests": 100,
+        "prompt_tokens": 6100,
+        "new_tokens": 20300,
+        "lengths": "lognormal",
+        "protocol_version": 2,
+        "status": "ok",
+        "detail": "",
+        "tokens_per_s": tokens_per_s,
+        "latency_p50_s": seconds,
+        "latency_p95_s": seconds and 3 * seconds,
+        "latency_p99_s": seconds and 4 * seconds,
+        "token_p50_ms": seconds,
+        "token_p95_ms": seconds,
+        "ttft_p50_ms": seconds,
+        "ttft_p95_ms": seconds,
+        "weights_bytes": 5 * GIB,
+        "steady_memory_bytes": 6 * GIB,
+        "parameters": {"slots": slots},
+        "created_at": "2025-11-21T10:00:05+00:00",
+        "run": run,
+        "commit": COMMIT,
+        "device": DeviceInfo("GPU-1", H200, "cuda"),
+        "environment": {"driver": "580.1"},
+    } | changes
+    parts = (run.uuid, fields["case"], fields["kv_bits"])
+    identity = str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(map(str, parts))))
+    return ServingRecord(uuid=identity, **fields)

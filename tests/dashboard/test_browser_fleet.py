@@ -39,6 +39,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with open_database(str(path)) as database:
         with database.session() as session:
             import_file(session, ROOT / "examples" / "h200" / "paper-fig10-llama-7b.parquet")
+            import_file(session, ROOT / "examples" / "cpu" / "gate-tiny-llama.jsonl.gz")
         with database.session() as session:
             _evaluate(session)
             _start_a_worker(session)
@@ -76,6 +77,7 @@ def _start_a_worker(session: Session) -> None:
     ("page", "until", "told"),
     [
         ("accuracy", POINT, "perplexity against fp16 (%)"),
+        ("accuracy?model=tiny-llama", POINT, "The newest 100 verdicts of gates"),
         ("decode", POINT, "time of a token (ms, log scale)"),
         ("fleet", POINT, "time against the mean of its kind (%)"),
     ],
@@ -83,7 +85,9 @@ def _start_a_worker(session: Session) -> None:
 def test_pages_are_drawn_without_an_error(
     models: str, browser: Any, page: str, until: str, told: str, theme: str
 ) -> None:
-    said = look(browser, f"{models}/{page}", until, theme=theme, name=f"{page}-{theme}")
+    name = f"{page.replace('?', '-').replace('=', '-')}-{theme}"
+
+    said = look(browser, f"{models}/{page}", until, theme=theme, name=name)
 
     assert told in said
 
@@ -93,7 +97,7 @@ def test_pages_are_drawn_without_an_error(
     ("page", "told"),
     [
         ("accuracy", "accuracy --model DIR"),
-        ("decode", "decode --model"),
+        ("decode", "decode llama-7b"),
         ("fleet", "No worker is alive"),
         ("measurement", "History"),
     ],

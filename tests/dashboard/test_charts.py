@@ -10,6 +10,7 @@ import pytest
 from dashboard import charts
 from dashboard.colors import kernel_styles
 from dashboard.frame import COLUMNS
+from dashboard.speedup_map import speedup_map, widest_percent
 
 STYLES = kernel_styles(["base", "fast"], [("base", ""), ("fast", "")])
 
@@ -90,3 +91,21 @@ def test_an_axis_over_decades_shows_whole_numbers_and_a_short_one_what_plotly_th
 
     assert {0.02, 0.1, 1.0} <= {round(v, 9) for v in wide.layout.yaxis.tickvals}
     assert short.layout.yaxis.tickvals is None
+
+
+@pytest.mark.parametrize(("layers", "text"), [(20, "1.50<br>±6.7 %"), (30, "1.50")])
+def test_a_map_writes_intervals_where_its_cells_have_room(layers: int, text: str) -> None:
+    frame = pd.DataFrame([a_row(layer=f"layer {i}", n=64 + i, one_run=True) for i in range(layers)])
+
+    (drawn,) = speedup_map(frame, "base").data
+
+    assert set(drawn.text[0]) == {text}
+    assert all("1.4 to 1.6" in said for said in drawn.customdata[0])
+    assert widest_percent(frame) == pytest.approx(100 / 15)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtick"), [((1.0, 7.0), None), ((1.0, 100.0), "D2"), ((), None)]
+)
+def test_a_wide_log_axis_names_fewer_steps(values: tuple[float, ...], dtick: str | None) -> None:
+    assert charts.log_axis(values).get("dtick") == dtick

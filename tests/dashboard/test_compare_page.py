@@ -12,11 +12,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from made_models import a_decode, a_score
 from made_results import COMMIT, H200, a_record, a_run, records_of
 from streamlit.testing.v1 import AppTest
 
 from dashboard.compare_frame import APART, ONE_RUN, TURNS, compare_frame, mean_rows, pairs_of_runs
 from db import queries
+from db.accuracy_store import add_accuracy
+from db.decode_store import add_decodes
 from db.records import DeviceInfo
 from flexq_bench.verdicts import Machine, record_night
 
@@ -89,6 +92,19 @@ def test_two_runs_are_compared_case_by_case_and_the_worst_comes_first(two_nights
     assert worst["change"] == pytest.approx(10.0)
     assert worst["low"] < 10.0 < worst["high"]
     assert "Separate runs did not take turns" in words(app)
+
+
+def test_runs_of_whole_models_are_not_among_those_compared(two_nights, open_compare):
+    later = {"created_at": "2025-11-23T10:00:00+00:00"}
+    with two_nights.session() as session:
+        add_decodes(session, [a_decode("fp16", run=a_run("decode", suite="decode", **later))])
+        add_accuracy(session, [a_score("fp16", run=a_run("accuracy", suite="accuracy", **later))])
+
+    app = open_compare()
+
+    base, head = (box.value for box in app.selectbox if box.label in ("Base", "Head"))
+    assert (base, head) == (a_run("one").uuid, a_run("two").uuid)
+    assert len(table(app, "rows")) == 3
 
 
 def test_means_are_geometric_and_have_an_interval(two_nights, open_compare):

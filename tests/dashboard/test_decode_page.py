@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from made_models import a_decode
+from made_models import GIB, a_decode, a_serving
 from made_results import H200, a_run, numbers
 from streamlit.testing.v1 import AppTest
 
@@ -55,7 +55,7 @@ def charts(app: AppTest) -> dict[str, dict[str, Any]]:
 
 
 def test_an_empty_database_says_how_to_decode(store, open_decode):
-    assert "decode --model" in words(open_decode())
+    assert "decode llama-7b" in words(open_decode())
 
 
 def test_latency_is_drawn_by_scheme_and_batch_with_its_interval(decoded, open_decode):
@@ -142,3 +142,70 @@ def test_nothing_timed_says_so(store, open_decode):
 
 def test_a_link_to_a_model_that_was_never_decoded_says_so(decoded, open_decode):
     assert "Never decoded, so not asked for: model opt-13b" in words(open_decode(model="opt-13b"))
+
+
+def test_servings_are_drawn_by_scheme_cache_and_sequences_at_a_time(store, open_decode):
+    keep(
+        store,
+        a_serving("fp16", 32, 2000.0),
+        a_serving("fp16", 8, 1000.0),
+        a_serving("fp16", 41, 2500.0, memory_limit_bytes=24 * GIB),
+        a_serving("fp16", 8, 900.0, kv_bits=4),
+        a_serving("fp16", 256, None, status="refused", detail="needs 200 GiB"),
+    )
+
+    app = open_decode()
+    drawn = charts(app)["new tokens (1/s)"]
+
+    assert numbers(drawn["fp16"]["x"]) == [8, 32, 41]
+    assert numbers(drawn["fp16"]["y"]) == [1000, 2000, 2500]
+    assert [symbol.endswith("-open") for symbol in drawn["fp16"]["marker"]["symbol"]] == [
+        False,
+        False,
+        True,
+    ]
+    assert numbers(drawn["fp16, 4-bit KV"]["y"]) == [900]
+    table = app.dataframe[0].value
+    assert "needs 200 GiB" in table["why"].tolist()
+    assert table["room, GiB"].dropna().tolist() == [24]
+
+
+def test_widths_of_the_cache_never_share_a_chart(decoded, open_decode):
+    keep(decoded, a_decode("fp16", token_ms=33.0, kv_bits=4, case="llama-7b fp16 kv4"))
+
+    def latencies(**link: str) -> list[float]:
+        drawn = charts(open_decode(**link))["time of a token (ms, log scale)"]
+        return numbers(drawn["fp16"]["y"])
+
+    assert latencies() == pytest.approx([11, 14, 26])
+    assert latencies(kv="4") == [33.0]
+
+
+def test_a_model_that_was_only_served_is_shown_with_what_it_served(store, open_decode):
+    unknown = {"steady_memory_bytes": None}
+    newer = {**unknown, "created_at": "2025-11-22T10:00:05+00:00"}
+    keep(
+        store,
+        a_serving("fp16", 64, 500.0, **unknown),
+        a_serving("w4a16", 64, 900.0, **unknown),
+        a_serving("fp16", 64, 600.0, **newer),
+    )
+
+    app = open_decode()
+
+    (table,) = app.dataframe
+    assert dict(zip(table.value["scheme"], table.value["tokens/s"], strict=True)) == {
+        "fp16": 600.0,
+        "w4a16": 900.0,
+    }
+    assert "memory, GiB" not in table.value.columns  # nobody knows any
+    assert "decode llama-7b" in words(app)
+
+
+def test_servings_stand_beside_decodes(decoded, open_decode):
+    keep(decoded, a_serving("fp16", 64, 900.0))
+
+    assert [set(table.value.columns) >= {"scheme"} for table in open_decode().dataframe] == [
+        True,
+        True,
+    ]

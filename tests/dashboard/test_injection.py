@@ -34,6 +34,7 @@ NEARLY_NUMBERS = (
     "+A1",
     "-",
     "+1.2 %*2",
+    "+5.19%, 99 % bounds +5.07% and +5.31%+A1",
 )
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
 
@@ -56,6 +57,7 @@ def test_a_formula_becomes_text(text):
         "+7",
         "-0.20 % to +0.10 %",
         "-2.00 points (-3.00 to -1.00)",
+        "+5.19%, 99 % bounds +5.07% and +5.31%",
         "–",
     ],
 )

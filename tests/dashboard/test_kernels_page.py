@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from made_results import a_record, a_run, records_of
+from made_results import a_record, a_run, numbers, records_of
 from streamlit.testing.v1 import AppTest
 
 Opened = Callable[..., AppTest]
@@ -133,6 +133,28 @@ def test_a_variant_that_takes_something_out_is_a_time_by_itself(store, open_kern
 
 def test_no_variants_says_which_suite_measures_them(filled, open_kernels):
     assert "run paper-table6" in words(open_kernels(view="ablation"))
+
+
+def test_linear_stands_over_gemm_of_its_own_run_not_over_a_newer_one(store, open_kernels):
+    store.add(a_record(median_us=8.0), a_record(stage="linear", median_us=10.0))
+    store.add(a_record(a_run("newer"), median_us=5.0, created_at="2025-11-22T10:00:05+00:00"))
+
+    (point,) = [
+        t
+        for t in chart(open_kernels(view="gemm against linear"))["data"]
+        if t["name"] == "flexq-w6a6"
+    ]
+
+    assert numbers(point["y"]) == [pytest.approx(10.0 / 8.0)]
+
+
+def test_a_linear_of_another_configuration_than_its_gemm_is_called_that(store, open_kernels):
+    store.add(a_record(config={"warps": 8}), a_record(stage="linear", config={"warps": 4}))
+
+    app = open_kernels(view="gemm against linear")
+
+    assert app.dataframe[0].value["configuration"].tolist() == ["another"]
+    assert "took different configurations" in words(app)
 
 
 def test_linear_stands_over_gemm_of_the_same_case(store, open_kernels):

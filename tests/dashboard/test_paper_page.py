@@ -165,7 +165,7 @@ def test_an_increase_is_over_the_baseline_of_the_same_model():
 def a_decode(scheme: str, batch: int, token_ms: float, memory: int | None = None) -> DecodeRow:
     ends = (0.99 * token_ms, 1.01 * token_ms)
     return DecodeRow(
-        "llama-13b", "synthetic", scheme, batch, 15, 128, "ok", "", token_ms, token_ms, *ends,
+        "llama-13b", "synthetic", scheme, 16, batch, 15, 128, "ok", "", token_ms, token_ms, *ends,
         token_ms, 1000 * batch / token_ms, None, memory, "H200", "r", AT,
     )  # fmt: skip
 

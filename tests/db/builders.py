@@ -7,6 +7,7 @@ from typing import Any
 
 from db.accuracy_records import AccuracyRecord
 from db.decode_records import DecodeRecord, ServingRecord
+from db.gate_records import GateLimit, GateRecord
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 
 NAMESPACE = uuid.UUID(int=0)
@@ -140,6 +141,35 @@ def an_accuracy_record(name: str = "record", **changes: Any) -> AccuracyRecord:
         "environment": {"driver": "580.1", "torch": "2.13.0"},
     }
     return AccuracyRecord(**fields | changes)
+
+
+def a_gate_record(name: str = "record", **changes: Any) -> GateRecord:
+    run = changes.get("run", a_run(suite="accuracy"))
+    passed = GateLimit(
+        "perplexity of wikitext", "+1 %", "pass", "", 14.0, 14.06, 0.4, 0.3, 0.5, "%"
+    )
+    lost = GateLimit(
+        "parity of kernels", "0.001", "regression", "28 layers", None, None, None, None, None, ""
+    )
+    fields: dict[str, Any] = {
+        "uuid": str(uuid.uuid5(NAMESPACE, f"gate {name} {run.uuid}")),
+        "model": "tiny-llama",
+        "model_hash": "ab" * 32,
+        "scheme": "w6a6",
+        "base": "fp16",
+        "policy": "default",
+        "policy_version": 1,
+        "policy_hash": "ef" * 32,
+        "verdict": "regression",
+        "exit_code": 1,
+        "limits": (passed, lost),
+        "created_at": "2025-11-21T10:01:05+00:00",
+        "run": run,
+        "commit": a_commit(),
+        "device": a_device(),
+        "environment": {"driver": "580.1", "torch": "2.13.0"},
+    }
+    return GateRecord(**fields | changes)
 
 
 def a_decode_record(name: str = "record", **changes: Any) -> DecodeRecord:

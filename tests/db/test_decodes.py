@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from db import queries
+from db.decode_records import ProcessDecode
 from db.decode_store import add_decodes
-from db.errors import RecordError
+from db.errors import RecordError, RecordFormatError
 from db.exchange import import_file, read_records, write_records
 from db.queries import Filters
 
@@ -61,3 +64,50 @@ def test_a_file_gives_all_kinds_back(session, build, tmp_path):
     assert import_file(session, path).added == 0
     assert list(queries.export_decodes(session, Filters(models=("tiny-llama",)))) == records[1:]
     assert list(queries.export_decodes(session, Filters(kernels=("flexq",)))) == []
+
+
+def test_a_newer_record_of_the_same_case_takes_its_place_and_an_older_one_changes_nothing(
+    session, build
+):
+    def processes(count):
+        return tuple(
+            ProcessDecode(number, "GPU-1", 9.5, (2.75, 2.5 + number), 11 << 30, None, 40.5)
+            for number in range(count)
+        )
+
+    first = build.a_decode_record(processes=processes(1), created_at="2025-11-21T10:00:05+00:00")
+    later = build.a_decode_record(
+        processes=processes(2), token_ms=2.7, created_at="2025-11-21T10:01:05+00:00"
+    )
+    assert add_decodes(session, [first]) == 1
+    assert add_decodes(session, [later]) == 1
+    assert list(queries.decode_results(session)) == [later]
+
+    assert add_decodes(session, [first, later]) == 0
+    assert list(queries.decode_results(session)) == [later]
+
+
+def test_a_file_keeps_what_each_process_measured(build, tmp_path):
+    process = ProcessDecode(0, "GPU-1", 9.5, (2.75, 1 / 3), None, None, None)
+    records = [build.a_decode_record(processes=(process,))]
+    write_records(tmp_path / "decode.jsonl.gz", records)
+
+    assert list(read_records(tmp_path / "decode.jsonl.gz")) == records
+
+
+def test_a_file_from_before_a_field_was_added_is_read(build, tmp_path):
+    path = tmp_path / "old.jsonl"
+    write_records(path, [build.a_decode_record(), build.a_serving_record()])
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        for later in ("processes", "ttft_p50_ms", "ttft_p95_ms"):
+            line.pop(later, None)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    decode, serving = read_records(path)
+    assert (decode.processes, serving.ttft_p50_ms) == ((), None)
+
+    del lines[0]["batch"]
+    path.write_text(json.dumps(lines[0]) + "\n")
+    with pytest.raises(RecordFormatError, match="batch is missing"):
+        list(read_records(path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,11 +19,13 @@ from kernels.contract import (
     PackedOperand,
 )
 from kernels.decoder import DecoderOperations
-from kernels.decoder.torch_operations import TorchOperations
 from kernels.formats import Operand
 from workloads.schemes import get_scheme
 
 VOCAB = 320
+TRAINED = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
+# "The following functions are", which that model goes on with 64 tokens that no other one is near.
+SURE = [467, 277, 79, 76, 508, 281, 443, 83, 376]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,16 @@ def small_llama(device: torch.device, **changes: Any) -> Small:
         **changes,
     }
     return _small(LlamaForCausalLM, LlamaConfig(**sizes), device)
+
+
+def trained_llama(device: torch.device) -> Small:
+    """A model that was trained, so that its tokens are seldom equally good."""
+    from transformers import AutoModelForCausalLM
+
+    reference = AutoModelForCausalLM.from_pretrained(TRAINED, dtype=torch.float16).to(device).eval()
+    config = {**reference.config.to_dict(), "architectures": ["LlamaForCausalLM"]}
+    architecture = of_config(config, TRAINED.name)
+    return Small(reference, StateDictWeights(architecture, reference.state_dict()))
 
 
 def small_opt(device: torch.device, **changes: Any) -> Small:
@@ -107,7 +120,7 @@ def an_engine(
     model = load(small.source, get_scheme(scheme), device, capacity, choose, (slots,), find=find)
     return Engine(
         model,
-        TorchOperations() if fake else operations,
+        operations,
         choose,
         slots=slots,
         capacity=capacity,

@@ -12,7 +12,7 @@ from decoders import small_llama, small_opt
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.checkpoints import open_checkpoint
-from flexq_bench.decode.loading import footprint
+from flexq_bench.decode.loading import footprint, linear_kernel, packed_bytes
 from flexq_bench.decode.stand import check_capacity
 from flexq_bench.errors import UsageError
 from workloads.schemes import get_scheme
@@ -94,3 +94,15 @@ def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
     assert six.weights == pytest.approx(10.37e9, rel=1e-3)
     assert (six.weights + six.cache) / (exact.weights + exact.cache) < 0.44
     assert exact.cache == 2 * 40 * 5120 * 2 * 1039
+
+
+@pytest.mark.parametrize(
+    "label", ["atom-w4a4", "dgq-w4a8", "w8a16", "w4a16", "fp6-w6a16", "cublaslt-w8a8", "fp16"]
+)
+def test_the_memory_of_a_layer_is_what_its_kernel_packs(label: str) -> None:
+    n, k = 256, 1024
+    kernel = linear_kernel(label, "cuda")
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0))
+    packed = kernel.pack_weight(kernel.quantize_weight(weight.half()))
+
+    assert packed_bytes(n, k, kernel.spec.weight) == packed.nbytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from decoders import Small, an_engine, prompts, small_llama, small_opt
+from decoders import SURE, Small, an_engine, prompts, small_llama, small_opt, trained_llama
 
 from flexq_bench.decode.checkpoints import open_checkpoint, open_gguf
 from flexq_bench.decode.engine import Engine
@@ -120,6 +120,19 @@ def _real(name: str) -> Path:
 def _engine(source: WeightSource, capacity: int) -> Engine:
     model = load(source, get_scheme("fp16"), CPU, capacity, lambda *_: None, (1,))
     return Engine(model, TorchOperations(), lambda *_: None, slots=1, capacity=capacity)
+
+
+def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
+    small = trained_llama(CPU)
+    ids = torch.tensor([SURE], dtype=torch.int32)
+    engine = an_engine(small, "fp16", TorchOperations())
+    tokens = engine.generate(ids, 64).tokens
+    whole = torch.cat([ids, tokens], dim=1)
+    with torch.inference_mode():
+        wanted = small.reference(whole.long()).logits.float()
+
+    assert torch.equal(wanted[:, len(SURE) - 1 : -1].argmax(dim=-1), tokens)
+    assert float((engine.logits(whole).float() - wanted).abs().max()) <= TOLERANCE
 
 
 def test_stories_of_a_real_small_llama_are_those_of_transformers() -> None:

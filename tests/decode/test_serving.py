@@ -9,7 +9,7 @@ import torch
 from decoders import an_engine, prompts, small_llama
 
 from flexq_bench.decode.requests import Request, drawn_requests, read_requests
-from flexq_bench.decode.schedule import Schedule
+from flexq_bench.decode.schedule import Schedule, step_sizes
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
 from kernels.decoder.torch_operations import TorchOperations
@@ -19,16 +19,19 @@ GIB = 1 << 30
 
 
 def test_first_come_first_served_and_a_finished_one_is_replaced_at_once() -> None:
-    schedule = Schedule([Request(5, 2), Request(3, 4), Request(4, 1), Request(6, 2)], slots=2)
+    schedule = Schedule([Request(5, 2), Request(3, 4), Request(4, 1), Request(6, 2)], 2, 64)
 
     assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 0), (1, 1)]
+    assert read_all(schedule) == [0, 1]
     assert schedule.finish() == []
     assert schedule.longest == 7
     schedule.step()
     assert schedule.finish() == [(0, 0)]
     assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 2)]
+    assert read_all(schedule) == [2]
     assert schedule.finish() == [(0, 2)]  # one token, which its prompt gave
     assert [(a.slot, a.index) for a in schedule.admit()] == [(0, 3)]
+    assert read_all(schedule) == [3]
     schedule.step()
     assert schedule.finish() == [(0, 3)]
     schedule.step()
@@ -36,19 +39,75 @@ def test_first_come_first_served_and_a_finished_one_is_replaced_at_once() -> Non
     assert schedule.is_done
 
 
-def test_each_request_gets_the_answer_that_it_gets_alone() -> None:
-    engine = an_engine(small_llama(CPU), "fp16", TorchOperations(), slots=3)
+def read_all(schedule: Schedule) -> list[int]:
+    begun = []
+    while (reading := schedule.next_reading()) is not None:
+        begun += schedule.read(reading)
+    return begun
+
+
+def test_prompts_are_read_together_within_the_tokens_of_a_step_and_in_order() -> None:
+    schedule = Schedule([Request(100, 2), Request(300, 2), Request(60, 2)], 3, 512)
+    schedule.admit()
+
+    first = schedule.next_reading()
+    assert first is not None
+    assert (first.rows, first.tokens) == (2, 256)
+    assert [(p.index, p.start, p.count) for p in first.pieces] == [(0, 0, 100), (1, 0, 256)]
+    assert schedule.read(first) == [0]  # the second has 44 tokens left
+    second = schedule.next_reading()
+    assert second is not None
+    assert (second.rows, second.tokens, second.longest) == (2, 64, 300)
+    assert [(p.index, p.start, p.count) for p in second.pieces] == [(1, 256, 44), (2, 0, 60)]
+    assert schedule.read(second) == [1, 2]
+    assert schedule.next_reading() is None
+
+
+def test_steps_need_the_slots_up_to_the_last_that_decodes() -> None:
+    schedule = Schedule([Request(2, 9), Request(2, 2), Request(2, 9)], 3, 192)
+    schedule.admit()
+    read_all(schedule)
+    assert schedule.decoding == 3
+    schedule.step()
+    schedule.finish()
+    assert schedule.decoding == 3  # the one in the middle is done
+
+    assert step_sizes(71) == [71, 32, 8]
+    assert step_sizes(3) == [3]
+
+
+def test_prompts_and_steps_take_turns() -> None:
+    requests = [Request(100, 2), Request(30, 3)]
+
+    turns = list(Schedule(requests, 1, 64).turns())
+
+    assert [turn.reading is not None for turn in turns] == [True, True, False, True, False, False]
+    assert [[a.index for a in turn.admitted] for turn in turns] == [[0], [], [], [1], [], []]
+    assert [turn.begun for turn in turns] == [(), (0,), (), (1,), (), ()]
+    assert [turn.finished for turn in turns] == [(), (), ((0, 0),), (), (), ((0, 1),)]
+    assert [(t.decoding, t.longest) for t in turns if t.reading is None] == [
+        (1, 102),
+        (1, 32),
+        (1, 33),
+    ]
+
+
+@pytest.mark.parametrize(("step_tokens", "kv_bits"), [(64, 16), (8, 16), (3, 4)])
+def test_each_request_gets_the_answer_that_it_gets_alone(step_tokens: int, kv_bits: int) -> None:
+    small = small_llama(CPU)
+    engine = an_engine(small, "fp16", TorchOperations(), slots=3, kv_bits=kv_bits)
     lengths = [(9, 12), (20, 3), (5, 1), (14, 20), (7, 9), (3, 5)]
     requests = [Request(*pair) for pair in lengths]
     ids = prompts(len(requests), 20, CPU)
 
-    served = serve(engine, requests, ids)
+    served = serve(engine, requests, ids, step_tokens)
 
     for i, (prompt, new) in enumerate(lengths):
         alone = engine.generate(ids[i : i + 1, :prompt], new).tokens[0]
         assert torch.equal(served.answers[i], alone)
-    assert len(served.latency_s) == len(requests)
-    assert served.seconds >= max(served.latency_s)
+    waits = zip(served.ttft_ms, served.latency_ms, strict=True)
+    assert all(0 < ttft <= latency for ttft, latency in waits)
+    assert 1000 * served.seconds >= max(served.latency_ms)
 
 
 def test_memory_decides_how_many_are_served_at_a_time() -> None:

@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+
 import pytest
 import torch
-from decoders import Small, an_engine, prompts, small_llama, small_opt
+from decoders import SURE, TRAINED, Small, an_engine, prompts, small_llama, small_opt, trained_llama
 
+from flexq_bench.decode.requests import Request
+from flexq_bench.decode.serving import serve
 from kernels.decoder.cuda_operations import CudaOperations
 
 DEVICE = torch.device("cuda")
-TOLERANCE = 2e-2  # of logits
-QUANTIZED = (
-    "flexq-w6ax",
-    "flexq-w6a8",
-    "smoothquant-w8a8",
-    "abq-w6a6",
-    "w8a16",
-    "w4a16",
-    "fp6-w6a16",
-    "dgq-w4a8",
-    "atom-w4a4",
-)
+TOLERANCE = 2e-2  # of logits, FP16
+QUANTIZED_TOLERANCE = 3e-2
+# The schemes whose accuracy is judged by codes that torch computes with, and those that have a
+# layout or a rounding of their own.
+EXACT = ("flexq-w6ax", "flexq-w6a8", "abq-w6a6", "smoothquant-w8a8")
+OTHERS = ("w8a16", "w4a16", "fp6-w6a16", "dgq-w4a8", "atom-w4a4")
 
 
-@pytest.fixture(scope="module", params=["llama", "llama-mha", "opt"])
+@pytest.fixture(scope="module", autouse=True)
+def what_is_imported_stays() -> Iterator[None]:
+    """Loading a model collects garbage, which would look at all of it each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", params=["trained", "llama", "opt"])
 def small(request: pytest.FixtureRequest) -> Small:
-    if request.param == "opt":
-        return small_opt(DEVICE)
-    if request.param == "llama":
-        return small_llama(DEVICE)
-    sizes = {
-        "initializer_range": 0.04,
-        "hidden_size": 512,
-        "intermediate_size": 1408,
-        "num_attention_heads": 4,
-    }
-    return small_llama(DEVICE, num_key_value_heads=4, num_hidden_layers=4, **sizes)
+    if request.param == "trained":
+        return trained_llama(DEVICE)
+    return small_opt(DEVICE) if request.param == "opt" else small_llama(DEVICE)
 
 
 def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
@@ -51,8 +50,32 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
     assert float((wanted[:, 39:-1].amax(dim=2) - of_tokens).max()) <= 2 * TOLERANCE
 
 
-@pytest.mark.parametrize("scheme", QUANTIZED)
+def test_64_tokens_of_a_trained_llama_are_those_of_transformers() -> None:
+    small = trained_llama(DEVICE)
+    ids = torch.tensor([SURE], dtype=torch.int32, device=DEVICE)
+    tokens = an_engine(small, "fp16", CudaOperations()).generate(ids, 64).tokens
+    with torch.inference_mode():
+        logits = small.reference(torch.cat([ids, tokens], dim=1).long()).logits
+
+    assert torch.equal(logits[:, len(SURE) - 1 : -1].argmax(dim=-1), tokens)
+
+
+@pytest.mark.parametrize("scheme", EXACT)
 def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
+    ids = prompts(3, 100, DEVICE)
+    got = an_engine(small, scheme, CudaOperations()).logits(ids).float()
+    wanted = an_engine(small, scheme, CudaOperations(), fake=True).logits(ids).float()
+    apart = (got - wanted).abs()
+
+    # A sum that FP16 rounds the other way may give a value the next code. It is seldom, but all
+    # later positions of its sequence see it: the trained model has none, a random one may.
+    share = 1.0 if small.source.architecture.dimensions.name == TRAINED.name else 0.99
+    assert float((apart <= QUANTIZED_TOLERANCE).float().mean()) >= share
+    assert _agree(got.argmax(dim=-1), wanted.argmax(dim=-1)) >= 0.99
+
+
+@pytest.mark.parametrize("scheme", OTHERS)
+def test_quantized_logits_are_near_those_of_the_codes(small: Small, scheme: str) -> None:
     ids = prompts(3, 100, DEVICE)
     got = an_engine(small, scheme, CudaOperations()).logits(ids).float()
     wanted = an_engine(small, scheme, CudaOperations(), fake=True).logits(ids).float()
@@ -84,6 +107,37 @@ def test_steps_decode_what_a_prompt_of_the_same_tokens_says(small: Small, bits: 
     logits = engine.logits(torch.cat([ids, new.int()], dim=1))
 
     assert _agree(logits[:, 19:-1].argmax(dim=-1), new) >= 0.95
+
+
+@pytest.mark.parametrize("scheme", [*EXACT, *OTHERS])
+def test_every_scheme_decodes_by_graphs_what_its_prompt_says(scheme: str) -> None:
+    engine = an_engine(trained_llama(DEVICE), scheme, CudaOperations())
+    ids = prompts(3, 20, DEVICE)
+    new = engine.generate(ids, 12).tokens
+
+    logits = engine.logits(torch.cat([ids, new.int()], dim=1))[:, 19:-1].float()
+
+    of_tokens = logits.gather(2, new[:, :, None])[:, :, 0]
+    # A code that falls the other way moves logits by more than rounding does.
+    assert float((logits.amax(dim=2) - of_tokens).max()) <= 0.25
+
+
+@pytest.mark.parametrize(("step_tokens", "bits"), [(256, 16), (64, 16), (16, 8)])
+def test_served_requests_get_the_answers_that_they_get_alone(step_tokens: int, bits: int) -> None:
+    engine = an_engine(trained_llama(DEVICE), "fp16", CudaOperations(), kv_bits=bits)
+    lengths = [(9, 12), (70, 3), (5, 1), (34, 20), (100, 9), (3, 5), (40, 30)]
+    ids = prompts(len(lengths), 100, DEVICE)
+
+    served = serve(engine, [Request(*pair) for pair in lengths], ids, step_tokens)
+
+    for i, (prompt, new) in enumerate(lengths):
+        answer = served.answers[i]
+        whole = torch.cat([ids[i, :prompt], answer.int()])[None]
+        logits = engine.logits(whole)[0, prompt - 1 : -1].float()
+        assert answer.shape == (new,)
+        # GEMMs of other sizes may add up in another order: of equally good tokens any may come.
+        of_tokens = logits.gather(1, answer[:, None])[:, 0]
+        assert float((logits.amax(dim=1) - of_tokens).max()) <= 2 * TOLERANCE
 
 
 def _agree(a: torch.Tensor, b: torch.Tensor) -> float:

@@ -1,0 +1,58 @@
+"""Storing gate records, with the rows that they refer to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import datetime
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from db.encoding import canonical
+from db.gate_records import GateRecord
+from db.tables import AccuracyGate
+from db.writer import Writer
+
+_COPIED = (
+    *("uuid", "model", "model_hash", "scheme", "base"),
+    *("policy", "policy_version", "policy_hash", "verdict", "exit_code"),
+)
+
+
+def add_gates(session: Session, records: Iterable[GateRecord]) -> int:
+    """Store records in one go, and say how many are new; known ones change nothing.
+
+    Raises RecordError if a field can't be stored, ConflictError if another run holds the
+    idempotency key of a record's run.
+    """
+    writer = GateWriter(session, Writer(session))
+    for record in records:
+        writer.add(canonical(record))
+    return writer.added
+
+
+class GateWriter:
+    """Adds canonical gate records beside a Writer, within its transaction."""
+
+    def __init__(self, session: Session, writer: Writer) -> None:
+        self._session = session
+        self._writer = writer
+        self.added = 0
+
+    def add(self, record: GateRecord) -> None:
+        """Store a record, if its uuid is not stored. Raises ConflictError as Writer.run."""
+        known = select(AccuracyGate.id).where(AccuracyGate.uuid == record.uuid)
+        if self._session.scalar(known) is not None:
+            return
+        commit_id = self._writer.commit(record.commit)
+        row = {name: getattr(record, name) for name in _COPIED} | {
+            "run_id": self._writer.run(record.run, commit_id),
+            "commit_id": commit_id,
+            "device_id": self._writer.device(record.device),
+            "environment_id": self._writer.environment(record.environment),
+            "created_at": datetime.fromisoformat(record.created_at),
+            "limits": [asdict(limit) for limit in record.limits],
+        }
+        self._session.execute(insert(AccuracyGate).values(row))
+        self.added += 1

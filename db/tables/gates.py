@@ -1,0 +1,36 @@
+"""What accuracy gates decided."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import JSON, BigInteger, ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from db.tables.base import Base
+
+
+class AccuracyGate(Base):
+    """One scheme of a model held against a policy once."""
+
+    __tablename__ = "accuracy_gate"
+    __table_args__ = (Index(None, "model", "created_at"), Index(None, "run_id"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    uuid: Mapped[str] = mapped_column(unique=True)
+    run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
+    commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))
+    device_id: Mapped[int] = mapped_column(ForeignKey("device.id"))
+    environment_id: Mapped[int] = mapped_column(ForeignKey("environment.id"))
+    created_at: Mapped[datetime]
+    model: Mapped[str]
+    model_hash: Mapped[str]  # of the weights evaluated
+    scheme: Mapped[str]
+    base: Mapped[str]  # the scheme that it was compared with
+    policy: Mapped[str]
+    policy_version: Mapped[int] = mapped_column(BigInteger)  # of the form of its file
+    policy_hash: Mapped[str]  # of what its file said
+    verdict: Mapped[str]  # the worst outcome of its limits
+    exit_code: Mapped[int] = mapped_column(BigInteger)
+    limits: Mapped[list[Any]] = mapped_column(JSON)  # each as db.gate_records.GateLimit

@@ -1,0 +1,78 @@
+"""The app below a path, behind a proxy that authenticates, in a real browser."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from proxying import NAME, PASSWORD, Proxy, proxied
+
+from db.engine import open_database
+from db.exchange import import_file
+from db.records import DeviceInfo
+from flexq_bench.verdicts import Machine, record_night
+
+POINT = ".js-plotly-plot .scatterlayer .point"
+pytestmark = IN_A_BROWSER
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    direct: str
+    proxy: Proxy
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any) -> Iterator[Any]:
+    """The dashboard with an alert, below `bench`, and the proxy in front of it."""
+    path = tmp_path_factory.mktemp("dashboard") / "proxied.sqlite"
+    with open_database(str(path)) as database, database.session() as session:
+        import_file(session, ROOT / "examples" / "h200" / "smoke.parquet")
+        machine = Machine("cpu", DeviceInfo("GPU-1", "NVIDIA H200", "cuda"))
+        slow = compared("flexq-w6a6", 1.05, base=3, head=6, shape=(1, 4096, 4096))
+        record_night(session, [slow], machine, commits, alerting=True)
+    with dashboard_on(path, below="bench") as url:
+        port = urlsplit(url).port
+        assert port is not None
+        with proxied(port, "bench") as proxy:
+            yield Served(url, proxy)
+
+
+def sign_in(browser: Any, proxy: Proxy) -> None:
+    """As a person who types name and password once; the browser sends them from then on."""
+    with_password = proxy.url.replace("http://", f"http://{NAME}:{PASSWORD}@")
+    browser.get(f"{with_password}/favicon.png")
+
+
+def test_who_gives_no_password_sees_nothing(served: Served) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{served.proxy.url}/")
+
+
+def test_pages_and_their_links_stay_below_the_path(served: Served, browser: Any) -> None:
+    proxy = served.proxy
+    sign_in(browser, proxy)
+    said = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-overview")
+    assert "Alert 1: flexq" in said
+    assert proxy.websockets == ["/bench/_stcore/stream"]
+
+    browser.find_element("css selector", "[data-testid=stPageLink] a").click()
+    wait_for(lambda: browser.find_elements("css selector", POINT), "no evidence is drawn")
+    assert browser.current_url == f"{proxy.url}/alert?alert=1"
+
+    links = browser.find_elements("css selector", "[data-testid=stSidebarNav] a")
+    hrefs = [link.get_attribute("href") for link in links]
+    assert all(href.startswith(proxy.url) for href in hrefs), hrefs
+    links[hrefs.index(f"{proxy.url}/history")].click()
+    wait_for(lambda: browser.find_elements("css selector", POINT), "no history is drawn")
+    assert browser.current_url.startswith(f"{proxy.url}/history")
+
+    look(browser, browser.current_url, POINT, name="proxy-history")  # as a link that somebody sent
+    assert proxy.outside == []
+    assert errors(browser) == []

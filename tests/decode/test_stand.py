@@ -1,0 +1,132 @@
+"""What a worker refuses, before anything is loaded and after."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from decoders import small_llama
+
+from flexq_bench.decode import stand as of_stand
+from flexq_bench.decode.loading import Footprint, check_memory
+from flexq_bench.decode.stand import DecodeStand
+from flexq_bench.errors import MeasureError, UsageError
+from kernels.errors import KernelError
+from workloads.errors import WorkloadError
+
+CPU = torch.device("cpu")
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def stand() -> DecodeStand:
+    return DecodeStand("cpu", 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    small_llama(CPU).reference.save_pretrained(tmp_path, max_shard_size="200KB")
+    return tmp_path
+
+
+def asked(folder: Path, **changes: Any) -> dict[str, Any]:
+    usual = {"scheme": "fp16", "batch": 1, "capacity": 20, "kv_bits": 16}
+    return {"model": str(folder), **usual, **changes}
+
+
+def load(stand: DecodeStand, folder: Path) -> dict[str, Any]:
+    return stand.load(str(folder), "fp16", [1], 20, "none")
+
+
+def test_a_folder_that_is_whole_is_loaded_and_decoded(stand: DecodeStand, folder: Path) -> None:
+    stand.check(**asked(folder))
+    assert load(stand, folder)["weights_bytes"] > 0
+    assert len(stand.decode(1, 4, 5, 16, profiled=False)["step_ms"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"capacity": 257}, "context of 256 tokens, and prompt and answer make 257"),
+        ({"kv_bits": 5}, "a KV cache has 16, 8 or 4 bits, got 5"),
+        ({"scheme": "flexq-w6a"}, "no scheme 'flexq-w6a': there are flexq-w6a"),
+    ],
+)
+def test_what_can_not_be_is_said(
+    stand: DecodeStand, folder: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((UsageError, WorkloadError, KernelError), match=says):
+        stand.check(**asked(folder, **changes))
+
+
+def test_a_folder_without_config_is_said(stand: DecodeStand, folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+    with pytest.raises(UsageError, match=r"has no config\.json"):
+        stand.check(**asked(folder))
+
+
+def test_another_architecture_is_said(stand: DecodeStand, folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
+
+    with pytest.raises(UsageError, match="is a GPT2, and decode has LlamaForCausalLM and OPT"):
+        stand.check(**asked(folder))
+
+
+def test_a_missing_shard_is_said_before_anything_is_loaded(
+    stand: DecodeStand, folder: Path
+) -> None:
+    next(folder.glob("model-00002*")).unlink()
+
+    with pytest.raises(UsageError, match="lacks model-00002"):
+        stand.check(**asked(folder))
+
+
+def test_a_damaged_shard_is_named(stand: DecodeStand, folder: Path) -> None:
+    shard = next(folder.glob("model-00002*"))
+    shard.write_bytes(shard.read_bytes()[:1000])
+
+    with pytest.raises(UsageError, match=rf"can't read .*{shard.name}.*: download the model again"):
+        load(stand, folder)
+
+
+def test_a_damaged_gguf_file_is_named(stand: DecodeStand, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF and nothing more")
+
+    with pytest.raises(UsageError, match=r"can't read .*model\.gguf.*: download the model again"):
+        stand.check(**asked(path))
+
+
+def test_a_batch_that_does_not_fit_says_what_is_needed_and_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (23 * GIB, 24 * GIB))
+    needed = Footprint(12 * GIB, 10 * GIB, 2 * GIB)
+
+    with pytest.raises(MeasureError) as refused:
+        check_memory(needed, "llama-7b under fp16, batch 64,", torch.device("cuda"))
+
+    assert str(refused.value) == (
+        "llama-7b under fp16, batch 64, needs 24.0 GiB (12.0 weights, 10.0 KV cache, 2.0 working "
+        "space), and 23.0 of 24.0 GiB are free: pick a smaller batch, fewer tokens, --kv-bits 8 or "
+        "another scheme"
+    )
+
+
+def test_memory_that_runs_out_is_a_refusal_and_the_next_model_loads(
+    stand: DecodeStand, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(of_stand, "load", run_out)
+        with pytest.raises(MeasureError, match="ran out of GPU memory, which others use too"):
+            load(stand, folder)
+
+    assert load(stand, folder)["weights_bytes"] > 0
