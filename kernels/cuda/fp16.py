@@ -40,8 +40,8 @@ _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
     """row_tiles: of 16 rows a block; warps: of a block, which share out K; stages of each lane's
-    ring; late: 1 where the next kernel may start only when the last weights are requested; col_tiles: of 8 tokens
-    a block."""
+    ring; late: 1 where the next kernel may start only when the last weights are requested;
+    col_tiles: of 8 tokens a block."""
 
     row_tiles: int
     warps: int
