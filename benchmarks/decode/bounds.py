@@ -11,7 +11,7 @@ import argparse
 import sys
 
 from flexq_bench.decode.architecture import of_catalog
-from flexq_bench.decode.loading import footprint
+from flexq_bench.decode.traffic import step_bytes
 from workloads.models import get_model
 from workloads.schemes import get_scheme
 
@@ -27,25 +27,17 @@ def main() -> None:
     parser.add_argument("--kv-bits", type=int, default=16)
     arguments = parser.parse_args()
     schemes = arguments.schemes.split(",")
+    architecture = of_catalog(get_model(arguments.model))
     rows = [["batch", "tokens", *(f"{s} GB" for s in schemes), *(f"× {s}" for s in schemes[:-1])]]
     for batch in (int(b) for b in arguments.batch.split(",")):
         for tokens in (int(t) for t in arguments.tokens.split(",")):
             read = [
-                _step_bytes(arguments.model, scheme, batch, tokens, arguments.kv_bits)
+                step_bytes(architecture, get_scheme(scheme), batch, tokens, arguments.kv_bits)
                 for scheme in schemes
             ]
             ratios = [f"{of / read[-1]:.2f}" for of in read[:-1]]
             rows.append([str(batch), str(tokens), *(f"{b / _GB:.1f}" for b in read), *ratios])
     sys.stdout.writelines("| " + " | ".join(row) + " |\n" for row in rows)
-
-
-def _step_bytes(model: str, scheme: str, batch: int, tokens: int, kv_bits: int) -> int:
-    """Of weights and keys and values; of the embedding a step reads a row a sequence."""
-    architecture = of_catalog(get_model(model))
-    size = footprint(architecture, get_scheme(scheme), batch, tokens, kv_bits, "cpu")
-    of_model = architecture.dimensions
-    unread = 0 if of_model.tied_embeddings else of_model.vocab * of_model.hidden * 2
-    return size.weights + size.cache - unread
 
 
 if __name__ == "__main__":

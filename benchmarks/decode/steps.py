@@ -3,6 +3,7 @@
     python benchmarks/decode/steps.py --model llama-13b --schemes fp16,flexq-w6ax --batch 1,4,8
 
 Weights are synthetic. One process, one placement: to see where time goes, not to compare by.
+read_ms is how long the GPU takes to read, in one go, as many bytes as weights and cache have.
 """
 
 from __future__ import annotations
@@ -19,14 +20,20 @@ from flexq_bench.decode import profile
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load, release
+from flexq_bench.decode.traffic import step_bytes
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.measure import Tuning
+from kernels.contract import Probe
 from kernels.decoder.cuda_operations import CudaOperations
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
 from workloads.models import get_model
 from workloads.schemes import get_scheme
 
 _STEPS = 60
+_READ_N, _READ_K = 2**16, 2**15  # FP16 weights of this shape are 4 GB
+_READS = 5
 
 
 def main() -> None:
@@ -40,12 +47,35 @@ def main() -> None:
     arguments = parser.parse_args()
     batches = tuple(int(b) for b in arguments.batch.split(","))
     lengths = [int(length) for length in arguments.length.split(",")]
+    rate = _read_rate()
     for scheme in arguments.schemes.split(","):
-        _one_scheme(scheme, batches, lengths, arguments)
+        _one_scheme(scheme, batches, lengths, rate, arguments)
+
+
+def _read_rate() -> float:
+    """Bytes a second of the fastest way to read 4 GB and do nothing with them."""
+    probe = resolve("read-16", "cuda")
+    assert isinstance(probe, Probe)
+    shape = GemmWorkload(1, _READ_N, _READ_K)
+    operand = probe.allocate(shape, torch.device("cuda"), 0)
+    times = []
+    for config in probe.candidates(shape):
+        for _ in range(_READS):
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            probe.launch(operand, config)
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop))
+    return operand.nbytes / min(times) * 1000
 
 
 def _one_scheme(
-    scheme: str, batches: tuple[int, ...], lengths: list[int], arguments: argparse.Namespace
+    scheme: str,
+    batches: tuple[int, ...],
+    lengths: list[int],
+    read_rate: float,
+    arguments: argparse.Namespace,
 ) -> None:
     device = torch.device("cuda")
     operations = CudaOperations()
@@ -56,6 +86,7 @@ def _one_scheme(
     source = SyntheticWeights(architecture, 0)
     model = load(source, get_scheme(scheme), device, capacity, tuner, batches)
     loaded = time.perf_counter() - began
+    tuner.settle(model)
     for batch in batches:
         engine = Engine(
             model,
@@ -79,11 +110,16 @@ def _one_scheme(
                 times.append((start, stop))
             torch.cuda.synchronize()
             step_ms = statistics.median(a.elapsed_time(b) for a, b in times)
+            read = step_bytes(architecture, get_scheme(scheme), batch, length, arguments.kv_bits)
+            read_ms = read / read_rate * 1000
             row = {
                 "scheme": scheme,
                 "batch": batch,
                 "length": length,
                 "step_ms": round(step_ms, 4),
+                "read_gb": round(read / 1e9, 2),
+                "read_ms": round(read_ms, 4),
+                "over_read": round(step_ms / read_ms, 3),
                 "weights_gb": round(model.nbytes / 1e9, 2),
                 "allocated_gb": round(torch.cuda.memory_allocated() / 1e9, 2),
                 "load_s": round(loaded, 1),

@@ -51,7 +51,7 @@ class Engine:
     ) -> None:
         self.model = model
         self.slots, self.capacity = slots, capacity
-        self._choose = choose
+        self._choose, self._operations = choose, operations
         self._decoder = Decoder(model, operations)
         device, shape = model.device, model.attention
         self.caches = [
@@ -199,11 +199,8 @@ class Engine:
         tokens, positions = state.tokens[:batch], state.positions[:batch]
         work = self._workspace(batch)
         logits = self._decoder.step(work, tokens, positions, self.caches, bucket)
-        chosen = logits.argmax(dim=1)
-        tokens.copy_(chosen)
         # A slot that nobody uses goes on, and stays at its end.
-        positions.add_(1).clamp_(max=self.capacity - 1)
-        state.history[:batch].scatter_(1, positions.long()[:, None], chosen[:, None])
+        self._operations.pick(logits, tokens, positions, state.history)
 
     def _workspace(self, m: int) -> Workspace:
         if m not in self._workspaces:

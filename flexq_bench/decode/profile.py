@@ -11,7 +11,14 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.decoder.cuda_operations import ATTENTION, ATTENTION_SUM, NORM, RELU, SILU_MUL
+from kernels.decoder.cuda_operations import (
+    ATTENTION,
+    ATTENTION_SUM,
+    NORM,
+    PICK,
+    RELU,
+    SILU_MUL,
+)
 from workloads.models import Block
 
 _ON_GPU = "CUDA"  # torch.profiler's word
@@ -79,8 +86,7 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
             parts.append(_ACTIVATION[block])
             current = down
         else:
-            # The head's is the only kernel between the last norm and what picks a token from it.
-            if current == HEAD and _is_sampling(name):
+            if name == PICK:
                 current = SAMPLING
             parts.append(current)
     return parts
@@ -103,7 +109,3 @@ def _launches(profiler: torch.profiler.profile) -> Iterable[Launch]:
         is_kernel = event.device_type.name == _ON_GPU
         if is_kernel and not event.name.startswith(("Memcpy", "Memset")):
             yield Launch(event.name, event.time_range.start, event.time_range.end)
-
-
-def _is_sampling(name: str) -> bool:
-    return "reduce" in name.lower() and "splitk" not in name.lower()

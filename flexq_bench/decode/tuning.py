@@ -1,34 +1,43 @@
-"""Choosing each linear layer's configuration as a decode step runs it: behind what packs its input.
+"""Choosing each linear layer's configuration inside the decode step that it is for.
 
-A GEMM that may start before the kernel in front of it has ended is timed with such a kernel in
-front: what hides behind what decides between candidates that are alike on their own.
+A kernel starts before the one in front of it has ended, and lets the next one in before it has
+ended itself: which configuration is fastest depends on what stands before and behind it. So
+candidates are timed in steps of a model's first blocks, layer by layer, the largest first.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
+from flexq_bench.decode.decoder import Model
+from flexq_bench.decode.engine import Engine
+from flexq_bench.decode.layers import ChooseConfig, PackedLinear
+from flexq_bench.decode.loading import release
+from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.measure.device import describe_environment
-from flexq_bench.measure.inputs import WEIGHT_STD
 from flexq_bench.measure.tuning import Tuning
 from kernels.autotune import TuningKey, TuningMemory
-from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.decoder import DecoderOperations, Destination, Norm
+from kernels.contract import Config, LinearKernel
+from kernels.decoder import DecoderOperations
 from kernels.runtime.nvrtc import builds_hash
 from workloads.gemm import GemmWorkload
 
-STAGE = "decode"  # of the tuning key: what packs the input, and the layer
+STAGE = "decode-step"  # of the tuning key
 _COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
-_MOST_COPIES = 64
-_SAMPLES = 9
+_FEWEST_BLOCKS = 6  # a step also has a head, which is not a part of any of them
+_WARM_UP, _SAMPLES = 3, 15  # steps
+_TOKENS = 32  # that a sequence has room for while steps are timed
 
 
 class StepTuner:
-    """choose(kernel, m, n, k) for numbers of tokens in `sizes`; the kernel's heuristic for others.
+    """choose(kernel, m, n, k): the kernel's heuristic, until `settle` has found what is faster.
 
-    tuning: where choices come from. operations: what packs activations in a step.
+    tuning: where choices come from. operations: what stands between linear layers. sizes: numbers
+    of tokens to choose for.
     """
 
     def __init__(
@@ -46,27 +55,47 @@ class StepTuner:
     def __call__(self, kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
         key = (kernel.spec.label, m, n, k)
         if key not in self._chosen:
-            self._chosen[key] = self._choose(kernel, GemmWorkload(m, n, k))
+            self._chosen[key] = self._heuristic(kernel, GemmWorkload(m, n, k))
         return self._chosen[key]
 
-    def _choose(self, kernel: LinearKernel, gemm: GemmWorkload) -> Config | None:
-        if self._device.type != "cuda" or self._tuning is Tuning.NONE or gemm.m not in self._sizes:
-            return kernel.default_config(gemm)
-        candidates = self._fused(kernel, gemm)
-        if not candidates:
-            return kernel.default_config(gemm)
-        timer = _Timer(kernel, gemm, self._operations, self._device)
-        chosen = self._memory.choose(self._key(kernel, gemm), candidates, timer)
-        timer.close()
-        return chosen
+    def settle(self, model: Model) -> None:
+        """Time the candidates of every layer of a loaded model, or remember the fastest."""
+        if self._tuning is Tuning.NONE:
+            return
+        some, block = _first_blocks(model), model.blocks[0]
+        linears = (block.widen, block.down, block.qkv, block.out, model.head)
+        for m in sorted(self._sizes):
+            for linear in sorted(linears, key=lambda linear: -linear.nbytes):
+                self._settle(some, linear, m)
+        release(self._device)
 
-    def _fused(self, kernel: LinearKernel, gemm: GemmWorkload) -> list[Config]:
+    def _settle(self, model: Model, linear: PackedLinear, m: int) -> None:
+        kernel, n, k = linear.kernel, linear.weights.rows, linear.weights.k
+        gemm, key = GemmWorkload(m, n, k), (kernel.spec.label, m, n, k)
+        candidates = self._fused(kernel, gemm)
+        if len(candidates) < 2:
+            return
+
+        def time_us(config: Config) -> float:
+            self._chosen[key] = config
+            return step_us(model, self._operations, self, m)
+
+        self._chosen[key] = self._memory.choose(self._key(kernel, gemm), candidates, time_us)
+
+    def _heuristic(self, kernel: LinearKernel, gemm: GemmWorkload) -> Config | None:
+        chosen = kernel.default_config(gemm)
+        if self._tuning is Tuning.NONE or gemm.m not in self._sizes:
+            return chosen
+        fused = self._fused(kernel, gemm)
+        return chosen if chosen in fused or not fused else fused[0]
+
+    def _fused(self, kernel: LinearKernel, gemm: GemmWorkload) -> Sequence[Config]:
         """Candidates whose activations what comes before can write; all, if there are none such.
 
         They also read the layout of weights that prompts of any length do.
         """
         x = kernel.empty_activation(gemm.m, gemm.k, self._device)
-        candidates = list(kernel.candidates(gemm))
+        candidates = kernel.candidates(gemm)
         fused = [config for config in candidates if kernel.packing(x, config) is not None]
         return fused or candidates
 
@@ -90,68 +119,29 @@ class StepTuner:
 _SOFTWARE = ("torch", "cuda", "cublas", "nvrtc", "nvmath")
 
 
-class _Timer:
-    """Microseconds of what packs the input and a layer under a configuration, weights cold."""
+def step_us(model: Model, operations: DecoderOperations, choose: ChooseConfig, batch: int) -> float:
+    """Microseconds of a step of `batch` short sequences. Raises what a configuration raises."""
+    engine = Engine(model, operations, choose, slots=batch, capacity=_TOKENS)
+    try:
+        engine.prepare(batch, _TOKENS)
+        engine.positions.fill_(_TOKENS // 2)
+        watch = stopwatch(model.device)
+        for step in range(_WARM_UP + _SAMPLES):
+            if step >= _WARM_UP:
+                watch.mark()
+            engine.advance(batch, _TOKENS)
+        watch.mark()
+        return statistics.median(watch.intervals_ms()) * 1000
+    finally:
+        engine.close()
 
-    def __init__(
-        self,
-        kernel: LinearKernel,
-        gemm: GemmWorkload,
-        operations: DecoderOperations,
-        device: torch.device,
-    ) -> None:
-        self._kernel, self._gemm, self._operations = kernel, gemm, operations
-        self._device = device
-        self._weights: list[PackedOperand] = []
 
-    def _place(self) -> None:
-        kernel, gemm, device = self._kernel, self._gemm, self._device
-        generator = torch.Generator(device).manual_seed(0)
-
-        def draw(*shape: int) -> torch.Tensor:
-            values = torch.empty(shape, dtype=torch.float16, device=device)
-            return values.normal_(generator=generator)
-
-        weight = kernel.pack_weight(kernel.quantize_weight(draw(gemm.n, gemm.k) * WEIGHT_STD))
-        l2 = torch.cuda.get_device_properties(device).L2_cache_size
-        copies = min(_MOST_COPIES, -(-_COPIES_OF_L2 * l2 // weight.nbytes) + 1)
-        self._weights = [weight, *(weight.clone() for _ in range(copies - 1))]
-        self._x = draw(gemm.m, gemm.k)
-        self._norm = Norm(torch.ones(gemm.k, dtype=torch.float16, device=device), None, 1e-5)
-        self._packed = kernel.empty_activation(gemm.m, gemm.k, device)
-        self._out = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device=device)
-
-    def close(self) -> None:
-        """Give the weights back."""
-        self._weights = []
-
-    def __call__(self, config: Config) -> float:
-        if not self._weights:
-            self._place()
-        self._run(self._weights[:1], config)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._run(self._weights, config)
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        times: list[float] = []
-        for _ in range(_SAMPLES):
-            graph.replay()  # behind an untimed one the host has queued the rest
-            start.record()
-            graph.replay()
-            stop.record()
-            stop.synchronize()
-            times.append(start.elapsed_time(stop) * 1000 / len(self._weights))
-        graph.reset()
-        return statistics.median(times)
-
-    def _run(self, weights: list[PackedOperand], config: Config) -> None:
-        to = Destination(self._kernel, self._packed, config)
-        # What stands before a layer that widens is a norm; before the others nothing reads a row.
-        widens = self._gemm.n >= self._gemm.k
-        for weight in weights:
-            if widens:
-                self._operations.norm(self._x, None, self._norm, to)
-            else:
-                self._operations.relu(self._x, to)
-            self._kernel.gemm(self._packed, weight, self._out, config=config)
+def _first_blocks(model: Model) -> Model:
+    """A model of so few blocks that steps are short, and so many that weights are read cold."""
+    blocks = _FEWEST_BLOCKS
+    if model.device.type == "cuda":
+        block = model.blocks[0]
+        of_block = sum(linear.nbytes for linear in (block.qkv, block.out, block.widen, block.down))
+        l2 = torch.cuda.get_device_properties(model.device).L2_cache_size
+        blocks = max(blocks, -(-_COPIES_OF_L2 * l2 // of_block))
+    return replace(model, blocks=model.blocks[:blocks])

@@ -14,7 +14,8 @@
 // weights as soon as the last of these have started (programmatic dependent launch), so that no SM
 // idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal shares. LATE
 // is for shapes whose blocks leave room on the SMs: without it, the next kernel's blocks take a share of
-// the bandwidth while this one's are at work.
+// the bandwidth while this one's are at work; with it, they start when this one's have requested their
+// last weights.
 #include "imma_layout.cuh"
 
 #if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
@@ -137,6 +138,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     const int ahead = step + (STAGES - 1) * STRIDE;
     const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    else if constexpr (LATE) let_next_kernel_start();
     cp_async_commit();
     if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
 
@@ -199,7 +201,6 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 
-  if constexpr (LATE) let_next_kernel_start();
   // The warps meet: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
   cp_async_wait<0>();
   __syncthreads();

@@ -1,5 +1,5 @@
 """The operations as one kernel each (csrc/decode_nodes.cu; attention: csrc/decode_attention.cu and
-the sum of its splits)."""
+the sum of its splits; the token: csrc/decode_pick.cu)."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
 # The names of their kernels: those that a profile shows.
-NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM = (
+NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM, PICK = (
     "decode_norm",
     "decode_silu_mul",
     "decode_relu",
     "decode_attention",
     "decode_attention_sum",
+    "decode_pick",
 )
 _FUNCTIONS = {
     _RMS_NORM: NORM,
@@ -39,9 +40,13 @@ _SUM_THREADS = 512  # of a block with a whole row of attention, whose threads ho
 _SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
 _MOST_VECTORS = 3  # of a thread of a norm with more threads than these
 _ATTENTION_THREADS, _LANE_VALUES = 128, 8  # csrc/decode_attention.cu
+_PICK_THREADS = 1024  # csrc/decode_pick.cu
 _MOST_SHARED_BYTES = 48 * 1024  # that a kernel declares
 _LEAST_CHUNK = 64  # positions of a split: what a block of attention has in flight
 _ENOUGH_BLOCKS_PER_SM = 32  # of attention: with more, a block that starts costs more than it brings
+
+
+_PICK_BUILD = Build.of("decode_pick.cu", block=Block(PICK, _PICK_THREADS))
 
 
 class CudaOperations(DecoderOperations):
@@ -110,6 +115,21 @@ class CudaOperations(DecoderOperations):
         inputs = (None, None, None, None, None, sums, weights)
         row = (batch, shape.heads * shape.head_dim)
         self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
+
+    def pick(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor,
+    ) -> None:
+        batch, vocabulary = logits.shape
+        load_function(_PICK_BUILD, PICK).launch(
+            (batch, 1, 1),
+            _PICK_THREADS,
+            (logits, tokens, positions, history, vocabulary, history.shape[1]),
+            overlap_previous=True,
+        )
 
     def _produce(
         self,
@@ -261,7 +281,7 @@ def builds() -> list[Build]:
         for kind, bits in kinds
         for vectors in _vectors(producer, kind)
     ]
-    return [*attention, *nodes]
+    return [*attention, *nodes, _PICK_BUILD]
 
 
 def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:

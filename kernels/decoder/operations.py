@@ -86,3 +86,18 @@ class DecoderOperations(ABC):
         qkv: FP16 [B, shape.width], before rotation. positions: int32 [B], of the new tokens;
         sequence b has slot b of the cache. longest: tokens that a sequence may have by now.
         """
+
+    @abstractmethod
+    def pick(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor,
+    ) -> None:
+        """Each sequence goes on by its most likely token, the first of equals.
+
+        logits: FP16 [B, vocabulary]. tokens: int32 [B], written. positions: int32 [B], one further
+        afterwards; at the end of its row of history a sequence stays. history: int64
+        [>= B, capacity], where the token is written at its position.
+        """

@@ -62,6 +62,18 @@ class TorchOperations(DecoderOperations):
         out = torch.softmax(scores, dim=-1) @ v
         _activate(out.half().reshape(batch, -1), to)
 
+    def pick(
+        self,
+        logits: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        history: torch.Tensor,
+    ) -> None:
+        chosen = logits.argmax(dim=1)
+        tokens.copy_(chosen)
+        positions.add_(1).clamp_(max=history.shape[1] - 1)
+        history[: len(chosen)].scatter_(1, positions.long()[:, None], chosen[:, None])
+
 
 def normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
     """RMS or layer norm of FP16 [M,K], FP16."""

@@ -18,7 +18,7 @@ BLOCK = (
     "decode_silu_mul",
     "gemm",
 )
-STEP = ("index_select", *BLOCK, *BLOCK, "decode_norm", "gemm", "reduce_kernel", "copy")
+STEP = ("index_select", *BLOCK, *BLOCK, "decode_norm", "gemm", "scale", "decode_pick")
 
 
 def test_linear_layers_are_told_apart_by_what_stands_around_them() -> None:
@@ -26,7 +26,7 @@ def test_linear_layers_are_told_apart_by_what_stands_around_them() -> None:
 
     one = ["norm", "qkv_proj", "attention", "attention", "o_proj", "o_proj"]
     one += ["norm", "gate_up_proj", "silu_mul", "down_proj"]
-    ends = ["norm", "lm_head", "sampling", "sampling"]
+    ends = ["norm", "lm_head", "lm_head", "sampling"]
     assert parts == ["embedding", *one, *one, *ends]
 
 

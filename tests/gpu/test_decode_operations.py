@@ -141,6 +141,54 @@ def test_attention_of_sequences_at_different_positions(
             assert torch.allclose(got, wanted, atol=1.1 * step + 4e-3, rtol=2e-3)
 
 
+@pytest.mark.parametrize(("heads", "kv_heads"), [(5, 5), (16, 2)])
+@pytest.mark.parametrize("label", ["flexq", "flexq[w6a8]", "cublaslt-w8a8", "abq-w6a6", "fp16"])
+def test_attention_packs_what_a_kernel_packs_of_its_halves(
+    label: str, heads: int, kv_heads: int
+) -> None:
+    torch.manual_seed(heads)
+    positions = torch.tensor([0, 63, 64, 127, 128, 899], dtype=torch.int32, device=DEVICE)
+    batch, capacity, k = len(positions), 900, heads * 128
+    shape = AttentionShape(heads, kv_heads, 128, None)
+    qkv = torch.randn(batch, shape.width, device=DEVICE).half()
+    cache = empty_layer(batch, kv_heads, capacity, 128, 16, DEVICE)
+    _fill_alike([cache, cache])
+    plain, kernel, operations = kernel_of("w8a16"), kernel_of(label), CudaOperations()
+    halves = plain.empty_activation(batch, k, DEVICE)
+    operations.attend(qkv, shape, cache, positions, capacity, Destination(plain, halves, None))
+    wanted = kernel.empty_activation(batch, k, DEVICE)
+    kernel.activate(halves.buffers["values"][:batch, :k], wanted)
+    for _ in range(3):  # blocks that add up others' sums leave everything as they found it
+        got = poisoned(kernel, batch, k)
+        operations.attend(qkv, shape, cache, positions, capacity, Destination(kernel, got, None))
+        torch.cuda.synchronize()
+
+        assert same(kernel, got, wanted)
+
+
+@pytest.mark.parametrize("vocabulary", [1, 50, 1024, 32000, 50257])
+def test_the_token_picked_is_the_first_of_the_largest(vocabulary: int) -> None:
+    torch.manual_seed(vocabulary)
+    coarse = torch.randint(-40, 40, (5, vocabulary), device=DEVICE).half() / 8
+    fine = torch.randn(3, vocabulary, device=DEVICE).half()
+    low = torch.full((1, vocabulary), -torch.inf, device=DEVICE).half()
+    zeros = torch.zeros(1, vocabulary, device=DEVICE).half()
+    zeros[0, : vocabulary // 2] *= -1
+    unknown = torch.randn(1, vocabulary, device=DEVICE).half()
+    unknown[0, vocabulary // 2 :] = torch.nan
+    logits = torch.cat([coarse, fine, low, zeros, unknown])
+    states = []
+    for operations in (CudaOperations(), TorchOperations()):
+        tokens = torch.full((11,), -1, dtype=torch.int32, device=DEVICE)
+        positions = torch.arange(11, dtype=torch.int32, device=DEVICE) * 2
+        history = torch.full((12, 20), -1, dtype=torch.int64, device=DEVICE)
+        operations.pick(logits, tokens, positions, history)
+        states.append((tokens, positions, history))
+    torch.cuda.synchronize()
+
+    assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
+
+
 def test_a_batch_is_split_so_that_it_fills_the_gpu() -> None:
     assert split_length(40, 1024, 132) == 64
     assert split_length(40 * 64, 1024, 132) == 512

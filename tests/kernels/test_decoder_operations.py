@@ -7,6 +7,7 @@ import torch
 
 from kernels.decoder import AttentionShape, kv
 from kernels.decoder.cuda_operations import attention_build, node_build, split_length
+from kernels.decoder.torch_operations import TorchOperations
 from kernels.errors import ShapeError, UnsupportedError
 from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import compile_build
@@ -65,3 +66,15 @@ def test_a_constant_head_is_its_least_value() -> None:
 def test_a_width_that_no_kernel_reads_is_refused() -> None:
     with pytest.raises(ShapeError, match="16, 8 or 4 bits, got 5"):
         kv.empty_layer(1, 1, 8, 64, 5, torch.device("cpu"))
+
+
+def test_a_sequence_goes_on_by_the_first_of_the_most_likely_tokens_and_stays_at_its_end() -> None:
+    logits = torch.tensor([[0.0, 2.0, 2.0], [5.0, 1.0, -1.0]]).half()
+    tokens, positions = torch.zeros(2, dtype=torch.int32), torch.tensor([1, 3], dtype=torch.int32)
+    history = torch.full((3, 4), -1)
+
+    TorchOperations().pick(logits, tokens, positions, history)
+
+    assert tokens.tolist() == [1, 0]
+    assert positions.tolist() == [2, 3]
+    assert history.tolist() == [[-1, -1, 1, -1], [-1, -1, -1, 0], [-1] * 4]

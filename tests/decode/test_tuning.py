@@ -1,0 +1,123 @@
+"""Choosing configurations inside a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from decoders import small_llama
+
+from flexq_bench.decode import tuning
+from flexq_bench.decode.decoder import Model
+from flexq_bench.decode.loading import load
+from flexq_bench.decode.tuning import StepTuner, step_us
+from flexq_bench.measure.tuning import Tuning
+from kernels.contract import Config, LinearKernel
+from kernels.decoder.torch_operations import TorchOperations
+from workloads.schemes import get_scheme
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Config):
+    """A configuration that does nothing."""
+
+    number: int
+
+
+CHOICES = [Choice(number) for number in range(4)]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
+    """A small model whose linear layers have a choice."""
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    source = small_llama(CPU).source
+    loaded = load(source, get_scheme("fp16"), CPU, 64, lambda *_: None, (1,))
+    kernel = type(loaded.blocks[0].qkv.kernel)
+    monkeypatch.setattr(kernel, "candidates", lambda *_: CHOICES)
+    monkeypatch.setattr(kernel, "default_config", lambda *_: CHOICES[0])
+    return loaded
+
+
+@pytest.fixture
+def timed(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config | None, ...]]:
+    """The choices of each step that was timed: of widen, down, qkv and out."""
+    seen: list[tuple[Config | None, ...]] = []
+
+    def fake(some: Model, operations: object, choose: Callable[..., Config], m: int) -> float:
+        block = some.blocks[0]
+        linears = (block.widen, block.down, block.qkv, block.out)
+        of = [choose(li.kernel, m, li.weights.rows, li.weights.k) for li in linears]
+        seen.append(tuple(of))
+        widen, down = (config.number for config in of[:2])
+        if down == 3:
+            raise RuntimeError("it doesn't run")
+        # Of down what is fastest depends on what stands before it.
+        return 10.0 - 3.0 * (widen == 2) - (down == (1 if widen == 2 else 2))
+
+    monkeypatch.setattr(tuning, "step_us", fake)
+    return seen
+
+
+def chosen(tuner: StepTuner, model: Model, m: int) -> list[int]:
+    block = model.blocks[0]
+    found = [
+        tuner(li.kernel, m, li.weights.rows, li.weights.k)
+        for li in (block.widen, block.down, block.qkv, block.out)
+    ]
+    return [config.number for config in found if isinstance(config, Choice)]
+
+
+def test_each_layer_is_chosen_behind_those_already_chosen(
+    model: Model, timed: list[tuple[Config | None, ...]]
+) -> None:
+    tuner = StepTuner(CPU, TorchOperations(), Tuning.REMEMBERED, frozenset((1,)))
+    assert chosen(tuner, model, 1) == [0, 0, 0, 0]
+
+    tuner.settle(model)
+
+    assert chosen(tuner, model, 1) == [2, 1, 0, 0]
+    assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody asked for 7 tokens
+
+
+def test_choices_are_remembered_unless_they_are_to_be_fresh(
+    model: Model, timed: list[tuple[Config | None, ...]]
+) -> None:
+    for how, expected in ((Tuning.REMEMBERED, True), (Tuning.REMEMBERED, False)):
+        timed.clear()
+        tuner = StepTuner(CPU, TorchOperations(), how, frozenset((1,)))
+        tuner.settle(model)
+        assert bool(timed) == expected
+        assert chosen(tuner, model, 1) == [2, 1, 0, 0]
+    StepTuner(CPU, TorchOperations(), Tuning.FRESH, frozenset((1,))).settle(model)
+    assert timed
+
+
+def test_without_tuning_the_heuristic_stays(
+    model: Model, timed: list[tuple[Config | None, ...]]
+) -> None:
+    tuner = StepTuner(CPU, TorchOperations(), Tuning.NONE, frozenset((1,)))
+
+    tuner.settle(model)
+
+    assert not timed
+    assert chosen(tuner, model, 1) == [0, 0, 0, 0]
+
+
+def test_a_step_that_is_timed_is_one_of_the_engine(model: Model) -> None:
+    asked: set[tuple[int, int, int]] = set()
+
+    def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
+        asked.add((m, n, k))
+        return None
+
+    assert step_us(model, TorchOperations(), choose, 2) > 0.0
+    block, head = model.blocks[0], model.head
+    layers = [linear.weights for linear in (block.qkv, block.out, block.widen, block.down, head)]
+    assert asked == {(2, weights.rows, weights.k) for weights in layers}
