@@ -8,7 +8,7 @@ gets the database, the records and summary.json, each written as soon as it is k
 ends it early (Ctrl-C, a limit) has what was measured until then.
 
 The speed-up is cases a minute of one whole night over another's, from the night's start to its
-last result. It is told with and without the empty launch, one case of 1 to 12 seconds by chance
+last result. It is told with and without the empty launch, one case of 1 to 15 seconds by chance
 (its interval is asked to close within 2 ns), and, as a check, by what the workers' time in cases
 comes to over the cases of both nights. Limits: at least 1.9 times one GPU's cases a minute on two
 and 3.7 on four, every series within 1.5 %, 60 % of the workers' time in cases, less than 10 s of a

@@ -37,7 +37,7 @@ class Backlog:
     A worker keeps its shape, whose floor it has measured, while it lasts. Shapes go out by the
     seconds that they are expected to take, longest first, and so do the jobs of a shape after its
     floors: what is handed out last is short, so no GPU waits long for the last one. The empty
-    launch is the first of all: how long its few nanoseconds take to settle, 1 to 12 s on an H200,
+    launch is the first of all: how long its few nanoseconds take to settle, 1 to 15 s on an H200,
     is chance, and nobody can share it.
     """
 
