@@ -68,6 +68,7 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(1, 2, 3, 1): Cost(1.06, 1.01, 0.335, 166),
     WgmmaConfig(1, 2, 3, 2): Cost(4.82, 1.03, 0.389, 166),
     WgmmaConfig(1, 2, 3, 4): Cost(8.66, 1.21, 0.488, 166),
+    WgmmaConfig(1, 2, 4, 1): Cost(3.01, 0.634, 0.472, 255),
     WgmmaConfig(1, 2, 4, 2): Cost(4.43, 0.905, 0.3, 255),
     WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
     WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
