@@ -12,11 +12,12 @@ import pytest
 
 from db.engine import open_database
 from db.records import DeviceInfo
+from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluating import EvaluationPlan
 from flexq_bench.accuracy.findings import Finding
 from flexq_bench.accuracy.on_cluster import Introduction, Units, _Drive, _Worker
-from flexq_bench.accuracy.recording import SUITE, Origin
+from flexq_bench.accuracy.recording import Origin
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
