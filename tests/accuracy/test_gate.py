@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -137,3 +141,18 @@ def test_four_bits_rounded_to_nearest_fail_and_all_reports_say_it(gate, tmp_path
     assert "| `w4a4` | perplexity of heldout | +" in files["markdown"].read_text()
     suite = ElementTree.fromstring(files["junit"].read_text())
     assert suite.attrib == {"tests": "2", "failures": "2", "errors": "0"}
+
+
+@pytest.mark.slow
+def test_the_three_verdicts_come_by_one_command(tiny_llama, tmp_path):
+    root = tiny_llama.parents[2]
+    script = [sys.executable, str(root / "benchmarks" / "accuracy" / "gate_verdicts.py")]
+    script += ["--model", str(tiny_llama), "--data", f"heldout={tiny_llama / 'heldout.txt'}"]
+    script += ["--policy", str(tiny_llama / "policy.toml"), "--device", "cpu"]
+    environment = os.environ | {
+        "FLEXQ_BENCH_DB": str(tmp_path / "flexq.sqlite"),
+        "PYTHONPATH": str(root),
+    }
+    ran = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.findall(r"exit code (\d), \d+ s", ran.stdout) == ["0", "1", "1"]
