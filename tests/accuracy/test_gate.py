@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -149,3 +153,18 @@ def test_what_it_decided_is_stored(gate, tmp_path):
     assert (row.verdict, row.exit_code) == ("regression", 1)
     assert [limit.check for limit in row.limits] == ["perplexity of heldout", "parity of kernels"]
     assert row.limits[0].low < row.limits[0].change < row.limits[0].high
+
+
+@pytest.mark.slow
+def test_the_three_verdicts_come_by_one_command(tiny_llama, tmp_path):
+    root = tiny_llama.parents[2]
+    script = [sys.executable, str(root / "benchmarks" / "accuracy" / "gate_verdicts.py")]
+    script += ["--model", str(tiny_llama), "--data", f"heldout={tiny_llama / 'heldout.txt'}"]
+    script += ["--policy", str(tiny_llama / "policy.toml"), "--device", "cpu"]
+    environment = os.environ | {
+        "FLEXQ_BENCH_DB": str(tmp_path / "flexq.sqlite"),
+        "PYTHONPATH": str(root),
+    }
+    ran = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert re.findall(r"exit code (\d), \d+ s", ran.stdout) == ["0", "1", "1"]
