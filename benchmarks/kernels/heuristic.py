@@ -36,9 +36,10 @@ from kernels.cuda.imma_configs import (
     AnyImmaConfig,
     ImmaConfig,
     TiledConfig,
+    TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import MANY_ROWS, Cost, choose, waves_of
+from kernels.cuda.imma_heuristic import Cost, choose, waves_of
 from kernels.cuda.minifloat import MinifloatGemm
 from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
 from kernels.registry import resolve
@@ -115,7 +116,7 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int)
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, sms, found.costs, found.few)
+        return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
     return choose_few(of_floats, gemm, sms, MINIFLOATS)
 
@@ -190,7 +191,12 @@ class CostSamples:
     """Waves and relative times of the configurations of one kernel that `costs` knows."""
 
     def __init__(
-        self, times: Times, kind: type, sms: int, costs: Mapping[AnyImmaConfig, Cost]
+        self,
+        times: Times,
+        kind: type,
+        sms: int,
+        costs: Mapping[AnyImmaConfig, Cost],
+        tiles: TileFormat,
     ) -> None:
         self.configs = [config for config in costs if isinstance(config, kind)]
         rows = [
@@ -203,7 +209,9 @@ class CostSamples:
         us = us.reshape(-1, len(self.configs))
         self.missing = np.isnan(us)
         self.losses = np.nan_to_num(us / np.nanmin(us, axis=1, keepdims=True) - 1)
-        waves = [[waves_of(c, costs[c], gemm, sms) for c in self.configs] for gemm, _ in rows]
+        waves = [
+            [waves_of(c, costs[c], gemm, sms, tiles) for c in self.configs] for gemm, _ in rows
+        ]
         self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
         self.floor = np.array([[FLEXQ.read_us(gemm)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
@@ -262,19 +270,19 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
-        fit_costs(times, sms, found.costs)
+        fit_costs(times, sms, found)
 
 
-def fit_costs(times: Times, sms: int, costs: Mapping[AnyImmaConfig, Cost]) -> None:
+def fit_costs(times: Times, sms: int, kernel: ImmaGemm) -> None:
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
-    border = MANY_ROWS * MMA_ROWS * sms
+    border = kernel.few.many_rows * MMA_ROWS * sms
     parts = (
         (ImmaConfig, {gemm: timed for gemm, timed in few.items() if gemm.n <= border}),
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, costs)
+        of_kind = CostSamples(seen, kind, sms, kernel.costs, kernel.tiles)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)

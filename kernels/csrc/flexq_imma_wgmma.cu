@@ -154,8 +154,8 @@ struct Pipeline {
     return stage;
   }
 
-  // The rest of a group that has begun. Returns the next one's stage, which has begun then, unless this is the
-  // LAST that does. FIRST: the buffer of the first granule's sums.
+  // The rest of a group that has begun. Unless it is the LAST, the next one has begun then, whose stage is
+  // returned. FIRST: the buffer of the first granule's sums.
   template <int FIRST, bool LAST>
   __device__ __forceinline__ uint32_t finish_group(float (&total)[GRANULES][GRANULE / 2], Weights& weights,
                                                    Sums (&sums)[2], uint32_t stage, int step) {

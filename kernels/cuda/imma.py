@@ -144,7 +144,8 @@ class ImmaGemm(LinearKernel):
         return bucket_of(m)
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
-        return choose(self.fitting(gemm), gemm, current_gpu().sms, self.costs, self.few)
+        sms = current_gpu().sms
+        return choose(self.fitting(gemm), gemm, sms, self.costs, self.few, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [

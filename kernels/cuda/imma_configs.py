@@ -308,25 +308,24 @@ _FEW_NIBBLES = {
 _MANY_NIBBLES = ((4, 2, 1, 4, 3, 2), (4, 2, 1, 4, 4, 1), (4, 2, 1, 8, 3, 1))
 _WGMMA_NIBBLES = (
     (1, 1, 3, 2),
+    (1, 1, 4, 4),
     (1, 2, 3, 1),
     (1, 2, 3, 2),
-    (1, 2, 4, 1),
     (1, 2, 4, 2),
     (2, 2, 4, 1),
     (2, 4, 2, 1),
 )
-# With totals in the tensor cores' accumulators there is room for more tokens; three stages are the
-# least (csrc/flexq_imma_wgmma.cu).
+# With totals in the tensor cores' accumulators a group begins before the last has ended; that takes
+# three stages at least (csrc/flexq_imma_wgmma.cu).
 _WGMMA_DUAL_GRAINED = (
-    (1, 1, 4, 1),
     (1, 1, 4, 2),
+    (1, 1, 4, 4),
     (2, 1, 4, 1),
     (2, 1, 4, 2),
     (1, 2, 4, 1),
     (1, 2, 4, 2),
     (2, 2, 4, 1),
     (2, 2, 4, 2),
-    (2, 4, 4, 1),
     (3, 2, 4, 1),
 )
 

@@ -1,7 +1,7 @@
 """Which configuration of the int8 tensor-core kernels to run where nothing was timed.
 
-Up to 16 tokens the score of kernels/cuda/few_heuristic.py decides. More: waves of blocks, times the
-groups of k that a block goes through, times what one group takes.
+Few tokens: the score of kernels/cuda/few_heuristic.py, where it is fitted. Else waves of blocks,
+times the groups of k that a block goes through, times what one group takes.
 `python benchmarks/kernels/heuristic.py` measures, fits, and says what the choice loses.
 """
 
@@ -20,6 +20,7 @@ from kernels.cuda.imma_configs import (
     AnyImmaConfig,
     ImmaConfig,
     TiledConfig,
+    TileFormat,
     WgmmaConfig,
 )
 from workloads.gemm import GemmWorkload
@@ -76,41 +77,44 @@ COSTS: dict[AnyImmaConfig, Cost] = {
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
-    WgmmaConfig(1, 1, 3, 2): Cost(4.89, 0.614, 0.263, 128),
-    WgmmaConfig(1, 2, 3, 1): Cost(8.98, 0.91, 0.303, 168),
-    WgmmaConfig(1, 2, 3, 2): Cost(6.46, 1.03, 0.377, 168),
-    WgmmaConfig(1, 2, 4, 1): Cost(1.96, 0.945, 0.548, 255),
-    WgmmaConfig(1, 2, 4, 2): Cost(5.89, 0.859, 0.381, 255),
-    WgmmaConfig(2, 4, 2, 1): Cost(4.3, 1.24, 0.3, 254),
-    WgmmaConfig(2, 2, 4, 1): Cost(2.01, 0.835, 0.2, 255),
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.38, 0.518, 0.331, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(6.38, 1.04, 0.345, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(5.51, 0.588, 0.501, 168),
+    WgmmaConfig(1, 2, 4, 2): Cost(5.03, 0.918, 0.422, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(4.97, 1.39, 0.149, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.23, 0.929, 0.3, 255),
 }
 # Of group-w4a8, whose groups are scaled by the weights' side.
 GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
-    WgmmaConfig(1, 1, 3, 2): Cost(5.74, 0.216, 0.201, 128),
-    WgmmaConfig(1, 2, 3, 1): Cost(3.83, 0.81, 0.27, 168),
-    WgmmaConfig(1, 2, 3, 2): Cost(4.28, 0.972, 0.393, 168),
-    WgmmaConfig(1, 2, 4, 1): Cost(1.87, 0.7, 0.05, 255),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.15, 0.649, 0.341, 255),
-    WgmmaConfig(2, 4, 2, 1): Cost(5.37, 0.967, 0.05, 254),
-    WgmmaConfig(2, 2, 4, 1): Cost(2.72, 0.53, 0.2, 255),
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
+    WgmmaConfig(1, 1, 3, 2): Cost(5.18, 0.286, 0.215, 128),
+    WgmmaConfig(1, 2, 3, 1): Cost(4.4, 0.726, 0.242, 168),
+    WgmmaConfig(1, 2, 3, 2): Cost(7.82, 0.435, 0.509, 168),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.82, 0.591, 0.302, 255),
+    WgmmaConfig(2, 4, 2, 1): Cost(5.6, 0.904, 0.2, 254),
+    WgmmaConfig(2, 2, 4, 1): Cost(3.73, 0.494, 0.3, 255),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
     **COSTS,
-    WgmmaConfig(1, 1, 4, 1): Cost(2.0, 0.45, 0.12, 90),
-    WgmmaConfig(1, 1, 4, 2): Cost(4.0, 0.45, 0.12, 90),
-    WgmmaConfig(2, 1, 4, 1): Cost(2.0, 0.5, 0.2, 90),
-    WgmmaConfig(2, 1, 4, 2): Cost(4.0, 0.5, 0.2, 90),
-    WgmmaConfig(1, 2, 4, 1): Cost(2.0, 0.45, 0.2, 122),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.0, 0.45, 0.2, 122),
-    WgmmaConfig(2, 2, 4, 1): Cost(2.5, 0.55, 0.4, 122),
-    WgmmaConfig(2, 2, 4, 2): Cost(4.5, 0.55, 0.4, 122),
-    WgmmaConfig(2, 4, 4, 1): Cost(3.0, 0.8, 0.8, 188),
-    WgmmaConfig(3, 2, 4, 1): Cost(2.5, 0.65, 0.6, 125),
+    TiledConfig(4, 2, 1, 8, 3, 1): Cost(3.03, 0.449, 0.542, 229),
+    TiledConfig(4, 2, 1, 4, 4, 1): Cost(2.19, 0.282, 0.468, 166),
+    TiledConfig(4, 2, 1, 4, 3, 2): Cost(3.95, 0.291, 0.274, 166),
+    WgmmaConfig(1, 1, 4, 2): Cost(3.98, 0.247, 0.247, 90),
+    WgmmaConfig(1, 2, 4, 1): Cost(1.85, 0.504, 0.252, 122),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.3, 0.419, 0.3, 122),
+    WgmmaConfig(2, 1, 4, 1): Cost(3.83, 0.495, 0.292, 90),
+    WgmmaConfig(2, 1, 4, 2): Cost(5.27, 0.293, 0.559, 90),
+    WgmmaConfig(2, 2, 4, 1): Cost(4.79, 0.558, 0.38, 122),
+    WgmmaConfig(2, 2, 4, 2): Cost(7.46, 0.693, 0.433, 122),
+    WgmmaConfig(3, 2, 4, 1): Cost(3.11, 0.702, 0.3, 125),
 }
-# Row tiles an SM: from here on, 17 to 32 tokens are faster in the kernel for many.
-MANY_ROWS = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,23 +134,26 @@ def choose(
     sms: int,
     costs: Mapping[AnyImmaConfig, Cost] = COSTS,
     few: Few = FLEXQ,
+    tiles: TileFormat = SIX_BITS,
 ) -> AnyImmaConfig:
     """The configuration to run of those that the GPU can run, which has so many SMs."""
 
     def estimated_us(config: AnyImmaConfig) -> float:
-        return cost_us(costs[config], waves_of(config, costs[config], gemm, sms), gemm)
+        return cost_us(costs[config], waves_of(config, costs[config], gemm, sms, tiles), gemm)
 
     of_few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
-    if of_few and of_few[0].col_tiles in few.weights:
-        return choose_few(of_few, gemm, sms, few)
     rows_an_sm = gemm.n / MMA_ROWS / sms
-    if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= MANY_ROWS)):
+    if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= few.many_rows)):
+        if of_few[0].col_tiles in few.weights:
+            return choose_few(of_few, gemm, sms, few)
         return min(of_few, key=estimated_us)
     return min(many, key=estimated_us)
 
 
-def waves_of(config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int) -> Waves:
+def waves_of(
+    config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
+) -> Waves:
     """How the blocks of a configuration follow each other on a GPU."""
     x, y, _ = config.grid(gemm.m, gemm.n)
     if isinstance(config, ImmaConfig):
@@ -155,7 +162,7 @@ def waves_of(config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int) ->
     else:
         registers = -(-cost.registers // 8) * 8
         by_registers = _REGISTERS // (config.threads * registers)
-        by_shared = _SM_SHARED_BYTES // (config.shared_bytes(SIX_BITS) + _BLOCK_SHARED_BYTES)
+        by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
         resident = max(1, min(by_registers, by_shared))
         steps = math.ceil(gemm.k / (GROUP * config.k_split))
     whole, rest = divmod(x * y, sms * resident)
