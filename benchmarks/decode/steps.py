@@ -33,7 +33,7 @@ from workloads.schemes import get_scheme
 
 _STEPS = 60
 _READ_N, _READ_K = 2**16, 2**15  # FP16 weights of this shape are 4 GB
-_READS = 5
+_READS, _WARM_UP_S = 5, 1.0
 
 
 def main() -> None:
@@ -58,6 +58,10 @@ def _read_rate() -> float:
     assert isinstance(probe, Probe)
     shape = GemmWorkload(1, _READ_N, _READ_K)
     operand = probe.allocate(shape, torch.device("cuda"), 0)
+    began = time.perf_counter()
+    while time.perf_counter() - began < _WARM_UP_S:  # clocks that are still low would flatter steps
+        probe.launch(operand)
+        torch.cuda.synchronize()
     times = []
     for config in probe.candidates(shape):
         for _ in range(_READS):
