@@ -35,6 +35,7 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     shown = frame[frame["is_timed"] & frame["speedup"].notna() & (frame["label"] != baseline)]
     if shown.empty or shown["gpu"].nunique() > 1:
         raise ValueError("a map is of one GPU and needs a speed-up")
+    shown = _at_layers(shown)
     tokens = sorted(shown["m"].unique())
     places = places_of(shown)
     maps = [_map(shown[shown["m"] == m], places) for m in tokens]
@@ -83,6 +84,28 @@ def widest_percent(frame: pd.DataFrame) -> float:
     """The widest half of an interval among these speed-ups, in percent of the speed-up."""
     halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
     return float(halves.max())
+
+
+def _at_layers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shapes of no layer take the column of the first layer of their size, if there is one.
+
+    What was measured as the layer itself comes later, and so is what a cell says.
+    """
+    bare = frame["model"] == ""
+    named = {(place.n, place.k): place for place in reversed(places_of(frame[~bare]))}
+    sizes = zip(frame["n"], frame["k"], strict=True)
+    there = [
+        named.get(size) if is_bare else None for size, is_bare in zip(sizes, bare, strict=True)
+    ]
+    moved = frame.assign(
+        model=[
+            place.model if place else old for place, old in zip(there, frame["model"], strict=True)
+        ],
+        layer=[
+            place.layer if place else old for place, old in zip(there, frame["layer"], strict=True)
+        ],
+    )
+    return pd.concat([moved[bare], moved[~bare]])
 
 
 def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:

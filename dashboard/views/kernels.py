@@ -183,8 +183,10 @@ def _show_reach(points: pd.DataFrame) -> None:
 def _show_map(link: Link, shown: _Shown) -> None:
     frame = _stage_of(link, shown)
     tokens = sorted(frame["m"].unique().tolist())
-    chosen = link.many(st.container(), "m", "M (tokens)", tokens, nothing=f"the first {_MAPS}")
-    drawn = frame[frame["m"].isin(list(chosen or tokens)[:_MAPS])]
+    fullest = frame.groupby("m")["speedup"].count().sort_values(ascending=False, kind="stable")
+    nothing = f"the {_MAPS} with the most results"
+    chosen = link.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
+    drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
     compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
     st.subheader(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
     if not compared.any():

@@ -112,11 +112,23 @@ def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str)
     wait_for(lambda: browser.find_elements("css selector", until), f"no {until} on {url}")
     is_busy = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
     wait_for(lambda: not browser.find_elements("css selector", is_busy), f"{url} never settles")
-    time.sleep(1)  # let the charts finish their first drawing
+    said = settled_text(browser)
     ARTIFACTS.mkdir(exist_ok=True)
     browser.save_screenshot(str(ARTIFACTS / f"{name}.png"))
     assert not browser.find_elements("css selector", "[data-testid=stException]")
     found = errors(browser)
     assert found == [], found
-    said: str = browser.find_element("tag name", "body").text
     return said
+
+
+def settled_text(browser: Any) -> str:
+    """What a page says once charts have stopped to write into it."""
+    texts: list[str] = []
+
+    def is_same() -> bool:
+        time.sleep(0.8)
+        texts.append(browser.find_element("tag name", "body").text)
+        return len(texts) > 1 and texts[-1] == texts[-2]
+
+    wait_for(is_same, "the page's text never settles")
+    return texts[-1]

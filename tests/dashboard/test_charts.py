@@ -104,6 +104,22 @@ def test_a_map_writes_intervals_where_its_cells_have_room(layers: int, text: str
     assert widest_percent(frame) == pytest.approx(100 / 15)
 
 
+def test_a_shape_stands_at_the_layer_of_its_size_where_the_layer_itself_has_no_result() -> None:
+    bare = {"model": "", "layer": "", "speedup": 3.0, "one_run": True}
+    rows = [
+        a_row(one_run=True),
+        a_row(**bare),
+        a_row(label="other", **bare),
+        a_row(label="other", n=96, **bare),
+    ]
+
+    (drawn,) = speedup_map(pd.DataFrame(rows), "base").data
+
+    assert list(drawn.x) == ["96×64", "llama-7b o_proj"]
+    cells = dict(zip(drawn.y, ([cell[:4] for cell in line] for line in drawn.text), strict=True))
+    assert cells == {"fast": ["", "1.50"], "other": ["3.00", "3.00"]}
+
+
 @pytest.mark.parametrize(
     ("values", "dtick"), [((1.0, 7.0), None), ((1.0, 100.0), "D2"), ((), None)]
 )
