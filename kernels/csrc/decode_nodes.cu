@@ -16,6 +16,7 @@
 // row, every block of a token computes all of it and writes its share; reading a row again takes less time
 // than one block would take to quantize it.
 #include "decode.cuh"
+#include "mma_order.cuh"
 #include "quantize.cuh"
 
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
@@ -244,12 +245,6 @@ __device__ inline uint32_t code_word(const float (&value)[WIDTH], const Divisor&
 
 __device__ inline float largest_of(const float (&value)[WIDTH]) {
   return fmaxf(fmaxf(fabsf(value[0]), fabsf(value[1])), fmaxf(fabsf(value[2]), fabsf(value[3])));
-}
-
-// Where the word of a lane's four k lies in a group: in their own order, or in that of the MMA, which
-// csrc/imma_layout.cuh has.
-__device__ inline int mma_word(int natural) {
-  return natural % 8 / 2 * 8 + natural % 2 * 4 + natural / 8;
 }
 
 // stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
