@@ -25,7 +25,7 @@ from flexq_bench.cluster.backlog import Backlog, Job, Shape
 from flexq_bench.cluster.crew import Crew, Event, Finished, Joined, Lost, Member
 from flexq_bench.cluster.ledger import Ledger
 from flexq_bench.cluster.times import Times
-from flexq_bench.errors import FlexqError
+from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.execution import failed
 from flexq_bench.measure import Measured
 from flexq_bench.recording import build_record
@@ -146,10 +146,24 @@ class Coordinator:
             raise
 
     def unfit(self, gpu: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        """By key, why cases can't be measured on this kind of GPU; none is there: nothing known."""
-        here = (uuid for uuid, place in self._places.items() if place.member.gpu == gpu)
-        member = next(here, None)
-        return {} if member is None else self._crew.unfit(member, cases)
+        """By key, why cases can't be measured on this kind of GPU; none is there: nothing known.
+
+        A worker that is lost meanwhile is replaced, and another one asked.
+        Raises InfrastructureError if three were lost over it.
+        """
+        for deaths in range(1, MAX_DEATHS + 1):
+            self._handle_all(self._crew.poll(0.0))  # who went meanwhile can't be asked
+            here = (uuid for uuid, place in self._places.items() if place.member.gpu == gpu)
+            member = next(here, None)
+            if member is None:
+                break
+            try:
+                return self._crew.unfit(member, cases)
+            except InfrastructureError:
+                if deaths == MAX_DEATHS:
+                    raise
+                self.gather()
+        return {}
 
     def dismiss(self) -> None:
         """Say of every worker that it stopped as it should."""

@@ -79,7 +79,10 @@ class Crew(Protocol):
         ...
 
     def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        """By key, why cases can't be measured on this worker's device; it must be idle."""
+        """By key, why cases can't be measured on this worker's device; it must be idle.
+
+        Raises InfrastructureError if it doesn't answer; a Lost follows then.
+        """
         ...
 
     @property

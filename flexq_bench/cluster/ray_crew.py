@@ -151,11 +151,14 @@ class RayCrew:
     def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
         import ray
 
+        actor = self._of(member)
         try:
-            answer = self._of(member).handle.unfit.remote(tuple(cases))
+            answer = actor.handle.unfit.remote(tuple(cases))
             reasons: dict[str, str] = ray.get(answer, timeout=self._times.start)
         except ray.exceptions.RayError as error:
-            raise InfrastructureError(f"a worker did not answer: {reason_of(error)}") from error
+            reason = reason_of(error)
+            self._lose(actor, reason, blameless=False)
+            raise InfrastructureError(f"a worker did not answer: {reason}") from error
         return reasons
 
     def lend(self, gpu: str, borrower: type, method: str, *arguments: Any) -> Any:

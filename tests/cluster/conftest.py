@@ -26,6 +26,7 @@ from db.tuning import ChoiceInfo
 from flexq_bench.cluster.coordinator import Coordinator, Work
 from flexq_bench.cluster.crew import Event, Finished, Joined, Lost, Member, Report
 from flexq_bench.cluster.times import Times
+from flexq_bench.errors import InfrastructureError
 from flexq_bench.execution import Worker
 from flexq_bench.measure import Measured
 from workloads.case import Case
@@ -55,7 +56,7 @@ class ScriptedCrew:
     """Workers that answer by a script: a result, a loss, or None: never.
 
     kinds: how many of each. script: called with the worker and the case. A lost worker is replaced
-    at once, while `replaces`.
+    at once, while `replaces`. speechless: so many are lost when asked what they can measure.
     """
 
     kinds: Mapping[str, int]
@@ -63,6 +64,7 @@ class ScriptedCrew:
     clock: Clock
     replaces: bool = True
     arriving: int = 0
+    speechless: int = 0
     started: list[tuple[str, Case]] = field(default_factory=list)
     told: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
@@ -110,7 +112,11 @@ class ScriptedCrew:
             self._join(member.device, member.gpu)
 
     def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        return {}
+        if self.speechless:
+            self.speechless -= 1
+            self._lose(member, "killed", False)
+            raise InfrastructureError("a worker did not answer: killed")
+        return {case.key: "too large" for case in cases}
 
 
 @dataclass

@@ -53,6 +53,27 @@ def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(tabl
     assert (run, job.reason) == (work.run.uuid, "killed")
 
 
+@pytest.mark.parametrize("replaces", [True, False])
+def test_another_worker_says_what_fits_where_one_is_lost_over_the_question(
+    table, a_crew, a_case, replaces
+):
+    case = a_case()
+    coordinator = table.coordinator(a_crew({"H200": 2}, replaces=replaces, speechless=1))
+    coordinator.gather()
+
+    assert coordinator.unfit("H200", [case]) == {case.key: "too large"}
+    assert len(coordinator.members) == 1 + replaces
+    assert coordinator.unfit("A100", [case]) == {}
+
+
+def test_a_question_that_ends_three_workers_is_an_error(table, a_crew, a_case):
+    coordinator = table.coordinator(a_crew({"H200": 1}, speechless=3))
+    coordinator.gather()
+
+    with pytest.raises(InfrastructureError, match="did not answer: killed"):
+        coordinator.unfit("H200", [a_case()])
+
+
 def test_a_lost_node_is_not_held_against_the_case(table, a_crew, a_case):
     answers = iter([Lost("w1", "the node died", blameless=True)] * 5)
     crew = a_crew({"H200": 1}, lambda member, case: next(answers, OK))
