@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import fields
-from datetime import datetime
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
@@ -47,14 +46,8 @@ class AccuracyWriter:
         known = select(AccuracyResult.id).where(AccuracyResult.uuid == record.uuid)
         if self._session.scalar(known) is not None:
             return
-        commit_id = self._writer.commit(record.commit)
-        row = {name: getattr(record, name) for name in _COPIED} | {
-            "run_id": self._writer.run(record.run, commit_id),
-            "commit_id": commit_id,
-            "device_id": self._writer.device(record.device),
-            "environment_id": self._writer.environment(record.environment),
-            "created_at": datetime.fromisoformat(record.created_at),
-        }
+        row = {name: getattr(record, name) for name in _COPIED}
+        row |= self._writer.references(record)
         result_id = self._session.scalars(
             insert(AccuracyResult).values(row).returning(AccuracyResult.id)
         ).one()

@@ -56,14 +56,8 @@ class DecodeWriter:
         ).one_or_none()
         if known is not None and known.created_at >= created_at:
             return
-        commit_id = self._writer.commit(record.commit)
-        row = {getattr(table, name): getattr(record, name) for name in copied(type(record))} | {
-            table.run_id: self._writer.run(record.run, commit_id),
-            table.commit_id: commit_id,
-            table.device_id: self._writer.device(record.device),
-            table.environment_id: self._writer.environment(record.environment),
-            table.created_at: created_at,
-        }
+        row = {name: getattr(record, name) for name in copied(type(record))}
+        row |= self._writer.references(record)
         if known is None:
             result_id = self._session.scalars(insert(table).values(row).returning(table.id)).one()
         else:

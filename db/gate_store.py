@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
 
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
@@ -45,14 +44,8 @@ class GateWriter:
         known = select(AccuracyGate.id).where(AccuracyGate.uuid == record.uuid)
         if self._session.scalar(known) is not None:
             return
-        commit_id = self._writer.commit(record.commit)
-        row = {name: getattr(record, name) for name in _COPIED} | {
-            "run_id": self._writer.run(record.run, commit_id),
-            "commit_id": commit_id,
-            "device_id": self._writer.device(record.device),
-            "environment_id": self._writer.environment(record.environment),
-            "created_at": datetime.fromisoformat(record.created_at),
-            "limits": [asdict(limit) for limit in record.limits],
-        }
+        row = {name: getattr(record, name) for name in _COPIED}
+        row |= self._writer.references(record)
+        row["limits"] = [asdict(limit) for limit in record.limits]
         self._session.execute(insert(AccuracyGate).values(row))
         self.added += 1

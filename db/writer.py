@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
@@ -42,6 +42,21 @@ _COPIED = tuple(
     for name in (item.name for item in fields(Record))
     if name in Measurement.__table__.columns and name != "created_at"
 )
+
+
+class Referring(Protocol):
+    """A record of any kind: what it refers to, and when it was made."""
+
+    @property
+    def run(self) -> RunInfo: ...
+    @property
+    def commit(self) -> CommitInfo: ...
+    @property
+    def device(self) -> DeviceInfo: ...
+    @property
+    def environment(self) -> Mapping[str, str]: ...
+    @property
+    def created_at(self) -> str: ...
 
 
 def series_identity(record: Record) -> dict[str, Any]:
@@ -162,6 +177,20 @@ class Writer:
             row = {"content": dict(content), "fingerprint": fingerprint(content)}
             self._ids[key] = self._one(Environment, row, by=("fingerprint",))
         return self._ids[key]
+
+    def references(self, record: Referring) -> dict[str, Any]:
+        """What the row of a result that is no measurement has of a canonical record's references.
+
+        Raises ConflictError as `run`.
+        """
+        commit_id = self.commit(record.commit)
+        return {
+            "run_id": self.run(record.run, commit_id),
+            "commit_id": commit_id,
+            "device_id": self.device(record.device),
+            "environment_id": self.environment(record.environment),
+            "created_at": datetime.fromisoformat(record.created_at),
+        }
 
     def series(self, identity: Mapping[str, Any]) -> int:
         """The id of a series by its identity (see `series_identity`): every part of it."""

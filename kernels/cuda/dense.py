@@ -73,10 +73,17 @@ def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return larger
 
 
-def has_aligned_rows(x: torch.Tensor, columns: int) -> bool:
-    """Whether FP16 rows lie one after the other, each `columns` long and aligned."""
-    whole = x.dtype == torch.float16 and x.is_contiguous() and x.shape[1] == columns
-    return whole and x.data_ptr() % _ALIGNED == 0
+def activated(kernel: LinearKernel, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
+    """FP16 activations for a `gemm` whose packed ones are the same numbers in `values`.
+
+    x itself where its rows lie as the packed ones do, aligned; else packed, after `activate`.
+    """
+    values = packed.buffers["values"]
+    is_like = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
+    if is_like and x.is_contiguous() and x.data_ptr() % _ALIGNED == 0:
+        return PackedOperand({"values": x}, packed.rows, packed.k)
+    kernel.activate(x, packed)
+    return packed
 
 
 class Int8Gemm(_LtGemm):
@@ -185,10 +192,10 @@ class Fp16Gemm(_LtGemm):
         """Activations that already lie as the library wants them are not copied."""
         chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
         pads = isinstance(chosen, LtConfig) and chosen.m_padded != packed.rows
-        if not pads and has_aligned_rows(x, self._padded_k(packed.k)):
-            packed = PackedOperand({"values": x}, packed.rows, packed.k)
-        else:
+        if pads:
             self.activate(x, packed)
+        else:
+            packed = activated(self, x, packed)
         self.gemm(packed, w, out, bias=bias, config=chosen)
 
     def gemm(

@@ -21,7 +21,7 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.dense import has_aligned_rows, padded
+from kernels.cuda.dense import activated, padded
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
@@ -149,11 +149,7 @@ class WeightOnlyGemm(LinearKernel):
         config: Config | None = None,
     ) -> None:
         """Activations that already lie as the kernel wants them are not copied."""
-        if has_aligned_rows(x, _padded_k(packed.k)):
-            packed = PackedOperand({"values": x}, packed.rows, packed.k)
-        else:
-            self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=config)
+        self.gemm(activated(self, x, packed), w, out, bias=bias, config=config)
 
     def gemm(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.cuda.dense import has_aligned_rows, padded
+from kernels.cuda.dense import activated, padded
 from kernels.formats import Operand
 
 
@@ -47,11 +47,7 @@ class HalfActivationPeer(LinearKernel):
         bias: torch.Tensor | None = None,
         config: Config | None = None,
     ) -> None:
-        if self.dtype == torch.float16 and has_aligned_rows(x, self.padded_k(packed.k)):
-            packed = PackedOperand({"values": x}, packed.rows, packed.k)
-        else:
-            self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=config)
+        self.gemm(activated(self, x, packed), w, out, bias=bias, config=config)
 
 
 def store(y: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
