@@ -93,18 +93,9 @@ def _at_layers(frame: pd.DataFrame) -> pd.DataFrame:
     """
     bare = frame["model"] == ""
     named = {(place.n, place.k): place for place in reversed(places_of(frame[~bare]))}
-    sizes = zip(frame["n"], frame["k"], strict=True)
-    there = [
-        named.get(size) if is_bare else None for size, is_bare in zip(sizes, bare, strict=True)
-    ]
-    moved = frame.assign(
-        model=[
-            place.model if place else old for place, old in zip(there, frame["model"], strict=True)
-        ],
-        layer=[
-            place.layer if place else old for place, old in zip(there, frame["layer"], strict=True)
-        ],
-    )
+    own = [_place(row) for row in frame.to_dict("records")]
+    at = [place if place.model else named.get((place.n, place.k), place) for place in own]
+    moved = frame.assign(model=[place.model for place in at], layer=[place.layer for place in at])
     return pd.concat([moved[bare], moved[~bare]])
 
 
