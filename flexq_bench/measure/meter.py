@@ -196,7 +196,7 @@ class Meter:
             )
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
-        protocol = self.protocol.of(case.kernel)
+        protocol = self.protocol
         prepared = self._prepare(kernel, case)
         if self._tuning is Tuning.NONE:
             prepared.use_default()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
-from flexq_bench.probes import EMPTY_KERNEL
+from dataclasses import dataclass
 
 PROTOCOL_VERSION = 1
 
@@ -38,9 +36,6 @@ class Protocol:
     batch_s:            samples queued between two synchronizations of the host.
     confidence, ci_tolerance: stop when the interval of the median at this confidence lies within
                         ± this fraction of it.
-    empty_tolerance:    … and the empty launch's within this one: it takes less than a microsecond,
-                        is a scale beside other times and never compared, and whether the event
-                        clock's steps let it settle closer in 1 s or not in 15 s is chance.
     min_samples, min_device_s: over all placements, before a case may stop.
     min_placements:     fresh allocations of all buffers.
     give_up_s:          after this long the case is noisy.
@@ -57,7 +52,6 @@ class Protocol:
     target_sample_us: float
     batch_s: float
     ci_tolerance: float
-    empty_tolerance: float
     min_samples: int
     min_device_s: float
     give_up_s: float
@@ -75,12 +69,6 @@ class Protocol:
     def cold_bytes(self, l2_bytes: int | None, factor: float) -> int:
         """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
         return int(factor * (l2_bytes or self.assumed_l2_bytes))
-
-    def of(self, kernel: str) -> Protocol:
-        """The protocol as it holds for a kernel."""
-        if kernel != EMPTY_KERNEL:
-            return self
-        return replace(self, ci_tolerance=self.empty_tolerance)
 
     @property
     def samples_a_placement(self) -> int:
@@ -100,7 +88,6 @@ PROTOCOL_CUDA = Protocol(
     target_sample_us=400.0,
     batch_s=0.02,
     ci_tolerance=0.0025,
-    empty_tolerance=0.01,
     min_samples=50,
     min_device_s=0.2,
     give_up_s=15.0,
@@ -119,7 +106,6 @@ PROTOCOL_CPU = Protocol(
     target_sample_us=200.0,
     batch_s=0.01,
     ci_tolerance=1.0,
-    empty_tolerance=1.0,
     min_samples=10,
     min_device_s=0.1,
     give_up_s=3.0,

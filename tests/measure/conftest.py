@@ -107,7 +107,6 @@ FAST = replace(
     min_device_s=0.0005,
     assumed_l2_bytes=1 << 16,
     ci_tolerance=1e9,
-    empty_tolerance=1e9,
     give_up_s=20.0,
 )
 

@@ -225,16 +225,6 @@ def test_floor_is_measured_once_per_shape_and_the_empty_launch_once(
     assert empty.checks == once[1]
 
 
-def test_the_empty_launch_may_settle_where_what_is_compared_may_not(
-    a_meter, a_case, fake_linear, fake_probe, fast
-):
-    never = replace(fast, ci_tolerance=0.0, give_up_s=0.2)
-    meter = a_meter(fake_linear(), probes=(fake_probe("empty", False),), protocol=never)
-
-    assert meter.measure(a_case()).status == "noisy"
-    assert meter.measure(a_case(kernel="empty")).status == "ok"
-
-
 def test_a_floor_that_was_a_case_of_its_own_is_not_measured_again(
     a_meter, a_case, fake_linear, fake_probe
 ):
