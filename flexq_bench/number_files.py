@@ -37,7 +37,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
 
     A header is optional: the first row is one if the cell of the number is none. A row that is
     empty is a gap, empty rows at the end are nothing. Raises UsageError, with the row where there
-    is one, for a file that can't be read, a column that is not there, a row that has more cells than
+    is one, for a file that can't be read, a column that is not there, a row with more cells than
     the first, and text among the numbers.
     """
     rows = _read(path)

@@ -85,6 +85,27 @@ def test_options_that_do_not_fit_are_wrong_usage(cli, arguments, says):
     assert says in ran.error
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "smoke", "--kernels", "cublas-fp16", "--seed"),
+        ("sweep", *SHAPE, "--seed"),
+        ("db", "prune", "--older-than"),
+        ("detect",),
+        ("explain",),
+        ("alerts", "acknowledge"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments):
+    cli("db", "upgrade")
+
+    ran = cli(*arguments, "9" * 20)
+
+    assert ran.code == ExitCode.USAGE
+    assert "less than or equal to" in ran.error
+
+
 def test_resuming_an_unknown_run_is_wrong_usage(cli):
     cli("db", "upgrade")
 
