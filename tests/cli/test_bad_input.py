@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from flexq_bench.cli import main
 from flexq_bench.exit_codes import ExitCode
 
 SHAPE = ("--n", "8", "--k", "8")
@@ -104,6 +107,31 @@ def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments
 
     assert ran.code == ExitCode.USAGE
     assert "less than or equal to" in ran.error
+
+
+@pytest.mark.parametrize("verb", [(), ("db",), ("alerts",)], ids=str)
+def test_no_verb_at_all_is_wrong_usage_with_a_word(cli, verb):
+    ran = cli(*verb)
+
+    assert ran.code == ExitCode.USAGE
+    assert "which verb?" in ran.error
+
+
+def test_a_reader_that_goes_away_is_no_regression():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "flexq_bench.cli", "list", "models", "--json"]
+
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def test_without_a_stdout_it_still_works(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+
+    assert main(["list", "suites"]) == ExitCode.PASS
 
 
 def test_resuming_an_unknown_run_is_wrong_usage(cli):
