@@ -61,6 +61,7 @@ class Setup:
     """Where to measure, where to store, and what to write beside.
 
     seed None: of the run, or 0. streams: say how long it will take, and each result as it comes.
+    Raises UsageError for what only a cluster has where there is none.
     """
 
     db: str | None
@@ -72,6 +73,12 @@ class Setup:
     tuning: Tuning = Tuning.REMEMBERED
     files: ResultFiles = field(default_factory=ResultFiles)
     streams: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cluster == NO_CLUSTER and (self.fleet.gpus or self.fleet.repeat > 1):
+            raise UsageError(
+                "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
+            )
 
     @property
     def people(self) -> Console:
