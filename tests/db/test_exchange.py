@@ -124,6 +124,37 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
     assert exported(m=(3,)) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"median_us": 0}, "median_us is 0.0: a time is above 0"),
+        ({"ci_low_us": -1.5}, "ci_low_us is -1.5: a time is above 0"),
+        ({"floor_us": -0.0}, "floor_us is -0.0"),
+        ({"median_us": 10**400}, "median_us is inf"),
+        ({"median_us": None}, "accepted is true, and median_us is null"),
+        ({"status": "failed"}, "accepted is true, and status is 'failed'"),
+        ({"status": "incorrect"}, "accepted is true, and status is 'incorrect'"),
+    ],
+    ids=str,
+)
+def test_a_result_that_no_measurement_has_is_refused(session, tmp_path, build, change, says):
+    flat = json.loads(record_line(build.a_record())) | change
+    (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
+
+    with pytest.raises(RecordFormatError, match=f"r.jsonl:1: {says}"):
+        import_file(session, tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize("value", [0, -3.0])
+def test_a_metric_that_is_no_time_may_be_zero(session, tmp_path, build, value):
+    flat = json.loads(record_line(build.a_record())) | {
+        "metric": "spill_bytes", "unit": "bytes", "median_us": value, "floor_us": None,
+    }  # fmt: skip
+    (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
+
+    assert import_file(session, tmp_path / "r.jsonl").added == 1
+
+
 @pytest.fixture
 def stored_at_once(monkeypatch):
     """The good records of a file reach the database before its bad one is read."""
