@@ -36,15 +36,19 @@ def exit_code_of(error: Exception) -> ExitCode | None:
     """The exit code of an error that we expect; None: a defect of this program."""
     if isinstance(error, FlexqError):
         return error.exit_code
+    if _is_full(error.__cause__ if isinstance(error, ResultsFileError) else error):
+        return ExitCode.INFRASTRUCTURE
     if isinstance(error, (WorkloadError, *_USAGE_OF_DATABASE)):
         return ExitCode.USAGE
     if isinstance(error, DatabaseError | CompileError):
         return ExitCode.INFRASTRUCTURE
     if isinstance(error, KernelError):
         return ExitCode.USAGE
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return ExitCode.INFRASTRUCTURE
     return None
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def one_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
@@ -110,6 +111,18 @@ def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments
 
     assert ran.code == ExitCode.USAGE
     assert "less than or equal to" in ran.error
+
+
+def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("db.jsonlines.write", full)
+
+    ran = cli("db", "export", str(tmp_path / "r.jsonl"))
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "r.jsonl: No space left on device" in ran.error
 
 
 @pytest.mark.parametrize("verb", [(), ("db",), ("alerts",)], ids=str)

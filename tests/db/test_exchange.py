@@ -6,9 +6,10 @@ from datetime import datetime, timedelta
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import event
 
 from db.engine import open_database
-from db.errors import ConflictError, RecordError, RecordFormatError, ResultsFileError
+from db.errors import ConflictError, DatabaseError, RecordError, RecordFormatError, ResultsFileError
 from db.exchange import export_records, import_file, read_records, record_line, write_records
 from db.maintenance import stats
 from db.queries import Filters
@@ -153,6 +154,34 @@ def test_a_metric_that_is_no_time_may_be_zero(session, tmp_path, build, value):
     (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
 
     assert import_file(session, tmp_path / "r.jsonl").added == 1
+
+
+def test_an_import_that_fills_the_disk_says_so_and_stores_nothing(tmp_path, build):
+    records = [build.a_record(str(i), case=str(i), detail="x" * 1000) for i in range(500)]
+    write_records(tmp_path / "r.jsonl", records)
+    with open_database(str(tmp_path / "db.sqlite")) as database:
+        event.listen(
+            database.engine,
+            "begin",
+            lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 150"),
+        )
+        full = pytest.raises(DatabaseError, match="the disk is full: free space")
+        with full, database.session() as session:
+            import_file(session, tmp_path / "r.jsonl")
+
+        with database.session() as session:
+            assert stats(session).rows["measurement"] == 0
+
+
+def test_lines_that_are_empty_are_no_records(session, tmp_path, three):
+    path = tmp_path / "r.jsonl"
+    path.write_text("\n" + "\n\r\n".join(map(record_line, three)) + "\n\n")
+
+    assert import_file(session, path).read == 3
+
+    path.write_text("\n\n")
+    with pytest.raises(RecordFormatError, match="the file is empty"):
+        import_file(session, path)
 
 
 @pytest.fixture
