@@ -25,7 +25,7 @@ from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
-from db.records import RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
+from db.records import COMPARABLE_STATUSES, RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
 
 T = TypeVar("T")
 AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
@@ -156,7 +156,22 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
     for (owner, name), choices in _CHOICES.items():
         if owner is kind and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
+    if kind is Record:
+        _check_result(checked)
     return checked
+
+
+def _check_result(record: Mapping[str, Any]) -> None:
+    """Raises RecordError for a result that no measurement has: histories would rest on it."""
+    median, status = record["median_us"], record["status"]
+    if record["accepted"] and (median is None or status not in COMPARABLE_STATUSES):
+        found = "median_us is null" if median is None else f"status is {status!r}"
+        raise RecordError(f"accepted is true, and {found}: what can't be compared is not accepted")
+    if record["metric"] != "time":
+        return
+    for name in ("median_us", "ci_low_us", "ci_high_us", "floor_us"):
+        if record[name] is not None and record[name] <= 0:
+            raise RecordError(f"{name} is {record[name]}: a time is above 0")
 
 
 @cache
@@ -243,7 +258,10 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
             raise RecordError(f"{name} is {number}, out of range")
         return number
     if kind is float and is_number:
-        real = float(value)
+        try:
+            real = float(value)
+        except OverflowError:  # a whole number of hundreds of digits
+            real = math.inf
         if not math.isfinite(real):
             raise RecordError(f"{name} is {real}: only finite numbers are stored")
         return real

@@ -19,6 +19,8 @@ STATUSES = (
     "failed",  # it raised; the detail says what
 )
 
+COMPARABLE_STATUSES = ("ok", "noisy")
+
 RUN_STATUSES = (
     "running",  # started, and nobody has finished it
     "complete",  # the whole plan was gone through

@@ -51,6 +51,7 @@ def translated(name: str) -> Iterator[None]:
 
 def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
     """The DatabaseError that stands for a driver's error on the database called `name`."""
+    error = _what_began_it(error)
     original = error.orig if isinstance(error, DBAPIError) else None
     reason = _first_line(original or error)
     code = getattr(original, "sqlstate", None)
@@ -67,6 +68,16 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
             "user and the password"
         )
     return DatabaseError(f"{name}: {reason}")
+
+
+def _what_began_it(error: SQLAlchemyError) -> SQLAlchemyError:
+    """SQLite undoes all where its disk is full; undoing a part of it then fails in turn."""
+    before = error.__context__
+    while "no such savepoint" in str(error) and before is not None:
+        if isinstance(before, SQLAlchemyError):
+            error = before
+        before = before.__context__
+    return error
 
 
 def _first_line(error: BaseException) -> str:

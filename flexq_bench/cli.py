@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from flexq_bench.commands import (
     sweep,
     worker,
 )
-from flexq_bench.commands.failures import INTERRUPTED, exit_code_of, one_line
+from flexq_bench.commands.failures import INTERRUPTED, UNREAD, exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.logs import JsonFormatter
@@ -108,10 +109,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error is one line on stderr; with --debug its traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # Python has none where the program was started without (`>&-`, some daemons).
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
     try:
         code = app(given, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except SystemExit:  # Rich's and the parser's answer to a broken pipe; verbs raise typer.Exit
+        return UNREAD
     except Exception as error:
         if DEBUG in given:
             raise
@@ -127,7 +132,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     # What the parser of options raises has its own message; its class is not public.
     message = getattr(error, "format_message", None)
     if callable(message):
-        return " ".join(str(message()).split()), ExitCode.USAGE
+        said = " ".join(str(message()).split())
+        return said or f"which verb? `{NAME} --help` lists them", ExitCode.USAGE
     return (
         f"unexpected {type(error).__name__}: {one_line(error)} (a defect: run it again with "
         f"`{NAME} {DEBUG} …` and report what it prints)",

@@ -14,6 +14,7 @@ from workloads.names import unknown
 LABELS = ("commit", "time")  # columns that are kept beside the number
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
+_LONGEST_SHOWN = 40  # of a cell in a message: a quote left open makes one of the whole file
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
 
     A header is optional: the first row is one if the cell of the number is none. A row that is
     empty is a gap, empty rows at the end are nothing. Raises UsageError, with the row where there
-    is one, for a file that can't be read, a column that is not there, and text among the numbers.
+    is one, for a file that can't be read, a column that is not there, a row with more cells than
+    the first, and text among the numbers.
     """
     rows = _read(path)
     if not rows:
@@ -46,6 +48,8 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
     at = _position(path, first, column, has_header)
     name = first[at] if has_header else None
     data = rows[1:] if has_header else rows
+    for line, cells in data:
+        _check_width(path, line, cells, len(first))
     labels = {
         label: tuple(_cell(cells, first.index(label)) for _, cells in data)
         for label in LABELS
@@ -77,6 +81,16 @@ def _read(path: str) -> list[tuple[int, list[str]]]:
     while rows and not any(cell.strip() for cell in rows[0][1]):
         rows.pop(0)
     return rows
+
+
+def _check_width(path: str, line: int, cells: Sequence[str], width: int) -> None:
+    """A decimal comma makes two cells of a number: its first half must not pass for it."""
+    beyond = [cell for cell in cells[width:] if cell.strip()]
+    if beyond:
+        raise UsageError(
+            f"{path}: row {line} has {len(cells)} cells, the first row {width}: write numbers "
+            "with a decimal point, and quote a cell that holds the separator"
+        )
 
 
 def _position(path: str, first: Sequence[str], column: str | None, has_header: bool) -> int:
@@ -117,7 +131,9 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
         return math.nan
     if not _is_number(text):
         where = "" if name is None else f" in column {name!r}"
+        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
         raise UsageError(
-            f"{path}: row {line}: {text!r}{where} is no number: correct it, or leave the cell empty"
+            f"{path}: row {line}: {shown!r}{where} is no number: correct it, or leave the cell "
+            "empty"
         )
     return float(text)

@@ -49,8 +49,9 @@ def execute_plan(
 
     cases: those of the run's plan that are still to be measured. on_record is called after a
     result is stored. A case that fails is a result and doesn't stop the others. On
-    KeyboardInterrupt and CancelledError, and on an error of the device or the database, what was
-    stored stays, the run is marked interrupted or failed, and the exception goes on to the caller.
+    KeyboardInterrupt, CancelledError and SystemExit, and on an error of the device or the database,
+    what was stored stays, the run is marked interrupted or failed, and the exception goes on to the
+    caller.
     """
     with database.session() as session:
         run = begin_run(session, run, commit)
@@ -70,7 +71,7 @@ def execute_plan(
                 add_record(session, record)
             missing.pop(record.case, None)
             on_record(record)
-    except (KeyboardInterrupt, CancelledError):
+    except (KeyboardInterrupt, CancelledError, SystemExit):  # the last: nobody reads what is said
         _finish(database, run, "interrupted")
         raise
     except Exception:

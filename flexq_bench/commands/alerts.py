@@ -11,7 +11,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.commands.options import DbOption, JsonFlag
+from flexq_bench.commands.options import LARGEST_ID, DbOption, JsonFlag
 from flexq_bench.commands.output import console, print_json, say
 from flexq_bench.errors import UsageError
 from workloads.names import unknown
@@ -25,7 +25,9 @@ _SHA = 10
 
 app = typer.Typer(help="List what got worse, and say what is known about it.", no_args_is_help=True)
 
-AlertArgument = Annotated[int, typer.Argument(metavar="ALERT", help="Its id: alerts list.")]
+AlertArgument = Annotated[
+    int, typer.Argument(metavar="ALERT", max=LARGEST_ID, help="Its id: alerts list.")
+]
 NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why.")]
 ByOption = Annotated[
     str | None,

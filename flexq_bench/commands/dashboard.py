@@ -56,6 +56,11 @@ def dashboard(
     from db.urls import ENVIRONMENT_VARIABLE
 
     _check_commit_url(commit_url)
+    if not address.strip():
+        raise UsageError(
+            "--address is empty, which would listen on every network: name one, or leave it out "
+            "for 127.0.0.1"
+        )
     with open_database(db, create=False, read_only=read_only) as database:
         shown = database.url
     _check_port(address, port)

@@ -125,7 +125,9 @@ def export(
 def prune(
     older_than: Annotated[
         int | None,
-        typer.Option("--older-than", min=0, metavar="DAYS", help="Only of results this old."),
+        typer.Option(
+            "--older-than", min=0, max=36_500, metavar="DAYS", help="Only of results this old."
+        ),
     ] = None,
     keep_accepted: Annotated[
         bool, typer.Option("--keep-accepted", help="Only of results that may not be compared.")

@@ -10,7 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.commands.options import DbOption, JsonFlag
+from flexq_bench.commands.options import LARGEST_ID, DbOption, JsonFlag
 from flexq_bench.commands.output import console, print_json, say
 from flexq_bench.errors import UsageError
 
@@ -26,7 +26,8 @@ class _Source:
 
 def detect(
     series: Annotated[
-        int | None, typer.Argument(help="Its id: flexq-bench list series.", show_default=False)
+        int | None,
+        typer.Argument(max=LARGEST_ID, help="Its id: flexq-bench list series.", show_default=False),
     ] = None,
     csv: Annotated[
         str | None,

@@ -19,6 +19,7 @@ from kernels.errors import CompileError, KernelError
 from workloads.errors import WorkloadError
 
 INTERRUPTED = 130  # what shells report for a program that SIGINT ended
+UNREAD = 141  # and for one that SIGPIPE ended: its reader went away, as `| head` does
 
 # What a person named is wrong; any other DatabaseError is the store's.
 _USAGE_OF_DATABASE = (
@@ -35,15 +36,19 @@ def exit_code_of(error: Exception) -> ExitCode | None:
     """The exit code of an error that we expect; None: a defect of this program."""
     if isinstance(error, FlexqError):
         return error.exit_code
+    if _is_full(error.__cause__ if isinstance(error, ResultsFileError) else error):
+        return ExitCode.INFRASTRUCTURE
     if isinstance(error, (WorkloadError, *_USAGE_OF_DATABASE)):
         return ExitCode.USAGE
     if isinstance(error, DatabaseError | CompileError):
         return ExitCode.INFRASTRUCTURE
     if isinstance(error, KernelError):
         return ExitCode.USAGE
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return ExitCode.INFRASTRUCTURE
     return None
+
+
+def _is_full(error: BaseException | None) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def one_line(error: Exception) -> str:

@@ -61,6 +61,7 @@ class Setup:
     """Where to measure, where to store, and what to write beside.
 
     seed None: of the run, or 0. streams: say how long it will take, and each result as it comes.
+    Raises UsageError for what only a cluster has where there is none.
     """
 
     db: str | None
@@ -72,6 +73,12 @@ class Setup:
     tuning: Tuning = Tuning.REMEMBERED
     files: ResultFiles = field(default_factory=ResultFiles)
     streams: bool = False
+
+    def __post_init__(self) -> None:
+        if self.cluster == NO_CLUSTER and (self.fleet.gpus or self.fleet.repeat > 1):
+            raise UsageError(
+                "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
+            )
 
     @property
     def people(self) -> Console:
@@ -214,13 +221,13 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
         say(out, f"{len(missing)} of {len(run.plan)} planned cases have no result")
     for reason, count in Counter(job.reason for job in unmeasured).most_common():
         say(out, f"no-device: {count} × {reason}")
+    say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
     setup.files.write(records)
     if setup.files.plot is not None:
         drawn = write_plot(results, Path(setup.files.plot))
         say(out, f"plot: {setup.files.plot}, {drawn} shapes")
     for path in setup.files.paths:
         say(out, f"records: {path}")
-    say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
     show = invocation.command("dashboard", *invocation.database_arguments(database))
     say(out, f"look at them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")
     return int(verdict_of_run(records, missing))

@@ -14,6 +14,9 @@ from workloads.ranges import parse_ranges
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for
 
+LARGEST_SEED = 2**63 - 1  # that the database holds
+LARGEST_ID = 2**31 - 1  # of its rows
+
 
 class BackendChoice(StrEnum):
     AUTO = "auto"
@@ -99,7 +102,9 @@ TimesOption = Annotated[
         show_default=False,
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Of the random inputs.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs.")
+]
 NoTuneOption = Annotated[
     bool,
     typer.Option("--no-tune", help="Time no configurations: each kernel's own heuristic chooses."),

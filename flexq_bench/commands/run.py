@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flexq_bench.commands.options import (
+    LARGEST_SEED,
     BackendChoice,
     BackendOption,
     CacheOption,
@@ -57,7 +58,8 @@ def run(
         str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")
     ] = "manual",
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Of the random inputs. Default: 0.")
+        int | None,
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs. Default: 0."),
     ] = None,
     no_tune: NoTuneOption = False,
     retune: RetuneOption = False,

@@ -28,6 +28,7 @@ FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 # A candidate costs this times ln(n) variances. The search proposes, the permutations decide: lower
 # than 3 takes longer and finds no more, higher loses three points on a level of 3 sigma.
 _PENALTY = 3.0
+_SURROUNDINGS = 20  # values on either side of a candidate that tell how noisy it is there
 _CLIP_SIGMAS = 3.0  # of noise in the test: neither tails nor spikes decide it
 
 
@@ -111,9 +112,33 @@ def _search(logs: Floats, smallest: float) -> list[int]:
     if float(np.ptp(scaled)) == 0:
         return [0, logs.size]
     search = KernelCPD(kernel="linear", min_size=SHORTEST_SEGMENT).fit(scaled[:, None])
-    ends = search.predict(pen=_PENALTY * float(np.log(logs.size)))
-    bounds = [0, *(int(end) for end in ends)]
+    penalty = _PENALTY * float(np.log(logs.size))
+    bounds = [0, *(int(end) for end in search.predict(pen=penalty))]
+    bounds = _worth_it_there(scaled, bounds, penalty)
     return _large_enough(logs, bounds, smallest)
+
+
+def _worth_it_there(scaled: Floats, bounds: list[int], penalty: float) -> list[int]:
+    """Without the boundaries that cost more than they save by the noise of their own surroundings.
+
+    scaled: in sigmas of the whole series. Where the noise grows, a stretch of it would else be cut
+    into many levels, which look like modes that are visited again and again.
+    """
+
+    def saved(position: int) -> float:
+        before, at, after = bounds[position - 1 : position + 2]
+        around = scaled[max(at - _SURROUNDINGS, 0) : at + _SURROUNDINGS]
+        sigma = max(step_proof_scale(around, floor=1.0), 1.0)
+        return (contrast(scaled, before, at, after) / sigma) ** 2
+
+    bounds = list(bounds)
+    while len(bounds) > 2:
+        savings = [saved(position) for position in range(1, len(bounds) - 1)]
+        least = int(np.argmin(savings))
+        if savings[least] >= penalty:
+            break
+        del bounds[least + 1]
+    return bounds
 
 
 def _large_enough(logs: Floats, bounds: list[int], smallest: float) -> list[int]:

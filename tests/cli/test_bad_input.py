@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from flexq_bench.cli import main
 from flexq_bench.exit_codes import ExitCode
 
 SHAPE = ("--n", "8", "--k", "8")
@@ -73,6 +77,9 @@ def test_a_case_too_large_for_the_memory_is_refused_with_what_it_would_take(cli)
         (("run", "smoke", "--json", "records.txt"), "must end in"),
         (("run", "smoke", "--out", "nowhere/records.parquet"), "no folder"),
         (("run", "smoke", "--cluster", "local", "--device", "cpu"), "--device"),
+        (("run", "smoke", "--repeat", "3"), "--cluster"),
+        (("sweep", *SHAPE, "--gpus", "NVIDIA H200"), "--cluster"),
+        (("nightly", "smoke", "--repeat", "2"), "--cluster"),
         (("run", "smoke", "--backend", "cuda", "--device", "cpu"), "drop one"),
         (("run", "smoke", "--m", "4", "--resume", "1234"), "leave out"),
         (("db", "prune"), "prune what?"),
@@ -83,6 +90,64 @@ def test_options_that_do_not_fit_are_wrong_usage(cli, arguments, says):
 
     assert ran.code == ExitCode.USAGE
     assert says in ran.error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "smoke", "--kernels", "cublas-fp16", "--seed"),
+        ("sweep", *SHAPE, "--seed"),
+        ("db", "prune", "--older-than"),
+        ("detect",),
+        ("explain",),
+        ("alerts", "acknowledge"),
+    ],
+    ids=" ".join,
+)
+def test_a_number_that_no_database_holds_is_wrong_usage(cli, database, arguments):
+    cli("db", "upgrade")
+
+    ran = cli(*arguments, "9" * 20)
+
+    assert ran.code == ExitCode.USAGE
+    assert "less than or equal to" in ran.error
+
+
+def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
+    def full(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("db.jsonlines.write", full)
+
+    ran = cli("db", "export", str(tmp_path / "r.jsonl"))
+
+    assert ran.code == ExitCode.INFRASTRUCTURE
+    assert "r.jsonl: No space left on device" in ran.error
+
+
+@pytest.mark.parametrize("verb", [(), ("db",), ("alerts",)], ids=str)
+def test_no_verb_at_all_is_wrong_usage_with_a_word(cli, verb):
+    ran = cli(*verb)
+
+    assert ran.code == ExitCode.USAGE
+    assert "which verb?" in ran.error
+
+
+def test_a_reader_that_goes_away_is_no_regression():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "flexq_bench.cli", "list", "models", "--json"]
+
+    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+
+    os.close(writing)
+    assert (ran.returncode, ran.stderr) == (141, "")
+
+
+def test_without_a_stdout_it_still_works(cli, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+
+    assert main(["list", "suites"]) == ExitCode.PASS
 
 
 def test_resuming_an_unknown_run_is_wrong_usage(cli):

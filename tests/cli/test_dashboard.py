@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from db.engine import open_database
+from flexq_bench.exit_codes import ExitCode
 
 
 @pytest.fixture
@@ -41,6 +42,14 @@ def _options(command: list[str]) -> dict[str, str]:
 def test_it_listens_to_this_machine_alone_unless_told(started):
     assert started().options["--server.address"] == "127.0.0.1"
     assert started("--address", "0.0.0.0").options["--server.address"] == "0.0.0.0"
+
+
+@pytest.mark.parametrize("address", ["", " "])
+def test_an_address_that_is_empty_is_not_taken_for_every_network(cli, measured, address):
+    ran = cli("dashboard", "--address", address)
+
+    assert ran.code == ExitCode.USAGE
+    assert "--address is empty" in ran.error
 
 
 def test_streamlit_s_protection_stays_on(started):

@@ -79,6 +79,22 @@ def test_text_among_the_numbers_is_named_with_its_row(cli, csv):
     assert "row 7: 'fast' in column 'us'" in ran.error
 
 
+@pytest.mark.parametrize("lines", [("us", "100,5", "101"), ("100", "100,5"), ("a,us", "x,1,5")])
+def test_a_decimal_comma_is_not_read_as_two_cells(cli, csv, lines):
+    ran = cli("detect", "--csv", csv(*lines), *(("--column", "us") if len(lines[0]) > 3 else ()))
+
+    assert ran.code == ExitCode.USAGE
+    assert "row 2 has" in ran.error
+    assert "decimal point" in ran.error
+
+
+def test_a_quote_that_is_left_open_makes_no_long_message(cli, csv):
+    ran = cli("detect", "--csv", csv("us", '"100', *STEP * 10))
+
+    assert ran.code == ExitCode.USAGE
+    assert len(ran.error.rpartition("row ")[2]) < 200
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "says"),
     [

@@ -6,9 +6,10 @@ from datetime import datetime, timedelta
 
 import pyarrow.parquet as pq
 import pytest
+from sqlalchemy import event
 
 from db.engine import open_database
-from db.errors import ConflictError, RecordError, RecordFormatError, ResultsFileError
+from db.errors import ConflictError, DatabaseError, RecordError, RecordFormatError, ResultsFileError
 from db.exchange import export_records, import_file, read_records, record_line, write_records
 from db.maintenance import stats
 from db.queries import Filters
@@ -122,6 +123,65 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
     assert exported(since=oldest + timedelta(days=5)) == [records[3]]
     assert len(exported(until=oldest)) == 3
     assert exported(m=(3,)) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"median_us": 0}, "median_us is 0.0: a time is above 0"),
+        ({"ci_low_us": -1.5}, "ci_low_us is -1.5: a time is above 0"),
+        ({"floor_us": -0.0}, "floor_us is -0.0"),
+        ({"median_us": 10**400}, "median_us is inf"),
+        ({"median_us": None}, "accepted is true, and median_us is null"),
+        ({"status": "failed"}, "accepted is true, and status is 'failed'"),
+        ({"status": "incorrect"}, "accepted is true, and status is 'incorrect'"),
+    ],
+    ids=str,
+)
+def test_a_result_that_no_measurement_has_is_refused(session, tmp_path, build, change, says):
+    flat = json.loads(record_line(build.a_record())) | change
+    (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
+
+    with pytest.raises(RecordFormatError, match=f"r.jsonl:1: {says}"):
+        import_file(session, tmp_path / "r.jsonl")
+
+
+@pytest.mark.parametrize("value", [0, -3.0])
+def test_a_metric_that_is_no_time_may_be_zero(session, tmp_path, build, value):
+    flat = json.loads(record_line(build.a_record())) | {
+        "metric": "spill_bytes", "unit": "bytes", "median_us": value, "floor_us": None,
+    }  # fmt: skip
+    (tmp_path / "r.jsonl").write_text(json.dumps(flat) + "\n")
+
+    assert import_file(session, tmp_path / "r.jsonl").added == 1
+
+
+def test_an_import_that_fills_the_disk_says_so_and_stores_nothing(tmp_path, build):
+    records = [build.a_record(str(i), case=str(i), detail="x" * 1000) for i in range(500)]
+    write_records(tmp_path / "r.jsonl", records)
+    with open_database(str(tmp_path / "db.sqlite")) as database:
+        event.listen(
+            database.engine,
+            "begin",
+            lambda connection: connection.exec_driver_sql("PRAGMA max_page_count = 150"),
+        )
+        full = pytest.raises(DatabaseError, match="the disk is full: free space")
+        with full, database.session() as session:
+            import_file(session, tmp_path / "r.jsonl")
+
+        with database.session() as session:
+            assert stats(session).rows["measurement"] == 0
+
+
+def test_lines_that_are_empty_are_no_records(session, tmp_path, three):
+    path = tmp_path / "r.jsonl"
+    path.write_text("\n" + "\n\r\n".join(map(record_line, three)) + "\n\n")
+
+    assert import_file(session, path).read == 3
+
+    path.write_text("\n\n")
+    with pytest.raises(RecordFormatError, match="the file is empty"):
+        import_file(session, path)
 
 
 @pytest.fixture

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from db.exchange import read_records, write_records
 from db.queries import Filters
 from db.queries.records import export_records
-from db.records import STATUSES, CommitInfo, DeviceInfo, Record, RunInfo
+from db.records import (
+    COMPARABLE_STATUSES,
+    STATUSES,
+    CommitInfo,
+    DeviceInfo,
+    Record,
+    RunInfo,
+)
 from db.store import add_record
 
 text = st.text(st.characters(exclude_characters="\x00", exclude_categories=["Cs"]), max_size=12)
@@ -87,7 +94,6 @@ def records(draw):
         "commit": draw(commits),
         "device": draw(devices),
         "exact": draw(maybe(st.booleans())),
-        "accepted": draw(st.booleans()),
         "binary_hash": draw(maybe(word)),
         "group": draw(maybe(whole)),
         "throttle_mask": draw(maybe(whole)),
@@ -105,6 +111,8 @@ def records(draw):
                  "tops", "max_rel_error", "sm_clock_mhz", "mem_clock_mhz", "power_w",
                  "temperature_c"):  # fmt: skip
         fields[name] = draw(maybe(number))
+    comparable = fields["status"] in COMPARABLE_STATUSES and fields["median_us"] is not None
+    fields["accepted"] = comparable and draw(st.booleans())
     return Record(**fields)
 
 

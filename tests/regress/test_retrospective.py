@@ -72,6 +72,17 @@ def test_a_step_in_noise_is_found_whatever_the_noise(kind):
     assert sum(any(abs(at - 100) <= 3 for at in indices) for indices in found) >= 18
 
 
+@pytest.mark.parametrize("sigmas", [(0.003, 0.02), (0.02, 0.003)])
+def test_a_step_is_found_where_the_noise_changes_with_it(sigmas):
+    drawn = np.random.default_rng(3).standard_normal((20, 200))
+    rows = drawn * np.repeat(sigmas, 100) + np.repeat([0, np.log1p(0.03)], 100)
+
+    found = [[p.index for p in change_points(np.exp(row))] for row in rows]
+
+    assert sum(any(abs(at - 100) <= 3 for at in indices) for indices in found) >= 14
+    assert sum(bool(change_points(np.exp(row))) for row in drawn * np.repeat(sigmas, 100)) <= 2
+
+
 def test_going_back_and_forth_between_two_levels_is_no_change():
     values = a_series(*[(108, 12), (121, 12)] * 3, sigma=0.002)
 

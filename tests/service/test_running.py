@@ -68,12 +68,15 @@ def test_a_planned_case_that_never_arrives_is_missing(execute, an_executor, a_ca
     assert verdict_of_run(records, missing) == ExitCode.MISSING
 
 
-def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, an_executor, a_case, a_result):
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
+def test_an_interrupt_keeps_what_came_and_marks_the_run(
+    execute, an_executor, a_case, a_result, stop
+):
     def script(case):
-        return KeyboardInterrupt() if case.gemm.m == 2 else a_result()
+        return stop() if case.gemm.m == 2 else a_result()
 
     cases = [a_case(m=m) for m in (1, 2, 3)]
-    summary, records, missing = execute(an_executor(script), cases, raises=KeyboardInterrupt)
+    summary, records, missing = execute(an_executor(script), cases, raises=stop)
 
     assert summary.status == "interrupted"
     assert [record.m for record in records] == [1]
