@@ -2,8 +2,8 @@
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seconds N]
-    python benchmarks/kernels/heuristic.py report times.json.gz [--kernel NAME]
-    python benchmarks/kernels/heuristic.py fit times.json.gz [--kernel NAME]
+    python benchmarks/kernels/heuristic.py report times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
 
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
@@ -21,6 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -84,10 +85,12 @@ def own_configs(kernel: str) -> tuple[list[Config], Few]:
 def measure(
     out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
 ) -> None:
-    from flexq_bench.measure import Meter
+    from flexq_bench.measure import PROTOCOL_CUDA, Meter
     from workloads.case import Case
 
-    meter, began, rows = Meter("cuda"), time.monotonic(), []
+    # One case follows the other: the device stays warm.
+    protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
+    meter, began, rows = Meter("cuda", protocol), time.monotonic(), []
     with meter.device_guard():
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
@@ -101,13 +104,15 @@ def measure(
     say(f"{len(rows)} times in {out}")
 
 
-def read(path: Path, kernel: str) -> tuple[Times, int]:
+def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
+    """The times of all files, of one kind of GPU; where two have the same, the last one's."""
     by_name = {str(config): config for config in own_configs(kernel)[0]}
-    content = json.loads(gzip.decompress(path.read_bytes()))
     times: Times = {}
-    for m, n, k, name, microseconds in content["times"]:
-        if name in by_name:  # a configuration may be gone since
-            times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
+    for path in paths:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        for m, n, k, name, microseconds in content["times"]:
+            if name in by_name:  # a configuration may be gone since
+                times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
     return times, content["sms"]
 
 
@@ -314,7 +319,7 @@ def main() -> None:
     measuring.add_argument("--seconds", type=float, default=400)
     measuring.add_argument("--seed", type=int, default=1)
     for name in ("report", "fit"):
-        verbs.add_parser(name).add_argument("times", type=Path)
+        verbs.add_parser(name).add_argument("times", type=Path, nargs="+")
     for verb in verbs.choices.values():
         verb.add_argument("--kernel", default=KERNEL)
     options = parser.parse_args()
