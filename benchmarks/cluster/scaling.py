@@ -8,9 +8,8 @@ gets the database, the records and summary.json, each written as soon as it is k
 ends it early (Ctrl-C, a limit) has what was measured until then.
 
 The speed-up is cases a minute of one whole night over another's, from the night's start to its
-last result. It is told with and without the empty launch, one case of 1 to 15 seconds by chance
-(its interval is asked to close within 2 ns), and, as a check, by what the workers' time in cases
-comes to over the cases of both nights. Limits: at least 1.9 times one GPU's cases a minute on two
+last result, and, as a check, what the workers' time in cases comes to over the cases of both
+nights. Limits: at least 1.9 times one GPU's cases a minute on two
 and 3.7 on four, every series within 1.5 %, 60 % of the workers' time in cases, less than 10 s of a
 night beside cases.
 """
@@ -76,13 +75,11 @@ class Night:
         return {record.case: record for record in self.records if record.kernel != EMPTY_KERNEL}
 
     def summary(self, load: Sequence[tuple[float, int, float]]) -> dict[str, Any]:
-        """per_minute: without the empty launch, in_cases and sampling: shares of workers' time."""
+        """in_cases and sampling: shares of workers' time."""
         if not self.records:
             return {"name": self.name, "gpus": self.gpus, "cases": 0}
         wall = self.seconds[-1]
-        empty = sum(_wall(r) for r in self.records if r.kernel == EMPTY_KERNEL)
         worked = self.gpus * wall
-        real = sum(record.kernel != EMPTY_KERNEL for record in self.records)
         here = [(gpu, share) for at, gpu, share in load if self.began <= at <= self.began + wall]
         running = statistics.fmean(share for _, share in here) / 100 if here else None
         return {
@@ -90,8 +87,7 @@ class Night:
             "gpus": self.gpus,
             "cases": len(self.records),
             "wall_s": wall,
-            "per_minute_all": 60 * len(self.records) / wall,
-            "per_minute": 60 * self.gpus * real / (worked - empty),
+            "per_minute": 60 * len(self.records) / wall,
             "beside_cases_s": wall - sum(map(_wall, self.records)) / self.gpus,
             "in_cases": sum(map(_wall, self.records)) / worked,
             "sampling": sum(map(_sampled, self.records)) / worked,
@@ -161,8 +157,7 @@ class Bench:
                 seen = "" if running is None else f", kernels running {running:.0%}"
                 say(
                     f"{night['name']:8} {night['gpus']} GPUs: {night['cases']} cases in "
-                    f"{night['wall_s']:.1f} s, {night['per_minute']:.1f} a minute without the "
-                    f"empty launch ({night['per_minute_all']:.1f} with it); in cases "
+                    f"{night['wall_s']:.1f} s, {night['per_minute']:.1f} a minute; in cases "
                     f"{night['in_cases']:.0%}, sampling {night['sampling']:.0%}{seen}"
                 )
         whole = [night for night in self.nights.values() if night.name != "offsets"]
@@ -184,12 +179,11 @@ class Bench:
         say(f"{several.name} against {one.name}, {len(pairs)} cases of both:")
         speedup = many["per_minute"] / few["per_minute"]
         least = LEAST_SPEEDUP.get(several.gpus, 0.925 * several.gpus) / one.gpus
-        with_empty = many["per_minute_all"] / few["per_minute_all"]
         longer = sum(_wall(b) for _, b in pairs.values()) / sum(_wall(a) for a, _ in pairs.values())
         in_cases = several.gpus / one.gpus * many["in_cases"] / few["in_cases"] / longer
         say(
-            f"  {speedup:.2f}x (at least {least:.2f}): {_yes(speedup >= least)}; with the empty "
-            f"launch {with_empty:.2f}x; by the time in cases {in_cases:.2f}x"
+            f"  {speedup:.2f}x (at least {least:.2f}): {_yes(speedup >= least)}; "
+            f"by the time in cases {in_cases:.2f}x"
         )
         use, beside = many["in_cases"], many["beside_cases_s"]
         say(f"  in cases {use:.0%} (at least {LEAST_USE:.0%}): {_yes(use >= LEAST_USE)}")

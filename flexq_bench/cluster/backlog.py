@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from flexq_bench.probes import EMPTY_KERNEL, is_probe
+from flexq_bench.probes import is_probe
 from workloads.case import Case
 
 Shape = tuple[int, int]
@@ -36,9 +36,7 @@ class Backlog:
 
     A worker keeps its shape, whose floor it has measured, while it lasts. Shapes go out by the
     seconds that they are expected to take, longest first, and so do the jobs of a shape after its
-    floors: what is handed out last is short, so no GPU waits long for the last one. The empty
-    launch is the first of all: how long its few nanoseconds take to settle, 1 to 15 s on an H200,
-    is chance, and nobody can share it.
+    floors: what is handed out last is short, so no GPU waits long for the last one.
     """
 
     def __init__(self, jobs: Iterable[Job] = ()) -> None:
@@ -86,18 +84,14 @@ class Backlog:
         if last is not None and self.has(last):
             yield last
         free = [shape for shape in self._waiting if shape not in busy]
-        yield from sorted(free, key=self._rank, reverse=True)
+        yield from sorted(free, key=self._seconds.__getitem__, reverse=True)
         shared = [shape for shape in busy if self._needs_help(shape)]
-        yield from sorted(shared, key=self._rank, reverse=True)
+        yield from sorted(shared, key=self._seconds.__getitem__, reverse=True)
 
     def _needs_help(self, shape: Shape) -> bool:
         """Whether who comes to help is done with a job before those who are on it would be."""
         waiting, seconds = self._waiting.get(shape, ()), self._seconds.get(shape, 0.0)
         return len(waiting) > 1 or (len(waiting) == 1 and not 0 < seconds < 2 * _FLOOR_S)
-
-    def _rank(self, shape: Shape) -> tuple[bool, float]:
-        is_empty_launch = self._waiting[shape][-1].case.kernel == EMPTY_KERNEL
-        return (is_empty_launch, self._seconds[shape])
 
     def _pop(self, shape: Shape, device: str, devices: int) -> Job | None:
         """The next job of the shape that the device may have."""

@@ -15,6 +15,8 @@ from flexq_bench.measure.protocol import Protocol
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3
+_FITTINGS = 3
+_NEARLY = 1.25  # times as many launches as there are: not worth another graph
 
 
 class Rotation(ABC):
@@ -141,12 +143,15 @@ class _CudaRotation(Rotation):
         stream.synchronize()
         self.launches = copies
         self._graph = self._capture()
-        launch_us = statistics.median(self.sample(_CALIBRATIONS))
-        launches = _launches_for(launch_us, copies, protocol)
-        if launches > copies:
+        fit_launches(copies, protocol, self._launch_us)
+
+    def _launch_us(self, launches: int) -> float:
+        """Time of a launch in a graph of so many, which samples have from now on."""
+        if launches != self.launches:
             self._graph.reset()
             self.launches = launches
             self._graph = self._capture()
+        return statistics.median(self.sample(_CALIBRATIONS))
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -185,6 +190,23 @@ def _timing_events(count: int) -> list[torch.cuda.Event]:
         torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         for _ in range(count)
     ]
+
+
+def fit_launches(copies: int, protocol: Protocol, launch_us: Callable[[int], float]) -> None:
+    """Have samples of the protocol's length.
+
+    launch_us(launches): makes samples of so many launches, and returns the time of one, in us.
+
+    Starting a graph takes longer than the shortest kernels. What one of a few launches took says
+    too much of each of them, and the next sample is still too short: hence more than one round.
+    """
+    launches = copies
+    for _ in range(_FITTINGS):
+        wanted = _launches_for(launch_us(launches), copies, protocol)
+        if wanted <= _NEARLY * launches:
+            return
+        launches = wanted
+    launch_us(launches)
 
 
 def _launches_for(launch_us: float, copies: int, protocol: Protocol) -> int:

@@ -63,12 +63,6 @@ def test_floors_come_before_what_is_held_against_them():
     assert [take(backlog, A).id for _ in range(3)] == [9, 2, 1]
 
 
-def test_the_empty_launch_is_first_however_short_it_was():
-    empty = Job(9, "run", Case("empty", GemmWorkload(1, 1, 1)), expected_s=0.1)
-
-    assert take(Backlog([*jobs(A, A, B), empty])).id == 9
-
-
 def test_a_job_put_back_is_the_next_of_its_shape():
     backlog = Backlog(jobs(A, A))
     lost = take(backlog)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 import torch
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.clocks import CudaClock
+from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -28,6 +31,18 @@ def test_a_graph_launches_on_every_copy_equally_often():
     assert rotation.launches % 5 == 0
     # One untimed replay goes before the three.
     assert counters.tolist() == [4 * rotation.launches / 5] * 5
+    rotation.close()
+
+
+def test_a_sample_of_the_shortest_kernel_is_filled():
+    device = torch.device("cuda:0")
+    empty = resolve("empty", "cuda")
+    operand = empty.allocate(GemmWorkload(1, 1, 1), device, 0)
+    rotation = CudaClock(device).rotation(lambda i: empty.launch(operand), 1, PROTOCOL_CUDA)
+
+    median_us = statistics.median(rotation.sample(20))
+
+    assert rotation.launches * median_us > 0.6 * PROTOCOL_CUDA.target_sample_us
     rotation.close()
 
 

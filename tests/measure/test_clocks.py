@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
-from flexq_bench.measure.clocks import CpuClock
+from flexq_bench.measure.clocks import CpuClock, fit_launches
 from flexq_bench.measure.copies import copies_for
 from kernels.errors import UnsupportedError
 
@@ -46,6 +46,22 @@ def test_a_sample_is_never_shorter_than_the_least_length(ticking):
     rotation = ticking.rotation(3, target_sample_us=1.0, min_sample_us=50.0)
 
     assert rotation.launches * 10.0 >= 50.0
+
+
+@pytest.mark.parametrize("launch_us", [0.65, 3.0, 50.0, 900.0])
+@pytest.mark.parametrize("copies", [1, 7])
+def test_samples_are_filled_although_starting_a_graph_takes_longer_than_a_launch(launch_us, copies):
+    graphs = []
+
+    def in_a_graph(launches):
+        graphs.append(launches)
+        return launch_us + 5.3 / launches
+
+    fit_launches(copies, PROTOCOL_CUDA, in_a_graph)
+
+    assert graphs[-1] * launch_us > 0.8 * PROTOCOL_CUDA.target_sample_us
+    assert graphs[-1] % copies == 0
+    assert len(graphs) <= 4
 
 
 def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
