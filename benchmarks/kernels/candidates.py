@@ -22,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from heuristic import named
+
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.measure.protocol import PROTOCOL_CUDA
@@ -90,7 +92,7 @@ def measure(
                     default, timed = prepared.config, times_of(prepared)
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)
-                    times = {str(config): us for us, config in timed}
+                    times = {named(config): us for us, config in timed}
                     found.append(Timed(kernel, gemm, floors[bits], times, default_us))
                     share = f"{floors[bits] / best_us:.0%}"
                     say(f"{kernel} {m}x{n}x{k} {best_us:.2f} us, {share} of the floor: {best}")
