@@ -1,13 +1,13 @@
 """How near every configuration of some kernels comes to the read floor, over a suite's shapes.
 
     python benchmarks/kernels/candidates.py --kernels fp6-w6a16,dgq-w4a8 --m 1,4,8 [--suite NAME]
-        [--seconds N] [--out times.json.gz]
+        [--seconds N] [--out FOLDER]
 
 Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
 takes a second a case where a measurement takes several. It prints, for each kernel and number of
 tokens, the geometric mean over the shapes of floor / fastest, the least of them, and what the
 configuration that runs without tuning loses. The floor is the fastest way to read weights of that
-width.
+width. --out keeps every time, a file a kernel, as heuristic.py reads them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+
+from heuristic import named
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
@@ -37,14 +38,18 @@ from workloads.suites import load_suite
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One kernel on one shape, in microseconds. default_us: of the configuration without tuning."""
+    """One kernel on one shape, in microseconds. us: of each configuration. default_us: of the one
+    without tuning."""
 
     kernel: str
     gemm: GemmWorkload
     floor_us: float
-    best_us: float
-    best: dict[str, Any]
+    us: Mapping[str, float]
     default_us: float
+
+    @property
+    def best_us(self) -> float:
+        return min(self.us.values())
 
 
 def say(line: str) -> None:
@@ -59,12 +64,17 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
 
 
 def measure(
-    kernels: Sequence[str], tokens: Sequence[int], shapes: Sequence[tuple[int, int]], seconds: float
+    kernels: Sequence[str],
+    tokens: Sequence[int],
+    shapes: Sequence[tuple[int, int]],
+    seconds: float,
+    out: Path | None,
 ) -> list[Timed]:
-    """Shape by shape, until the seconds are over."""
+    """Shape by shape, until the seconds are over; what is found is saved as it comes."""
     # One case follows the other: the device stays warm.
     protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
-    meter, began, found = Meter("cuda", protocol), time.monotonic(), []
+    meter, began = Meter("cuda", protocol), time.monotonic()
+    found: list[Timed] = []
     with meter.device_guard():
         for n, k in shapes:
             if time.monotonic() - began > seconds:
@@ -82,10 +92,12 @@ def measure(
                     default, timed = prepared.config, times_of(prepared)
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)
-                    row = Timed(kernel, gemm, floors[bits], best_us, best.as_dict(), default_us)
-                    found.append(row)
-                    share = f"{row.floor_us / best_us:.0%}"
-                    say(f"{kernel} {m}x{n}x{k} {best_us:.2f} us, {share} of the floor: {row.best}")
+                    times = {named(config): us for us, config in timed}
+                    found.append(Timed(kernel, gemm, floors[bits], times, default_us))
+                    share = f"{floors[bits] / best_us:.0%}"
+                    say(f"{kernel} {m}x{n}x{k} {best_us:.2f} us, {share} of the floor: {best}")
+            if out is not None:
+                save(found, meter.device_info.sm_count, out)
     return found
 
 
@@ -106,9 +118,17 @@ def report(found: Sequence[Timed]) -> None:
         )
 
 
-def save(found: Sequence[Timed], path: Path) -> None:
-    rows = json.dumps([asdict(row) for row in found])
-    path.write_bytes(gzip.compress(rows.encode(), mtime=0))
+def save(found: Sequence[Timed], sms: int | None, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for kernel in {row.kernel for row in found}:
+        rows = [
+            [row.gemm.m, row.gemm.n, row.gemm.k, config, us]
+            for row in found
+            if row.kernel == kernel
+            for config, us in row.us.items()
+        ]
+        content = json.dumps({"sms": sms, "times": rows})
+        (folder / f"{kernel}.json.gz").write_bytes(gzip.compress(content.encode(), mtime=0))
 
 
 if __name__ == "__main__":
@@ -121,7 +141,5 @@ if __name__ == "__main__":
     given = parser.parse_args()
     suite = load_suite(given.suite)
     sizes = dict.fromkeys((shape.n, shape.k) for shape in suite.shapes)
-    results = measure(given.kernels.split(","), parse_ranges(given.m), list(sizes), given.seconds)
-    report(results)
-    if given.out:
-        save(results, given.out)
+    kernels, tokens = given.kernels.split(","), parse_ranges(given.m)
+    report(measure(kernels, tokens, list(sizes), given.seconds, given.out))

@@ -1,14 +1,17 @@
-"""What the int8 tensor-core kernels lose where nothing is tuned, and the fit behind the choice.
+"""What kernels lose where nothing is tuned, and the tables and the fit behind the choice.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
-        [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seconds N]
-    python benchmarks/kernels/heuristic.py report times.json.gz [--kernel NAME]
-    python benchmarks/kernels/heuristic.py fit times.json.gz [--kernel NAME]
+        [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
+    python benchmarks/kernels/heuristic.py report times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
 
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
-tuning was than the fastest. `fit` prints new weights for kernels/cuda/few_heuristic.py and new
-costs for kernels/cuda/imma_heuristic.py, and what they lose on shapes that they were not fitted to.
+tuning was than the fastest, each shape judged as if it were in no table. `table` writes the
+kernel's table of kernels/cuda/few_times; layers of papers are left out of it, so that they, too,
+are shapes that the choice has not seen. `fit` prints new costs for kernels/cuda/imma_heuristic.py,
+and what they lose on shapes that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -21,13 +24,21 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from scipy.optimize import minimize
 
 from kernels.contract import Config
-from kernels.cuda.few_heuristic import FLEXQ, MINIFLOATS, Few, choose_few, features
+from kernels.cuda.few_heuristic import (
+    MINIFLOATS,
+    Few,
+    Losses,
+    choose_few,
+    settings_of,
+    write_losses,
+)
 from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_configs import (
     LEAST_MANY,
@@ -39,18 +50,19 @@ from kernels.cuda.imma_configs import (
     TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import Cost, choose, waves_of
+from kernels.cuda.imma_heuristic import Cost, ManyConfig, choose, read_us, waves_of
 from kernels.cuda.minifloat import MinifloatGemm
 from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
+from workloads.suites import load_suite
 
 TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
-SOFTNESS = 0.012  # of the choice while fitting: scores closer than this share it
-TOO_SLOW = 0.05
+TABLES = Path(__file__).parents[2] / "kernels" / "cuda" / "few_times"
+PAPERS = ("paper-fig10", "paper-fp6")
 
 Times = dict[GemmWorkload, dict[Config, float]]
 
@@ -84,16 +96,18 @@ def own_configs(kernel: str) -> tuple[list[Config], Few]:
 def measure(
     out: Path, kernel: str, tokens: Sequence[int], shapes: int, seconds: float, seed: int
 ) -> None:
-    from flexq_bench.measure import Meter
+    from flexq_bench.measure import PROTOCOL_CUDA, Meter
     from workloads.case import Case
 
-    meter, began, rows = Meter("cuda"), time.monotonic(), []
+    # One case follows the other: the device stays warm.
+    protocol = replace(PROTOCOL_CUDA, warm_up=PROTOCOL_CUDA.rewarm)
+    meter, began, rows = Meter("cuda", protocol), time.monotonic(), []
     with meter.device_guard():
         for n, k in random_shapes(shapes, seed):
             for m in tokens:
                 prepared = meter.prepare(Case(kernel=kernel, gemm=GemmWorkload(m, n, k)))
                 for config, microseconds in prepared.time_candidates():
-                    rows.append([m, n, k, str(config), microseconds])
+                    rows.append([m, n, k, named(config), microseconds])
             content = json.dumps({"sms": meter.device_info.sm_count, "times": rows})
             out.write_bytes(gzip.compress(content.encode(), mtime=0))
             if time.monotonic() - began > seconds:
@@ -101,24 +115,32 @@ def measure(
     say(f"{len(rows)} times in {out}")
 
 
-def read(path: Path, kernel: str) -> tuple[Times, int]:
-    by_name = {str(config): config for config in own_configs(kernel)[0]}
-    content = json.loads(gzip.decompress(path.read_bytes()))
+def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
+    """The times of all files, of one kind of GPU; where two have the same, the last one's."""
+    by_name = {named(config): config for config in own_configs(kernel)[0]}
     times: Times = {}
-    for m, n, k, name, microseconds in content["times"]:
-        if name in by_name:  # a configuration may be gone since
-            times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
+    for path in paths:
+        content = json.loads(gzip.decompress(path.read_bytes()))
+        for m, n, k, name, microseconds in content["times"]:
+            if name in by_name:  # a configuration may be gone since
+                times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
     return times, content["sms"]
 
 
+def named(config: Config) -> str:
+    """As in files: what has its default is left out, so that fields may be added."""
+    settings = ", ".join(f"{name}={value}" for name, value in settings_of(config))
+    return f"{type(config).__name__}({settings})"
+
+
 def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int) -> Config:
-    """What runs without tuning, of these configurations."""
+    """What runs without tuning, of these configurations, on a shape that was never timed."""
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles)
+        return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_few(of_floats, gemm, sms, MINIFLOATS)
+    return choose_few(of_floats, gemm, sms, MINIFLOATS, unseen=True)
 
 
 def report(times: Times, sms: int, kernel: str) -> None:
@@ -134,57 +156,24 @@ def report(times: Times, sms: int, kernel: str) -> None:
         say(f"| {m} | {len(losses)} | {statistics.mean(losses):.1%} | {within:.1%} | {worst:.1%} |")
 
 
-class Samples:
-    """Features and relative times of every configuration at every shape with few tokens."""
+def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) -> Losses:
+    """Of configurations with these column tiles, where a shape's most tokens were timed."""
+    few = [c for c in configs if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    few = [c for c in few if c.col_tiles == col_tiles]
+    papers = {(shape.n, shape.k) for name in PAPERS for shape in load_suite(name).shapes}
+    rows: dict[tuple[int, int], np.ndarray] = {}
+    for gemm in sorted(times, key=lambda gemm: gemm.m):
+        us = np.array([times[gemm].get(c, np.nan) for c in few])
+        if (gemm.n, gemm.k) not in papers and not np.isnan(us).all():
+            rows[gemm.n, gemm.k] = us / np.nanmin(us) - 1
+    return Losses(tuple(map(settings_of, few)), tuple(rows), sms, np.array([*rows.values()]))
 
-    def __init__(self, times: Times, col_tiles: int, sms: int, few: Few) -> None:
-        self.shapes: list[tuple[int, int]] = []
-        self.features: list[np.ndarray] = []
-        self.losses: list[np.ndarray] = []
-        for gemm, timed in times.items():
-            scored = [
-                c
-                for c in timed
-                if isinstance(c, ImmaConfig | WeightOnlyConfig) and c.col_tiles == col_tiles
-            ]
-            if scored:
-                found = np.array([timed[c] for c in scored])
-                self.shapes.append((gemm.n, gemm.k))
-                self.features.append(np.array([features(c, gemm, sms, few) for c in scored]))
-                self.losses.append(found / found.min() - 1)
 
-    def lost(self, weights: np.ndarray, chosen: Sequence[int]) -> list[float]:
-        """By the configuration of the lowest score, at each chosen index."""
-        return [float(self.losses[i][np.argmin(self.features[i] @ weights)]) for i in chosen]
-
-    def fit(self, chosen: Sequence[int]) -> np.ndarray:
-        """Weights under which a soft choice of the lowest score loses least."""
-        width = self.features[0].shape[1]
-
-        def cost(weights: np.ndarray) -> tuple[float, np.ndarray]:
-            total, slope = 0.0, np.zeros(width)
-            for i in chosen:
-                score = self.features[i] @ weights
-                share = np.exp(-(score - score.min()) / SOFTNESS)
-                share /= share.sum()
-                price = self.losses[i] + 4 * np.maximum(0, self.losses[i] - TOO_SLOW)
-                mean = float(share @ price)
-                total += mean
-                slope -= (share * (price - mean)) @ self.features[i] / SOFTNESS
-            count = len(chosen)
-            return (
-                total / count + 2e-4 * float(weights @ weights),
-                slope / count + 4e-4 * weights,
-            )
-
-        best = None
-        for seed in range(6):
-            start = np.random.RandomState(seed).uniform(0, 0.6, width)
-            found = minimize(cost, start, jac=True, method="L-BFGS-B")
-            if best is None or found.fun < best.fun:
-                best = found
-        assert best is not None
-        return np.asarray(best.x)
+def write_table(times: Times, sms: int, kernel: str) -> None:
+    configs, few = own_configs(kernel)
+    tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
+    (TABLES / f"{few.table}.json").write_text(write_losses(tables))
+    say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 
 
 class CostSamples:
@@ -195,7 +184,7 @@ class CostSamples:
         times: Times,
         kind: type,
         sms: int,
-        costs: Mapping[AnyImmaConfig, Cost],
+        costs: Mapping[ManyConfig, Cost],
         tiles: TileFormat,
     ) -> None:
         self.configs = [config for config in costs if isinstance(config, kind)]
@@ -213,7 +202,7 @@ class CostSamples:
             [waves_of(c, costs[c], gemm, sms, tiles) for c in self.configs] for gemm, _ in rows
         ]
         self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
-        self.floor = np.array([[FLEXQ.read_us(gemm)] for gemm, _ in rows])
+        self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
@@ -261,28 +250,16 @@ def folds(
 
 
 def fit(times: Times, sms: int, kernel: str) -> None:
-    few = own_configs(kernel)[1]
-    for col_tiles in few.weights:
-        samples = Samples(times, col_tiles, sms, few)
-        if not samples.shapes:
-            continue
-        weights = say_unseen(samples)
-        say(f"{col_tiles}: ({', '.join(f'{w:.3f}' for w in weights)}),")
     found = resolve(kernel, "cuda")
-    if isinstance(found, ImmaGemm):
-        fit_costs(times, sms, found)
-
-
-def fit_costs(times: Times, sms: int, kernel: ImmaGemm) -> None:
+    assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
-    border = kernel.few.many_rows * MMA_ROWS * sms
+    border = found.few.many_rows * MMA_ROWS * sms
     parts = (
-        (ImmaConfig, {gemm: timed for gemm, timed in few.items() if gemm.n <= border}),
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, kernel.costs, kernel.tiles)
+        of_kind = CostSamples(seen, kind, sms, found.costs, found.tiles)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)
@@ -290,7 +267,7 @@ def fit_costs(times: Times, sms: int, kernel: ImmaGemm) -> None:
             say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
 
 
-def say_unseen(samples: Samples | CostSamples) -> np.ndarray:
+def say_unseen(samples: CostSamples) -> np.ndarray:
     """Say what a fit loses on shapes that it hasn't seen; the fit to all of them."""
     unseen = [
         loss
@@ -313,8 +290,8 @@ def main() -> None:
     measuring.add_argument("--shapes", type=int, default=120)
     measuring.add_argument("--seconds", type=float, default=400)
     measuring.add_argument("--seed", type=int, default=1)
-    for name in ("report", "fit"):
-        verbs.add_parser(name).add_argument("times", type=Path)
+    for name in ("report", "table", "fit"):
+        verbs.add_parser(name).add_argument("times", type=Path, nargs="+")
     for verb in verbs.choices.values():
         verb.add_argument("--kernel", default=KERNEL)
     options = parser.parse_args()
@@ -323,7 +300,8 @@ def main() -> None:
         tokens = parse_ranges(options.m)
         measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
     else:
-        (report if options.verb == "report" else fit)(*read(options.times, kernel), kernel)
+        told = {"report": report, "table": write_table, "fit": fit}[options.verb]
+        told(*read(options.times, kernel), kernel)
 
 
 if __name__ == "__main__":

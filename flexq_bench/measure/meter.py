@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -36,6 +38,7 @@ from workloads.case import Case
 
 # What of the environment decides which configuration is fastest.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
+_COOLS_S = 1.0  # clocks stay up for seconds between cases
 Resolve = Callable[[str, Backend], Kernel]
 
 
@@ -71,6 +74,7 @@ class Meter:
         self._tuning = tuning
         self._choices = tuning.memory()
         self._probe_us: dict[tuple[object, ...], float | None] = {}
+        self._measured_at = -math.inf
         self.capability = capability(self._device)
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
@@ -220,6 +224,7 @@ class Meter:
 
         with telemetry:
             sampling = sample_case(place, protocol, telemetry, seed=self.seed)
+        self._measured_at = time.monotonic()
         check = check.merged(prepared.check("after"))
         check = check.merged(CheckResult(None, None, next(filter(None, problems), "")))
         status, detail = judge(check, sampling, protocol, telemetry)
@@ -257,6 +262,7 @@ class Meter:
             self.protocol,
             l2_bytes=self.device_info.l2_bytes,
             seed=self.seed,
+            warm=time.monotonic() - self._measured_at < _COOLS_S,
         )
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:

@@ -53,10 +53,10 @@ class TuningMachine:
 class PreparedCase:
     """A kernel at one shape, with its inputs drawn from the seed and packed.
 
-    config: what runs; the kernel's own heuristic until one is chosen or given.
-    copies: of the weights, in a rotation. seed: of the run. All methods want the clock's device to
-    be the current one. Raises UnsupportedError where the cache mode can't be had, and whatever the
-    kernel raises.
+    config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
+    weights, in a rotation. seed: of the run. warm: the device was just at work. All methods want
+    the clock's device to be the current one. Raises UnsupportedError where the cache mode can't be
+    had, and whatever the kernel raises.
     """
 
     def __init__(
@@ -69,9 +69,10 @@ class PreparedCase:
         *,
         l2_bytes: int | None,
         seed: int,
+        warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
-        self._clock, self._protocol, self._seed = clock, protocol, seed
+        self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
         self._subject = bind(kernel, case, device, seed)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
@@ -117,7 +118,9 @@ class PreparedCase:
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))}",
             "" if favourite is None else str(dict(favourite)),
         )
-        self._take(memory.choose(key, candidates, preferring(self._timer(), favourite)))
+        timer = self._timer()
+        times = (preferring(timer, favourite), preferring(timer.glance, favourite))
+        self._take(memory.choose(key, candidates, *times))
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
         """Every candidate with its brief time, in microseconds a launch."""
@@ -128,7 +131,10 @@ class PreparedCase:
     def _timer(self) -> BriefTimer:
         seed = derive_seed(self._seed, self.case.key, "tuning")
         return BriefTimer(
-            lambda: self._subject.place(self.copies, seed=seed), self._clock, self._protocol
+            lambda: self._subject.place(self.copies, seed=seed),
+            self._clock,
+            self._protocol,
+            warm=self._warm,
         )
 
     def use_default(self) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import StrEnum
 
 from flexq_bench.measure.clocks import Clock
-from flexq_bench.measure.protocol import Protocol
+from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.sampling import warm_up
 from flexq_bench.measure.subject import Buffers
 from kernels.autotune import TuningMemory, tuning_folder
 from kernels.contract import Config
 
-_SAMPLES = 7  # of each candidate: enough to tell percents apart, not tenths
+_SAMPLES = 7  # of each candidate that is near: enough to tell percents apart, not tenths
+_GLANCES = 3  # samples of every candidate
+_GLANCE_US = 100.0  # least length of one; where weights rotate, a turn over them is longer
 
 
 class Tuning(StrEnum):
@@ -30,25 +33,38 @@ class Tuning(StrEnum):
 
 
 class BriefTimer:
-    """Times configurations over one set of buffers, which it allocates when first called.
+    """Times configurations over one set of buffers, which it allocates when first asked.
 
-    The first call warms the device up as long as a measurement does, so that the candidate that
-    happens to be first does not pay for low clocks.
+    place: allocates them. warm: the device was just at work. If it wasn't, the first configuration
+    is preceded by as long a warm-up as a measurement is, so that it does not pay for low clocks.
     """
 
-    def __init__(self, place: Callable[[], Buffers], clock: Clock, protocol: Protocol) -> None:
+    def __init__(
+        self, place: Callable[[], Buffers], clock: Clock, protocol: Protocol, *, warm: bool = False
+    ) -> None:
         self._place, self._clock, self._protocol = place, clock, protocol
+        self._first = protocol.rewarm if warm else protocol.warm_up
         self._buffers: Buffers | None = None
 
     def __call__(self, config: Config) -> float:
-        phase = self._protocol.retune
+        """A launch under the configuration, in microseconds: the median of samples that settled."""
+        return self._time(config, self._protocol, self._protocol.retune, _SAMPLES)
+
+    def glance(self, config: Config) -> float:
+        """The same to a percent or two, in a tenth of the time: samples are short and few."""
+        brief = replace(self._protocol, target_sample_us=_GLANCE_US, min_sample_us=_GLANCE_US)
+        return self._time(config, brief, None, _GLANCES)
+
+    def _time(
+        self, config: Config, protocol: Protocol, phase: WarmUp | None, samples: int
+    ) -> float:
         if self._buffers is None:
-            self._buffers = self._place()
-            phase = self._protocol.warm_up
+            self._buffers, phase = self._place(), self._first
         buffers = self._buffers
-        rotation = self._clock.rotation(buffers.bound(config), buffers.copies, self._protocol)
+        rotation = self._clock.rotation(buffers.bound(config), buffers.copies, protocol)
         try:
-            warm_up(rotation, phase, self._protocol.batch_s, time.perf_counter)
-            return statistics.median(rotation.sample(_SAMPLES))
+            if phase is not None:
+                warm_up(rotation, phase, protocol.retune.min_s, time.perf_counter)
+            return statistics.median(rotation.sample(samples))
         finally:
             rotation.close()

@@ -35,7 +35,7 @@ from kernels.cuda.imma_configs import (
     bucket_of,
     configs_for,
 )
-from kernels.cuda.imma_heuristic import COSTS, Cost, choose
+from kernels.cuda.imma_heuristic import COSTS, Cost, ManyConfig, choose
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
@@ -56,7 +56,7 @@ class ImmaGemm(LinearKernel):
 
     tiles: TileFormat
     few: Few = FLEXQ
-    costs: Mapping[AnyImmaConfig, Cost] = COSTS
+    costs: Mapping[ManyConfig, Cost] = COSTS
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         groups = -(-k // GROUP)

@@ -1,8 +1,8 @@
 """Which configuration of the int8 tensor-core kernels to run where nothing was timed.
 
-Few tokens: the score of kernels/cuda/few_heuristic.py, where it is fitted. Else waves of blocks,
-times the groups of k that a block goes through, times what one group takes.
-`python benchmarks/kernels/heuristic.py` measures, fits, and says what the choice loses.
+Few tokens: kernels/cuda/few_heuristic.py. Else waves of blocks, times the groups of k that a block
+goes through, times what one group takes. `python benchmarks/kernels/heuristic.py` measures, fits,
+and says what the choice loses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kernels.cuda.few_heuristic import FLEXQ, Few, choose_few, fit_of
+from kernels.cuda.few_heuristic import FLEXQ, Few, choose_few
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -27,29 +27,25 @@ from workloads.gemm import GemmWorkload
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
+_BYTES_A_CODE = (1536 + 32) / 2048  # of 6-bit weights with their scales
+_READ_BYTES_US = 4.6e6  # of an H200's memory
+
+ManyConfig = TiledConfig | WgmmaConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Microseconds: start_us of a launch; a step of K takes alone_us, or each_us times the blocks
-    that share an SM, whichever is more. registers: of a thread, where fit_of doesn't know them."""
+    that share an SM, whichever is more. registers: of a thread."""
 
     start_us: float
     alone_us: float
     each_us: float
-    registers: int = 0
+    registers: int
 
 
 # Fitted to times on an H200.
-COSTS: dict[AnyImmaConfig, Cost] = {
-    ImmaConfig(1, 4, 3, 1, 0, 4): Cost(1.23, 0.964, 0.321),
-    ImmaConfig(1, 8, 3, 1, 0, 4): Cost(0.746, 0.607, 1.16),
-    ImmaConfig(2, 4, 3, 1, 0, 4): Cost(1.5, 0.979, 0.504),
-    ImmaConfig(2, 8, 2, 1, 1, 4): Cost(1.22, 1.28, 0.055),
-    ImmaConfig(2, 8, 2, 2, 1, 4): Cost(3.2, 1.39, 0.05),
-    ImmaConfig(3, 4, 2, 1, 0, 4): Cost(1.97, 1.2, 0.778),
-    ImmaConfig(3, 4, 2, 2, 0, 4): Cost(2.57, 1.42, 0.05),
-    ImmaConfig(3, 4, 3, 1, 0, 4): Cost(2.32, 1.1, 0.747),
+COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.26, 0.903, 0.547, 229),
     TiledConfig(4, 2, 1, 8, 4, 1): Cost(1.24, 0.898, 0.605, 229),
     TiledConfig(4, 2, 1, 8, 3, 2): Cost(3.27, 0.962, 0.62, 242),
@@ -75,7 +71,7 @@ COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
 }
 # Of atom, whose groups are scaled by both sides.
-MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
+MIXED_COSTS: dict[ManyConfig, Cost] = {
     **COSTS,
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
@@ -88,7 +84,7 @@ MIXED_COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(2, 2, 4, 1): Cost(2.23, 0.929, 0.3, 255),
 }
 # Of group-w4a8, whose groups are scaled by the weights' side.
-GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
+GROUP_SCALED_COSTS: dict[ManyConfig, Cost] = {
     **COSTS,
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
@@ -101,7 +97,7 @@ GROUP_SCALED_COSTS: dict[AnyImmaConfig, Cost] = {
     WgmmaConfig(2, 2, 4, 1): Cost(3.73, 0.494, 0.3, 255),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
-DUAL_GRAINED_COSTS: dict[AnyImmaConfig, Cost] = {
+DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
     **COSTS,
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(3.03, 0.449, 0.542, 229),
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(2.19, 0.282, 0.468, 166),
@@ -132,41 +128,45 @@ def choose(
     configs: Sequence[AnyImmaConfig],
     gemm: GemmWorkload,
     sms: int,
-    costs: Mapping[AnyImmaConfig, Cost] = COSTS,
+    costs: Mapping[ManyConfig, Cost] = COSTS,
     few: Few = FLEXQ,
     tiles: TileFormat = SIX_BITS,
+    *,
+    unseen: bool = False,
 ) -> AnyImmaConfig:
-    """The configuration to run of those that the GPU can run, which has so many SMs."""
+    """The configuration to run of those that the GPU can run, which has so many SMs.
 
-    def estimated_us(config: AnyImmaConfig) -> float:
+    unseen: as of Losses.expected.
+    """
+
+    def estimated_us(config: ManyConfig) -> float:
         return cost_us(costs[config], waves_of(config, costs[config], gemm, sms, tiles), gemm)
 
     of_few = [c for c in configs if isinstance(c, ImmaConfig)]
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
     rows_an_sm = gemm.n / MMA_ROWS / sms
     if of_few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= few.many_rows)):
-        if of_few[0].col_tiles in few.weights:
-            return choose_few(of_few, gemm, sms, few)
-        return min(of_few, key=estimated_us)
+        return choose_few(of_few, gemm, sms, few, unseen=unseen)
     return min(many, key=estimated_us)
 
 
 def waves_of(
-    config: AnyImmaConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
+    config: ManyConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
 ) -> Waves:
     """How the blocks of a configuration follow each other on a GPU."""
     x, y, _ = config.grid(gemm.m, gemm.n)
-    if isinstance(config, ImmaConfig):
-        f = fit_of(config, gemm, sms, FLEXQ)
-        resident, steps = f.resident, f.turns
-    else:
-        registers = -(-cost.registers // 8) * 8
-        by_registers = _REGISTERS // (config.threads * registers)
-        by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
-        resident = max(1, min(by_registers, by_shared))
-        steps = math.ceil(gemm.k / (GROUP * config.k_split))
+    registers = -(-cost.registers // 8) * 8
+    by_registers = _REGISTERS // (config.threads * registers)
+    by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
+    resident = max(1, min(by_registers, by_shared))
+    steps = math.ceil(gemm.k / (GROUP * config.k_split))
     whole, rest = divmod(x * y, sms * resident)
     return Waves(whole, resident, -(-rest // sms), steps)
+
+
+def read_us(gemm: GemmWorkload) -> float:
+    """Reading 6-bit weights at an H200's bandwidth."""
+    return gemm.n * gemm.k * _BYTES_A_CODE / _READ_BYTES_US
 
 
 def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
@@ -178,4 +178,4 @@ def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
     busy_us = cost.start_us + waves.whole * wave_us(waves.resident)
     if waves.last:
         busy_us += wave_us(waves.last)
-    return float((busy_us**4 + FLEXQ.read_us(gemm) ** 4) ** 0.25)
+    return float((busy_us**4 + read_us(gemm) ** 4) ** 0.25)

@@ -97,3 +97,29 @@ def test_a_memory_without_a_folder_writes_nothing(tmp_path, monkeypatch):
     TuningMemory().choose(KEY, TILES, Timer(t8=2.0, t16=1.0))
 
     assert not list(tmp_path.rglob("*"))
+
+
+def test_only_what_comes_near_at_a_glance_is_timed():
+    timer = Timer(t8=100.0, t16=99.0)
+    glances = Timer(t8=100.0, t16=103.0, t32=105.0)
+
+    assert choose_config([*TILES, Tile(32)], timer, glances) == Tile(16)
+    assert (timer.asked, glances.asked) == (2, 3)
+
+
+def test_the_only_one_that_is_near_is_not_timed():
+    timer = Timer()
+
+    assert choose_config(TILES, timer, Timer(t8=100.0, t16=110.0)) == Tile(8)
+    assert timer.asked == 0
+
+
+def test_one_that_raises_at_a_glance_is_passed_over_and_all_that_do_say_why():
+    def glance(tile):
+        if tile.size == 8:
+            raise RuntimeError("too much shared memory")
+        return 100.0
+
+    assert choose_config(TILES, Timer(t16=1.0), glance) == Tile(16)
+    with pytest.raises(RuntimeError, match="too much shared memory"):
+        choose_config([Tile(8)], Timer(), glance)

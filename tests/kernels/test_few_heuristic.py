@@ -1,0 +1,128 @@
+"""What runs for few tokens where nothing was timed: taken from shapes nearby that were."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from kernels.contract import Config
+from kernels.cuda.few_heuristic import (
+    DUAL_GRAINED,
+    FLEXQ,
+    MINIFLOATS,
+    NIBBLES,
+    Losses,
+    choose_few,
+    load_losses,
+    read_losses,
+    settings_of,
+    write_losses,
+)
+from kernels.cuda.imma_configs import ImmaConfig
+from kernels.cuda.weight_only import WeightOnlyConfig
+from kernels.registry import resolve
+from workloads.gemm import GemmWorkload
+
+KERNELS = {
+    FLEXQ: "flexq-imma-w6a6",
+    NIBBLES: "atom-w4a4",
+    DUAL_GRAINED: "dgq-w4a8",
+    MINIFLOATS: "fp6-w6a16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(Config):
+    rows: int
+    col_tiles: int
+    eager: int = 0
+
+
+NARROW, WIDE = Tile(1, 1), Tile(2, 1)
+# Narrow blocks are best where there are few rows, wide ones where there are many.
+NEAR_4096 = Losses(
+    (settings_of(NARROW), settings_of(WIDE)),
+    ((4096, 4096), (4224, 4096), (28672, 8192)),
+    132,
+    np.array([[0.0, 0.10], [0.02, 0.0], [0.2, 0.0]]),
+)
+
+
+def fastest(expected):
+    return min(expected, key=expected.get)
+
+
+def configs_of(few, col_tiles):
+    """As they are among the candidates of the kernel."""
+    found = resolve(KERNELS[few], "cuda")
+    every = found.every_config() if few is not MINIFLOATS else found.configs(col_tiles)
+    few_tokens = [c for c in every if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    return [c for c in few_tokens if c.col_tiles == col_tiles]
+
+
+@pytest.mark.parametrize("few", KERNELS, ids=lambda few: few.table)
+@pytest.mark.parametrize("col_tiles", [1, 2, 4])
+def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(few, col_tiles):
+    table = load_losses(few.table)[col_tiles]
+    configs = [c for c in configs_of(few, col_tiles) if settings_of(c) in table.configs]
+    lost = []
+    for (n, k), row in zip(table.shapes, table.lost, strict=True):
+        chosen = choose_few(configs, GemmWorkload(8 * col_tiles, n, k), 132, few)
+        lost.append(row[table.configs.index(settings_of(chosen))])
+
+    assert len(lost) >= 70
+    assert np.mean(lost) < 0.01
+    assert np.quantile(lost, 0.95) < 0.08
+
+
+@pytest.mark.parametrize("few", KERNELS, ids=lambda few: few.table)
+def test_most_candidates_are_in_the_tables(few):
+    for col_tiles in (1, 2, 4):
+        known = set(load_losses(few.table)[col_tiles].configs)
+        configs = configs_of(few, col_tiles)
+
+        assert sum(settings_of(c) in known for c in configs) > len(configs) / 2
+
+
+def test_near_shapes_say_what_a_configuration_loses():
+    assert fastest(NEAR_4096.expected(4096, 4224, 132)) == settings_of(NARROW)
+    assert fastest(NEAR_4096.expected(28672, 8192, 132)) == settings_of(WIDE)
+    assert fastest(NEAR_4096.expected(200_000, 8192, 132)) == settings_of(WIDE)
+
+
+def test_fewer_sms_are_as_more_rows():
+    expected = NEAR_4096.expected(14336, 8192, 66)
+
+    assert expected == pytest.approx(NEAR_4096.expected(28672, 8192, 132))
+
+
+def test_a_shape_that_counts_as_unseen_is_judged_by_its_neighbours():
+    expected = NEAR_4096.expected(28672, 8192, 132, unseen=True)
+
+    assert expected[settings_of(NARROW)] < 0.05
+
+
+def test_a_configuration_without_times_nearby_comes_last():
+    sparse = replace(NEAR_4096, lost=np.array([[0.1, np.nan], [0.1, np.nan], [0.2, 0.0]]))
+
+    assert fastest(sparse.expected(4096, 4096, 132)) == settings_of(NARROW)
+    assert fastest(sparse.expected(28672, 8192, 132)) == settings_of(WIDE)
+
+
+def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
+    assert settings_of(Tile(1, 1)) == (("rows", 1), ("col_tiles", 1))
+    assert settings_of(Tile(1, 1, eager=1)) == (("rows", 1), ("col_tiles", 1), ("eager", 1))
+
+
+def test_tables_are_read_as_they_were_written():
+    sparse = replace(NEAR_4096, lost=np.array([[0.0, np.nan], [0.123, 0.0], [0.2, 0.0]]))
+
+    text = write_losses({1: NEAR_4096, 2: sparse})
+
+    assert [part["sms"] for part in json.loads(text)] == [132, 132]
+    for found, written in zip(read_losses(text).values(), (NEAR_4096, sparse), strict=True):
+        assert (found.configs, found.shapes) == (written.configs, written.shapes)
+        np.testing.assert_allclose(found.lost, written.lost)

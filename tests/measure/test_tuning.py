@@ -1,0 +1,63 @@
+"""How long candidates are timed: a glance at each, more for those that are near, warm or cold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from flexq_bench.measure import PROTOCOL_CUDA
+from flexq_bench.measure.clocks import CpuClock
+from flexq_bench.measure.tuning import BriefTimer
+
+LAUNCH_US = 10
+
+
+@pytest.fixture
+def spent():
+    """Microseconds of launches that a BriefTimer takes for a glance, then for a time."""
+
+    class Buffers:
+        copies = 40
+
+        def __init__(self):
+            self.launches = 0
+
+        def bound(self, config):
+            return self.launch
+
+        def launch(self, i):
+            self.launches += 1
+
+    def run(*, warm):
+        buffers = Buffers()
+        clock = CpuClock(lambda: 1000 * LAUNCH_US * buffers.launches)
+        protocol = replace(
+            PROTOCOL_CUDA,
+            warm_up=replace(PROTOCOL_CUDA.warm_up, min_s=0.02),
+            rewarm=replace(PROTOCOL_CUDA.rewarm, min_s=0.0),
+        )
+        timer = BriefTimer(lambda: buffers, clock, protocol, warm=warm)
+        found = []
+        for ask in (timer.glance, timer.glance, timer):
+            before = buffers.launches
+            assert ask(None) == LAUNCH_US
+            found.append(LAUNCH_US * (buffers.launches - before))
+        return found
+
+    return run
+
+
+def test_a_glance_takes_a_fraction_of_a_time(spent):
+    _, glance, time = spent(warm=True)
+
+    assert 300 <= glance < 500  # three samples of 100 us, and those that find their length
+    assert time > 2800  # seven of 400 us behind a warm-up
+
+
+def test_the_first_waits_for_the_clocks_unless_the_device_was_just_at_work(spent):
+    cold, second, _ = spent(warm=False)
+    warm, _, _ = spent(warm=True)
+
+    assert cold > 5 * warm
+    assert second < warm
