@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -340,9 +340,14 @@ class _Target:
     attention: torch.Tensor | None
 
     def copy(self) -> _Target:
-        attention = None if self.attention is None else self.attention.clone()
-        parts = (self.inputs, self.here, self.output, self.output_here)
-        return _Target(*(part.clone() for part in parts), attention)
+        return replace(
+            self,
+            inputs=self.inputs.clone(),
+            here=self.here.clone(),
+            output=self.output.clone(),
+            output_here=self.output_here.clone(),
+            attention=None if self.attention is None else self.attention.clone(),
+        )
 
     def take(self, other: _Target) -> None:
         """Copy another segment's numbers to where this one has its own."""
