@@ -156,7 +156,7 @@ def test_items_that_do_not_fit_their_task_make_it_missing(loaded, a_task):
         doc_to_choice="{{choices.text}}",
         doc_to_target="{{label}}",
     )
-    with pytest.raises(MissingTaskError, match="can't evaluate .*'choices' is undefined"):
+    with pytest.raises(MissingTaskError, match=r"can't evaluate .*'label' is undefined"):
         run_task(loaded, spoiled)
 
 
