@@ -15,7 +15,6 @@ from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import LinearSite, linear_at, replace_module
 from kernels.errors import ShapeError
 
-
 _LARGEST_INPUT = torch.finfo(torch.float16).max
 
 
