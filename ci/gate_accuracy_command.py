@@ -87,6 +87,8 @@ def accuracy(
     rules = load_accuracy_policy(policy)
     judged = split_names(schemes) or rules.schemes
     compared = base or rules.base
+    if compared in judged:
+        raise UsageError(f"{compared} can't be judged against itself: give another --base")
     texts, missing = _texts(rules, [read_text(spec) for spec in data or ()])
     folder = None if task_data is None else Path(task_data)
     tasks, without = _tasks(rules, folder)

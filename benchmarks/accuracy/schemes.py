@@ -3,10 +3,12 @@
     python benchmarks/accuracy/schemes.py run --model DIR --data WIKI --calibration C4 \\
         --out rows.jsonl --sets weights,activations [--schemes NAME ...] [--max-tokens N]
     python benchmarks/accuracy/schemes.py table --out rows.jsonl [more.jsonl.gz ...]
+        [--base SCHEME] [--schemes NAME ...] [--atom]
 
 `run` adds a JSON line for each scheme as soon as it is measured and skips those that the file has,
 so that it can be ended and started again; --seconds ends it between two schemes. `table` prints
-Markdown: perplexity, its difference to the model's own with a 95 % interval over the same segments.
+Markdown: perplexity, its difference to the model's own, or that of --base, with a 95 % interval
+over the same segments. --atom shows Atom's steps, which the table leaves out otherwise.
 """
 
 from __future__ import annotations
@@ -33,15 +35,16 @@ from flexq_bench.regress.paired import is_clear, mean_difference_interval
 
 ORIGINAL = "original"
 FULL = "float32"
-ATOM_STEPS = (  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
-    "atom-w4a4[outliers=0,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
-    "atom-w4a4[outlier_bits=16,group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
-    "atom-w4a4[group=none,activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
-    "atom-w4a4[activation_clip=1,weight_clip=1,gptq=false,kv_bits=16]",
-    "atom-w4a4[gptq=false,kv_bits=16]",
-    "atom-w4a4[kv_bits=16]",
-    "atom-w4a4",
-)
+_PLAIN = "activation_clip=1,weight_clip=1,gptq=false,kv_bits=16"
+ATOM_STEPS = {  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
+    f"atom-w4a4[outliers=0,group=none,{_PLAIN}]": "W4A4, one scale a row, as it comes",
+    f"atom-w4a4[outlier_bits=16,group=none,{_PLAIN}]": "and 128 outlier channels in FP16",
+    f"atom-w4a4[group=none,{_PLAIN}]": "and these in INT8",
+    f"atom-w4a4[{_PLAIN}]": "and groups of 128",
+    "atom-w4a4[gptq=false,kv_bits=16]": "and clipping",
+    "atom-w4a4[kv_bits=16]": "and GPTQ",
+    "atom-w4a4": "and keys and values in 4 bits",
+}
 SETS = {
     "rounding": (
         "flexq-w6ax",
@@ -66,7 +69,7 @@ SETS = {
         *("dgq-w4a8", "dgq-w4a8[search=false]", "dgq-w4a8[static=true]", "dgq-w4a8[outliers=0]"),
         "dgq-w4a8[static=true,outliers=0]",
     ),
-    "atom": ATOM_STEPS,
+    "atom": tuple(ATOM_STEPS),
     "learned": (
         *("omniquant-w6a6", "abq-w6a6", "omniquant-w4a4", "abq-w4a4", "abq-w2a8", "abq-w2*a8"),
     ),
@@ -117,21 +120,32 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def table(arguments: argparse.Namespace) -> None:
-    """Print the rows in their order, each beside the original of its data type."""
+    """Print the rows in their order, each beside the original (or --base) of its data type."""
     rows = read_rows(arguments.out)
-    base = {dtype_of(row): row for row in rows if row["scheme"] == ORIGINAL}
+    base = {dtype_of(row): row for row in rows if row["scheme"] == arguments.base}
     half = {row["scheme"] for row in rows if dtype_of(row) != FULL}
-    say("| scheme | perplexity | more than original | 95 % interval | s to quantize |")
+    than = ORIGINAL if arguments.base == ORIGINAL else f"`{arguments.base}`"
+    what = "step" if arguments.atom else "scheme"
+    say(f"| {what} | perplexity | more than {than} | 95 % interval | s to quantize |")
     say("| --- | ---: | ---: | --- | ---: |")
     for row in rows:
-        if dtype_of(row) != FULL or row["scheme"] not in half:
-            say(f"| {' | '.join(cells(row, base[dtype_of(row)]))} |")
+        name = row["scheme"]
+        wanted = (
+            name in arguments.schemes
+            if arguments.schemes
+            else name in ATOM_STEPS
+            if arguments.atom
+            else name not in list(ATOM_STEPS)[:-1]
+        )
+        if wanted and (dtype_of(row) != FULL or name not in half) and dtype_of(row) in base:
+            title = ATOM_STEPS[name] if arguments.atom else f"`{name}`"
+            say(f"| {' | '.join(cells(title, row, base[dtype_of(row)]))} |")
 
 
-def cells(row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
+def cells(name: str, row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]:
     """A row of the table. The interval is of the difference in nats, shown as perplexity."""
     found, own = (math.exp(math.fsum(r["nll"]) / len(r["nll"])) for r in (row, base))
-    name, cost = f"`{row['scheme']}`", f"{row['quantize_s']:.0f}"
+    cost = f"{row['quantize_s']:.0f}"
     if dtype_of(row) == FULL:
         name += " (FP32)"
     if row is base:
@@ -185,6 +199,9 @@ def main() -> None:
     show.set_defaults(action=table)
     measure.add_argument("--out", type=Path, required=True)
     show.add_argument("--out", type=Path, required=True, nargs="+")
+    show.add_argument("--base", default=ORIGINAL, help="scheme that the others are set beside")
+    show.add_argument("--schemes", nargs="*", default=[], help="only these")
+    show.add_argument("--atom", action="store_true", help="the steps of its Table 4")
     arguments = parser.parse_args()
     arguments.action(arguments)
 

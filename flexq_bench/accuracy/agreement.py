@@ -115,6 +115,11 @@ def record_reference(
         hidden.extend(inputs[0].detach()[:, :-1].to("cpu", copy=True))
 
     def check(segment: int, logits: torch.Tensor) -> None:
+        if not bool(torch.isfinite(logits).all()):
+            raise AccuracyError(
+                f"{type(model).__name__} predicts NaN or infinity as it is: there is nothing to "
+                "compare with; a --dtype of more range may help"
+            )
         again = kept.logits(hidden[segment][:1].to(logits.device))[0]
         if segment == 0 and not _close(again, logits[0]):
             raise AccuracyError(

@@ -216,6 +216,10 @@ class Evaluator:
                 f"{', '.join(needing)}: calibration data are needed: give --calibration FILE, a "
                 "text that is not evaluated on"
             )
+        if any(plan.text.content_hash == text.content_hash for text in self._plan.texts):
+            raise AccuracyError(
+                f"{', '.join(needing)}: --calibration is a text of --data: calibrate on another one"
+            )
         tokens = tokenize(plan.text, self._loaded.tokenizer)
         length = self._loaded.context(plan.length or self.context)
         return calibration_segments(

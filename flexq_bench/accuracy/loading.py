@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
@@ -12,8 +13,9 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.accuracy.weights import ModelFiles, find_model
+from flexq_bench.accuracy.weights import CONFIG, ModelFiles, find_model
 
+_IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -48,18 +50,21 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     """Load a model: see find_model for what `spec` may be.
 
     dtype: of DTYPES; None: float16 on a GPU, float32 on a CPU, which is slow at anything else.
-    Raises AccuracyError if there is no such model, it is cut off, its tokenizer doesn't fit, or
-    its weights are not those of its architecture.
+    Raises AccuracyError if there is no such model, it is cut off, its tokenizer doesn't fit, its
+    weights are not those of its architecture, or one is not a number.
     """
     if dtype is not None and dtype not in DTYPES:
         raise AccuracyError(f"no data type {dtype!r}: there are {', '.join(DTYPES)}")
     chosen = dtype or ("float16" if device.type == "cuda" else "float32")
     files = find_model(spec)
     with _quiet_transformers():
+        _check_config(files)
         tokenizer = load_tokenizer(files)
         model = _load_weights(files, DTYPES[chosen])
     _check_vocabulary(files, model, tokenizer)
-    return LoadedModel(files.name, files.content_hash(), model.to(device).eval(), tokenizer, chosen)
+    model = model.to(device).eval()
+    _check_numbers(files, model, chosen)
+    return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen)
 
 
 def load_tokenizer(files: ModelFiles) -> Any:
@@ -75,20 +80,48 @@ def load_tokenizer(files: ModelFiles) -> Any:
         ) from error
 
 
+def _check_config(files: ModelFiles) -> None:
+    """A tokenizer is looked for by what the configuration says: what is wrong with that, first."""
+    from transformers import AutoConfig
+
+    if files.gguf is not None:
+        return  # one file says everything: whatever reads it first, tells
+    try:
+        AutoConfig.from_pretrained(files.folder)
+    except Exception as error:  # from an unknown kind of model to a field of another type
+        raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
+
+
 def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
-            files.folder, dtype=dtype, output_loading_info=True, **_gguf(files)
+            files.folder,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are told of below
+            **_gguf(files),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture
         raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
-    wrong = [*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])]
-    if wrong:
+    if info["mismatched_keys"]:
+        name, theirs, ours = min(info["mismatched_keys"])
         raise AccuracyError(
-            f"{files.name} lacks {len(wrong)} weights of its architecture ({sorted(wrong)[0]} …): "
-            "download it again"
+            f"{files.name}: {name} is {list(theirs)}, its {CONFIG} asks for {list(ours)}: download "
+            "it again"
+        )
+    if info["missing_keys"]:
+        raise AccuracyError(
+            f"{files.name} lacks {len(info['missing_keys'])} weights of its architecture "
+            f"({min(info['missing_keys'])} …): download it again"
+        )
+    blocks = f"{model.base_model_prefix}."
+    unused = [name for name in info["unexpected_keys"] if name.startswith(blocks)]
+    if any(_IN_A_BLOCK.search(name) for name in unused):
+        raise AccuracyError(
+            f"{files.name} has {len(unused)} weights that its {CONFIG} has no place for "
+            f"({min(unused)} …): it would be evaluated in part; download it again"
         )
     # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
     model.config.quantization_config = None
@@ -107,13 +140,25 @@ def _check_vocabulary(files: ModelFiles, model: Any, tokenizer: Any) -> None:
         )
 
 
+def _check_numbers(files: ModelFiles, model: Any, dtype: str) -> None:
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise AccuracyError(
+                f"{files.name}: {name} holds NaN or infinity in {dtype}: download the model again, "
+                "or take a --dtype of more range"
+            )
+
+
 def _gguf(files: ModelFiles) -> dict[str, str]:
     return {} if files.gguf is None else {"gguf_file": files.gguf}
 
 
 def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """What an exception says; two lines where the first one only announces the second."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 @contextmanager

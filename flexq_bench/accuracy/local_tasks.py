@@ -24,6 +24,7 @@ from typing import Any
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 
 _HELLASWAG_LINES = 6  # context, label, four endings
+_HELLASWAG_LABELS = ("0", "1", "2", "3")
 _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
 
 
@@ -97,8 +98,14 @@ def _items(path: Path) -> Iterator[dict[str, Any]]:
         lines = bz2.decompress(path.read_bytes()).decode().splitlines()
     except (OSError, ValueError) as error:
         raise AccuracyError(f"can't read {path}: {error}") from error
+    if not lines:
+        raise AccuracyError(f"{path} is empty: each item has {_HELLASWAG_LINES} lines")
     if len(lines) % _HELLASWAG_LINES:
         raise AccuracyError(f"{path} is cut off: each item has {_HELLASWAG_LINES} lines")
     for start in range(0, len(lines), _HELLASWAG_LINES):
         context, label, *endings = lines[start : start + _HELLASWAG_LINES]
+        if label.strip() not in _HELLASWAG_LABELS:
+            raise AccuracyError(
+                f"{path}, line {start + 2}: {label.strip()!r} is no label of four endings, 0 … 3"
+            )
         yield {"query": context, "label": label.strip(), "choices": endings}

@@ -20,6 +20,7 @@ from typing import Any
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, local_task_file
+from flexq_bench.errors import FlexqError
 
 ZERO_SHOT = tuple(LOCAL_TASKS)
 _NEAREST = 5
@@ -120,7 +121,9 @@ def run_task(
                 torch_random_seed=seed,
                 fewshot_random_seed=seed,
             )
-        except (OSError, KeyError, ValueError, TypeError) as error:
+        except (RuntimeError, FlexqError):
+            raise  # of the model; whoever evaluates several knows what to do
+        except Exception as error:  # of lm-eval, its data sets, their templates
             raise MissingTaskError(
                 f"lm-eval can't evaluate {name}: {_first_line(error)}; offline, give its data with "
                 "--task-data or a task file that names local files"
@@ -182,7 +185,10 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml"))
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
+    """What went wrong, from the error that began it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 

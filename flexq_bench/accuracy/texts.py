@@ -55,7 +55,7 @@ def read_text(spec: str) -> Text:
         content = _KINDS[kind](raw)
         name = name or (file.stem if kind == "text" else kind)
     if not content.strip():
-        raise AccuracyError(f"{path} holds no text: give another --data")
+        raise AccuracyError(f"{path} holds no text: give another file")
     return Text(name or kind, kind, content, hashlib.sha256(raw.encode()).hexdigest())
 
 
@@ -93,15 +93,25 @@ def _c4(content: str) -> str:
 
 
 def _documents(content: str) -> Iterator[str]:
-    for number, line in enumerate(content.splitlines(), start=1):
+    # Not splitlines: a document may hold line separators of other kinds.
+    for number, line in enumerate(content.split("\n"), start=1):
+        if not line.strip():
+            continue
         try:
             row = json.loads(line)
-            yield row["text"] if "text" in row else row["prefix"] + row["gold_completion"]
+            document = row["text"] if "text" in row else row["prefix"] + row["gold_completion"]
         except (ValueError, KeyError, TypeError) as error:
-            raise AccuracyError(
-                f"line {number} is no document: each is a JSON object with `text`, or with "
-                "`prefix` and `gold_completion`"
-            ) from error
+            raise AccuracyError(_no_document(number)) from error
+        if not isinstance(document, str):
+            raise AccuracyError(_no_document(number))
+        yield document
+
+
+def _no_document(line: int) -> str:
+    return (
+        f"line {line} is no document: each is a JSON object with `text`, or with `prefix` and "
+        "`gold_completion`"
+    )
 
 
 def _ptb(content: str) -> str:

@@ -18,7 +18,12 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt")
 # What the usual exporters of integer weights put beside or in place of `weight`.
-_PACKED = (".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".absmax", ".quant_state")
+_PACKED = (
+    *(".qweight", ".qzeros", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
+    *(".absmax", ".quant_state"),
+)
+_REAL = ("F16", "BF16", "F32", "F64")  # as safetensors calls them
+_QUANTIZED = ("quantization_config", "compression_config")  # in config.json
 _PIECE = 1 << 22
 
 
@@ -88,17 +93,25 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
 
 def _check_config(path: Path) -> None:
     config = _json(path)
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise AccuracyError(
-            f"{path.parent} is quantized already ({method}): give the model that it was made from"
-        )
+    for key in _QUANTIZED:
+        if key in config and config[key] is not None:
+            given = config[key]
+            method = given.get("quant_method", key) if isinstance(given, dict) else given
+            raise AccuracyError(
+                f"{path.parent} is quantized already ({method}): give the model that it was made "
+                "from"
+            )
 
 
 def _safetensors(folder: Path) -> tuple[Path, ...]:
     index = folder / _INDEX
     if index.is_file():
-        named = sorted(set(_json(index).get("weight_map", {}).values()))
+        where = _json(index).get("weight_map", {})
+        if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
+            raise AccuracyError(
+                f"{index} doesn't say which file has which weight: download it again"
+            )
+        named = sorted(set(where.values()))
         missing = [name for name in named if not (folder / name).is_file()]
         if missing or not named:
             what = ", ".join(missing) or "any file"
@@ -110,6 +123,8 @@ def _safetensors(folder: Path) -> tuple[Path, ...]:
             f"{folder} has no .safetensors file: convert its weights with save_pretrained of "
             "transformers (files of pickled weights are not read)"
         )
+    if any("-of-" in path.name for path in found):
+        raise AccuracyError(f"{folder} has parts of a model and no {_INDEX}: download it again")
     return found
 
 
@@ -120,6 +135,12 @@ def _check_tensors(path: Path) -> None:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
             packed = [name for name in names if name.endswith(_PACKED)]
+            packed += [
+                f"{name} of type {kind}"
+                for name in names
+                if name.endswith(".weight")
+                and (kind := file.get_slice(name).get_dtype()) not in _REAL
+            ]
     except (SafetensorError, OSError) as error:
         raise AccuracyError(
             f"{path} is cut off or damaged ({error}): download it again; no part of it is used"

@@ -100,7 +100,7 @@ class Atom(Scheme):
         if kept >= site.k:
             raise QuantizeError(
                 f"{site.name} has {site.k} inputs, too few to keep {kept} apart: give "
-                f"{self.name}[outliers={site.k // 8}] or another scheme"
+                f"{self.name.partition('[')[0]}[outliers={site.k // 8}] or another scheme"
             )
         return kept
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -27,6 +27,7 @@ from torch.nn import functional
 from flexq_bench.quantize.calibration import BlockStream
 from flexq_bench.quantize.losses import attention_divergence, double_log_cosine
 from flexq_bench.quantize.model_map import Feed
+from flexq_bench.quantize.replay import Replay
 from flexq_bench.quantize.smoothing import spread
 from flexq_bench.quantize.straight_through import check_signed, fake_quantize
 from kernels.formats import NumberFormat
@@ -135,27 +136,38 @@ class BlockTrainer:
         Both streams stand at the block. epoch_done: called after each epoch with its number.
         Deterministic: nothing is drawn.
         """
-        options = self._options
-        groups = [
-            {"params": list(self._scales.values()), "lr": options.scale_rate},
-            {"params": list(self._clips.values()), "lr": options.clip_rate},
-            {
-                "params": [side for pair in self._compensation.values() for side in pair],
-                "lr": options.compensation_rate,
-            },
-        ]
-        optimizer = torch.optim.AdamW([g for g in groups if g["params"]], weight_decay=0.0)
-        targets: list[_Target] = []
-        room = _room_for_maps(original.inputs[0].device)
-        for before, here in zip(original.inputs, quantized.inputs, strict=True):
-            targets.append(self._target(quantized, before, here, keep_map=room > 0))
-            kept = targets[-1].attention
-            room -= 0 if kept is None else kept.nbytes
-        with torch.no_grad():
-            losses = [self._epoch(quantized, targets, None)]
-        for epoch in range(options.epochs):
-            losses.append(self._epoch(quantized, targets, optimizer))
-            epoch_done(epoch + 1)
+        targets = self._targets(original, quantized)
+        device = targets[0].here.device
+        optimizer = self._optimizer(device)
+        at = targets[0].copy()  # the segment in hand: each is copied here in its turn
+        total = torch.zeros((), device=device)  # read once an epoch: reading waits for a GPU
+
+        def measure() -> None:
+            with torch.no_grad():
+                total.add_(self._loss(quantized, at))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = self._loss(quantized, at)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            with torch.no_grad():
+                total.add_(loss)
+                for scale in self._scales.values():
+                    scale.clamp_(min=_SMALLEST_SCALE)
+
+        def epoch(work: Replay) -> float:
+            total.zero_()
+            for target in targets:
+                at.take(target)
+                work()
+            return float(total) / len(targets)
+
+        losses = [epoch(Replay(measure, device))]
+        steps = Replay(step, device, before_recording=lambda: _let_record(optimizer))
+        for number in range(self._options.epochs):
+            losses.append(epoch(steps))
+            epoch_done(number + 1)
         return Learned(
             scales={name: scale.detach() for name, scale in self._scales.items()},
             clips={name: torch.sigmoid(clip).detach() for name, clip in self._clips.items()},
@@ -166,38 +178,50 @@ class BlockTrainer:
             losses=tuple(losses),
         )
 
-    def _epoch(
-        self,
-        stream: BlockStream,
-        targets: Sequence[_Target],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> float:
-        """Mean loss over the segments; trains where there is an optimizer."""
-        total = torch.zeros((), device=stream.inputs[0].device)
-        for target, here in zip(targets, stream.inputs, strict=True):
-            loss = self._loss(stream, target, here)
-            total += loss.detach()  # read once an epoch: reading waits for a GPU
-            if optimizer is not None:
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                with torch.no_grad():
-                    for scale in self._scales.values():
-                        scale.clamp_(min=_SMALLEST_SCALE)
-        return float(total) / len(targets)
+    def _optimizer(self, device: torch.device) -> torch.optim.AdamW:
+        options = self._options
+        groups = [
+            {"params": list(self._scales.values()), "lr": options.scale_rate},
+            {"params": list(self._clips.values()), "lr": options.clip_rate},
+            {
+                "params": [side for pair in self._compensation.values() for side in pair],
+                "lr": options.compensation_rate,
+            },
+        ]
+        chosen = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(chosen, weight_decay=0.0, fused=device.type == "cuda")
 
-    @torch.no_grad()
-    def _target(
-        self, stream: BlockStream, original: torch.Tensor, here: torch.Tensor, *, keep_map: bool
-    ) -> _Target:
-        output, attention = self._run(stream, {}, original, rounding=False)
-        if self._options.loss == "mse":
-            return _Target(original, output, output, None)
-        output_here, _ = self._run(stream, {}, here, rounding=False)
-        return _Target(original, output, output_here, attention if keep_map else None)
+    def _targets(self, original: BlockStream, quantized: BlockStream) -> list[_Target]:
+        """What the original block makes of each segment, in both models."""
+        hidden = torch.empty_like(original.inputs[0], dtype=torch.float32)
+        found: list[torch.Tensor] = []
 
-    def _loss(self, stream: BlockStream, target: _Target, here: torch.Tensor) -> torch.Tensor:
-        output, attention = self._run(stream, self._tensors(), here, rounding=True)
+        @torch.no_grad()
+        def run() -> None:
+            found[:] = self._run(quantized, {}, hidden, rounding=False)
+
+        work = Replay(run, hidden.device)
+        with_maps = self._options.loss != "mse"
+        targets: list[_Target] = []
+        for before, here in zip(original.inputs, quantized.inputs, strict=True):
+            hidden.copy_(before)
+            work()
+            output, attention = found[0].clone(), None
+            if with_maps and not targets:
+                room = _room_for_maps(hidden.device)
+                with_maps = found[1].nbytes * len(original.inputs) <= room
+            if with_maps:
+                attention = found[1].clone()
+            output_here = output
+            if self._options.loss != "mse":
+                hidden.copy_(here)
+                work()
+                output_here = found[0].clone()
+            targets.append(_Target(before, here, output, output_here, attention))
+        return targets
+
+    def _loss(self, stream: BlockStream, target: _Target) -> torch.Tensor:
+        output, attention = self._run(stream, self._tensors(), target.here, rounding=True)
         if self._options.loss == "mse":
             return functional.mse_loss(output, target.output)
         original = target.attention
@@ -261,11 +285,15 @@ class BlockTrainer:
         def keep_map(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
             maps.append(outputs[1])
 
+        last: list[torch.Tensor] = []  # query, key and value read one input, gate and up another
+
         def round_input(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
             assert self._activation is not None
             x = inputs[0]
-            flat = x.reshape(-1, x.shape[-1])
-            return (fake_quantize(flat, self._activation).view_as(x), *inputs[1:])
+            if not last or last[0] is not x:
+                flat = x.reshape(-1, x.shape[-1])
+                last[:] = x, fake_quantize(flat, self._activation).view_as(x)
+            return (last[1], *inputs[1:])
 
         handles.append(self._block.get_submodule("self_attn").register_forward_hook(keep_map))
         if rounding and self._activation is not None:
@@ -280,23 +308,52 @@ class BlockTrainer:
                 handle.remove()
 
 
+def _let_record(optimizer: torch.optim.Optimizer) -> None:
+    """Allow the optimizer's step in a CUDA graph; outside of one it would warn of being slow."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+
+
 def _room_for_maps(device: torch.device) -> int:
     """Bytes that attention maps may take."""
     if device.type != "cuda":
         return _MAPS_ON_A_CPU
     free: int = torch.cuda.mem_get_info(device)[0]
-    return free // 4
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + unused) // 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A segment's input to the original block, and the outputs to come close to.
+    """A segment at a block: its inputs, and the outputs to come close to.
 
+    inputs, here: what the block gets in the original and in the quantized model.
+    output, output_here: what the original block makes of either.
     attention: the original block's attention map; None: not needed, or computed anew each time,
     because the maps of all segments would not fit in memory.
     """
 
     inputs: torch.Tensor
+    here: torch.Tensor
     output: torch.Tensor
     output_here: torch.Tensor
     attention: torch.Tensor | None
+
+    def copy(self) -> _Target:
+        return replace(
+            self,
+            inputs=self.inputs.clone(),
+            here=self.here.clone(),
+            output=self.output.clone(),
+            output_here=self.output_here.clone(),
+            attention=None if self.attention is None else self.attention.clone(),
+        )
+
+    def take(self, other: _Target) -> None:
+        """Copy another segment's numbers to where this one has its own."""
+        self.inputs.copy_(other.inputs)
+        self.here.copy_(other.here)
+        self.output.copy_(other.output)
+        self.output_here.copy_(other.output_here)
+        if self.attention is not None and other.attention is not None:
+            self.attention.copy_(other.attention)

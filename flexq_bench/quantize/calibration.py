@@ -47,9 +47,10 @@ def calibration_segments(
         )
     available = tokens.numel() // length
     if available < segments:
+        fewer = f"ask for {available} at most" if available else "for shorter segments"
         raise QuantizeError(
             f"calibration needs {segments} segments of {length} tokens, the text has "
-            f"{tokens.numel():,} tokens: give a longer text, or ask for {available} at most"
+            f"{tokens.numel():,} tokens: give a longer text, or {fewer}"
         )
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(available, generator=generator)[:segments]

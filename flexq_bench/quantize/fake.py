@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Self
 
@@ -13,6 +14,8 @@ from flexq_bench.quantize.activations import ActivationQuantizer
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import LinearSite, linear_at, replace_module
 from kernels.errors import ShapeError
+
+_LARGEST_INPUT = torch.finfo(torch.float16).max
 
 
 class FakeQuantizedLinear(nn.Module):
@@ -79,6 +82,12 @@ class FakeQuantizedLinear(nn.Module):
             if self.output is not None:
                 y = self.output(y).to(x.dtype)
         except ValueError as error:
+            largest = float(x.abs().amax())
+            if _LARGEST_INPUT < largest < math.inf:
+                reason = (
+                    f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_INPUT:,.0f}"
+                )
+                raise QuantizeError(f"{self.name}: {reason}: leave this model as it is") from error
             raise QuantizeError(f"{self.name}: {error}") from error
         return y.view(*x.shape[:-1], self.out_features)
 

@@ -155,6 +155,9 @@ class GptqSchemeOptions(SchemeOptions):
     act_order: bool = False
     damping: float = 0.01
 
+    def __post_init__(self) -> None:
+        GptqOptions(damping=self.damping)  # which says what is wrong with it
+
 
 class Gptq(Scheme):
     """Integer weights by GPTQ, block after block on what the quantized model gives it."""

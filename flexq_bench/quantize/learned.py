@@ -18,7 +18,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
 from flexq_bench.quantize.model_map import LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import gather, smoothquant_scale, unrounded
+from flexq_bench.quantize.smoothing import check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.quantize.straight_through import fake_quantize
 from flexq_bench.quantize.uniform import FULL_BITS
 from kernels.formats import NumberFormat
@@ -42,6 +42,14 @@ class LearnedOptions(SchemeOptions):
     scale_rate: float = 5e-3
     clip_rate: float = 1e-2
     alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or not min(self.scale_rate, self.clip_rate) > 0:
+            raise ValueError(
+                "training takes 0 epochs or more and rates above 0, got "
+                f"{self.epochs}, {self.scale_rate} and {self.clip_rate}"
+            )
+        check_share("alpha", self.alpha)
 
     @property
     def weight(self) -> NumberFormat:

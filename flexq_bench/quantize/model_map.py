@@ -142,6 +142,7 @@ ARCHITECTURES = {
     "MistralForCausalLM": _LLAMA,
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA_2,
     "Gemma3ForCausalLM": _GEMMA_2,

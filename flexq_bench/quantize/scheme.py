@@ -117,7 +117,10 @@ class Scheme(ABC):
         for block in range(layout.blocks):
             if progress is not None:
                 progress(block, layout.blocks, f"{self.name}: block {block}")
-            self.quantize_block(job, block)
+            try:
+                self.quantize_block(job, block)
+            except ValueError as error:  # numbers that can't be rounded or smoothed
+                raise QuantizeError(f"{self.name}: block {block}: {error}") from error
             if stream is not None and block + 1 < layout.blocks:
                 stream.advance()
         if progress is not None:

@@ -58,6 +58,12 @@ def gather(values: torch.Tensor, feed: Feed, head_dim: int) -> torch.Tensor:
     return values.view(-1, feed.shared_heads, head_dim).amax(dim=1).flatten()
 
 
+def check_share(name: str, value: float) -> None:
+    """Raises ValueError unless 0 <= value <= 1."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} is a share, 0 … 1, got {value}")
+
+
 @contextmanager
 def unrounded(block: nn.Module) -> Iterator[None]:
     """The block in FP32 while it is scaled and quantized, then in its own dtype again.

@@ -18,6 +18,7 @@ from flexq_bench.quantize.model_map import Feed, LinearSite, weight_of
 from flexq_bench.quantize.samples import InputSamples
 from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from flexq_bench.quantize.smoothing import (
+    check_share,
     gather,
     smoothquant_scale,
     spread,
@@ -45,8 +46,10 @@ class SmoothQuantOptions(SchemeOptions):
     samples: int = 512
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha is a share, 0 … 1, got {self.alpha}")
+        if self.alpha is not None:
+            check_share("alpha", self.alpha)
+        if self.samples < 1:
+            raise ValueError(f"alphas are compared on at least 1 token, got {self.samples}")
 
 
 class SmoothQuant(Scheme):

@@ -45,4 +45,4 @@ def in_groups(matrix: torch.Tensor, group: int | None) -> torch.Tensor:
 
 def safe_divisor(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Scales to divide by: infinity for zero, so that a group without a scale has codes of zero."""
-    return torch.where(scales == 0, torch.inf, scales.to(dtype))
+    return scales.to(dtype).masked_fill(scales == 0, torch.inf)  # torch.where waits for a GPU

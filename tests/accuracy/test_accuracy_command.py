@@ -131,6 +131,10 @@ def test_a_model_that_blows_up_is_stored_as_failed(accuracy, stored, monkeypatch
             ("--schemes", "fp6[gptq=true]", "--calibration", DATA, "--calibration-length", "512"),
             "tiny-llama has 256 positions, segments of 512 tokens",
         ),
+        (
+            ("--schemes", "gptq-w4a16", "--calibration", DATA, "--data", f"mine={DATA}"),
+            "--calibration is a text of --data",
+        ),
         (("--dtype", "int8"), "no data type 'int8'"),
         (("--data", "nowhere.txt"), "no text nowhere.txt"),
         (("--device", "cuda:9"), "no device 'cuda:9'"),

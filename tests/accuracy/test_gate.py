@@ -118,6 +118,12 @@ def test_a_task_that_there_is_not_is_missing_and_the_rest_is_judged(gate):
     assert "no task 'piqqa' in lm-eval: near are piqa" in checks["acc of piqqa"]["reason"]
 
 
+def test_a_scheme_is_not_judged_against_itself(gate):
+    ran = gate("--scheme", "w6a6", "--base", "w6a6")
+    assert ran.code == ExitCode.USAGE
+    assert "w6a6 can't be judged against itself" in ran.error
+
+
 def test_a_text_without_a_limit_is_a_mistake(gate):
     ran = gate(data="calibration.txt")
     assert ran.code == ExitCode.USAGE

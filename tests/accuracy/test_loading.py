@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,26 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_model
 
 CPU = torch.device("cpu")
+ONE = torch.tensor([1])
 
 
 @pytest.fixture
 def folder(tiny_llama, tmp_path) -> Path:
     """A copy of tiny-llama to spoil."""
     return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+@pytest.fixture
+def respell(folder) -> Callable[..., None]:
+    """respell(name, how): another tensor in place of one of the folder's weights."""
+    from safetensors.torch import load_file, save_file
+
+    def write(name: str, how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors[name] = how(tensors[name])
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return write
 
 
 def change(path: Path, **values) -> None:
@@ -62,6 +77,64 @@ def test_a_shard_that_is_missing_is_named(folder):
 def test_weights_that_the_architecture_lacks_are_said(folder):
     change(folder / "config.json", num_hidden_layers=5)
     with pytest.raises(AccuracyError, match=r"lacks 9 weights .*model.layers.4"):
+        load_model(str(folder), device=CPU)
+
+
+def test_weights_that_the_configuration_has_no_place_for_are_said(folder):
+    change(folder / "config.json", num_hidden_layers=3)
+    with pytest.raises(
+        AccuracyError, match=r"has 9 weights .*no place for \(model.layers.3.*in part"
+    ):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_weight_of_another_shape_is_named(folder):
+    change(folder / "config.json", intermediate_size=250)
+    with pytest.raises(AccuracyError, match=r"down_proj.weight is \[128, 256\], .* \[128, 250\]"):
+        load_model(str(folder), device=CPU)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_weight_that_is_no_number_is_named(folder, respell, bad):
+    respell("model.layers.1.mlp.up_proj.weight", lambda weight: weight.index_fill(0, ONE, bad))
+    with pytest.raises(
+        AccuracyError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"
+    ):
+        load_model(str(folder), device=CPU)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
+    respell("model.layers.1.mlp.up_proj.weight", lambda weight: weight.to(dtype))
+    with pytest.raises(AccuracyError, match=r"quantized already \(model.*up_proj\.weight of type"):
+        load_model(str(folder), device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantization_config": "gptq"}, r"quantized already \(gptq\)"),
+        ({"compression_config": {"quant_method": "sparse"}}, r"quantized already \(sparse\)"),
+        ({"model_type": "foo"}, "can't load model: .*`foo`"),
+        ({"hidden_size": "128"}, "can't load model: .*hidden_size"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_said_in_one_line(folder, changes, message):
+    change(folder / "config.json", **changes)
+    with pytest.raises(AccuracyError, match=message) as raised:
+        load_model(str(folder), device=CPU)
+    assert "\n" not in str(raised.value)
+
+
+def test_parts_without_their_index_are_refused(folder):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(AccuracyError, match=r"no model\.safetensors\.index\.json"):
+        load_model(str(folder), device=CPU)
+
+
+def test_an_index_that_says_nothing_is_refused(folder):
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
+    with pytest.raises(AccuracyError, match="which file has which weight"):
         load_model(str(folder), device=CPU)
 
 

@@ -137,6 +137,29 @@ def test_a_text_that_is_cut_off_is_refused(tmp_path):
         check_tasks(["hellaswag"], tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [([], "is empty"), (["a", "4", "b", "c", "d", "e"], r"line 2: '4' is no label")],
+)
+def test_a_text_of_something_else_is_refused(tmp_path, lines, message):
+    (tmp_path / "hellaswag_val_full.txt.bz2").write_bytes(bz2.compress("\n".join(lines).encode()))
+    with pytest.raises(AccuracyError, match=message):
+        check_tasks(["hellaswag"], tmp_path)
+
+
+def test_items_that_do_not_fit_their_task_make_it_missing(loaded, a_task):
+    spoiled = a_task(
+        "spoiled",
+        [{"question": "The lambda"}],
+        output_type="multiple_choice",
+        doc_to_text="{{question}}",
+        doc_to_choice="{{choices.text}}",
+        doc_to_target="{{label}}",
+    )
+    with pytest.raises(MissingTaskError, match=r"can't evaluate .*'label' is undefined"):
+        run_task(loaded, spoiled)
+
+
 def test_a_task_file_that_is_not_there_is_refused():
     with pytest.raises(AccuracyError, match=r"no task file nowhere\.yaml"):
         check_tasks(["nowhere.yaml"], None)

@@ -39,6 +39,11 @@ def test_documents_are_joined_by_spaces(a_file, rows):
     assert read_text(path).content == "one two"
 
 
+def test_a_document_may_hold_line_separators_and_rows_may_be_blank(a_file):
+    path = a_file("some.jsonl", '{"text": "one\u2028two\x85three"}\n\n{"text": "four"}\n')
+    assert read_text(path).content == "one\u2028two\x85three four"
+
+
 def test_lines_of_ptb_are_joined_by_spaces(a_file):
     assert read_text(a_file("ptb.test.txt", " no it was \n n't \n")).content == "no it was n't"
 
@@ -73,6 +78,7 @@ def test_what_is_not_there_is_said_in_one_line(spec, message):
     [
         ("empty.txt", " \n", "holds no text"),
         ("bad.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2 is no document"),
+        ("number.jsonl", '{"text": 5}\n', "line 1 is no document"),
         ("cut.jsonl", '{"text": "a"}\n{"te', "line 2 is no document"),
     ],
 )

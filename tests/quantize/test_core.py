@@ -88,6 +88,11 @@ def test_a_name_says_bits_and_options(name, options):
         ("w6a6[grup=3]", "no option of .* named 'grup': there are group"),
         ("w6a6[group]", "needs a value"),
         ("w6a6[group=many]", "can't be 'many'"),
+        ("abq-w6a6[epochs=-1]", "takes 0 epochs or more and rates above 0, got -1"),
+        ("omniquant-w6a6[clip_rate=0]", r"rates above 0, got 20, 0\.005 and 0\.0"),
+        ("omniquant-w6a6[alpha=2]", "alpha is a share"),
+        ("smoothquant-w6a6[samples=0]", "at least 1 token"),
+        ("gptq-w4a16[damping=0]", "damping must be above 0"),
     ],
 )
 def test_unknown_names_and_options_are_refused_in_one_line(name, words):

@@ -1,0 +1,70 @@
+"""Training of learned schemes as a CUDA graph against the same steps launched one by one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from flexq_bench.quantize import replay
+from flexq_bench.quantize.block_training import BlockTrainer
+from flexq_bench.quantize.calibration import Calibration
+from flexq_bench.quantize.registry import resolve
+
+SEGMENTS, EPOCHS = 6, 3
+
+
+@pytest.fixture
+def train(monkeypatch):
+    """train(name, recorded): what training found for each block, with or without graphs."""
+
+    def trained(name, *, recorded):
+        found = []
+        learn = BlockTrainer.train
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            hidden_size=192,
+            intermediate_size=448,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            vocab_size=128,
+            max_position_embeddings=256,
+        )
+        model = LlamaForCausalLM(config).eval().half().cuda()
+        generator = torch.Generator().manual_seed(1)
+        calibration = Calibration(torch.randint(0, 128, (SEGMENTS, 256), generator=generator))
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                BlockTrainer, "train", lambda *args: found.append(learn(*args)) or found[-1]
+            )
+            if not recorded:
+                patch.setattr(replay, "_AS_IT_IS", SEGMENTS * (EPOCHS + 1) * 2)
+            resolve(f"{name}[epochs={EPOCHS}]").quantize(model, calibration)
+        return found
+
+    return trained
+
+
+@pytest.mark.parametrize("name", ["omniquant-w6a6", "omniquant-w4a16", "abq-w4a4", "abq-w2*a8"])
+def test_a_graph_of_the_training_step_finds_what_single_launches_find(train, name):
+    for ours, theirs in zip(train(name, recorded=True), train(name, recorded=False), strict=True):
+        assert ours.losses == theirs.losses
+        assert ours.losses[-1] < ours.losses[0]
+        for table in ("scales", "clips"):
+            mine, other = getattr(ours, table), getattr(theirs, table)
+            assert mine.keys() == other.keys()
+            for key, value in mine.items():
+                assert torch.equal(value, other[key]), f"{table} of {key}"
+        for key, sides in ours.compensation.items():
+            for side, other in zip(sides, theirs.compensation[key], strict=True):
+                assert torch.equal(side, other)
+
+
+def test_graphs_are_recorded_once_a_block(train, monkeypatch):
+    recorded = []
+    monkeypatch.setattr(
+        torch.cuda, "CUDAGraph", lambda made=torch.cuda.CUDAGraph: recorded.append(1) or made()
+    )
+    train("abq-w4a4", recorded=True)
+    assert len(recorded) == 2 * 3  # targets, the loss before training, the training step
