@@ -15,16 +15,12 @@
 // A thread has VECTORS times four neighbouring k, a warp 128: a group. Where a result depends on the whole
 // row, every block of a token computes all of it and writes its share; reading a row again takes less time
 // than one block would take to quantize it.
-#include "decode.cuh"
-#include "mma_order.cuh"
-#include "quantize.cuh"
+#include "decode_pack.cuh"
 
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
 #error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
 #endif
 constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
-constexpr int HALVES = 0, GROUP_CODES = 1, ROW_CODES = 2;
-constexpr int WIDTH = 4, GROUP = 128;  // neighbouring k of a thread and of a warp
 constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
 constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
@@ -33,7 +29,6 @@ constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
                              : IS_NORM && VECTORS > 3  ? 256
                              : PRODUCER == ATTENTION   ? 512
                                                        : MAX_WARPS * 32;
-static_assert(WIDTH * 32 == GROUP, "a warp has one group");
 // A profile tells kernels apart by their names.
 #if PRODUCER == 1 || PRODUCER == 2
 #define DECODE_NODE decode_norm
@@ -58,9 +53,7 @@ struct Inputs {
 };
 
 __device__ inline uint2 load_pair(const half_bits* at) {
-  uint2 v;
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
-  return v;
+  return load_written(reinterpret_cast<const uint2*>(at));
 }
 
 __device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
@@ -68,12 +61,6 @@ __device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
   value[1] = half_to_float(static_cast<half_bits>(v.x >> 16));
   value[2] = half_to_float(static_cast<half_bits>(v.y));
   value[3] = half_to_float(static_cast<half_bits>(v.y >> 16));
-}
-
-__device__ inline uint2 narrow(const float (&value)[WIDTH]) {
-  const uint32_t a = float_to_half(value[0]), b = float_to_half(value[1]);
-  const uint32_t c = float_to_half(value[2]), d = float_to_half(value[3]);
-  return make_uint2(a | b << 16, c | d << 16);
 }
 
 __device__ inline float warp_sum(float value) {
@@ -235,18 +222,6 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
   }
 }
 
-__device__ inline uint32_t code_word(const float (&value)[WIDTH], const Divisor& divisor) {
-  uint32_t word = 0;
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j)
-    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[j], divisor)) & 255u) << (8 * j);
-  return word;
-}
-
-__device__ inline float largest_of(const float (&value)[WIDTH]) {
-  return fmaxf(fmaxf(fabsf(value[0]), fabsf(value[1])), fmaxf(fabsf(value[2]), fabsf(value[3])));
-}
-
 // stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
@@ -255,7 +230,7 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
   __shared__ float partial[MAX_WARPS];
   let_next_kernel_start();
   const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
-  const int token = blockIdx.y, lane = threadIdx.x % 32;
+  const int token = blockIdx.y;
   const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
   float value[VECTORS][WIDTH];
   produce(value, in, token, first_vector, partial);
@@ -282,12 +257,9 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
             code_word(value[i], row_divisor);
     } else {
       const int step = vector / 32;
-      const float scale = scale_of<A_BITS>(warp_maximum(largest_of(value[i])));
-      const int word = in_mma_order ? mma_word(lane) : lane;
-      if (at < stride)
-        reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[step * 32 + word] =
-            code_word(value[i], divisor_of(scale));
-      if (lane == 0 && at < stride) scales[static_cast<long long>(step) * scale_stride + token] = scale;
+      write_group(value[i], static_cast<int8_t*>(packed) + row,
+                  scales + static_cast<long long>(step) * scale_stride + token, step, in_mma_order,
+                  at < stride);
     }
   }
 }
