@@ -67,10 +67,8 @@ def measured(model: str, label: str, batch: int, length: int, bits: int) -> dict
         for cache in over:
             operations.attend(qkv, shape, cache, positions, length, to)
 
-    cold, hot = (
-        _per_layer_us(lambda over=over: attend(over), layers)
-        for over in (caches, [caches[0]] * layers)
-    )
+    cold = _per_layer_us(lambda: attend(caches), layers)
+    hot = _per_layer_us(lambda: attend([caches[0]] * layers), layers)
     return {
         "model": model,
         "batch": batch,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.decoder import AttentionShape, kv
 from kernels.contract import Packing
+from kernels.decoder import AttentionShape, kv
 from kernels.decoder.attention import attention_build, split_count
 from kernels.decoder.cuda_operations import node_build
 from kernels.decoder.torch_operations import TorchOperations
