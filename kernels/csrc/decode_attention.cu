@@ -195,15 +195,19 @@ __device__ inline void leave(Shared& shared, Running& run, int warp) {
   }
 }
 
-// The score of the new token, by one warp.
-__device__ inline float fresh_score(const Shared& shared, int head, float scale) {
-  const half_bits* query = reinterpret_cast<const half_bits*>(shared.query[head]);
-  float dot = 0.0f;
-  for (int i = threadIdx.x % 32; i < HEAD_DIM; i += 32)
-    dot += half_to_float(query[key_place<ROW>(i)]) * shared.fresh[0][i];
+// The scores of the new token, by one warp.
+__device__ inline void score_fresh(Shared& shared, float scale) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(EVERY, dot, offset);
-  return dot * scale;
+  for (int head = 0; head < GROUP_HEADS; ++head) {
+    const half_bits* query = reinterpret_cast<const half_bits*>(shared.query[head]);
+    float dot = 0.0f;
+    for (int i = lane; i < HEAD_DIM; i += 32)
+      dot += half_to_float(query[key_place<ROW>(i)]) * shared.fresh[0][i];
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(EVERY, dot, offset);
+    if (lane == 0) shared.of_part[head][WARPS] = make_float4(dot * scale, 1.0f, 0.0f, 0.0f);
+  }
 }
 
 // One warp: a head's output from the sums of all blocks of its cluster.
@@ -291,27 +295,33 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     load_step_values(base);
   }
   if constexpr (ROTARY) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < HEAD_DIM / 2; i += THREADS)
       shared.angles[i] = table[static_cast<long long>(position) * (HEAD_DIM / 2) + i];
   }
   if constexpr (PADDED != HEAD_DIM) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < GROUP_HEADS * 4 * ROW; i += THREADS) (&shared.query[0][0][0])[i] = 0;
   }
   __syncthreads();
   wait_for_previous_kernel();
 
   const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
-  for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM; at += THREADS) {
-    const int head = at / HEAD_DIM, i = at % HEAD_DIM;
-    reinterpret_cast<half_bits*>(shared.query[head])[key_place<ROW>(i)] =
-        float_to_half(rotated(row + (kv_head * GROUP_HEADS + head) * HEAD_DIM, shared.angles, i));
+  const bool stores = split == 0 && warp >= WARPS - 2, stores_keys = warp == WARPS - 2;
+  Share share = {};
+  if (stores) {
+    const int head = heads + (stores_keys ? kv_head : kv_heads + kv_head);
+    share = share_of_token(row + head * HEAD_DIM, shared.angles, ROTARY && stores_keys);
   }
-  if (split == 0 && warp == WARPS - 2)
-    store_token(keys, key_scales, first_row + position, shared.fresh[0], row + (heads + kv_head) * HEAD_DIM,
-                shared.angles, ROTARY, lane);
-  if (split == 0 && warp == WARPS - 1)
-    store_token(values, value_scales, first_row + position, shared.fresh[1],
-                row + (heads + kv_heads + kv_head) * HEAD_DIM, shared.angles, false, lane);
+#pragma unroll 2
+  for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM / 4; at += THREADS) {
+    const int head = at / (HEAD_DIM / 4), block = at % (HEAD_DIM / 4);
+    float value[4];
+    turned(value, row + (kv_head * GROUP_HEADS + head) * HEAD_DIM, shared.angles, block, true);
+    half_bits* query = reinterpret_cast<half_bits*>(shared.query[head]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) query[key_place<ROW>(block * 4 + j)] = float_to_half(value[j]);
+  }
   __syncthreads();
 
   scale *= LOG2_E;
@@ -326,6 +336,16 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       mma_f16_m16n8k16(c, {ONES, ONES, ONES, ONES}, {q.x, q.y});
     }
     query_sums[0] = c[0] * scale, query_sums[1] = c[1] * scale;
+  }
+  if (stores) {
+    const long long at = first_row + position;
+    if (stores_keys) {
+      store_token(keys, key_scales, at, shared.fresh[0], share);
+      __syncwarp();
+      score_fresh(shared, scale);
+    } else {
+      store_token(values, value_scales, at, shared.fresh[1], share);
+    }
   }
   Running run = {};
   run.largest = -infinite();
@@ -368,12 +388,10 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   }
 
   leave(shared, run, warp);
-  for (int head = warp; head < GROUP_HEADS; head += WARPS) {
-    const float score = split == 0 ? fresh_score(shared, head, scale) : -infinite();
-    if (lane == 0)
-      shared.of_part[head][WARPS] = make_float4(score, split == 0 ? 1.0f : 0.0f, 0.0f, 0.0f);
-  }
+  if (split != 0 && threadIdx.x < GROUP_HEADS)
+    shared.of_part[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
   __syncthreads();
+#pragma unroll 1
   for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM; at += THREADS) {
     const int head = at / HEAD_DIM, i = at % HEAD_DIM;
     float top = -infinite(), all = 0.0f, out = 0.0f;
@@ -405,6 +423,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       __syncthreads();
     };
     meet();
+#pragma unroll 1
     for (int head = split + splits * warp; head < GROUP_HEADS; head += splits * WARPS)
       finish(shared, head, splits, kv_head * GROUP_HEADS + head, sequence, stride, packed, scales,
              scale_stride, in_mma_order);
