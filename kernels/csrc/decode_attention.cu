@@ -17,8 +17,10 @@
 // A block has one KV head and all GROUP_HEADS query heads that share it. Its warps take tiles of positions
 // in turn and multiply on tensor cores: keys by the heads' queries, which are the columns, and values by the
 // weights of their positions. Up to 4 heads leave columns free: n and n + 4 then have one head, and its
-// weights, 22 bits of them, are two halves. Keys of 8 and 4 bits are codes times step plus least: queries
-// are multiplied by the codes, and their sums by the least values.
+// weights, 22 bits of them, are two halves. Of keys and values of 8 and 4 bits tensor cores multiply codes as
+// kv_cache.cuh widens them: (1024 + code) * step sums up to what it should and 1024 times what the codes are
+// multiplied by, which is taken off again. The least values are multiplied by the same sums. FP32 has 13 bits
+// more than 1024: they are far finer than half a step of a code.
 // Each warp keeps its own running softmax; warps, the new token and blocks meet at the end, in fixed order.
 #if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
     !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
@@ -51,6 +53,12 @@ struct Step {
 struct Running {
   float acc[MMAS][4];
   float largest, total, least;
+  float operands;  // sum of what codes were multiplied by
+};
+
+// Of the queries of an MMA's columns 2t and 2t + 1: their sums, and what the bias of codes adds to a score.
+struct QuerySums {
+  float plain[2], bias[2];
 };
 
 // The head of an MMA's column.
@@ -66,10 +74,21 @@ __device__ inline uint32_t load_scales(const uint32_t* keys, const uint32_t* val
   return load_written((lane < 16 ? keys : values) + at);
 }
 
+__device__ inline QuerySums sum_queries(uint32_t query) {
+  constexpr uint32_t ONES = 0x3C003C00u, ENLARGED = KV_BITS == 4 ? 0x4C004C00u : ONES;  // 16
+  float c[4] = {};
+#pragma unroll
+  for (int mma = 0; mma < MMAS; ++mma) {
+    const uint2 q = load_shared_words(query + mma * 8);
+    mma_f16_m16n8k16(c, {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR}, {q.x, q.y});
+  }
+  return {{c[0], c[1]}, {c[2], c[3]}};
+}
+
 // Scores of a tile in base 2, of column l / 4 and positions 4t to 4t + 3. query: of this lane, in shared
-// memory. sums: of the queries of columns 2t and 2t + 1, times the softmax's scale.
+// memory.
 __device__ inline void score_tile(float (&score)[4], const KeyTile& keys, uint32_t scales, uint32_t query,
-                                  const float (&sums)[2], float scale) {
+                                  const QuerySums& sums, float scale) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float c[2][4] = {};
 #pragma unroll
@@ -86,14 +105,18 @@ __device__ inline void score_tile(float (&score)[4], const KeyTile& keys, uint32
     }
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) c[0][j] = (c[0][j] + c[1][j]) * scale;
+  for (int j = 0; j < 4; ++j) {
+    c[0][j] += c[1][j];
+    if constexpr (KV_BITS == 16) c[0][j] *= scale;
+  }
   if constexpr (KV_BITS < 16) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t of_row = __shfl_sync(EVERY, scales, position_of(g + 8 * r));
+      const float step = step_of(of_row) * scale, least = least_of(of_row) * scale;
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        c[0][2 * r + j] = c[0][2 * r + j] * step_of(of_row) + least_of(of_row) * sums[j];
+        c[0][2 * r + j] = (c[0][2 * r + j] - sums.bias[j]) * step + least * sums.plain[j];
     }
   }
 #pragma unroll
@@ -123,6 +146,7 @@ __device__ inline void weigh_tile(uint32_t (&operand)[2], Running& run, const fl
     }
     const half_bits upper = float_to_half(scaled);
     halves[i] = TWO_HALVES && lane >= 16 ? float_to_half(scaled - half_to_float(upper)) : upper;
+    if constexpr (KV_BITS < 16) run.operands += half_to_float(halves[i]);
   }
   operand[0] = halves[0] | halves[1] << 16;
   operand[1] = halves[2] | halves[3] << 16;
@@ -146,11 +170,13 @@ __device__ inline void weigh_anew(Running& run, float largest) {
   largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, 1));
   largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, 2));
   largest = fmaxf(largest, run.largest);
-  const float factor = exp2f(run.largest - largest);  // 0 where there was none
+  const bool changes = largest != run.largest && run.largest != -infinite();
+  const float factor = changes ? power_of_two(run.largest - largest) : 1.0f;
   run.largest = largest;
-  if (!__any_sync(EVERY, factor != 1.0f)) return;
+  if (!__any_sync(EVERY, changes)) return;
   run.total *= factor;
   run.least *= factor;
+  run.operands *= factor;
   const int t = threadIdx.x % 4;
   const float even = __shfl_sync(EVERY, factor, 8 * t), odd = __shfl_sync(EVERY, factor, 8 * t + 4);
 #pragma unroll
@@ -177,7 +203,11 @@ __device__ inline void leave(Shared& shared, Running& run, int warp) {
   for (int offset = 1; offset <= 2; offset *= 2) {
     run.total += __shfl_xor_sync(EVERY, run.total, offset);
     run.least += __shfl_xor_sync(EVERY, run.least, offset);
+    run.operands += __shfl_xor_sync(EVERY, run.operands, offset);
   }
+  float bias[2];
+#pragma unroll
+  for (int j = 0; j < 2; ++j) bias[j] = BIAS * __shfl_sync(EVERY, run.operands, 8 * t + 4 * j);
   if (t == 0 && g < GROUP_HEADS)
     shared.of_part[g][warp] = make_float4(run.largest, run.total, run.least, 0.0f);
 #pragma unroll
@@ -186,6 +216,7 @@ __device__ inline void leave(Shared& shared, Running& run, int warp) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float sum = run.acc[e / 2][e % 2 * 2 + j];
+      if constexpr (KV_BITS < 16) sum = (sum - bias[j]) * (1.0f / enlarged(e));
       if constexpr (TWO_HALVES) {
         if (j < GROUP_HEADS) sum += __shfl_xor_sync(EVERY, sum, 2);
       }
@@ -203,7 +234,7 @@ __device__ inline void score_fresh(Shared& shared, float scale) {
     const half_bits* query = reinterpret_cast<const half_bits*>(shared.query[head]);
     float dot = 0.0f;
     for (int i = lane; i < HEAD_DIM; i += 32)
-      dot += half_to_float(query[key_place<ROW>(i)]) * shared.fresh[0][i];
+      dot += half_to_float(query[key_place<ROW>(i)]) * (enlarged(i) * shared.fresh[0][i]);
 #pragma unroll
     for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(EVERY, dot, offset);
     if (lane == 0) shared.of_part[head][WARPS] = make_float4(dot * scale, 1.0f, 0.0f, 0.0f);
@@ -237,13 +268,14 @@ __device__ inline void finish(const Shared& shared, int head, int splits, int ou
     for (int s = 1; s < MOST_SPLITS; ++s) top = fmaxf(top, met[s].x);
 #pragma unroll
     for (int s = 0; s < MOST_SPLITS; ++s) {
-      const float factor = exp2f(met[s].x - top);
+      const float factor = power_of_two(met[s].x - top);
       total += factor * met[s].y;
       value[0] += factor * sum[s].x, value[1] += factor * sum[s].y;
       value[2] += factor * sum[s].z, value[3] += factor * sum[s].w;
     }
+    const float inverse = __fdividef(1.0f, total);
 #pragma unroll
-    for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
+    for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] * inverse);
     const long long row = static_cast<long long>(token) * stride;
     const int k = out_head * HEAD_DIM + own;
     if constexpr (PACKING == HALVES) {
@@ -313,30 +345,23 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
     const int head = heads + (stores_keys ? kv_head : kv_heads + kv_head);
     share = share_of_token(row + head * HEAD_DIM, shared.angles, ROTARY && stores_keys);
   }
-#pragma unroll 2
-  for (int at = threadIdx.x; at < GROUP_HEADS * HEAD_DIM / 4; at += THREADS) {
+#pragma unroll
+  for (int first = 0; first < GROUP_HEADS * HEAD_DIM / 4; first += THREADS) {
+    const int at = first + threadIdx.x;
+    if (at >= GROUP_HEADS * HEAD_DIM / 4) break;
     const int head = at / (HEAD_DIM / 4), block = at % (HEAD_DIM / 4);
     float value[4];
     turned(value, row + (kv_head * GROUP_HEADS + head) * HEAD_DIM, shared.angles, block, true);
     half_bits* query = reinterpret_cast<half_bits*>(shared.query[head]);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) query[key_place<ROW>(block * 4 + j)] = float_to_half(value[j]);
+    for (int j = 0; j < 4; ++j) query[key_place<ROW>(block * 4 + j)] = float_to_half(value[j] / enlarged(j));
   }
   __syncthreads();
 
   scale *= LOG2_E;
   const uint32_t query = shared_address(&shared.query[head_of(lane / 4)][lane % 4][0]);
-  float query_sums[2] = {};
-  if constexpr (KV_BITS < 16) {
-    constexpr uint32_t ONES = 0x3C003C00u;
-    float c[4] = {};
-#pragma unroll
-    for (int mma = 0; mma < MMAS; ++mma) {
-      const uint2 q = load_shared_words(query + mma * 8);
-      mma_f16_m16n8k16(c, {ONES, ONES, ONES, ONES}, {q.x, q.y});
-    }
-    query_sums[0] = c[0] * scale, query_sums[1] = c[1] * scale;
-  }
+  QuerySums query_sums = {};
+  if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
   if (stores) {
     const long long at = first_row + position;
     if (stores_keys) {
@@ -375,7 +400,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) weight[i][j] = exp2f(weight[i][j] - run.largest);
+      for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - run.largest);
       uint32_t operand[2];
       weigh_tile(operand, run, weight[i], step.scales[i]);
       add_tile(run, step.values[i], operand);
@@ -400,7 +425,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
       const float4 part = shared.of_part[head][p];
-      const float factor = part.x == -infinite() ? 0.0f : exp2f(part.x - top);
+      const float factor = part.x == -infinite() ? 0.0f : power_of_two(part.x - top);
       all += factor * part.y;
       if (p < WARPS) out += factor * (shared.parts[head][p][i] + part.z);
       else if (split == 0) out += factor * shared.fresh[1][i];

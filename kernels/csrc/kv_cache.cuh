@@ -1,8 +1,9 @@
 // kv_cache.cuh: one KV head's keys and values of a sequence in memory, as operands of tensor cores.
 //   KV_BITS 16    halves
 //   KV_BITS 8, 4  codes without sign and a half2 (step, least) a token and head, asymmetric,
-//                 x = code * step + least, as Atom has it (arXiv 2310.19102, section 4.4); they become the
-//                 halves of the codes, and step and least are left to who multiplies
+//                 x = code * step + least, as Atom has it (arXiv 2310.19102, section 4.4)
+// Codes become the halves 1024 + code or, of every other nibble, 1024 + 16 * code: one or two instructions for
+// two. What multiplies them takes the 1024, the 16, step and least into account, once for many codes.
 // The including source defines HEAD_DIM and KV_BITS first.
 //
 // A tile is 16 positions; lane l is g = l / 4, t = l % 4. Sums over values of a head may be taken in any
@@ -100,18 +101,16 @@ __device__ inline void load_values(ValueTile& tile, const unsigned char* codes, 
   }
 }
 
-// Nibble N of both halves of a word, N 0 or 1, as halves.
-template <int N>
-__device__ inline uint32_t widened_nibbles(uint32_t word) {
-  constexpr uint32_t BIAS = 0x64006400u, SIXTEENTH = 0x2C002C00u, MINUS_64 = 0xD400D400u;
-  if constexpr (N == 0) return subtract_half2(biased_halves<0x000F000F>(word), BIAS);
-  return multiply_add_half2(biased_halves<0x00F000F0>(word), SIXTEENTH, MINUS_64);
-}
+constexpr float BIAS = 1024.0f;
+constexpr uint32_t BIAS_PAIR = 0x64006400u;
+
+// How many times itself code i of a chunk is among halves.
+__host__ __device__ constexpr float enlarged(int i) { return KV_BITS == 4 && i % 2 != 0 ? 16.0f : 1.0f; }
 
 // Bytes 0 and 1, or 2 and 3, as halves. With SELECTOR 0x4140 or 0x4342.
 template <uint32_t SELECTOR>
 __device__ inline uint32_t widened_bytes(uint32_t word) {
-  return subtract_half2(__byte_perm(word, 0x64646464u, SELECTOR), 0x64006400u);
+  return __byte_perm(word, BIAS_PAIR | BIAS_PAIR >> 8, SELECTOR);
 }
 
 // A chunk of keys as halves, two values of a position a word; which two, key_place says.
@@ -125,13 +124,13 @@ __device__ inline void key_pairs(uint32_t (&pairs)[KEY_WIDTH / 2], const uint32_
       pairs[2 * w + 1] = widened_bytes<0x4342>(words[w]);
     } else if constexpr (KEY_WIDTH == 4) {
       const uint32_t both = words[w] | words[w] << 8;
-      pairs[0] = widened_nibbles<0>(both);
-      pairs[1] = widened_nibbles<1>(both);
+      pairs[0] = biased_halves<0x000F000F>(both);
+      pairs[1] = biased_halves<0x00F000F0>(both);
     } else {
-      pairs[4 * w] = widened_nibbles<0>(words[w]);
-      pairs[4 * w + 1] = widened_nibbles<1>(words[w]);
-      pairs[4 * w + 2] = widened_nibbles<0>(words[w] >> 8);
-      pairs[4 * w + 3] = widened_nibbles<1>(words[w] >> 8);
+      pairs[4 * w] = biased_halves<0x000F000F>(words[w]);
+      pairs[4 * w + 1] = biased_halves<0x00F000F0>(words[w]);
+      pairs[4 * w + 2] = biased_halves<0x000F000F>(words[w] >> 8);
+      pairs[4 * w + 3] = biased_halves<0x00F000F0>(words[w] >> 8);
     }
   }
 }
@@ -169,8 +168,8 @@ __device__ inline void value_pairs(uint32_t (&pairs)[VALUE_WIDTH], const uint32_
 #pragma unroll
       for (int h = 0; h < 4 && h * 2 < VALUE_WIDTH; ++h) {
         const uint32_t nibbles = __byte_perm(a, b, h < 2 ? 0x5410 : 0x7632) >> (h % 2 * 8);
-        pairs[8 * w + 2 * h] = widened_nibbles<0>(nibbles);
-        pairs[8 * w + 2 * h + 1] = widened_nibbles<1>(nibbles);
+        pairs[8 * w + 2 * h] = biased_halves<0x000F000F>(nibbles);
+        pairs[8 * w + 2 * h + 1] = biased_halves<0x00F000F0>(nibbles);
       }
     }
   }
