@@ -16,6 +16,7 @@
 // row, every block of a token computes all of it and writes its share; reading a row again takes less time
 // than one block would take to quantize it.
 #include "decode_pack.cuh"
+#include "half_pairs.cuh"
 
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
 #error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
@@ -69,23 +70,24 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
-// The same in all threads; every thread of the block takes part. Sums in a fixed order.
-__device__ inline float block_sum(float value, float* partial) {
-  value = warp_sum(value);
+// What the warps of a block have, in all of their threads; every thread takes part. In a fixed order.
+template <typename Combine>
+__device__ inline float of_block(float value, float* partial, const Combine& combine) {
+  const int warps = blockDim.x / 32;
   __syncthreads();
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
-  const int lane = threadIdx.x % 32;
-  return warp_sum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+  float all = partial[0];
+  for (int warp = 1; warp < warps; ++warp) all = combine(all, partial[warp]);
+  return all;
+}
+
+__device__ inline float block_sum(float value, float* partial) {
+  return of_block(warp_sum(value), partial, [](float a, float b) { return a + b; });
 }
 
 __device__ inline float block_maximum(float value, float* partial) {
-  value = warp_maximum(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  return warp_maximum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+  return of_block(warp_maximum(value), partial, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Four neighbouring k of one token's attention output. A split that met no position weighs nothing.
@@ -137,38 +139,37 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
                                int first_vector, float* partial) {
   const int stride = blockDim.x;
   if constexpr (IS_NORM) {
+    constexpr bool NEEDS_ALL = PACKING == ROW_CODES;
     uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
       const int at = (first_vector + i * stride) * WIDTH;
-      if (at < in.k) weight[i] = load_pair(in.weight + at);
-      if (PRODUCER == LAYER_NORM && at < in.k) bias[i] = load_pair(in.bias + at);
+      const bool needed = at < in.k && (NEEDS_ALL || is_mine(i));
+      if (needed) weight[i] = load_pair(in.weight + at);
+      if (PRODUCER == LAYER_NORM && needed) bias[i] = load_pair(in.bias + at);
     }
     wait_for_previous_kernel();
-    uint2 delta[VECTORS] = {}, before[VECTORS] = {};
-    const long long row = static_cast<long long>(token) * in.k;
+    uint2 delta[VECTORS] = {}, row[VECTORS] = {};
+    const long long first = static_cast<long long>(token) * in.k;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
-      if (at < in.k) before[i] = load_pair(in.x + row + at);
-      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + row + at);
+      if (at < in.k) row[i] = load_pair(in.x + first + at);
+      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
     }
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
-      float added[WIDTH];
-      widen(added, delta[i]);
-      widen(value[i], before[i]);
-#pragma unroll
-      for (int j = 0; j < WIDTH; ++j) value[i][j] = as_half(value[i][j] + added[j]);
+      row[i] = make_uint2(add_half2(row[i].x, delta[i].x), add_half2(row[i].y, delta[i].y));
+      widen(value[i], row[i]);
       if (at < in.k && in.delta != nullptr && is_mine(i))
-        *reinterpret_cast<uint2*>(in.residual + row + at) = narrow(value[i]);
+        *reinterpret_cast<uint2*>(in.residual + first + at) = row[i];
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j)
         sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
     }
-    const float mean = block_sum(sum, partial) / static_cast<float>(in.k);
+    const float per_value = 1.0f / static_cast<float>(in.k), mean = block_sum(sum, partial) * per_value;
     float square = mean;
     if constexpr (PRODUCER == LAYER_NORM) {
       float deviations = 0.0f;
@@ -178,21 +179,28 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
 #pragma unroll
           for (int j = 0; j < WIDTH; ++j) deviations += (value[i][j] - mean) * (value[i][j] - mean);
         }
-      square = block_sum(deviations, partial) / static_cast<float>(in.k);
+      square = block_sum(deviations, partial) * per_value;
     }
     const float inverse = rsqrtf(square + in.eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
+      if (!NEEDS_ALL && !is_mine(i)) continue;
       const bool inside = (first_vector + i * stride) * WIDTH < in.k;
-      float w[WIDTH], b[WIDTH];
+      float by_row[WIDTH], w[WIDTH], b[WIDTH];
       widen(w, weight[i]);
       widen(b, bias[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        const float normed = PRODUCER == RMS_NORM ? as_half(value[i][j] * inverse) * w[j]
+        const float normed = PRODUCER == RMS_NORM ? value[i][j] * inverse
                                                   : (value[i][j] - mean) * inverse * w[j] + b[j];
-        value[i][j] = inside ? as_half(normed) : 0.0f;
+        by_row[j] = inside ? normed : 0.0f;
       }
+      uint2 halves = narrow(by_row);
+      if constexpr (PRODUCER == RMS_NORM) {
+        halves.x = multiply_half2(halves.x, weight[i].x);
+        halves.y = multiply_half2(halves.y, weight[i].y);
+      }
+      widen(value[i], halves);
     }
   } else {
     wait_for_previous_kernel();
@@ -210,7 +218,7 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
         widen(up, ups);
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j)
-          value[i][j] = as_half(as_half(value[i][j] / (1.0f + __expf(-value[i][j]))) * up[j]);
+          value[i][j] = as_half(as_half(__fdividef(value[i][j], 1.0f + __expf(-value[i][j]))) * up[j]);
       } else if constexpr (PRODUCER == RELU) {
         widen(value[i], load_pair(in.x + static_cast<long long>(token) * in.k + at));
 #pragma unroll

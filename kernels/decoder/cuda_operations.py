@@ -16,7 +16,7 @@ from kernels.decoder.attention import (
     can_pack,
     split_count,
 )
-from kernels.decoder.kv import KvLayer
+from kernels.decoder.kv import KV_BITS, KvLayer
 from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
 from kernels.errors import ShapeError
 from kernels.runtime.gpu import current_gpu
@@ -279,13 +279,17 @@ def _row_threads(producer: int) -> int:
 
 def builds() -> list[Build]:
     """A representative set: every operation and packing, the heads of the catalog."""
-    heads = [(1, 16), (1, 8), (1, 4), (8, 16), (4, 8), (4, 4)]
     nothing = torch.empty(0)
-    packings = (None, Packing("halves", 16, nothing), Packing("group-codes", 6, nothing))
+    codes, halves = Packing("group-codes", 6, nothing), Packing("halves", 16, nothing)
+    heads = [
+        *((1, bits, codes) for bits in KV_BITS),
+        (8, 16, None),
+        (4, 8, halves),
+        (4, 4, halves),
+    ]
     attention = [
         attention_build(AttentionShape(group, 1, 128, nothing), bits, packing)
-        for group, bits in heads
-        for packing in packings
+        for group, bits, packing in heads
     ]
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),
