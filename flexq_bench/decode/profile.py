@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.decoder.attention import ATTENTION
 from kernels.decoder.cuda_operations import (
-    ATTENTION,
     ATTENTION_SUM,
     NORM,
     PICK,

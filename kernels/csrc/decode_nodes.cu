@@ -15,16 +15,13 @@
 // A thread has VECTORS times four neighbouring k, a warp 128: a group. Where a result depends on the whole
 // row, every block of a token computes all of it and writes its share; reading a row again takes less time
 // than one block would take to quantize it.
-#include "decode.cuh"
-#include "mma_order.cuh"
-#include "quantize.cuh"
+#include "decode_pack.cuh"
+#include "half_pairs.cuh"
 
 #if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
 #error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
 #endif
 constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
-constexpr int HALVES = 0, GROUP_CODES = 1, ROW_CODES = 2;
-constexpr int WIDTH = 4, GROUP = 128;  // neighbouring k of a thread and of a warp
 constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
 constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
 constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
@@ -33,7 +30,6 @@ constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
                              : IS_NORM && VECTORS > 3  ? 256
                              : PRODUCER == ATTENTION   ? 512
                                                        : MAX_WARPS * 32;
-static_assert(WIDTH * 32 == GROUP, "a warp has one group");
 // A profile tells kernels apart by their names.
 #if PRODUCER == 1 || PRODUCER == 2
 #define DECODE_NODE decode_norm
@@ -58,9 +54,7 @@ struct Inputs {
 };
 
 __device__ inline uint2 load_pair(const half_bits* at) {
-  uint2 v;
-  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(at));
-  return v;
+  return load_written(reinterpret_cast<const uint2*>(at));
 }
 
 __device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
@@ -70,35 +64,30 @@ __device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
   value[3] = half_to_float(static_cast<half_bits>(v.y >> 16));
 }
 
-__device__ inline uint2 narrow(const float (&value)[WIDTH]) {
-  const uint32_t a = float_to_half(value[0]), b = float_to_half(value[1]);
-  const uint32_t c = float_to_half(value[2]), d = float_to_half(value[3]);
-  return make_uint2(a | b << 16, c | d << 16);
-}
-
 __device__ inline float warp_sum(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
   return value;
 }
 
-// The same in all threads; every thread of the block takes part. Sums in a fixed order.
-__device__ inline float block_sum(float value, float* partial) {
-  value = warp_sum(value);
+// What the warps of a block have, in all of their threads; every thread takes part. In a fixed order.
+template <typename Combine>
+__device__ inline float of_block(float value, float* partial, const Combine& combine) {
+  const int warps = blockDim.x / 32;
   __syncthreads();
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
-  const int lane = threadIdx.x % 32;
-  return warp_sum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+  float all = partial[0];
+  for (int warp = 1; warp < warps; ++warp) all = combine(all, partial[warp]);
+  return all;
+}
+
+__device__ inline float block_sum(float value, float* partial) {
+  return of_block(warp_sum(value), partial, [](float a, float b) { return a + b; });
 }
 
 __device__ inline float block_maximum(float value, float* partial) {
-  value = warp_maximum(value);
-  __syncthreads();
-  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  return warp_maximum(lane < static_cast<int>(blockDim.x) / 32 ? partial[lane] : 0.0f);
+  return of_block(warp_maximum(value), partial, [](float a, float b) { return fmaxf(a, b); });
 }
 
 // Four neighbouring k of one token's attention output. A split that met no position weighs nothing.
@@ -150,38 +139,37 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
                                int first_vector, float* partial) {
   const int stride = blockDim.x;
   if constexpr (IS_NORM) {
+    constexpr bool NEEDS_ALL = PACKING == ROW_CODES;
     uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
       const int at = (first_vector + i * stride) * WIDTH;
-      if (at < in.k) weight[i] = load_pair(in.weight + at);
-      if (PRODUCER == LAYER_NORM && at < in.k) bias[i] = load_pair(in.bias + at);
+      const bool needed = at < in.k && (NEEDS_ALL || is_mine(i));
+      if (needed) weight[i] = load_pair(in.weight + at);
+      if (PRODUCER == LAYER_NORM && needed) bias[i] = load_pair(in.bias + at);
     }
     wait_for_previous_kernel();
-    uint2 delta[VECTORS] = {}, before[VECTORS] = {};
-    const long long row = static_cast<long long>(token) * in.k;
+    uint2 delta[VECTORS] = {}, row[VECTORS] = {};
+    const long long first = static_cast<long long>(token) * in.k;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
-      if (at < in.k) before[i] = load_pair(in.x + row + at);
-      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + row + at);
+      if (at < in.k) row[i] = load_pair(in.x + first + at);
+      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
     }
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
       const int at = (first_vector + i * stride) * WIDTH;
-      float added[WIDTH];
-      widen(added, delta[i]);
-      widen(value[i], before[i]);
-#pragma unroll
-      for (int j = 0; j < WIDTH; ++j) value[i][j] = as_half(value[i][j] + added[j]);
+      row[i] = make_uint2(add_half2(row[i].x, delta[i].x), add_half2(row[i].y, delta[i].y));
+      widen(value[i], row[i]);
       if (at < in.k && in.delta != nullptr && is_mine(i))
-        *reinterpret_cast<uint2*>(in.residual + row + at) = narrow(value[i]);
+        *reinterpret_cast<uint2*>(in.residual + first + at) = row[i];
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j)
         sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
     }
-    const float mean = block_sum(sum, partial) / static_cast<float>(in.k);
+    const float per_value = 1.0f / static_cast<float>(in.k), mean = block_sum(sum, partial) * per_value;
     float square = mean;
     if constexpr (PRODUCER == LAYER_NORM) {
       float deviations = 0.0f;
@@ -191,21 +179,28 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
 #pragma unroll
           for (int j = 0; j < WIDTH; ++j) deviations += (value[i][j] - mean) * (value[i][j] - mean);
         }
-      square = block_sum(deviations, partial) / static_cast<float>(in.k);
+      square = block_sum(deviations, partial) * per_value;
     }
     const float inverse = rsqrtf(square + in.eps);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
+      if (!NEEDS_ALL && !is_mine(i)) continue;
       const bool inside = (first_vector + i * stride) * WIDTH < in.k;
-      float w[WIDTH], b[WIDTH];
+      float by_row[WIDTH], w[WIDTH], b[WIDTH];
       widen(w, weight[i]);
       widen(b, bias[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        const float normed = PRODUCER == RMS_NORM ? as_half(value[i][j] * inverse) * w[j]
+        const float normed = PRODUCER == RMS_NORM ? value[i][j] * inverse
                                                   : (value[i][j] - mean) * inverse * w[j] + b[j];
-        value[i][j] = inside ? as_half(normed) : 0.0f;
+        by_row[j] = inside ? normed : 0.0f;
       }
+      uint2 halves = narrow(by_row);
+      if constexpr (PRODUCER == RMS_NORM) {
+        halves.x = multiply_half2(halves.x, weight[i].x);
+        halves.y = multiply_half2(halves.y, weight[i].y);
+      }
+      widen(value[i], halves);
     }
   } else {
     wait_for_previous_kernel();
@@ -223,7 +218,7 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
         widen(up, ups);
 #pragma unroll
         for (int j = 0; j < WIDTH; ++j)
-          value[i][j] = as_half(as_half(value[i][j] / (1.0f + __expf(-value[i][j]))) * up[j]);
+          value[i][j] = as_half(as_half(__fdividef(value[i][j], 1.0f + __expf(-value[i][j]))) * up[j]);
       } else if constexpr (PRODUCER == RELU) {
         widen(value[i], load_pair(in.x + static_cast<long long>(token) * in.k + at));
 #pragma unroll
@@ -235,18 +230,6 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
   }
 }
 
-__device__ inline uint32_t code_word(const float (&value)[WIDTH], const Divisor& divisor) {
-  uint32_t word = 0;
-#pragma unroll
-  for (int j = 0; j < WIDTH; ++j)
-    word |= (static_cast<uint32_t>(code_of<A_BITS>(value[j], divisor)) & 255u) << (8 * j);
-  return word;
-}
-
-__device__ inline float largest_of(const float (&value)[WIDTH]) {
-  return fmaxf(fmaxf(fabsf(value[0]), fabsf(value[1])), fmaxf(fabsf(value[2]), fabsf(value[3])));
-}
-
 // stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
 extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
@@ -255,7 +238,7 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
   __shared__ float partial[MAX_WARPS];
   let_next_kernel_start();
   const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
-  const int token = blockIdx.y, lane = threadIdx.x % 32;
+  const int token = blockIdx.y;
   const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
   float value[VECTORS][WIDTH];
   produce(value, in, token, first_vector, partial);
@@ -282,12 +265,9 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
             code_word(value[i], row_divisor);
     } else {
       const int step = vector / 32;
-      const float scale = scale_of<A_BITS>(warp_maximum(largest_of(value[i])));
-      const int word = in_mma_order ? mma_word(lane) : lane;
-      if (at < stride)
-        reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row)[step * 32 + word] =
-            code_word(value[i], divisor_of(scale));
-      if (lane == 0 && at < stride) scales[static_cast<long long>(step) * scale_stride + token] = scale;
+      write_group(value[i], static_cast<int8_t*>(packed) + row,
+                  scales + static_cast<long long>(step) * scale_stride + token, step, in_mma_order,
+                  at < stride);
     }
   }
 }

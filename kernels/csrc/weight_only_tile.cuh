@@ -29,7 +29,7 @@
 // Sign and exponent are not neighbours in a half, so a plane of these two would need more shifts; with this
 // split, one shift and one bit selection make four weights.
 #pragma once
-#include "ptx.cuh"
+#include "half_pairs.cuh"
 
 static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "integers of 4 or 8, floats of 5 or 6");
 
@@ -48,26 +48,6 @@ __device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lan
     cp_async_16(to + v * 512 + lane * 16, tile + v * 512 + lane * 16, policy);
   if (REST_BYTES > 0 && lane < REST_BYTES / 16)
     cp_async_16(to + WHOLE_VECTORS * 512 + lane * 16, tile + WHOLE_VECTORS * 512 + lane * 16, policy);
-}
-
-__device__ inline uint32_t subtract_half2(uint32_t a, uint32_t b) {
-  uint32_t d;
-  asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-  return d;
-}
-
-__device__ inline uint32_t multiply_add_half2(uint32_t a, uint32_t b, uint32_t c) {
-  uint32_t d;
-  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
-  return d;
-}
-
-// (bits & mask) | 1024.0 in both halves: one instruction, which the compiler makes two of by itself.
-template <uint32_t MASK>
-__device__ inline uint32_t biased_halves(uint32_t bits) {
-  uint32_t d;
-  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(bits), "n"(MASK), "r"(0x64006400u));
-  return d;
 }
 
 __device__ inline uint32_t rotated_right(uint32_t word, int bits) {

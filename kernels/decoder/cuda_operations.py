@@ -8,20 +8,27 @@ from collections.abc import Sequence
 import torch
 
 from kernels.contract import Packing, PackingKind
-from kernels.decoder.kv import KvLayer
+from kernels.decoder.attention import (
+    ATTENTION,
+    MOST_SPLITS,
+    WARPS,
+    attention_build,
+    can_pack,
+    split_count,
+)
+from kernels.decoder.kv import KV_BITS, KvLayer
 from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
-from kernels.errors import ShapeError, UnsupportedError
+from kernels.errors import ShapeError
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
 # The names of their kernels: those that a profile shows.
-NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM, PICK = (
+NORM, SILU_MUL, RELU, ATTENTION_SUM, PICK = (
     "decode_norm",
     "decode_silu_mul",
     "decode_relu",
-    "decode_attention",
     "decode_attention_sum",
     "decode_pick",
 )
@@ -39,11 +46,7 @@ _MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block with a whole row, and of o
 _SUM_THREADS = 512  # of a block with a whole row of attention, whose threads hold several splits
 _SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
 _MOST_VECTORS = 3  # of a thread of a norm with more threads than these
-_ATTENTION_THREADS, _LANE_VALUES = 128, 8  # csrc/decode_attention.cu
 _PICK_THREADS = 1024  # csrc/decode_pick.cu
-_MOST_SHARED_BYTES = 48 * 1024  # that a kernel declares
-_LEAST_CHUNK = 64  # positions of a split: what a block of attention has in flight
-_ENOUGH_BLOCKS_PER_SM = 32  # of attention: with more, a block that starts costs more than it brings
 
 
 _PICK_BUILD = Build.of("decode_pick.cu", block=Block(PICK, _PICK_THREADS))
@@ -87,15 +90,41 @@ class CudaOperations(DecoderOperations):
         longest: int,
         to: Destination,
     ) -> None:
+        packing = to.kernel.packing(to.packed, to.config)
+        row = (qkv.shape[0], shape.heads * shape.head_dim)
+        halves = packing is None
+        if packing is None:
+            packing = Packing("halves", 16, self._kept("values", row, torch.float16, qkv))
+        splits = split_count(row[0] * shape.kv_heads, longest, cache.bits, current_gpu().sms)
+        if can_pack(packing, shape) and (splits == 1 or current_gpu().capability >= (9, 0)):
+            splits = min(splits, MOST_SPLITS)
+            self._attend(qkv, shape, cache, positions, splits, packing)
+        else:
+            self._attend(qkv, shape, cache, positions, splits, None)
+            inputs = (*_NOTHING[:5], *self._splits(row[0], shape, splits, qkv))
+            self._launch(_ATTENTION, inputs, *row, packing, 0.0, shape.head_dim, splits)
+        if halves:
+            to.kernel.activate(packing.values, to.packed)
+
+    def _attend(
+        self,
+        qkv: torch.Tensor,
+        shape: AttentionShape,
+        cache: KvLayer,
+        positions: torch.Tensor,
+        splits: int,
+        packing: Packing | None,
+    ) -> None:
         batch = qkv.shape[0]
-        build = attention_build(shape, cache.bits)
-        chunk = split_length(batch * shape.kv_heads, longest, current_gpu().sms)
-        splits = -(-longest // chunk)
-        sums = self._kept("sums", (batch, shape.heads, splits, shape.head_dim), torch.float32, qkv)
-        weights = self._kept("weights", (batch, shape.heads, splits, 2), torch.float32, qkv)
-        load_function(build, ATTENTION).launch(
-            (shape.kv_heads, splits, batch),
-            _ATTENTION_THREADS,
+        stride = scale_stride = 0
+        sums = weights = None
+        if packing is None:
+            sums, weights = self._splits(batch, shape, splits, qkv)
+        else:
+            stride, scale_stride = _strides(packing)
+        load_function(attention_build(shape, cache.bits, packing), ATTENTION).launch(
+            (splits, shape.kv_heads, batch),
+            WARPS * _WARP,
             (
                 qkv,
                 shape.rotary,
@@ -104,17 +133,28 @@ class CudaOperations(DecoderOperations):
                 cache.values,
                 cache.key_scales,
                 cache.value_scales,
+                None if packing is None else packing.values,
+                None if packing is None else packing.scales,
                 sums,
                 weights,
                 float(shape.head_dim**-0.5),
                 cache.capacity,
-                chunk,
+                stride,
+                scale_stride,
+                0 if packing is None else int(packing.in_mma_order),
             ),
             overlap_previous=True,
+            cluster=1 if packing is None else splits,
         )
-        inputs = (None, None, None, None, None, sums, weights)
-        row = (batch, shape.heads * shape.head_dim)
-        self._produce(_ATTENTION, inputs, row, to, head_dim=shape.head_dim, splits=splits)
+
+    def _splits(
+        self, batch: int, shape: AttentionShape, splits: int, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = (batch, shape.heads, splits, shape.head_dim)
+        return (
+            self._kept("sums", sums, torch.float32, like),
+            self._kept("weights", (*sums[:3], 2), torch.float32, like),
+        )
 
     def pick(
         self,
@@ -180,9 +220,6 @@ class CudaOperations(DecoderOperations):
             per_thread, threads = 1, _FEW_THREADS
             blocks = -(-vectors // threads)
         build = node_build(producer, packing.kind, packing.bits, per_thread)
-        scale_stride = 0
-        if packing.kind == "group-codes" and packing.scales is not None:
-            scale_stride = packing.scales.shape[1]
         arguments: tuple[Argument, ...] = (
             *inputs,
             packing.values,
@@ -191,8 +228,7 @@ class CudaOperations(DecoderOperations):
             k,
             head_dim,
             splits,
-            stride,
-            scale_stride,
+            *_strides(packing),
             int(packing.in_mma_order),
         )
         function = load_function(build, _FUNCTIONS[producer])
@@ -213,32 +249,11 @@ class CudaOperations(DecoderOperations):
         return self._scratch[key]
 
 
-def split_length(blocks: int, longest: int, sms: int) -> int:
-    """Positions of a split. blocks: KV heads of all sequences, which are split further by it."""
-    wanted = -(-_ENOUGH_BLOCKS_PER_SM * sms // blocks)
-    chunks = -(-longest // (wanted * _LEAST_CHUNK))
-    return chunks * _LEAST_CHUNK
-
-
-def attention_build(shape: AttentionShape, bits: int) -> Build:
-    """How csrc/decode_attention.cu is compiled. Raises UnsupportedError for other head sizes."""
-    group = shape.heads // shape.kv_heads
-    lanes = 1 << (-(-shape.head_dim // _LANE_VALUES) - 1).bit_length()
-    sets = _ATTENTION_THREADS // lanes
-    shared = 4 * (group * (sets * (shape.head_dim + 2) + shape.head_dim) + 2 * shape.head_dim)
-    if shape.head_dim % _LANE_VALUES or lanes > _WARP or shared > _MOST_SHARED_BYTES:
-        raise UnsupportedError(
-            f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
-            f"got {shape.head_dim} and {group}"
-        )
-    return Build.of(
-        "decode_attention.cu",
-        block=Block(ATTENTION, _ATTENTION_THREADS),
-        HEAD_DIM=shape.head_dim,
-        GROUP_HEADS=group,
-        KV_BITS=bits,
-        ROTARY=int(shape.rotary is not None),
-    )
+def _strides(packing: Packing) -> tuple[int, int]:
+    """Of rows of values, and of groups of scales."""
+    if packing.kind != "group-codes" or packing.scales is None:
+        return packing.values.shape[1], 0
+    return packing.values.shape[1], packing.scales.shape[1]
 
 
 def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
@@ -264,10 +279,17 @@ def _row_threads(producer: int) -> int:
 
 def builds() -> list[Build]:
     """A representative set: every operation and packing, the heads of the catalog."""
-    heads = [(1, 16), (1, 8), (1, 4), (8, 16), (4, 8), (4, 4)]
+    nothing = torch.empty(0)
+    codes, halves = Packing("group-codes", 6, nothing), Packing("halves", 16, nothing)
+    heads = [
+        *((1, bits, codes) for bits in KV_BITS),
+        (8, 16, None),
+        (4, 8, halves),
+        (4, 4, halves),
+    ]
     attention = [
-        attention_build(AttentionShape(group, 1, 128, torch.empty(0)), bits)
-        for group, bits in heads
+        attention_build(AttentionShape(group, 1, 128, nothing), bits, packing)
+        for group, bits, packing in heads
     ]
     kinds: tuple[tuple[PackingKind, int], ...] = (
         ("halves", 16),

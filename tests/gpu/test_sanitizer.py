@@ -56,15 +56,17 @@ def test_the_sanitizer_finds_nothing_in_any_kernel_and_configuration(tool: str) 
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parents[1]), *sys.path])
     every = [label for label in watched() if (tool, label) not in OF_A_LIBRARY]
+    programs = [[*program, *every[first::AT_ONCE]] for first in range(AT_ONCE)]
+    programs.append([sys.executable, str(HERE / "launch_operations.py")])
     started = [
         subprocess.Popen(
-            [*command, *program, *every[first::AT_ONCE]],
+            [*command, *program],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for first in range(AT_ONCE)
+        for program in programs
     ]
     said = [process.communicate()[0] for process in started]
     failed = [

@@ -5,14 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.contract import Packing
 from kernels.decoder import AttentionShape, kv
-from kernels.decoder.cuda_operations import attention_build, node_build, split_length
+from kernels.decoder.attention import attention_build, split_count
+from kernels.decoder.cuda_operations import node_build
 from kernels.decoder.torch_operations import TorchOperations
 from kernels.errors import ShapeError, UnsupportedError
 from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import compile_build
 
 NORM, SILU_MUL, ATTENTION_SUM = 1, 3, 5
+HALVES = Packing("halves", 16, torch.empty(0))
+CODES = Packing("group-codes", 6, torch.empty(0))
 
 
 @pytest.mark.parametrize(
@@ -21,9 +25,9 @@ NORM, SILU_MUL, ATTENTION_SUM = 1, 3, 5
         node_build(NORM, "group-codes", 6, 5),
         node_build(SILU_MUL, "row-codes", 8, 4),
         node_build(ATTENTION_SUM, "group-codes", 8, 1),
-        attention_build(AttentionShape(1, 1, 128, torch.empty(0)), 16),
-        attention_build(AttentionShape(8, 1, 128, torch.empty(0)), 16),
-        attention_build(AttentionShape(3, 1, 64, None), 4),
+        attention_build(AttentionShape(1, 1, 128, torch.empty(0)), 16, HALVES),
+        attention_build(AttentionShape(8, 1, 128, torch.empty(0)), 8, CODES),
+        attention_build(AttentionShape(3, 1, 64, None), 4, None),
     ],
     ids=lambda build: build.name,
 )
@@ -33,16 +37,15 @@ def test_they_compile_without_spilling(build) -> None:
 
 
 def test_many_sequences_are_split_less() -> None:
-    assert split_length(40, 1024, 132) == 64
-    assert split_length(40 * 64, 1024, 132) == 512
-    assert split_length(1, 100_000, 132) == 64
+    assert split_count(40, 1024, 16, 132) == 16
+    assert split_count(40 * 64, 1024, 16, 132) == 1
 
 
 def test_heads_that_no_warp_holds_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="got 300 and 1"):
-        attention_build(AttentionShape(1, 1, 300, None), 16)
+        attention_build(AttentionShape(1, 1, 300, None), 16, None)
     with pytest.raises(UnsupportedError, match="got 128 and 16"):
-        attention_build(AttentionShape(16, 1, 128, None), 16)
+        attention_build(AttentionShape(16, 1, 128, None), 16, None)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

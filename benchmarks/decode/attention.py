@@ -1,0 +1,104 @@
+"""Time of a decode step's attention alone, by batch, length and width of the KV cache.
+
+    python benchmarks/decode/attention.py --model llama-13b --batch 1,4,8 --length 527,1024
+
+One CUDA graph has the attention of many layers, one after the other. cold: each layer has a cache
+of its own, more than L2 holds together. hot: all layers have one cache. gb_per_s counts the bytes
+of earlier tokens' keys and values, with their scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+
+import torch
+
+from flexq_bench.decode.architecture import of_catalog
+from kernels.contract import LinearKernel
+from kernels.decoder import AttentionShape, Destination
+from kernels.decoder.cuda_operations import CudaOperations
+from kernels.decoder.kv import KvLayer, empty_layer, token_bytes
+from kernels.registry import resolve
+from workloads.models import get_model
+
+_LEAST_LAYERS, _MOST_LAYERS, _COLD_BYTES, _REPLAYS = 8, 40, 2**29, 9
+_DEVICE = torch.device("cuda")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", default="llama-13b")
+    parser.add_argument("--kernel", default="flexq", help="of the layer that comes next")
+    parser.add_argument("--batch", default="1,4,8")
+    parser.add_argument("--length", default="527,1024")
+    parser.add_argument("--kv-bits", default="16,8,4")
+    arguments = parser.parse_args()
+    for batch in (int(b) for b in arguments.batch.split(",")):
+        for length in (int(length) for length in arguments.length.split(",")):
+            for bits in (int(b) for b in arguments.kv_bits.split(",")):
+                row = measured(arguments.model, arguments.kernel, batch, length, bits)
+                sys.stdout.write(json.dumps(row) + "\n")
+                sys.stdout.flush()
+
+
+def measured(model: str, label: str, batch: int, length: int, bits: int) -> dict[str, object]:
+    """The row of one case. length: tokens of a sequence, the new one included."""
+    of_model = of_catalog(get_model(model)).dimensions
+    heads, kv_heads, head_dim = of_model.heads, of_model.kv_heads, of_model.head_dim
+    angles = torch.rand(length, head_dim // 2, device=_DEVICE)
+    table = torch.stack([angles.cos(), angles.sin()], dim=-1)
+    shape = AttentionShape(heads, kv_heads, head_dim, table)
+    kernel = resolve(label, "cuda")
+    assert isinstance(kernel, LinearKernel)
+    packed = kernel.empty_activation(batch, heads * head_dim, _DEVICE)
+    to = Destination(kernel, packed, None)
+    qkv = torch.randn(batch, shape.width, device=_DEVICE).half()
+    positions = torch.full((batch,), length - 1, dtype=torch.int32, device=_DEVICE)
+    read = batch * (length - 1) * kv_heads * 2 * token_bytes(head_dim, bits)
+    layers = min(max(_LEAST_LAYERS, -(-_COLD_BYTES // read)), _MOST_LAYERS)
+    caches = [empty_layer(batch, kv_heads, length, head_dim, bits, _DEVICE) for _ in range(layers)]
+    operations = CudaOperations()
+
+    def attend(over: list[KvLayer]) -> None:
+        for cache in over:
+            operations.attend(qkv, shape, cache, positions, length, to)
+
+    cold = _per_layer_us(lambda: attend(caches), layers)
+    hot = _per_layer_us(lambda: attend([caches[0]] * layers), layers)
+    return {
+        "model": model,
+        "batch": batch,
+        "length": length,
+        "kv_bits": bits,
+        "cold_us": round(cold, 2),
+        "hot_us": round(hot, 2),
+        "gb_per_s": round(read / cold / 1e3),
+    }
+
+
+def _per_layer_us(attend: Callable[[], None], layers: int) -> float:
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        attend()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        attend()
+    times = []
+    for _ in range(_REPLAYS):
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        stop = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        stop.record()
+        stop.synchronize()
+        times.append(float(start.elapsed_time(stop)))
+    return statistics.median(times) * 1000 / layers
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+// kv_store.cuh: a new token's keys and values, rotated and written to the cache that kv_cache.cuh reads.
+// The including source defines ROTARY, HEAD_DIM and KV_BITS first.
+#pragma once
+#include "kv_cache.cuh"
+
+constexpr int LANE_VALUES = 8, WRITERS = HEAD_DIM / LANE_VALUES;  // neighbouring ones; lanes that have some
+static_assert(WRITERS <= 32, "a warp writes a token");
+
+// Four neighbouring values of a head at a position, from 4 * block on, as FP16 numbers. Rotated, halves i
+// and i + HEAD_DIM / 2 are one complex number; without, the angle is zero, so that loads stay together.
+__device__ inline void turned(float (&value)[4], const half_bits* head, const float2* angles, int block,
+                              bool rotate) {
+  const uint2 own = load_written(reinterpret_cast<const uint2*>(head) + block);
+  const uint32_t owns[2] = {own.x, own.y};
+  if constexpr (!ROTARY) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) value[j] = half_to_float(static_cast<half_bits>(owns[j / 2] >> (j % 2 * 16)));
+  } else {
+    constexpr int HALF = HEAD_DIM / 8;  // in blocks
+    const bool first = block < HALF;
+    const int angle = first ? block : block - HALF;
+    const uint2 other = load_written(reinterpret_cast<const uint2*>(head) + (first ? block + HALF : angle));
+    const uint32_t others[2] = {other.x, other.y};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const float cosine = rotate ? angles[angle * 4 + j].x : 1.0f;
+      const float sine = rotate ? angles[angle * 4 + j].y : 0.0f;
+      const float mine = half_to_float(static_cast<half_bits>(owns[j / 2] >> (j % 2 * 16)));
+      const float its = half_to_float(static_cast<half_bits>(others[j / 2] >> (j % 2 * 16)));
+      value[j] = as_half(mine * cosine + its * (first ? -sine : sine));
+    }
+  }
+}
+
+// What a lane of a warp writes of a new token's keys or values.
+struct Share {
+  float value[LANE_VALUES];  // FP16 numbers; zeros where lane >= WRITERS
+};
+
+__device__ inline Share share_of_token(const half_bits* head, const float2* angles, bool rotate) {
+  const int lane = threadIdx.x % 32;
+  Share share = {};
+  if (lane < WRITERS) {
+    float half[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) turned(half[h], head, angles, lane * 2 + h, rotate);
+#pragma unroll
+    for (int j = 0; j < LANE_VALUES; ++j) share.value[j] = half[j / 4][j % 4];
+  }
+  return share;
+}
+
+// The integer next to x / step, ties to even, of x >= 0. An approximate quotient is rounded, and what it
+// leaves of x tells whether it fell on the wrong side of a tie; eight IEEE divisions take far longer.
+__device__ inline int nearest(float x, float step, float reciprocal) {
+  constexpr float ROUNDER = 12582912.0f;  // 1.5 * 2^23: past it, floats are integers
+  const float rounded = __fmaf_rn(x, reciprocal, ROUNDER);
+  const int code = __float_as_int(rounded) - __float_as_int(ROUNDER);
+  const float left = __fmaf_rn(ROUNDER - rounded, step, x), half = 0.5f * step;
+  const bool beyond = fabsf(left) > half || (fabsf(left) == half && (code & 1) != 0);
+  return code + (beyond ? (left > 0.0f ? 1 : -1) : 0);
+}
+
+// One warp writes a token's keys or values, and to `kept` what they are when they are read.
+__device__ inline void store_token(unsigned char* codes, uint32_t* scales, long long row, float* kept,
+                                   const Share& share) {
+  const int lane = threadIdx.x % 32;
+  const float(&value)[LANE_VALUES] = share.value;
+  unsigned char* at = codes + row * CODE_BYTES + lane * (LANE_VALUES * KV_BITS / 8);
+  if constexpr (KV_BITS == 16) {
+    if (lane >= WRITERS) return;
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = static_cast<uint32_t>(float_to_half(value[2 * i])) |
+                 static_cast<uint32_t>(float_to_half(value[2 * i + 1])) << 16;
+    *reinterpret_cast<uint4*>(at) = make_uint4(words[0], words[1], words[2], words[3]);
+#pragma unroll
+    for (int i = 0; i < LANE_VALUES; ++i) kept[lane * LANE_VALUES + i] = value[i];
+  } else {
+    constexpr float TOP = (1 << KV_BITS) - 1;
+    float least = lane < WRITERS ? value[0] : infinite(), most = lane < WRITERS ? value[0] : -infinite();
+#pragma unroll
+    for (int i = 1; i < LANE_VALUES; ++i)
+      if (lane < WRITERS) least = fminf(least, value[i]), most = fmaxf(most, value[i]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+      least = fminf(least, __shfl_xor_sync(0xffffffffu, least, offset));
+      most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, offset));
+    }
+    const half_bits step_bits = float_to_half(__fdiv_rn(most - least, TOP)), least_bits = float_to_half(least);
+    const float step = half_to_float(step_bits), reciprocal = step == 0.0f ? 0.0f : __fdividef(1.0f, step);
+    uint32_t words[2] = {};
+    if (lane >= WRITERS) return;
+#pragma unroll
+    for (int i = 0; i < LANE_VALUES; ++i) {
+      const int rounded = step == 0.0f ? 0 : nearest(value[i] - least, step, reciprocal);
+      const uint32_t code = static_cast<uint32_t>(min(max(rounded, 0), static_cast<int>(TOP)));
+      words[KV_BITS == 8 ? i / 4 : 0] |= code << (KV_BITS == 8 ? i % 4 * 8 : i * 4);
+      kept[lane * LANE_VALUES + i] = static_cast<float>(code) * step + least;
+    }
+    if constexpr (KV_BITS == 8) *reinterpret_cast<uint2*>(at) = make_uint2(words[0], words[1]);
+    else *reinterpret_cast<uint32_t*>(at) = words[0];
+    if (lane == 0) scales[row] = static_cast<uint32_t>(step_bits) | static_cast<uint32_t>(least_bits) << 16;
+  }
+}
