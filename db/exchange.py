@@ -23,6 +23,7 @@ from db.gate_store import GateWriter
 from db.jsonlines import record_line
 from db.locking import lock_for_writing
 from db.queries.records import export_records
+from db.store import advance_run
 from db.writer import Writer
 
 __all__ = [
@@ -85,10 +86,11 @@ def write_records(path: str | Path, records: Iterable[AnyRecord]) -> int:
 def import_file(session: Session, path: str | Path) -> ImportSummary:
     """Store the records of a file, all or none; those stored already are left as they are.
 
+    A run that had not ended when an earlier file was written ends as this one says.
     Raises what `read_records` and `add_record` raise.
     """
     lock_for_writing(session.connection())
-    runs: dict[str, None] = {}
+    runs: dict[str, str] = {}
     read = 0
     with session.begin_nested():
         writer = Writer(session)
@@ -104,9 +106,11 @@ def import_file(session: Session, path: str | Path) -> ImportSummary:
                 gates.add(record)
             else:
                 writer.add(record)
-            runs[record.run.uuid] = None
+            runs[record.run.uuid] = record.run.status
             read += 1
         writer.flush()
+        for uuid, status in runs.items():
+            advance_run(session, uuid, status)
     added = sum(one.added for one in (writer, accuracy, decodes, gates))
     return ImportSummary(str(path), read, added, tuple(runs))
 

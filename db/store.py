@@ -21,6 +21,8 @@ from db.records import RUN_STATUSES, CommitInfo, Record, RunInfo
 from db.tables import Run
 from db.writer import Writer
 
+_TOWARDS_THE_END = ("running", "interrupted", "failed", "complete")
+
 
 def begin_run(session: Session, run: RunInfo, commit: CommitInfo) -> RunInfo:
     """Declare a run and its plan, and say which run it became.
@@ -35,6 +37,14 @@ def begin_run(session: Session, run: RunInfo, commit: CommitInfo) -> RunInfo:
     run_id = writer.run(going_on, writer.commit(canonical(commit)))
     session.execute(update(Run).where(Run.id == run_id).values(status=run.status, finished_at=None))
     return run_info(session, going_on.uuid)
+
+
+def advance_run(session: Session, run_uuid: str, status: str) -> None:
+    """Give a run the status that somebody else knows of it, if it is further than its own."""
+    earlier = _TOWARDS_THE_END[: _TOWARDS_THE_END.index(status)]
+    session.execute(
+        update(Run).where(Run.uuid == run_uuid, Run.status.in_(earlier)).values(status=status)
+    )
 
 
 def plan_cases(session: Session, run_uuid: str, case_keys: Iterable[str]) -> None:

@@ -33,7 +33,7 @@ from db.queries import CommitRow, Filters
 from flexq_bench.commands import invocation
 from flexq_bench.comparing import BASELINE
 from flexq_bench.probes import is_probe
-from workloads.case import kernel_label, parse_kernel_label
+from workloads.case import kernel_label
 
 _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
 _LISTED = 200  # newest commits that can be chosen; an older one is shown to who has its link
@@ -182,13 +182,19 @@ def _two_kernels(link: Link, database: Database, suites: Sequence[str]) -> _Comp
         for side, default in (("base", first), ("head", second))
     )
     suite = _suite(link, suites)
-    names = tuple({parse_kernel_label(label)[0] for label in (base, head)})
+    names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
     filters = Filters(kernels=names, suites=(suite,) if suite else ())
     with database.session() as session:
         results = queries.latest_results(session, filters)
     frame = compare_frame(pairs_of_labels(results, base, head))
     again = ["compare", base, head, "--suite", suite or "nightly"]
     return _Compared(frame, base, head, invocation.command(*again))
+
+
+def _kernel_and_variant(label: str) -> tuple[str, str]:
+    """Of any label that is stored: imported records name kernels in ways that no registry does."""
+    kernel, _, variant = label.partition("[")
+    return kernel, variant.removesuffix("]")
 
 
 _SIDES = {_RUNS: _two_runs, _COMMITS: _two_commits, _KERNELS: _two_kernels}
@@ -226,7 +232,7 @@ def _show(link: Link, database: Database, compared: _Compared) -> None:
     _say_how(frame, compared)
     with database.session() as session:
         kernels = queries.kernel_names(session)
-    styles = kernel_styles(kernels, {parse_kernel_label(label) for label in frame["label"]})
+    styles = kernel_styles(kernels, {_kernel_and_variant(label) for label in frame["label"]})
     if frame["ratio"].notna().any():
         show_means(mean_rows(frame))
     let_tables_be_painted()

@@ -95,6 +95,7 @@ from db.queries.verdicts import (
 )
 from db.queries.whole_models import (
     DecodeRow,
+    ModelResults,
     ScoreRow,
     ServingRow,
     decoded_models,
@@ -102,6 +103,7 @@ from db.queries.whole_models import (
     latest_decodes,
     latest_scores,
     latest_servings,
+    model_results,
 )
 
 __all__ = [
@@ -118,6 +120,7 @@ __all__ = [
     "GateRow",
     "HistoryPoint",
     "JobRow",
+    "ModelResults",
     "NightRow",
     "NightState",
     "NoiseRow",
@@ -174,6 +177,7 @@ __all__ = [
     "latest_servings",
     "list_series",
     "missing_cases",
+    "model_results",
     "model_scores",
     "night_states",
     "noise_book",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, select, union
+from sqlalchemy import Select, func, select, union
 from sqlalchemy.orm import Session
 
 from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
@@ -165,3 +166,29 @@ def decoded_schemes(session: Session) -> tuple[str, ...]:
     """Every scheme that a model was ever decoded or served under, sorted."""
     found = union(select(DecodeResult.scheme), select(ServingResult.scheme))
     return tuple(sorted(session.scalars(found)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResults:
+    """How many scores, decodes and servings a run has, and on which kinds of GPU."""
+
+    count: int
+    gpus: tuple[str, ...]
+
+
+def model_results(session: Session, run_uuids: Sequence[str]) -> dict[str, ModelResults]:
+    """By run; a run without any is left out."""
+    counts: Counter[str] = Counter()
+    gpus: dict[str, set[str]] = defaultdict(set)
+    for table in (AccuracyResult, DecodeResult, ServingResult):
+        rows = session.execute(
+            select(Run.uuid, Device.sku, func.count())
+            .join(table, table.run_id == Run.id)
+            .join(Device, table.device_id == Device.id)
+            .where(Run.uuid.in_(run_uuids))
+            .group_by(Run.uuid, Device.sku)
+        )
+        for uuid, gpu, count in rows:
+            counts[uuid] += count
+            gpus[uuid].add(gpu)
+    return {uuid: ModelResults(count, tuple(sorted(gpus[uuid]))) for uuid, count in counts.items()}

@@ -21,7 +21,7 @@ from workloads.names import unknown
 
 if TYPE_CHECKING:
     from db.engine import Session
-    from db.queries import NoiseRow
+    from db.queries import ModelResults, NoiseRow, RunSummary
 
 Row = dict[str, Any]
 
@@ -192,20 +192,27 @@ def _runs(db: str | None, limit: int) -> list[Row]:
     from db import queries
 
     with _stored(db) as session:
-        return [
-            {
-                "run": run.uuid,
-                "suite": run.suite,
-                "trigger": run.trigger,
-                "status": run.status,
-                "results": f"{run.received}/{run.planned}" if run.planned else str(run.received),
-                "gpus": list(run.gpus),
-                "commit": run.commit,
-                "dirty": run.dirty,
-                "created_at": run.created_at.isoformat(timespec="seconds"),
-            }
-            for run in (queries.runs(session, limit=limit) if session else ())
-        ]
+        if session is None:
+            return []
+        runs = queries.runs(session, limit=limit)
+        models = queries.model_results(session, [run.uuid for run in runs])
+    return [_run(run, models.get(run.uuid)) for run in runs]
+
+
+def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
+    """of_models: what a run of `accuracy` or `decode` has in place of measurements."""
+    received = run.received + (of_models.count if of_models else 0)
+    return {
+        "run": run.uuid,
+        "suite": run.suite,
+        "trigger": run.trigger,
+        "status": run.status,
+        "results": f"{received}/{run.planned}" if run.planned else str(received),
+        "gpus": sorted({*run.gpus, *(of_models.gpus if of_models else ())}),
+        "commit": run.commit,
+        "dirty": run.dirty,
+        "created_at": run.created_at.isoformat(timespec="seconds"),
+    }
 
 
 def _series(db: str | None) -> list[Row]:
@@ -267,6 +274,7 @@ _LOG_RATIOS = {
 }
 _SHARES = {"rate", "low", "high", "confidence"}
 
+_HEADINGS = {"created_at": "created (UTC)"}
 # Columns of a series that tell it apart at a glance; --json has all of them.
 _HIDDEN = {
     "kernel_version",
@@ -288,9 +296,8 @@ def _table(rows: Sequence[Row]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in shown:
         numeric = all(isinstance(row[name], int | float) for row in rows)
-        table.add_column(
-            name.replace("_", " "), justify="right" if numeric else "left", overflow="fold"
-        )
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(name, row[name]) for name in shown))
     return table
@@ -303,6 +310,8 @@ def _cell(name: str, value: Any) -> str:
         return f"{100 * math.expm1(value):.3g} %"
     if name in _SHARES:
         return f"{100 * value:.3g} %"
+    if name == "created_at":
+        return str(value).replace("T", " ").replace("+00:00", "")
     if name in ("run", "commit"):
         return str(value) if str(value).startswith("pkg-") else str(value)[:10]
     if isinstance(value, bool):

@@ -11,6 +11,8 @@ import pytest
 
 from flexq_bench.exit_codes import ExitCode
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
 
 @pytest.mark.parametrize(
     "what", ["kernels", "schemes", "suites", "models", "devices", "runs", "series"]
@@ -28,6 +30,18 @@ def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(cl
     assert json.loads(cli("list", "series", "--json").out) == []
     assert "measure something first" in cli("list", "runs").out
     assert not database.exists()
+
+
+def test_a_run_of_a_model_is_listed_with_its_results(cli, database):
+    cli("db", "import", str(EXAMPLES / "h200" / "serving-llama-7b.jsonl.gz"))
+    cli("db", "import", str(EXAMPLES / "h200" / "accuracy-smollm2.jsonl.gz"))
+
+    rows = json.loads(cli("list", "runs", "--json").out)
+
+    assert [row["results"] for row in rows if row["suite"] == "decode"] == ["15/15"]
+    assert sum(int(row["results"]) for row in rows if row["suite"] == "accuracy") > 0
+    assert {tuple(row["gpus"]) for row in rows} == {("NVIDIA H200",)}
+    assert rows[0]["created_at"][:16].replace("T", " ") in cli("list", "runs").out
 
 
 def test_list_kernels_can_be_narrowed_to_a_backend(cli):

@@ -193,6 +193,15 @@ def test_two_kernels_are_compared_on_the_shapes_that_both_have(filled, open_comp
     assert set(cases["m"]) == {8}
 
 
+def test_kernels_whose_names_no_registry_has_can_be_compared(store, open_compare):
+    names = ("My Kernel [v2]_b", "")
+    store.add(*(a_record(kernel=name, m=m, model="", layer="") for name in names for m in (1, 8)))
+
+    app = open_compare(kind="kernels", base_kernels=names[0], head_kernels=names[1])
+
+    assert len(app.selectbox) >= 2
+
+
 def test_the_file_has_what_the_filters_leave(two_nights, open_compare, monkeypatch):
     saved = []
     import streamlit as st

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from datetime import datetime, timedelta
+from itertools import permutations
 
 import pyarrow.parquet as pq
 import pytest
@@ -67,6 +68,16 @@ def test_importing_twice_changes_nothing(session, tmp_path, three, suffix):
     assert (first.read, first.added, first.runs) == (3, 3, (three[0].run.uuid,))
     assert (second.read, second.added) == (3, 0)
     assert list(export_records(session)) == stored
+
+
+@pytest.mark.parametrize("order", list(permutations(("running", "interrupted", "complete"))))
+def test_files_of_a_run_on_its_way_leave_it_as_it_ended(session, tmp_path, build, order):
+    for m, status in enumerate(order, start=1):
+        record = build.a_record(m=m, run=build.a_run(status=status))
+        write_records(tmp_path / "r.jsonl", [record])
+        import_file(session, tmp_path / "r.jsonl")
+
+    assert {record.run.status for record in export_records(session)} == {"complete"}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
