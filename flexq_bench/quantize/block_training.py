@@ -316,7 +316,7 @@ class BlockTrainer:
 
 @contextlib.contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """FP32 products in TF32 while a GPU trains: as many bits as FP16, which both codes train in."""
+    """Products in TF32 while a GPU trains: it has the bits of FP16, which OmniQuant's code takes."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")

@@ -7,12 +7,12 @@ rounded to FP16 as kernels store them, and take part in the gradient.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
 from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.fused import kernels_for
 from kernels.formats import NumberFormat
 from kernels.formats.grouping import in_groups, safe_divisor
 
@@ -42,11 +42,10 @@ def fake_quantize(
     rows, k = values.shape
     top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
     limits = (-(2 ** (number.bits - 1)), top)
-    if values.is_cuda and values.dtype == torch.float32 and _kernels() is not None:
-        length = min(number.group or k, k)
-        if length <= _LONGEST_GROUP:
-            fused: torch.Tensor = _Fused.apply(values, shares, length, limits, number.clip)  # type: ignore[no-untyped-call]
-            return fused
+    length = min(number.group or k, k)
+    if length <= _LONGEST_GROUP and kernels_for(values) is not None:
+        fused: torch.Tensor = _Fused.apply(values, shares, length, limits, number.clip)  # type: ignore[no-untyped-call]
+        return fused
     per_group = None if shares is None else shares.unsqueeze(-1)
     grouped = in_groups(values, number.group)
     rounded: torch.Tensor = _Rounded.apply(grouped, per_group, limits, number.clip)  # type: ignore[no-untyped-call]
@@ -136,12 +135,12 @@ def _launch(
     tensors: tuple[torch.Tensor, ...],
     how: tuple[int, tuple[int, int], float],
 ) -> None:
-    """Run a kernel of straight_through_triton over all groups of x [rows, K]."""
+    """Run a kernel of triton_kernels over all groups of x [rows, K]."""
     length, limits, clip = how
     rows, k = x.shape
     groups, block = -(-k // length), 1 << (length - 1).bit_length()
     together = max(1, _VALUES_A_PROGRAM // block)
-    kernel: Any = getattr(_kernels(), name)
+    kernel: Any = getattr(kernels_for(x), name)
     kernel[(-(-rows // together), groups)](
         x,
         x if shares is None else shares,
@@ -157,13 +156,3 @@ def _launch(
         block=block,
         together=together,
     )
-
-
-@functools.cache
-def _kernels() -> Any:
-    """The module of kernels, or None where there is no Triton."""
-    try:
-        from flexq_bench.quantize import straight_through_triton
-    except ImportError:
-        return None
-    return straight_through_triton

@@ -1,4 +1,8 @@
-"""Triton kernels behind `straight_through`: a file of its own, because Triton reads its source."""
+"""Triton kernels of training: a file of its own, because Triton reads its source.
+
+round_forward and round_backward are `straight_through`, divergence and divergence_backward are
+`losses.attention_divergence`: those modules have the formulas.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 # Triton resolves each annotation of a kernel as a value of its own language.
@@ -15,7 +19,7 @@ def _round_half_even(unit):
 
 @triton.jit
 def _share_of(shares_pointer, row, rows, groups, clip, shared: tl.constexpr):
-    """What the codes of a group span of its range: clip, times the learned share if there is one."""
+    """What the codes of a group span of its range: clip times the share, if there is one."""
     share = tl.full(row.shape, 1.0, tl.float32)
     if shared:
         place = row.to(tl.int64) * groups + tl.program_id(1)
@@ -98,3 +102,32 @@ def round_backward(
     sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
     to_largest = tl.where(is_largest, sign * (to_reach * share / count)[:, None], 0.0)
     tl.store(to_x_pointer + at, within + to_largest, mask=inside)
+
+
+@triton.jit
+def divergence(ours_pointer, theirs_pointer, part_pointer, count, tiny, block: tl.constexpr):
+    """The sum over a block of probabilities of (p - q) (log p - log q)."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
+    theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)
+    ratio = tl.log(ours + tiny) - tl.log(theirs + tiny)
+    tl.store(part_pointer + tl.program_id(0), tl.sum((ours - theirs) * ratio, axis=0))
+
+
+@triton.jit
+def divergence_backward(
+    ours_pointer,
+    theirs_pointer,
+    factor_pointer,
+    to_ours_pointer,
+    count,
+    tiny,
+    block: tl.constexpr,
+):
+    """The derivative of that sum by p, times the number at `factor`."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
+    theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)
+    ratio = tl.log(ours + tiny) - tl.log(theirs + tiny)
+    slope = ratio + (ours - theirs) / (ours + tiny)
+    tl.store(to_ours_pointer + at, tl.load(factor_pointer) * slope, mask=at < count)
