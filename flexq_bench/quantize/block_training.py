@@ -316,7 +316,7 @@ class BlockTrainer:
 
 @contextlib.contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """Products in TF32 while a GPU trains: it has the bits of FP16, which OmniQuant's code takes."""
+    """Products in TF32 while a GPU trains: the bits of FP16, in which OmniQuant's code trains."""
     before = torch.get_float32_matmul_precision()
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
