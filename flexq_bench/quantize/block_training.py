@@ -136,6 +136,12 @@ class BlockTrainer:
         Both streams stand at the block. epoch_done: called after each epoch with its number.
         Deterministic: nothing is drawn.
         """
+        with _tensor_cores(original.inputs[0].device):
+            return self._train(original, quantized, epoch_done)
+
+    def _train(
+        self, original: BlockStream, quantized: BlockStream, epoch_done: Callable[[int], None]
+    ) -> Learned:
         targets = self._targets(original, quantized)
         device = targets[0].here.device
         optimizer = self._optimizer(device)
@@ -306,6 +312,18 @@ class BlockTrainer:
         finally:
             for handle in handles:
                 handle.remove()
+
+
+@contextlib.contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Products in TF32 while a GPU trains: the bits of FP16, in which OmniQuant's code trains."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _let_record(optimizer: torch.optim.Optimizer) -> None:

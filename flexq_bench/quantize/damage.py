@@ -33,6 +33,7 @@ from kernels.formats import NumberFormat
 
 Cost = Literal["layers", "matrices", "work"]
 COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")
+_ROWS_AT_ONCE = 256  # rows of probabilities that are summed up together, in float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +145,30 @@ def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generato
     embedded = decoder.get_input_embeddings()(segment[None].to(device)).requires_grad_()
     logits = decoder(inputs_embeds=embedded, use_cache=False).logits[0].float()
     logs = functional.log_softmax(logits, dim=-1)
-    # Drawn on the CPU, so that every device gives the same labels for the same seed.
-    shares = logs.detach().exp().cpu()
-    if not bool(torch.isfinite(shares).all()):
+    if not bool(torch.isfinite(logs.detach().sum())):
         raise QuantizeError(
             "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
             "bfloat16 or float32"
         )
-    labels = torch.multinomial(shares, 1, generator=generator).to(device)
-    torch.autograd.backward(logs.gather(1, labels).sum())
+    labels = draw(logs.detach(), generator)
+    torch.autograd.backward(logs.gather(1, labels[:, None]).sum())
+
+
+def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A label of each row, int64 [rows], from log probabilities [rows, vocabulary].
+
+    What is random comes from the CPU, so that every device gives the same labels for the same seed,
+    but for rounding; the rest is done where the logs are: they are too many to move.
+    """
+    chance = torch.rand(logs.shape[0], 1, generator=generator, dtype=torch.float64)
+    labels = []
+    for rows, where in zip(
+        torch.split(logs, _ROWS_AT_ONCE), torch.split(chance, _ROWS_AT_ONCE), strict=True
+    ):
+        reached = rows.double().exp().cumsum(dim=-1)
+        found = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
+        labels.append(found[:, 0].clamp(max=logs.shape[1] - 1))
+    return torch.cat(labels)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ class FlexqOptions(SchemeOptions):
 class Flexq(Scheme):
     """W6Ax, rounded to nearest."""
 
+    version = 2  # 2: labels for a8_budget are drawn where the model is
     source = "FlexQ, arXiv:2508.04405, sections 3.1 and 3.2"
     options: FlexqOptions
 

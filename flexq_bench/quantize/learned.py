@@ -63,6 +63,7 @@ class LearnedOptions(SchemeOptions):
 class LearnedScheme(Scheme):
     """Scales and clipping learned block by block; subclasses say with which loss."""
 
+    version = 2  # 2: a GPU trains in TF32, and an input with several readers is rounded once
     options: LearnedOptions
 
     @property

@@ -8,10 +8,15 @@ which is torch's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
+from flexq_bench.quantize.fused import kernels_for
+
 _TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
+_AT_ONCE = 4096  # probabilities of one program
 
 
 def double_log_cosine(
@@ -33,7 +38,35 @@ def double_log_cosine(
 def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
     """KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
 
-    Attention probabilities [..., queries, keys]; the mean over heads and queries.
+    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` has no
+    gradient.
     """
+    if kernels_for(quantized) is not None and original.dtype == quantized.dtype:
+        fused: torch.Tensor = _Divergence.apply(quantized, original)  # type: ignore[no-untyped-call]
+        return fused
     ratio = torch.log(quantized + _TINY) - torch.log(original + _TINY)
     return ((quantized - original) * ratio).sum(dim=-1).mean()
+
+
+class _Divergence(torch.autograd.Function):
+    """attention_divergence in one pass over the maps, and its gradient in another."""
+
+    @staticmethod
+    def forward(ctx: Any, quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+        ours, theirs = quantized.contiguous(), original.contiguous()
+        ctx.save_for_backward(ours, theirs)
+        programs = -(-ours.numel() // _AT_ONCE)
+        parts = torch.empty(programs, dtype=ours.dtype, device=ours.device)
+        kernel = kernels_for(ours).divergence
+        kernel[(programs,)](ours, theirs, parts, ours.numel(), _TINY, block=_AT_ONCE)
+        return parts.sum() / (ours.numel() // ours.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ours, theirs = ctx.saved_tensors
+        factor = gradients[0] / (ours.numel() // ours.shape[-1])
+        to_ours = torch.empty_like(ours)
+        kernel = kernels_for(ours).divergence_backward
+        programs = -(-ours.numel() // _AT_ONCE)
+        kernel[(programs,)](ours, theirs, factor, to_ours, ours.numel(), _TINY, block=_AT_ONCE)
+        return to_ours, None

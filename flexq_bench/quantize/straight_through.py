@@ -12,8 +12,12 @@ from typing import Any
 import torch
 
 from flexq_bench.quantize.errors import QuantizeError
+from flexq_bench.quantize.fused import kernels_for
 from kernels.formats import NumberFormat
 from kernels.formats.grouping import in_groups, safe_divisor
+
+_LONGEST_GROUP = 8192  # values that a program of the fused kernels holds in registers
+_VALUES_A_PROGRAM = 2048
 
 
 def check_signed(number: NumberFormat) -> None:
@@ -31,10 +35,17 @@ def fake_quantize(
 
     shares: [rows, groups], what the codes of each group span of its range (learned clipping);
     None: all of it. Equals number.round where shares is None, but for ties that FP32 decides.
+
+    FP32 on a GPU is rounded in one pass where Triton is there, and its gradient found in another:
+    one step of training a small model has hundreds of launches otherwise.
     """
     rows, k = values.shape
     top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
     limits = (-(2 ** (number.bits - 1)), top)
+    length = min(number.group or k, k)
+    if length <= _LONGEST_GROUP and kernels_for(values) is not None:
+        fused: torch.Tensor = _Fused.apply(values, shares, length, limits, number.clip)  # type: ignore[no-untyped-call]
+        return fused
     per_group = None if shares is None else shares.unsqueeze(-1)
     grouped = in_groups(values, number.group)
     rounded: torch.Tensor = _Rounded.apply(grouped, per_group, limits, number.clip)  # type: ignore[no-untyped-call]
@@ -86,3 +97,62 @@ class _Rounded(torch.autograd.Function):
         )  # values that share the largest magnitude share its gradient
         to_largest = to_largest / at_largest.sum(dim=-1, keepdim=True)
         return within + at_largest * x.sign() * to_largest, to_shares, None, None
+
+
+class _Fused(torch.autograd.Function):
+    """What _Rounded computes, for values x [rows, K] in groups of `length`, by two kernels."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        shares: torch.Tensor | None,
+        length: int,
+        limits: tuple[int, int],
+        clip: float,
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, None if shares is None else shares.contiguous())
+        ctx.how = length, limits, clip
+        rounded = torch.empty_like(x)
+        _launch("round_forward", x, shares, (rounded,), ctx.how)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, shares = ctx.saved_tensors
+        to_x = torch.empty_like(x)
+        to_shares = None if shares is None else torch.empty_like(shares)
+        tensors = (gradients[0].contiguous(), to_x, x if to_shares is None else to_shares)
+        _launch("round_backward", x, shares, tensors, ctx.how)
+        return (to_x if ctx.needs_input_grad[0] else None), to_shares, None, None, None
+
+
+def _launch(
+    name: str,
+    x: torch.Tensor,
+    shares: torch.Tensor | None,
+    tensors: tuple[torch.Tensor, ...],
+    how: tuple[int, tuple[int, int], float],
+) -> None:
+    """Run a kernel of triton_kernels over all groups of x [rows, K]."""
+    length, limits, clip = how
+    rows, k = x.shape
+    groups, block = -(-k // length), 1 << (length - 1).bit_length()
+    together = max(1, _VALUES_A_PROGRAM // block)
+    kernel: Any = getattr(kernels_for(x), name)
+    kernel[(-(-rows // together), groups)](
+        x,
+        x if shares is None else shares,
+        *tensors,
+        rows,
+        k,
+        groups,
+        clip,
+        float(limits[1]),
+        float(limits[0]),
+        shared=shares is not None,
+        length=length,
+        block=block,
+        together=together,
+    )

@@ -8,7 +8,13 @@ from scipy import stats
 from torch.nn import functional
 
 from flexq_bench.quantize.calibration import Calibration
-from flexq_bench.quantize.damage import SiteDamage, activation_damage, choose_sites, layers_of
+from flexq_bench.quantize.damage import (
+    SiteDamage,
+    activation_damage,
+    choose_sites,
+    draw,
+    layers_of,
+)
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import map_model
 from flexq_bench.quantize.uniform import FULL_BITS, round_site
@@ -67,6 +73,23 @@ def test_a_seed_gives_the_same_damage_and_the_model_stays_as_it_was(tiny_llama, 
     assert first == second
     assert torch.equal(model(text).logits, before)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_labels_are_drawn_by_their_probability():
+    shares = torch.tensor([0.5, 0.0, 0.3, 0.2])
+
+    drawn = draw(shares.log().expand(4000, 4), torch.Generator().manual_seed(0))
+
+    found = torch.bincount(drawn, minlength=4) / 4000
+    torch.testing.assert_close(found, shares, rtol=0, atol=0.025)
+    assert found[1] == 0
+
+
+def test_a_label_that_is_certain_is_drawn():
+    certain = torch.full((3, 5), -torch.inf)
+    certain[torch.arange(3), torch.tensor([0, 4, 2])] = 0
+
+    assert draw(certain, torch.Generator().manual_seed(0)).tolist() == [0, 4, 2]
 
 
 def test_gradients_past_the_dtype_are_refused(tiny_llama, calibration):

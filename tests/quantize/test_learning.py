@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.quantize import block_training
 from flexq_bench.quantize.block_training import BlockTrainer
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.losses import attention_divergence, double_log_cosine
@@ -158,6 +159,14 @@ def test_compensation_is_learned_at_both_ends_only(tiny_llama, calibration, trai
     assert [list(block.compensation) for block in trained] == [["mlp.down_proj"]] * 2 + [[], []]
     left, _ = trained[0].compensation["mlp.down_proj"]
     assert bool(left.abs().max() > 0)
+
+
+def test_maps_that_do_not_fit_are_computed_anew(tiny_llama, calibration, trained, monkeypatch):
+    resolve("abq-w4a4[epochs=2]").quantize(tiny_llama(), calibration)
+    monkeypatch.setattr(block_training, "_MAPS_ON_A_CPU", 0)
+    resolve("abq-w4a4[epochs=2]").quantize(tiny_llama(), calibration)
+
+    assert [block.losses for block in trained[:2]] == [block.losses for block in trained[2:]]
 
 
 def test_balanced_two_bits_are_five_levels_around_zero(tiny_llama, calibration):

@@ -53,7 +53,7 @@ def test_the_header_is_json_with_the_schemes_options(saved):
         header = json.loads(file.metadata()["flexq-bench"])
 
     assert header["options"]["a8"] == ["o_proj"]
-    assert header["version"] == 1
+    assert header["version"] == 2
 
 
 @pytest.mark.parametrize("kept", [0, 5, 200, 0.5, 0.999])

@@ -1,0 +1,133 @@
+"""Triton kernels of training: a file of its own, because Triton reads its source.
+
+round_forward and round_backward are `straight_through`, divergence and divergence_backward are
+`losses.attention_divergence`: those modules have the formulas.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Triton resolves each annotation of a kernel as a value of its own language.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _round_half_even(unit):
+    """Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller than that."""
+    return (unit + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def _share_of(shares_pointer, row, rows, groups, clip, shared: tl.constexpr):
+    """What the codes of a group span of its range: clip times the share, if there is one."""
+    share = tl.full(row.shape, 1.0, tl.float32)
+    if shared:
+        place = row.to(tl.int64) * groups + tl.program_id(1)
+        share = tl.load(shares_pointer + place, mask=row < rows, other=1.0)
+    return share * clip
+
+
+@triton.jit
+def round_forward(
+    x_pointer,
+    shares_pointer,
+    rounded_pointer,
+    rows,
+    k,
+    groups,
+    clip,
+    highest,
+    lowest,
+    shared: tl.constexpr,
+    length: tl.constexpr,
+    block: tl.constexpr,
+    together: tl.constexpr,
+):
+    """A group of several rows of x [rows, K]: code times scale."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    place = tl.arange(0, block)
+    column = tl.program_id(1) * length + place
+    inside = (row < rows)[:, None] & ((place < length) & (column < k))[None, :]
+    at = row.to(tl.int64)[:, None] * k + column[None, :]
+    x = tl.load(x_pointer + at, mask=inside, other=0.0)
+    share = _share_of(shares_pointer, row, rows, groups, clip, shared)
+    scale = tl.div_rn(tl.max(tl.abs(x), axis=1) * share, highest).to(tl.float16).to(tl.float32)
+    divisor = tl.where(scale == 0.0, float("inf"), scale)
+    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
+    code = tl.minimum(tl.maximum(_round_half_even(unit), lowest), highest)
+    tl.store(rounded_pointer + at, code * scale[:, None], mask=inside)
+
+
+@triton.jit
+def round_backward(
+    x_pointer,
+    shares_pointer,
+    gradient_pointer,
+    to_x_pointer,
+    to_shares_pointer,
+    rows,
+    k,
+    groups,
+    clip,
+    highest,
+    lowest,
+    shared: tl.constexpr,
+    length: tl.constexpr,
+    block: tl.constexpr,
+    together: tl.constexpr,
+):
+    """The gradients of x and of the shares, codes and scales being computed once more."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    place = tl.arange(0, block)
+    column = tl.program_id(1) * length + place
+    inside = (row < rows)[:, None] & ((place < length) & (column < k))[None, :]
+    at = row.to(tl.int64)[:, None] * k + column[None, :]
+    x = tl.load(x_pointer + at, mask=inside, other=0.0)
+    gradient = tl.load(gradient_pointer + at, mask=inside, other=0.0)
+    largest = tl.max(tl.abs(x), axis=1)
+    share = _share_of(shares_pointer, row, rows, groups, clip, shared)
+    scale = tl.div_rn(largest * share, highest).to(tl.float16).to(tl.float32)
+    divisor = tl.where(scale == 0.0, float("inf"), scale)
+    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
+    nearest = _round_half_even(unit)
+    code = tl.minimum(tl.maximum(nearest, lowest), highest)
+    passed = (nearest == code) & (scale != 0.0)[:, None]
+    within = tl.where(passed, gradient, 0.0)
+    to_reach = tl.sum(gradient * code - within * unit, axis=1) / highest
+    if shared:
+        group = row.to(tl.int64) * groups + tl.program_id(1)
+        tl.store(to_shares_pointer + group, to_reach * (largest * clip), mask=row < rows)
+    is_largest = (tl.abs(x) == largest[:, None]) & inside
+    count = tl.maximum(tl.sum(is_largest.to(tl.float32), axis=1), 1.0)
+    sign = tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+    to_largest = tl.where(is_largest, sign * (to_reach * share / count)[:, None], 0.0)
+    tl.store(to_x_pointer + at, within + to_largest, mask=inside)
+
+
+@triton.jit
+def divergence(ours_pointer, theirs_pointer, part_pointer, count, tiny, block: tl.constexpr):
+    """The sum over a block of probabilities of (p - q) (log p - log q)."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
+    theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)
+    ratio = tl.log(ours + tiny) - tl.log(theirs + tiny)
+    tl.store(part_pointer + tl.program_id(0), tl.sum((ours - theirs) * ratio, axis=0))
+
+
+@triton.jit
+def divergence_backward(
+    ours_pointer,
+    theirs_pointer,
+    factor_pointer,
+    to_ours_pointer,
+    count,
+    tiny,
+    block: tl.constexpr,
+):
+    """The derivative of that sum by p, times the number at `factor`."""
+    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    ours = tl.load(ours_pointer + at, mask=at < count, other=0.0)
+    theirs = tl.load(theirs_pointer + at, mask=at < count, other=0.0)
+    ratio = tl.log(ours + tiny) - tl.log(theirs + tiny)
+    slope = ratio + (ours - theirs) / (ours + tiny)
+    tl.store(to_ours_pointer + at, tl.load(factor_pointer) * slope, mask=at < count)
