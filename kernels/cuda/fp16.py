@@ -99,9 +99,9 @@ class FastestFp16Gemm(Fp16Gemm):
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         if gemm.m > _MOST_TOKENS:
             return super().default_config(gemm)
-        gpu, few_rows = current_gpu(), FewTokensConfig(*_FEW_ROWS, _col_tiles(gemm.m))
-        rows_fit = gemm.n <= _FEW_ROWS[0] * _OCTET * gpu.sms
-        if rows_fit and few_rows.shared_bytes <= gpu.block_shared_bytes:
+        gpu, few_rows = current_gpu(), FewTokensConfig(*_FEW_ROWS, 1)
+        are_few = gemm.n <= few_rows.octets * _OCTET * gpu.sms and gemm.m <= _TILE_TOKENS
+        if are_few and few_rows.shared_bytes <= gpu.block_shared_bytes:
             return few_rows
         return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
 
