@@ -62,7 +62,7 @@ class StepTuner:
         """Time the candidates of every layer of a loaded model, or remember the fastest."""
         if self._tuning is Tuning.NONE:
             return
-        some, block = _first_blocks(model), model.blocks[0]
+        some, block = first_blocks(model), model.blocks[0]
         linears = (block.widen, block.down, block.qkv, block.out, model.head)
         for m in sorted(self._sizes):
             for linear in sorted(linears, key=lambda linear: -linear.nbytes):
@@ -136,7 +136,7 @@ def step_us(model: Model, operations: DecoderOperations, choose: ChooseConfig, b
         engine.close()
 
 
-def _first_blocks(model: Model) -> Model:
+def first_blocks(model: Model) -> Model:
     """A model of so few blocks that steps are short, and so many that weights are read cold."""
     blocks = _FEWEST_BLOCKS
     if model.device.type == "cuda":

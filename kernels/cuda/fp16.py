@@ -19,50 +19,64 @@ from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
 _BITS = 16
-_ROWS, _TILE_TOKENS = 16, 8  # of a tile of rows, and of columns
-_STEP_BYTES = 16 * 128 * 2  # csrc/fp16_few.cu: of a tile of rows and a step of k
-_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
-# (row_tiles, warps, stages, late): the fastest inside steps of LLaMA-13B on an H200.
+_OCTET, _TILE_TOKENS = 8, 8  # rows that are taken together, and tokens of a column tile
+_SHARE_BYTES = 8 * 32  # a warp's sums of an octet and 8 tokens
+# (octets, warps, stages, step_k, late, blocks_an_sm): those that were fastest for a layer inside
+# steps of LLaMA-13B on an H200, of some 100.
 _CHOICES = (
-    (1, 4, 4, 0),
-    (1, 4, 4, 1),
-    (1, 8, 2, 0),
-    (1, 8, 2, 1),
-    (1, 16, 2, 0),
-    (1, 16, 3, 0),
-    (2, 4, 3, 0),
-    (2, 8, 3, 0),
+    (2, 4, 4, 128, 0, 0),
+    (2, 8, 2, 128, 0, 0),
+    (2, 8, 2, 128, 1, 0),
+    (3, 8, 2, 128, 0, 0),
+    (3, 16, 2, 64, 0, 0),
+    (3, 16, 4, 64, 0, 1),
+    (5, 4, 5, 64, 0, 2),
+    (5, 8, 2, 128, 0, 1),
+    (5, 8, 4, 64, 0, 0),
+    (5, 16, 2, 64, 0, 0),
+    (7, 8, 3, 64, 0, 1),
+    (9, 8, 2, 64, 0, 1),
 )
-_DEFAULT = (1, 8, 2, 0)
+_DEFAULT = (2, 8, 2, 128, 0, 0)
+_FEW_ROWS = (5, 16, 2, 64, 0, 0)  # where no SM has more than one such block
 _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as fast
 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """row_tiles: of 16 rows a block; warps: of a block, which share out K; stages of each lane's
-    ring; late: 1 where the next kernel may start only when the last weights are requested;
+    """octets: of rows that a block takes at once; warps: of a block, which share out K; stages of
+    each lane's ring, of step_k k; late: 1 where the next kernel may start only when the last
+    weights are requested; blocks_an_sm: which share out the rows, 0: a block has one lot of octets;
     col_tiles: of 8 tokens a block."""
 
-    row_tiles: int
+    octets: int
     warps: int
     stages: int
+    step_k: int
     late: int
+    blocks_an_sm: int
     col_tiles: int
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: the rings, or the sums."""
-        return (
-            self.row_tiles
-            * self.warps
-            * max(self.stages * _STEP_BYTES, self.col_tiles * _SHARE_BYTES)
-        )
+        """Dynamic shared memory of a block: the rings and the sums, which may be in their place."""
+        ring = self.stages * self.octets * _OCTET * self.step_k * 2
+        sums = self.octets * self.col_tiles * _SHARE_BYTES
+        of_warp = ring + 2 * sums if self.blocks_an_sm else max(ring, sums)
+        return self.warps * of_warp
+
+    def grid(self, m: int, n: int, sms: int) -> tuple[int, int, int]:
+        """Blocks along rows, and along tokens."""
+        lots, octets = -(-n // (_OCTET * self.octets)), -(-n // _OCTET)
+        blocks = min(self.blocks_an_sm * sms, octets) if self.blocks_an_sm else lots
+        return blocks, -(-m // (_TILE_TOKENS * self.col_tiles)), 1
 
     @property
     def build(self) -> Build:
         """How csrc/fp16_few.cu is compiled for this configuration."""
         block = Block("fp16_few", self.warps * 32, self.shared_bytes)
         defines = {name.upper(): value for name, value in asdict(self).items()}
+        defines["PERSISTENT"] = int(defines.pop("BLOCKS_AN_SM") > 0)
         return Build.of("fp16_few.cu", block=block, **defines)
 
 
@@ -83,9 +97,13 @@ class FastestFp16Gemm(Fp16Gemm):
         return [*super().candidates(gemm), *own]
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
-        if gemm.m <= _MOST_TOKENS:
-            return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
-        return super().default_config(gemm)
+        if gemm.m > _MOST_TOKENS:
+            return super().default_config(gemm)
+        gpu, few_rows = current_gpu(), FewTokensConfig(*_FEW_ROWS, 1)
+        are_few = gemm.n <= few_rows.octets * _OCTET * gpu.sms and gemm.m <= _TILE_TOKENS
+        if are_few and few_rows.shared_bytes <= gpu.block_shared_bytes:
+            return few_rows
+        return FewTokensConfig(*_DEFAULT, _col_tiles(gemm.m))
 
     def gemm(
         self,
@@ -102,9 +120,8 @@ class FastestFp16Gemm(Fp16Gemm):
             super().gemm(x, w, out, bias=bias, config=chosen)
             return
         weights, values = w.buffers["values"], x.buffers["values"]
-        chunks = -(-shape.m // (_TILE_TOKENS * chosen.col_tiles))
         load_function(chosen.build, "fp16_few").launch(
-            (-(-shape.n // (_ROWS * chosen.row_tiles)), chunks, 1),
+            chosen.grid(shape.m, shape.n, current_gpu().sms),
             chosen.warps * 32,
             (weights, values, bias, out, shape.m, shape.n, shape.k, weights.shape[1]),
             shared_bytes=chosen.shared_bytes,
@@ -122,7 +139,9 @@ class FastestFp16Gemm(Fp16Gemm):
 def _own_configs(m: int) -> list[FewTokensConfig]:
     if m > _MOST_TOKENS:
         return []
-    return [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
+    configs = [FewTokensConfig(*choice, _col_tiles(m)) for choice in _CHOICES]
+    # Sums of more tokens, beside the rings, would not fit.
+    return [c for c in configs if c.col_tiles == 1 or not c.blocks_an_sm]
 
 
 def _col_tiles(m: int) -> int:
