@@ -10,22 +10,24 @@ from kernels.runtime.nvrtc import Block, Build
 ATTENTION = "decode_attention"
 WARPS = 4
 MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own
-_TILES = {16: 1, 8: 1, 4: 2}  # by width of the cache: of 16 positions, that a warp has in flight
+_BLOCKS_PER_SM = 3  # at most: where each begins at once, none waits for another to end
+_TILE, _MMA_K = 16, 16  # positions of a tile; values of a head that an MMA multiplies
+_TILES = {16: 1, 8: 2, 4: 4}  # by width of the cache: those that a warp takes at once
+_STAGES = 2  # as many times that many are on their way,
+_MOST_RING_BYTES = 72 * 1024  # unless a block's don't fit
 _LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # of a lane that writes; lanes; values of a group of codes
-_TILE = 16  # positions of a tile
 _MOST_HEADS = 8  # that share a KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
 _SPLITS = 3  # of no packing: sums of the splits
 
 
-_ENOUGH_BLOCKS_PER_SM = 8
+def split_count(units: int, longest: int, sms: int) -> int:
+    """Blocks that share out a sequence, a power of two. units: KV heads of all sequences.
 
-
-def split_count(units: int, longest: int, bits: int, sms: int) -> int:
-    """Blocks that share out a sequence. units: KV heads of all sequences."""
-    wanted = -(-_ENOUGH_BLOCKS_PER_SM * sms // units)
-    most = -(-longest // (WARPS * _TILES[bits] * _TILE))
-    return min(wanted, most)
+    With more blocks than run at once, what a block costs by itself outweighs what it brings.
+    """
+    most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)), MOST_SPLITS)
+    return 1 << max(most.bit_length() - 1, 0)
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
@@ -47,9 +49,11 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
             f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
             f"got {shape.head_dim} and {group}"
         )
+    stage_bytes = WARPS * _TILES[bits] * _tile_bytes(shape.head_dim, bits)
+    stages = max(1, min(_STAGES, _MOST_RING_BYTES // stage_bytes))
     return Build.of(
         "decode_attention.cu",
-        block=Block(ATTENTION, WARPS * _WARP),
+        block=Block(ATTENTION, WARPS * _WARP, stages * stage_bytes),
         HEAD_DIM=shape.head_dim,
         GROUP_HEADS=group,
         KV_BITS=bits,
@@ -57,5 +61,20 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,
         TILES=_TILES[bits],
+        STAGES=stages,
         WARPS=WARPS,
     )
+
+
+def _tile_bytes(head_dim: int, bits: int) -> int:
+    """Shared memory of a tile: csrc/kv_cache.cuh."""
+    padded = -(-head_dim // _MMA_K) * _MMA_K
+
+    def of_lanes(lanes: int, chunks_at_once: int) -> int:
+        width = 128 // bits
+        while padded % (width * lanes) or head_dim % width:
+            width //= 2
+        chunks = chunks_at_once * padded // width // lanes
+        return chunks * _WARP * max(4, width * bits // 8)
+
+    return of_lanes(4, 2) + of_lanes(8, 4) + (0 if bits == 16 else 4 * _WARP)

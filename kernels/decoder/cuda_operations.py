@@ -10,8 +10,6 @@ import torch
 from kernels.contract import Packing, PackingKind
 from kernels.decoder.attention import (
     ATTENTION,
-    MOST_SPLITS,
-    WARPS,
     attention_build,
     can_pack,
     split_count,
@@ -95,9 +93,8 @@ class CudaOperations(DecoderOperations):
         halves = packing is None
         if packing is None:
             packing = Packing("halves", 16, self._kept("values", row, torch.float16, qkv))
-        splits = split_count(row[0] * shape.kv_heads, longest, cache.bits, current_gpu().sms)
+        splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
         if can_pack(packing, shape) and (splits == 1 or current_gpu().capability >= (9, 0)):
-            splits = min(splits, MOST_SPLITS)
             self._attend(qkv, shape, cache, positions, splits, packing)
         else:
             self._attend(qkv, shape, cache, positions, splits, None)
@@ -122,9 +119,11 @@ class CudaOperations(DecoderOperations):
             sums, weights = self._splits(batch, shape, splits, qkv)
         else:
             stride, scale_stride = _strides(packing)
-        load_function(attention_build(shape, cache.bits, packing), ATTENTION).launch(
+        build = attention_build(shape, cache.bits, packing)
+        assert build.block is not None
+        load_function(build, ATTENTION).launch(
             (splits, shape.kv_heads, batch),
-            WARPS * _WARP,
+            build.block.threads,
             (
                 qkv,
                 shape.rotary,
@@ -143,6 +142,7 @@ class CudaOperations(DecoderOperations):
                 scale_stride,
                 0 if packing is None else int(packing.in_mma_order),
             ),
+            shared_bytes=build.block.shared_bytes,
             overlap_previous=True,
             cluster=1 if packing is None else splits,
         )

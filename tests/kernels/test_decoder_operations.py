@@ -37,8 +37,14 @@ def test_they_compile_without_spilling(build) -> None:
 
 
 def test_many_sequences_are_split_less() -> None:
-    assert split_count(40, 1024, 16, 132) == 16
-    assert split_count(40 * 64, 1024, 16, 132) == 1
+    assert split_count(40, 1024, 132) == 8
+    assert split_count(40 * 4, 1024, 132) == 2
+    assert split_count(40 * 64, 1024, 132) == 1
+
+
+def test_short_sequences_are_split_less() -> None:
+    assert split_count(8, 128, 132) == 2
+    assert split_count(8, 1, 132) == 1
 
 
 def test_heads_that_no_warp_holds_are_refused() -> None:
