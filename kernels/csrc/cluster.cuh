@@ -16,9 +16,10 @@ __device__ inline void expect_bytes(uint32_t mbarrier, int bytes) {
       : "memory");
 }
 
-__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+// All threads, each warp together.
+__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 
-__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Where block `rank` has what this one has at `shared`.
 __device__ inline uint32_t address_in(uint32_t shared, uint32_t rank) {

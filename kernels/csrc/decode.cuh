@@ -40,7 +40,3 @@ template <int BYTES>
 __device__ inline void cp_async_few(uint32_t shared, const void* global) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(BYTES));
 }
-
-// Computed by now, not where it is used: before a wait rather than behind it.
-__device__ inline void by_now(int& value) { asm volatile("" : "+r"(value)); }
-__device__ inline void by_now(float& value) { asm volatile("" : "+f"(value)); }

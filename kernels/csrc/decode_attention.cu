@@ -9,7 +9,7 @@
 //              splits are a thread block cluster, whose blocks send each other their sums
 //   SPLITS     sums float [B, HEADS, SPLITS, HEAD_DIM], of a split: sum of exp2(score - largest) * value;
 //              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
-//              exp2(score - largest), (-infinity, 0) of a split that met no token. decode_nodes.cu adds up
+//              exp2(score - largest), (LOWEST, 0) of a split that met no token. decode_nodes.cu adds up
 //
 // Positions, and keys and values of earlier tokens, are those of an earlier step: nobody writes them while
 // the kernels of this step run, so they are loaded before the previous one has ended.
@@ -35,6 +35,7 @@ constexpr int PARTS = WARPS + 1;  // of a block: its warps and the new token
 constexpr int MOST_SPLITS = 8;    // of a cluster
 constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOWEST = -3.0e38f;  // of a score that none is below, and that differs from infinity
 static_assert(WARPS >= 4, "two warps write the new token");
 static_assert(GROUP_HEADS * HEAD_DIM * 4 <= WARP_BYTES, "a warp leaves its sums in its ring");
 
@@ -79,7 +80,7 @@ __device__ inline void finish(const Arrived* arrived, int head, int splits, int 
     float4 met[MOST_SPLITS], sum[MOST_SPLITS];
 #pragma unroll
     for (int s = 0; s < MOST_SPLITS; ++s) {
-      met[s] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
+      met[s] = make_float4(LOWEST, 0.0f, 0.0f, 0.0f);
       sum[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       if (s < splits) met[s] = arrived[s].met, sum[s] = arrived[s].sums[at];
     }
@@ -108,7 +109,8 @@ __device__ inline void finish(const Arrived* arrived, int head, int splits, int 
   }
 }
 
-// grid: (splits, KV_HEADS, B). stride: of rows of `packed`, in values; scale_stride: M_PAD.
+// grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values;
+// scale_stride: M_PAD.
 extern "C" __global__ void __launch_bounds__(THREADS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
@@ -117,7 +119,8 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   extern __shared__ __align__(16) unsigned char rings[];
   __shared__ __align__(16) Shared shared;
   let_next_kernel_start();
-  const int split = blockIdx.x, splits = gridDim.x, kv_head = blockIdx.y, kv_heads = gridDim.y;
+  const unsigned splits = gridDim.x;
+  const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y;
   const int sequence = blockIdx.z, heads = kv_heads * GROUP_HEADS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int position = positions[sequence];
@@ -126,11 +129,12 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
                       value_scales + first_row, position - 1};
   const uint32_t ring = shared_address(rings) + warp * WARP_BYTES;
   // Of the heads that this block finishes: head % splits is its split.
-  [[maybe_unused]] const int finished = (GROUP_HEADS - split + splits - 1) / splits;
+  [[maybe_unused]] const int finished = (GROUP_HEADS - split + splits - 1) >> __popc(splits - 1);
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1) {
     if (threadIdx.x == 0)
       expect_bytes(shared_address(&shared.mbarrier), finished * splits * static_cast<int>(sizeof(Arrived)));
+    __syncwarp();
     arrive_at_cluster();
   }
 #endif
@@ -150,55 +154,55 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   for (int stage = 0; stage < STAGES; ++stage) copy_step(stage, base + stage * turn);
 
   // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex
-  // number. All that is known is computed before the previous kernel has ended.
-  int own[TURNED], other[TURNED], to[TURNED];
-  float cosine[TURNED], sine[TURNED];
+  // number.
+  constexpr unsigned HALF = HEAD_DIM / 2;
+  const unsigned most = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
+  float2 angle[TURNED];
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
-    const int at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
-    const int from = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
-    constexpr int HALF = HEAD_DIM / 2;
-    own[n] = from + i;
-    other[n] = from + (i < HALF ? i + HALF : i - HALF);
-    to[n] = head < GROUP_HEADS ? head * (4 * ROW * 2) + key_place<ROW>(i) : i;
-    cosine[n] = 1.0f, sine[n] = 0.0f;
-    if constexpr (ROTARY) {
-      const float2 angle = load_written(table + static_cast<long long>(position) * HALF + i % HALF);
-      cosine[n] = angle.x, sine[n] = i < HALF ? -angle.y : angle.y;
-    }
-    by_now(own[n]), by_now(other[n]), by_now(to[n]), by_now(cosine[n]), by_now(sine[n]);
+    const unsigned at = threadIdx.x + n * THREADS, i = at % HEAD_DIM;
+    angle[n] = make_float2(1.0f, 0.0f);
+    if constexpr (ROTARY) angle[n] = load_written(table + position * HALF + i % HALF);
+    if (i < HALF) angle[n].y = -angle[n].y;
+  }
+  if (split != 0 && threadIdx.x < HEAD_DIM) {
+#pragma unroll
+    for (int i = 0; i < (HEAD_DIM + THREADS - 1) / THREADS; ++i)
+      if (threadIdx.x + i * THREADS < HEAD_DIM) shared.fresh[1][threadIdx.x + i * THREADS] = 0.0f;
   }
   if constexpr (PADDED != HEAD_DIM) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < GROUP_HEADS * 4 * ROW; i += THREADS) (&shared.query[0][0][0])[i] = 0;
     __syncthreads();
   }
+  const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
+  const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
   wait_for_previous_kernel();
 
-  const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
-  const int most = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
-  const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
   uint4 fresh_value = {};
   if (writes_values && lane < WRITERS)
     fresh_value =
         load_written(reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane);
-  uint32_t mine[TURNED] = {}, its[TURNED] = {};
+  uint32_t own[TURNED] = {}, other[TURNED] = {};
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
-    if (static_cast<int>(threadIdx.x) + n * THREADS >= most) continue;
-    mine[n] = load_written(row + own[n]);
-    if constexpr (ROTARY) its[n] = load_written(row + other[n]);
+    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
+    if (at >= most) continue;
+    const unsigned first = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
+    own[n] = load_written(row + first + i);
+    if constexpr (ROTARY) other[n] = load_written(row + first + (i < HALF ? i + HALF : i - HALF));
   }
 #pragma unroll
   for (int n = 0; n < TURNED; ++n) {
-    const int at = threadIdx.x + n * THREADS;
+    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
     if (at >= most) continue;
-    float value = half_to_float(static_cast<half_bits>(mine[n]));
-    if constexpr (ROTARY) value = value * cosine[n] + half_to_float(static_cast<half_bits>(its[n])) * sine[n];
-    const bool is_key = at >= GROUP_HEADS * HEAD_DIM;
-    half_bits* halves = is_key ? shared.key : reinterpret_cast<half_bits*>(&shared.query[0][0][0]);
-    const float divisor = is_key ? 1.0f : 1.0f / enlarged(at);  // HEAD_DIM is even
-    halves[to[n]] = float_to_half(as_half(value) * divisor);
+    float value = half_to_float(static_cast<half_bits>(own[n]));
+    if constexpr (ROTARY)
+      value = as_half(value * angle[n].x + half_to_float(static_cast<half_bits>(other[n])) * angle[n].y);
+    if (head == GROUP_HEADS) shared.key[i] = float_to_half(value);
+    else
+      reinterpret_cast<half_bits*>(shared.query[head])[key_place<ROW>(i)] =
+          float_to_half(value * (1.0f / enlarged(i)));
   }
   __syncthreads();
 
@@ -254,21 +258,22 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1) wait_for_cluster();  // until its blocks expect what comes
 #endif
-#pragma unroll 1
-  for (int at = threadIdx.x; at < GROUP_HEADS * VECTORS; at += THREADS) {
-    const int head = at / VECTORS, vector = at % VECTORS;
-    float top = -infinite(), all = 0.0f;
+#pragma unroll
+  for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
+    const unsigned at = first + threadIdx.x, head = at / VECTORS, vector = at % VECTORS;
+    if (at >= GROUP_HEADS * VECTORS) break;
+    float top = LOWEST, all = 0.0f;
     float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) top = fmaxf(top, shared.of_part[head][p].x);
 #pragma unroll
     for (int p = 0; p < PARTS; ++p) {
       const float4 part = shared.of_part[head][p];
-      const float factor = part.x == -infinite() ? 0.0f : power_of_two(part.x - top);
-      const float* of_part = p < WARPS ? sums_of_warps + p * (WARP_BYTES / 4) + head * HEAD_DIM : shared.fresh[1];
+      const float factor = power_of_two(part.x - top);
+      const float* of_part =
+          p < WARPS ? sums_of_warps + p * (WARP_BYTES / 4) + head * HEAD_DIM : shared.fresh[1];
       const float4 sum = reinterpret_cast<const float4*>(of_part)[vector];
       all += factor * part.y;
-      if (p == WARPS && split != 0) continue;
       out.x += factor * (sum.x + part.z), out.y += factor * (sum.y + part.z);
       out.z += factor * (sum.z + part.z), out.w += factor * (sum.w + part.z);
     }
@@ -279,14 +284,14 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
       reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
       if (vector == 0) weights[to] = make_float2(top, all);
     } else {
-      Arrived& to = shared.arrived[head / splits * splits + split];
+      const unsigned rank = head & (splits - 1);
+      Arrived& to = shared.arrived[head - rank + split];
       if (splits == 1) {
         to.sums[vector] = out;
         if (vector == 0) to.met = met;
       }
 #if __CUDA_ARCH__ >= 900
       if (splits > 1) {
-        const int rank = head % splits;
         const uint32_t mbarrier = address_in(shared_address(&shared.mbarrier), rank);
         send(address_in(shared_address(&to.sums[vector]), rank), out, mbarrier);
         if (vector == 0) send(address_in(shared_address(&to.met), rank), met, mbarrier);
