@@ -6,7 +6,7 @@
 // widens them: (1024 + code) * step sums up to what it should and 1024 times what the codes are multiplied
 // by, which is taken off again. The least values are multiplied by the same sums. FP32 has 13 bits more than
 // 1024: they are far finer than half a step of a code.
-// The including source defines GROUP_HEADS, HEAD_DIM and KV_BITS first.
+// The including source defines GROUP_HEADS, HEAD_DIM, KV_BITS and TILES first.
 #pragma once
 #include "kv_cache.cuh"
 
@@ -16,11 +16,17 @@ constexpr int MMAS = PADDED / MMA_K;
 constexpr uint32_t EVERY = 0xffffffffu;
 static_assert(GROUP_HEADS <= COLUMNS, "a column for each head");
 
-// A lane's operands of the queries: those of column l / 4.
-struct Queries {
-  uint2 pairs[MMAS];
-  // Of columns 2t and 2t + 1, where there are codes: the sums, and what the bias of codes adds to a score.
-  float sum[2], bias[2];
+// TILES tiles that a warp takes at once, in registers.
+struct Step {
+  KeyTile keys[TILES];
+  ValueTile values[TILES];
+  uint32_t scales[TILES];  // load_scales
+};
+
+// Of the queries of columns 2t and 2t + 1, where there are codes: the sums, and what the bias of codes adds to
+// a score.
+struct QuerySums {
+  float plain[2], bias[2];
 };
 
 // Sums of one warp. acc: of values, as an MMA leaves them; the others of head column l / 4, alike in its
@@ -40,50 +46,44 @@ __device__ inline float least_of(uint32_t scale) {
 }
 
 // query: this lane's, in shared memory.
-__device__ inline Queries read_queries(uint32_t query) {
+__device__ inline QuerySums sum_queries(uint32_t query) {
   constexpr uint32_t ONES = 0x3C003C00u, ENLARGED = KV_BITS == 4 ? 0x4C004C00u : ONES;  // 16
-  Queries queries = {};
   float c[4] = {};
 #pragma unroll
   for (int mma = 0; mma < MMAS; ++mma) {
-    queries.pairs[mma] = load_shared_words(query + mma * 8);
-    if constexpr (KV_BITS < 16)
-      mma_f16_m16n8k16(c, {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR},
-                       {queries.pairs[mma].x, queries.pairs[mma].y});
+    const uint2 q = load_shared_words(query + mma * 8);
+    mma_f16_m16n8k16(c, {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR}, {q.x, q.y});
   }
-  queries.sum[0] = c[0], queries.sum[1] = c[1];
-  queries.bias[0] = c[2], queries.bias[1] = c[3];
-  return queries;
+  return {{c[0], c[1]}, {c[2], c[3]}};
 }
 
 // Scores of a tile in base 2, of column l / 4 and positions 4t to 4t + 3.
-__device__ inline void score_tile(float (&score)[4], uint32_t tile, const Queries& queries, float scale) {
+__device__ inline void score_tile(float (&score)[4], const KeyTile& keys, uint32_t scales, uint32_t query,
+                                  const QuerySums& sums, float scale) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float c[2][4] = {};
 #pragma unroll
   for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
-    uint32_t words[2][KEY_WORDS], pairs[2][KEY_WIDTH / 2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      read_keys(words[r], tile, r, chunk);
-      key_pairs(pairs[r], words[r]);
-    }
+    uint32_t pairs[2][KEY_WIDTH / 2];
+    key_pairs(pairs[0], keys.words[0][chunk]);
+    key_pairs(pairs[1], keys.words[1][chunk]);
 #pragma unroll
     for (int s = 0; s < KEY_WIDTH / 4; ++s) {
       const int mma = chunk * (KEY_WIDTH / 4) + s;
+      const uint2 q = load_shared_words(query + mma * 8);
       mma_f16_m16n8k16(c[mma % 2], {pairs[0][2 * s], pairs[1][2 * s], pairs[0][2 * s + 1], pairs[1][2 * s + 1]},
-                       {queries.pairs[mma].x, queries.pairs[mma].y});
+                       {q.x, q.y});
     }
   }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint32_t of_row = KV_BITS == 16 ? 0 : read_key_scale(tile, position_of(g + 8 * r));
+    const uint32_t of_row = KV_BITS == 16 ? 0 : __shfl_sync(EVERY, scales, position_of(g + 8 * r));
     const float step = KV_BITS == 16 ? scale : step_of(of_row) * scale, least = least_of(of_row) * scale;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       float& sum = c[0][2 * r + j];
       sum += c[1][2 * r + j];
-      sum = KV_BITS == 16 ? sum * step : (sum - queries.bias[j]) * step + least * queries.sum[j];
+      sum = KV_BITS == 16 ? sum * step : (sum - sums.bias[j]) * step + least * sums.plain[j];
     }
   }
 #pragma unroll
@@ -120,19 +120,16 @@ __device__ inline void weigh_anew(Running& run, float largest) {
 
 // Of how much each of a tile's positions weighs: the operand of its values, and sums.
 __device__ inline void weigh_tile(uint32_t (&operand)[2], Running& run, const float (&weight)[4],
-                                  uint32_t tile) {
-  uint32_t scales[4] = {}, halves[4];
-  if constexpr (KV_BITS < 16) {
-    const uint4 four = read_value_scales(tile);
-    scales[0] = four.x, scales[1] = four.y, scales[2] = four.z, scales[3] = four.w;
-  }
+                                  uint32_t scales) {
+  uint32_t halves[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     float scaled = weight[i];
     run.total += scaled;
     if constexpr (KV_BITS < 16) {
-      run.least += scaled * least_of(scales[i]);
-      scaled *= step_of(scales[i]);
+      const uint32_t of_value = __shfl_sync(EVERY, scales, 16 + threadIdx.x % 4 * 4 + i);
+      run.least += scaled * least_of(of_value);
+      scaled *= step_of(of_value);
     }
     const half_bits upper = float_to_half(scaled);
     const bool is_rest = TWO_HALVES && threadIdx.x % 32 >= 16;
@@ -143,14 +140,12 @@ __device__ inline void weigh_tile(uint32_t (&operand)[2], Running& run, const fl
   operand[1] = halves[2] | halves[3] << 16;
 }
 
-__device__ inline void add_tile(Running& run, uint32_t tile, const uint32_t (&operand)[2]) {
+__device__ inline void add_tile(Running& run, const ValueTile& values, const uint32_t (&operand)[2]) {
 #pragma unroll
   for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk) {
-    uint32_t words[4][VALUE_WORDS], lower[VALUE_WIDTH], upper[VALUE_WIDTH];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) read_values(words[i], tile, i, chunk);
-    value_pairs(lower, words[0], words[1]);
-    value_pairs(upper, words[2], words[3]);
+    uint32_t lower[VALUE_WIDTH], upper[VALUE_WIDTH];
+    value_pairs(lower, values.words[0][chunk], values.words[1][chunk]);
+    value_pairs(upper, values.words[2][chunk], values.words[3][chunk]);
 #pragma unroll
     for (int m = 0; m < VALUE_WIDTH / 2; ++m)
       mma_f16_m16n8k16(run.acc[chunk * (VALUE_WIDTH / 2) + m],

@@ -5,21 +5,27 @@
 #include "ptx.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// An mbarrier, 8 bytes in shared memory, for one phase that ends when `bytes` have come. One thread; other
-// blocks may send once all have met.
-__device__ inline void expect_bytes(uint32_t mbarrier, int bytes) {
+// An mbarrier, 8 bytes in shared memory, of one phase. One thread begins; other blocks may send once all have
+// met. The phase ends when as many bytes have come as one thread has said to expect, be it before or later.
+__device__ inline void begin_to_count(uint32_t mbarrier) {
   asm volatile(
       "mbarrier.init.shared::cta.b64 [%0], 1;\n"
-      "fence.mbarrier_init.release.cluster;\n"
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier),
-      "r"(bytes)
+      "fence.mbarrier_init.release.cluster;" ::"r"(mbarrier)
       : "memory");
 }
 
-// All threads, each warp together.
-__device__ inline void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void expect_bytes(uint32_t mbarrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
+}
 
-__device__ inline void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// All threads, each warp together.
+__device__ inline void arrive_at_cluster() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+
+__device__ inline void wait_for_cluster() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
 
 // Where block `rank` has what this one has at `shared`.
 __device__ inline uint32_t address_in(uint32_t shared, uint32_t rank) {

@@ -30,13 +30,3 @@ __device__ inline uint32_t load_written(const uint8_t* global) {
   asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(global));
   return v;
 }
-
-__device__ inline void store_shared_word(uint32_t shared, uint32_t word) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(shared), "r"(word) : "memory");
-}
-
-// 4 or 8 bytes.
-template <int BYTES>
-__device__ inline void cp_async_few(uint32_t shared, const void* global) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(shared), "l"(global), "n"(BYTES));
-}

@@ -38,97 +38,73 @@ constexpr int KEY_BYTES = KEY_WIDTH * KV_BITS / 8, VALUE_BYTES = VALUE_WIDTH * K
 constexpr int KEY_WORDS = at_least_one(KEY_BYTES / 4), VALUE_WORDS = at_least_one(VALUE_BYTES / 4);
 constexpr int KEY_CHUNKS = PADDED / KEY_WIDTH / 4, VALUE_CHUNKS = PADDED / VALUE_WIDTH / 8;
 
-// A tile in shared memory: what each lane copies there lies as that lane reads it.
-constexpr int KEY_SLOT = KEY_BYTES < 4 ? 4 : KEY_BYTES, VALUE_SLOT = VALUE_BYTES < 4 ? 4 : VALUE_BYTES;
-constexpr int KEY_TILE_BYTES = 2 * KEY_CHUNKS * 32 * KEY_SLOT;
-constexpr int VALUE_TILE_BYTES = 4 * VALUE_CHUNKS * 32 * VALUE_SLOT;
-constexpr int SCALE_TILE_BYTES = KV_BITS == 16 ? 0 : 32 * 4;  // of keys, then of values
-constexpr int TILE_BYTES = KEY_TILE_BYTES + VALUE_TILE_BYTES + SCALE_TILE_BYTES;
+struct KeyTile {
+  uint32_t words[2][KEY_CHUNKS][KEY_WORDS];
+};
+struct ValueTile {
+  uint32_t words[4][VALUE_CHUNKS][VALUE_WORDS];
+};
 
 __device__ inline int position_of(int row) { return row % 8 / 2 * 4 + row / 8 * 2 + row % 2; }
 
-template <int BYTES>
-__device__ inline void copy_chunk(uint32_t to, const unsigned char* from, bool inside) {
-  if (!inside) {
-#pragma unroll
-    for (int w = 0; w < (BYTES < 4 ? 4 : BYTES); w += 4) store_shared_word(to + w, 0);
-  } else if constexpr (BYTES == 16) {
-    cp_async_16(to, from);
-  } else if constexpr (BYTES >= 4) {
-    cp_async_few<BYTES>(to, from);
+template <int BYTES, int WORDS>
+__device__ inline void load_chunk(uint32_t (&words)[WORDS], const unsigned char* at) {
+  if constexpr (BYTES == 16) {
+    const uint4 v = load_written(reinterpret_cast<const uint4*>(at));
+    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
+  } else if constexpr (BYTES == 8) {
+    const uint2 v = load_written(reinterpret_cast<const uint2*>(at));
+    words[0] = v.x, words[1] = v.y;
+  } else if constexpr (BYTES == 4) {
+    words[0] = load_written(reinterpret_cast<const uint32_t*>(at));
   } else if constexpr (BYTES == 2) {
-    store_shared_word(to, load_written(reinterpret_cast<const uint16_t*>(from)));
+    words[0] = load_written(reinterpret_cast<const uint16_t*>(at));
   } else {
-    store_shared_word(to, load_written(from));
+    words[0] = load_written(at);
   }
 }
 
-// What a warp copies of one KV head of a sequence.
-struct Cached {
-  const unsigned char *keys, *values;
-  const uint32_t *key_scales, *value_scales;
-  int last;  // position; those past it are copied as if they were it
-};
-
-// One warp starts to copy the tile of 16 positions from `base` on.
-__device__ inline void copy_tile(uint32_t to, const Cached& cached, int base) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  constexpr bool WHOLE = PADDED == HEAD_DIM;
+// Positions past the last one are read as the last one.
+__device__ inline void load_keys(KeyTile& tile, const unsigned char* codes, int base, int last) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const unsigned char* row = cached.keys + min(base + position_of(g + 8 * r), cached.last) * CODE_BYTES;
+    const unsigned char* row = codes + min(base + position_of(g + 8 * r), last) * CODE_BYTES;
 #pragma unroll
     for (int c = 0; c < KEY_CHUNKS; ++c) {
       const int chunk = c * 4 + t;
-      copy_chunk<KEY_BYTES>(to + ((r * KEY_CHUNKS + c) * 32 + lane) * KEY_SLOT, row + chunk * KEY_BYTES,
-                            WHOLE || chunk * KEY_WIDTH < HEAD_DIM);
+      if (PADDED == HEAD_DIM || chunk * KEY_WIDTH < HEAD_DIM) {
+        load_chunk<KEY_BYTES>(tile.words[r][c], row + chunk * KEY_BYTES);
+      } else {
+#pragma unroll
+        for (int w = 0; w < KEY_WORDS; ++w) tile.words[r][c][w] = 0;
+      }
     }
   }
-  to += KEY_TILE_BYTES;
+}
+
+__device__ inline void load_values(ValueTile& tile, const unsigned char* codes, int base, int last) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const unsigned char* row = cached.values + min(base + 4 * t + i, cached.last) * CODE_BYTES;
+    const unsigned char* row = codes + min(base + 4 * t + i, last) * CODE_BYTES;
 #pragma unroll
     for (int c = 0; c < VALUE_CHUNKS; ++c) {
       const int chunk = c * 8 + g;
-      copy_chunk<VALUE_BYTES>(to + ((i * VALUE_CHUNKS + c) * 32 + lane) * VALUE_SLOT,
-                              row + chunk * VALUE_BYTES, WHOLE || chunk * VALUE_WIDTH < HEAD_DIM);
+      if (PADDED == HEAD_DIM || chunk * VALUE_WIDTH < HEAD_DIM) {
+        load_chunk<VALUE_BYTES>(tile.words[i][c], row + chunk * VALUE_BYTES);
+      } else {
+#pragma unroll
+        for (int w = 0; w < VALUE_WORDS; ++w) tile.words[i][c][w] = 0;
+      }
     }
   }
-  if constexpr (KV_BITS < 16) {
-    const uint32_t* scales = lane < 16 ? cached.key_scales : cached.value_scales;
-    cp_async_few<4>(to + VALUE_TILE_BYTES + lane * 4, scales + min(base + lane % 16, cached.last));
-  }
 }
 
-template <int BYTES, int WORDS>
-__device__ inline void read_chunk(uint32_t (&words)[WORDS], uint32_t from) {
-  if constexpr (BYTES == 16) {
-    const uint4 v = load_shared(from);
-    words[0] = v.x, words[1] = v.y, words[2] = v.z, words[3] = v.w;
-  } else if constexpr (BYTES == 8) {
-    const uint2 v = load_shared_words(from);
-    words[0] = v.x, words[1] = v.y;
-  } else {
-    words[0] = load_shared_word(from);
-  }
-}
-
-// What this lane has of a tile: chunk c of its key row r, or of the values of its position i.
-__device__ inline void read_keys(uint32_t (&words)[KEY_WORDS], uint32_t tile, int r, int c) {
-  const int lane = threadIdx.x % 32;
-  read_chunk<KEY_BYTES>(words, tile + ((r * KEY_CHUNKS + c) * 32 + lane) * KEY_SLOT);
-}
-__device__ inline void read_values(uint32_t (&words)[VALUE_WORDS], uint32_t tile, int i, int c) {
-  const int lane = threadIdx.x % 32;
-  read_chunk<VALUE_BYTES>(words, tile + KEY_TILE_BYTES + ((i * VALUE_CHUNKS + c) * 32 + lane) * VALUE_SLOT);
-}
-// Step and least of the keys at a position of a tile, and of the values of this lane's four.
-__device__ inline uint32_t read_key_scale(uint32_t tile, int at) {
-  return load_shared_word(tile + KEY_TILE_BYTES + VALUE_TILE_BYTES + at * 4);
-}
-__device__ inline uint4 read_value_scales(uint32_t tile) {
-  return load_shared(tile + KEY_TILE_BYTES + VALUE_TILE_BYTES + 64 + threadIdx.x % 4 * 16);
+// Step and least of a tile's tokens: lane l < 16 has those of the keys of position l, l + 16 of the values.
+__device__ inline uint32_t load_scales(const uint32_t* keys, const uint32_t* values, int base, int last) {
+  const int lane = threadIdx.x % 32, at = min(base + lane % 16, last);
+  return load_written((lane < 16 ? keys : values) + at);
 }
 
 constexpr float BIAS = 1024.0f;

@@ -11,10 +11,10 @@ ATTENTION = "decode_attention"
 WARPS = 4
 MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own
 _BLOCKS_PER_SM = 3  # at most: where each begins at once, none waits for another to end
-_TILE, _MMA_K = 16, 16  # positions of a tile; values of a head that an MMA multiplies
-_TILES = {16: 1, 8: 2, 4: 4}  # by width of the cache: those that a warp takes at once
-_STAGES = 2  # as many times that many are on their way,
-_MOST_RING_BYTES = 72 * 1024  # unless a block's don't fit
+_TILE = 16  # positions of a tile
+_MMA_K = 16  # values of a head that an MMA multiplies
+_TILE_WORDS, _MOST_TILES = 64, 4  # registers of a thread for tiles on their way; of such tiles
+_MOST_ARRIVING = 1024  # values of heads that share a KV head, of which blocks send each other sums
 _LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # of a lane that writes; lanes; values of a group of codes
 _MOST_HEADS = 8  # that share a KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
@@ -32,6 +32,8 @@ def split_count(units: int, longest: int, sms: int) -> int:
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
     """Whether attention itself writes the next layer's activations: a head has whole groups."""
+    if shape.heads // shape.kv_heads * shape.head_dim > _MOST_ARRIVING:
+        return False
     return packing.kind == "halves" or (
         packing.kind == "group-codes" and shape.head_dim % _GROUP == 0
     )
@@ -49,32 +51,28 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
             f"decode attention has heads of a multiple of 8 up to 256 values, up to 8 a KV head: "
             f"got {shape.head_dim} and {group}"
         )
-    stage_bytes = WARPS * _TILES[bits] * _tile_bytes(shape.head_dim, bits)
-    stages = max(1, min(_STAGES, _MOST_RING_BYTES // stage_bytes))
     return Build.of(
         "decode_attention.cu",
-        block=Block(ATTENTION, WARPS * _WARP, stages * stage_bytes),
+        block=Block(ATTENTION, WARPS * _WARP),
         HEAD_DIM=shape.head_dim,
         GROUP_HEADS=group,
         KV_BITS=bits,
         ROTARY=int(shape.rotary is not None),
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,
-        TILES=_TILES[bits],
-        STAGES=stages,
+        TILES=tiles(shape.head_dim, bits),
         WARPS=WARPS,
     )
 
 
-def _tile_bytes(head_dim: int, bits: int) -> int:
-    """Shared memory of a tile: csrc/kv_cache.cuh."""
+def tiles(head_dim: int, bits: int) -> int:
+    """Tiles that a warp takes at once: as many as its registers hold (csrc/kv_cache.cuh)."""
     padded = -(-head_dim // _MMA_K) * _MMA_K
 
-    def of_lanes(lanes: int, chunks_at_once: int) -> int:
+    def words(lanes: int, positions: int) -> int:
         width = 128 // bits
         while padded % (width * lanes) or head_dim % width:
             width //= 2
-        chunks = chunks_at_once * padded // width // lanes
-        return chunks * _WARP * max(4, width * bits // 8)
+        return positions * padded // width // lanes * max(1, width * bits // 32)
 
-    return of_lanes(4, 2) + of_lanes(8, 4) + (0 if bits == 16 else 4 * _WARP)
+    return max(1, min(_MOST_TILES, _TILE_WORDS // (words(4, 2) + words(8, 4))))

@@ -10,6 +10,7 @@ import torch
 from kernels.contract import Packing, PackingKind
 from kernels.decoder.attention import (
     ATTENTION,
+    WARPS,
     attention_build,
     can_pack,
     split_count,
@@ -119,11 +120,9 @@ class CudaOperations(DecoderOperations):
             sums, weights = self._splits(batch, shape, splits, qkv)
         else:
             stride, scale_stride = _strides(packing)
-        build = attention_build(shape, cache.bits, packing)
-        assert build.block is not None
-        load_function(build, ATTENTION).launch(
+        load_function(attention_build(shape, cache.bits, packing), ATTENTION).launch(
             (splits, shape.kv_heads, batch),
-            build.block.threads,
+            WARPS * _WARP,
             (
                 qkv,
                 shape.rotary,
@@ -142,7 +141,6 @@ class CudaOperations(DecoderOperations):
                 scale_stride,
                 0 if packing is None else int(packing.in_mma_order),
             ),
-            shared_bytes=build.block.shared_bytes,
             overlap_previous=True,
             cluster=1 if packing is None else splits,
         )
