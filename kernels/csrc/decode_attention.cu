@@ -31,6 +31,8 @@
 constexpr int SPLITS = 3;  // PACKING
 constexpr int THREADS = WARPS * 32;
 constexpr int STEP = TILES * TILE_POSITIONS;  // positions that a warp takes at once
+// Of an SM: as many as split_count counts on, where a block then has registers enough.
+constexpr int LEAST_BLOCKS = GROUP_HEADS == 1 && HEAD_DIM <= 128 ? 3 : 2;
 constexpr int PARTS = WARPS + 1;  // of a block: its warps and the new token
 constexpr int MOST_SPLITS = 8;    // of a cluster
 constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
@@ -111,7 +113,7 @@ __device__ inline void finish(const Arrived* arrived, int head, int splits, int 
 
 // grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values;
 // scale_stride: M_PAD.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
 decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
                  unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
                  float* scales, float* sums, float2* weights, float scale, int capacity, int stride,
