@@ -9,7 +9,8 @@ from kernels.runtime.nvrtc import Block, Build
 
 ATTENTION = "decode_attention"
 WARPS = 4
-MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own
+MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own,
+_LONG = 4096  # which pays for tokens of a sequence from here on
 _BLOCKS_PER_SM = 3  # at most: where each begins at once, none waits for another to end
 _TILE = 16  # positions of a tile
 _MMA_K = 16  # values of a head that an MMA multiplies
@@ -26,7 +27,9 @@ def split_count(units: int, longest: int, sms: int) -> int:
 
     With more blocks than run at once, what a block costs by itself outweighs what it brings.
     """
-    most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)), MOST_SPLITS)
+    most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
+    if longest < _LONG:
+        most = min(most, MOST_SPLITS)
     return 1 << max(most.bit_length() - 1, 0)
 
 

@@ -10,6 +10,7 @@ import torch
 from kernels.contract import Packing, PackingKind
 from kernels.decoder.attention import (
     ATTENTION,
+    MOST_SPLITS,
     WARPS,
     attention_build,
     can_pack,
@@ -95,7 +96,8 @@ class CudaOperations(DecoderOperations):
         if packing is None:
             packing = Packing("halves", 16, self._kept("values", row, torch.float16, qkv))
         splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
-        if can_pack(packing, shape) and (splits == 1 or current_gpu().capability >= (9, 0)):
+        most = MOST_SPLITS if current_gpu().capability >= (9, 0) else 1
+        if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
         else:
             self._attend(qkv, shape, cache, positions, splits, None)

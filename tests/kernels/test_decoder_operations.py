@@ -47,6 +47,11 @@ def test_short_sequences_are_split_less() -> None:
     assert split_count(8, 1, 132) == 1
 
 
+def test_only_long_sequences_are_split_more_than_a_cluster_is() -> None:
+    assert split_count(8, 2048, 132) == 8
+    assert split_count(8, 32768, 132) == 32
+
+
 def test_a_warp_takes_as_many_positions_at_once_as_its_registers_hold() -> None:
     assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
     assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
