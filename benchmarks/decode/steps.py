@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from itertools import product
 
 import torch
 
@@ -42,14 +43,15 @@ def main() -> None:
     parser.add_argument("--schemes", default="fp16,smoothquant-w8a8,flexq-w6ax")
     parser.add_argument("--batch", default="1,4,8")
     parser.add_argument("--length", default="1024,256")
-    parser.add_argument("--kv-bits", type=int, default=16)
+    parser.add_argument("--kv-bits", default="16")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     batches = tuple(int(b) for b in arguments.batch.split(","))
     lengths = [int(length) for length in arguments.length.split(",")]
+    widths = [int(bits) for bits in arguments.kv_bits.split(",")]
     rate = _read_rate()
     for scheme in arguments.schemes.split(","):
-        _one_scheme(scheme, batches, lengths, rate, arguments)
+        _one_scheme(scheme, batches, lengths, widths, rate, arguments.model, arguments.profile)
 
 
 def _read_rate() -> float:
@@ -78,27 +80,29 @@ def _one_scheme(
     scheme: str,
     batches: tuple[int, ...],
     lengths: list[int],
+    widths: list[int],
     read_rate: float,
-    arguments: argparse.Namespace,
+    name: str,
+    is_profiled: bool,
 ) -> None:
     device = torch.device("cuda")
     operations = CudaOperations()
     tuner = StepTuner(device, operations, Tuning.REMEMBERED, frozenset(batches))
-    architecture = of_catalog(get_model(arguments.model))
+    architecture = of_catalog(get_model(name))
     began = time.perf_counter()
     capacity = max(lengths) + 32
     source = SyntheticWeights(architecture, 0)
     model = load(source, get_scheme(scheme), device, capacity, tuner, batches)
     loaded = time.perf_counter() - began
     tuner.settle(model)
-    for batch in batches:
+    for batch, kv_bits in product(batches, widths):
         engine = Engine(
             model,
             operations,
             tuner,
             slots=batch,
             capacity=capacity,
-            kv_bits=arguments.kv_bits,
+            kv_bits=kv_bits,
         )
         engine.generate(torch.ones(batch, 15, dtype=torch.int32, device=device), 2)
         for length in lengths:
@@ -114,11 +118,12 @@ def _one_scheme(
                 times.append((start, stop))
             torch.cuda.synchronize()
             step_ms = statistics.median(a.elapsed_time(b) for a, b in times)
-            read = step_bytes(architecture, get_scheme(scheme), batch, length, arguments.kv_bits)
+            read = step_bytes(architecture, get_scheme(scheme), batch, length, kv_bits)
             read_ms = read / read_rate * 1000
             row = {
                 "scheme": scheme,
                 "batch": batch,
+                "kv_bits": kv_bits,
                 "length": length,
                 "step_ms": round(step_ms, 4),
                 "read_gb": round(read / 1e9, 2),
@@ -128,7 +133,7 @@ def _one_scheme(
                 "allocated_gb": round(torch.cuda.memory_allocated() / 1e9, 2),
                 "load_s": round(loaded, 1),
             }
-            if arguments.profile:
+            if is_profiled:
                 engine.positions.fill_(length - 64)
                 runs = profile.record(lambda e=engine, b=batch, k=bucket: e.advance(b, k), 4)
                 layers = architecture.dimensions.layers

@@ -30,6 +30,7 @@ constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
                              : IS_NORM && VECTORS > 3  ? 256
                              : PRODUCER == ATTENTION   ? 512
                                                        : MAX_WARPS * 32;
+constexpr int MOST_WARPS = MOST_THREADS / 32;
 // A profile tells kernels apart by their names.
 #if PRODUCER == 1 || PRODUCER == 2
 #define DECODE_NODE decode_norm
@@ -71,14 +72,18 @@ __device__ inline float warp_sum(float value) {
 }
 
 // What the warps of a block have, in all of their threads; every thread takes part. In a fixed order.
+// partial: of MOST_WARPS, zeros where the block has none.
 template <typename Combine>
 __device__ inline float of_block(float value, float* partial, const Combine& combine) {
-  const int warps = blockDim.x / 32;
   __syncthreads();
   if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
   __syncthreads();
-  float all = partial[0];
-  for (int warp = 1; warp < warps; ++warp) all = combine(all, partial[warp]);
+  float all = 0.0f;
+#pragma unroll 2
+  for (int warp = 0; warp < MOST_WARPS; warp += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(partial + warp);
+    all = combine(all, combine(combine(four.x, four.y), combine(four.z, four.w)));
+  }
   return all;
 }
 
@@ -129,22 +134,23 @@ __device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in,
   for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
 }
 
-// Whether this block writes what its threads have as vector i of a row.
-__device__ inline bool is_mine(int i) {
-  return !IS_NORM || gridDim.x == 1 || i == static_cast<int>(blockIdx.x);
-}
+// Whether blocks share out a norm's row, and each writes one of its threads' vectors.
+__device__ inline bool is_shared() { return IS_NORM && VECTORS > 1 && gridDim.x > 1; }
 
-// The values of one token, each an FP16 number.
+// The values of one token, each an FP16 number. Of a norm that is shared out, value[0] is the one vector that
+// this block writes, number blockIdx.x, unless the whole row is wanted.
 __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, int token,
                                int first_vector, float* partial) {
   const int stride = blockDim.x;
   if constexpr (IS_NORM) {
-    constexpr bool NEEDS_ALL = PACKING == ROW_CODES;
+    const bool only_own = PACKING != ROW_CODES && is_shared();
+    const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x) * stride : 0);
+    const int normed = only_own ? own : first_vector;  // the first vector that is
     uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
-      const int at = (first_vector + i * stride) * WIDTH;
-      const bool needed = at < in.k && (NEEDS_ALL || is_mine(i));
+      const int at = (normed + i * stride) * WIDTH;
+      const bool needed = at < in.k && (i == 0 || !only_own);
       if (needed) weight[i] = load_pair(in.weight + at);
       if (PRODUCER == LAYER_NORM && needed) bias[i] = load_pair(in.bias + at);
     }
@@ -158,18 +164,27 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
       if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
     }
     float sum = 0.0f;
+    uint2 mine = {};
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      const int at = (first_vector + i * stride) * WIDTH;
       row[i] = make_uint2(add_half2(row[i].x, delta[i].x), add_half2(row[i].y, delta[i].y));
       widen(value[i], row[i]);
-      if (at < in.k && in.delta != nullptr && is_mine(i))
-        *reinterpret_cast<uint2*>(in.residual + first + at) = row[i];
+      if (i == 0 || i == static_cast<int>(blockIdx.x)) mine = row[i];
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j)
         sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
     }
-    const float per_value = 1.0f / static_cast<float>(in.k), mean = block_sum(sum, partial) * per_value;
+    if (in.delta != nullptr) {
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i) {
+        if (i > 0 && is_shared()) break;
+        const int at = (own + i * stride) * WIDTH;
+        if (at < in.k)
+          *reinterpret_cast<uint2*>(in.residual + first + at) = is_shared() ? mine : row[i];
+      }
+    }
+    const float per_value = __fdividef(1.0f, static_cast<float>(in.k));
+    const float mean = block_sum(sum, partial) * per_value;
     float square = mean;
     if constexpr (PRODUCER == LAYER_NORM) {
       float deviations = 0.0f;
@@ -182,18 +197,19 @@ __device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in,
       square = block_sum(deviations, partial) * per_value;
     }
     const float inverse = rsqrtf(square + in.eps);
+    if (only_own) widen(value[0], mine);
 #pragma unroll
     for (int i = 0; i < VECTORS; ++i) {
-      if (!NEEDS_ALL && !is_mine(i)) continue;
-      const bool inside = (first_vector + i * stride) * WIDTH < in.k;
+      if (i > 0 && only_own) break;
+      const bool inside = (normed + i * stride) * WIDTH < in.k;
       float by_row[WIDTH], w[WIDTH], b[WIDTH];
       widen(w, weight[i]);
       widen(b, bias[i]);
 #pragma unroll
       for (int j = 0; j < WIDTH; ++j) {
-        const float normed = PRODUCER == RMS_NORM ? value[i][j] * inverse
-                                                  : (value[i][j] - mean) * inverse * w[j] + b[j];
-        by_row[j] = inside ? normed : 0.0f;
+        const float even = PRODUCER == RMS_NORM ? value[i][j] * inverse
+                                                : (value[i][j] - mean) * inverse * w[j] + b[j];
+        by_row[j] = inside ? even : 0.0f;
       }
       uint2 halves = narrow(by_row);
       if constexpr (PRODUCER == RMS_NORM) {
@@ -235,8 +251,9 @@ extern "C" __global__ void __launch_bounds__(MOST_THREADS)
 DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
             const half_bits* bias, const float* sums, const float2* weights, void* packed, float* scales,
             float eps, int k, int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
-  __shared__ float partial[MAX_WARPS];
+  __shared__ __align__(16) float partial[MOST_WARPS];
   let_next_kernel_start();
+  if (threadIdx.x < MOST_WARPS) partial[threadIdx.x] = 0.0f;
   const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
   const int token = blockIdx.y;
   const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
@@ -252,10 +269,19 @@ DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, con
     row_divisor = divisor_of(scale);
     if (threadIdx.x == 0 && blockIdx.x == 0) scales[token] = scale;
   }
+  if (PACKING == ROW_CODES && is_shared()) {
+#pragma unroll
+    for (int i = 1; i < VECTORS; ++i) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j)
+        if (i == static_cast<int>(blockIdx.x)) value[0][j] = value[i][j];
+    }
+  }
+  const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x * blockDim.x) : 0);
 #pragma unroll
   for (int i = 0; i < VECTORS; ++i) {
-    if (!is_mine(i)) continue;
-    const int vector = first_vector + i * blockDim.x, at = vector * WIDTH;
+    if (i > 0 && is_shared()) break;
+    const int vector = own + i * blockDim.x, at = vector * WIDTH;
     const long long row = static_cast<long long>(token) * stride;
     if constexpr (PACKING == HALVES) {
       if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);

@@ -101,6 +101,12 @@ __device__ inline void load_values(ValueTile& tile, const unsigned char* codes, 
   }
 }
 
+// Step and least of a tile's tokens: lane l < 16 has those of the keys of position l, l + 16 of the values.
+__device__ inline uint32_t load_scales(const uint32_t* keys, const uint32_t* values, int base, int last) {
+  const int lane = threadIdx.x % 32, at = min(base + lane % 16, last);
+  return load_written((lane < 16 ? keys : values) + at);
+}
+
 constexpr float BIAS = 1024.0f;
 constexpr uint32_t BIAS_PAIR = 0x64006400u;
 
@@ -137,11 +143,11 @@ __device__ inline void key_pairs(uint32_t (&pairs)[KEY_WIDTH / 2], const uint32_
 
 // Where value i of a head is among the halves of [4 t][ROW pairs] that keys are multiplied by.
 template <int ROW>
-__device__ inline int key_place(int i) {
-  const int chunk = i / KEY_WIDTH, within = i % KEY_WIDTH;
-  int pair = within / 2, upper = within % 2;
+__device__ inline unsigned key_place(unsigned i) {
+  const unsigned chunk = i / KEY_WIDTH, within = i % KEY_WIDTH;
+  unsigned pair = within / 2, upper = within % 2;
   if constexpr (KV_BITS == 4) {
-    constexpr int APART = KEY_WIDTH == 4 ? 2 : 4;  // values of a pair
+    constexpr unsigned APART = KEY_WIDTH == 4 ? 2 : 4;  // values of a pair
     pair = within / (2 * APART) * APART + within % APART;
     upper = within / APART % 2;
   }

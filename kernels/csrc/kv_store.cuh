@@ -1,52 +1,22 @@
-// kv_store.cuh: a new token's keys and values, rotated and written to the cache that kv_cache.cuh reads.
-// The including source defines ROTARY, HEAD_DIM and KV_BITS first.
+// kv_store.cuh: a new token's keys and values, written to the cache that kv_cache.cuh reads.
+// The including source defines HEAD_DIM and KV_BITS first.
 #pragma once
 #include "kv_cache.cuh"
 
 constexpr int LANE_VALUES = 8, WRITERS = HEAD_DIM / LANE_VALUES;  // neighbouring ones; lanes that have some
 static_assert(WRITERS <= 32, "a warp writes a token");
 
-// Four neighbouring values of a head at a position, from 4 * block on, as FP16 numbers. Rotated, halves i
-// and i + HEAD_DIM / 2 are one complex number; without, the angle is zero, so that loads stay together.
-__device__ inline void turned(float (&value)[4], const half_bits* head, const float2* angles, int block,
-                              bool rotate) {
-  const uint2 own = load_written(reinterpret_cast<const uint2*>(head) + block);
-  const uint32_t owns[2] = {own.x, own.y};
-  if constexpr (!ROTARY) {
-#pragma unroll
-    for (int j = 0; j < 4; ++j) value[j] = half_to_float(static_cast<half_bits>(owns[j / 2] >> (j % 2 * 16)));
-  } else {
-    constexpr int HALF = HEAD_DIM / 8;  // in blocks
-    const bool first = block < HALF;
-    const int angle = first ? block : block - HALF;
-    const uint2 other = load_written(reinterpret_cast<const uint2*>(head) + (first ? block + HALF : angle));
-    const uint32_t others[2] = {other.x, other.y};
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float cosine = rotate ? angles[angle * 4 + j].x : 1.0f;
-      const float sine = rotate ? angles[angle * 4 + j].y : 0.0f;
-      const float mine = half_to_float(static_cast<half_bits>(owns[j / 2] >> (j % 2 * 16)));
-      const float its = half_to_float(static_cast<half_bits>(others[j / 2] >> (j % 2 * 16)));
-      value[j] = as_half(mine * cosine + its * (first ? -sine : sine));
-    }
-  }
-}
-
 // What a lane of a warp writes of a new token's keys or values.
 struct Share {
   float value[LANE_VALUES];  // FP16 numbers; zeros where lane >= WRITERS
 };
 
-__device__ inline Share share_of_token(const half_bits* head, const float2* angles, bool rotate) {
-  const int lane = threadIdx.x % 32;
-  Share share = {};
-  if (lane < WRITERS) {
-    float half[2][4];
+__device__ inline Share share_of(const uint4& halves) {
+  const uint32_t words[4] = {halves.x, halves.y, halves.z, halves.w};
+  Share share;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) turned(half[h], head, angles, lane * 2 + h, rotate);
-#pragma unroll
-    for (int j = 0; j < LANE_VALUES; ++j) share.value[j] = half[j / 4][j % 4];
-  }
+  for (int j = 0; j < LANE_VALUES; ++j)
+    share.value[j] = half_to_float(static_cast<half_bits>(words[j / 2] >> (j % 2 * 16)));
   return share;
 }
 

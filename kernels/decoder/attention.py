@@ -9,27 +9,34 @@ from kernels.runtime.nvrtc import Block, Build
 
 ATTENTION = "decode_attention"
 WARPS = 4
-MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own
-_TILES = {16: 1, 8: 1, 4: 2}  # by width of the cache: of 16 positions, that a warp has in flight
-_LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # of a lane that writes; lanes; values of a group of codes
+MOST_SPLITS = 8  # that a cluster has: more are added up by a kernel of their own,
+_LONG = 4096  # which pays for tokens of a sequence from here on
+_BLOCKS_PER_SM = 3  # at most: where each begins at once, none waits for another to end
 _TILE = 16  # positions of a tile
+_MMA_K = 16  # values of a head that an MMA multiplies
+_TILE_WORDS, _MOST_TILES = 64, 4  # registers of a thread for tiles on their way; of such tiles
+_MOST_ARRIVING = 1024  # values of heads that share a KV head, of which blocks send each other sums
+_LANE_VALUES, _WARP, _GROUP = 8, 32, 128  # of a lane that writes; lanes; values of a group of codes
 _MOST_HEADS = 8  # that share a KV head: columns of an MMA
 _PACKINGS = {"halves": 0, "group-codes": 1}
 _SPLITS = 3  # of no packing: sums of the splits
 
 
-_ENOUGH_BLOCKS_PER_SM = 8
+def split_count(units: int, longest: int, sms: int) -> int:
+    """Blocks that share out a sequence, a power of two. units: KV heads of all sequences.
 
-
-def split_count(units: int, longest: int, bits: int, sms: int) -> int:
-    """Blocks that share out a sequence. units: KV heads of all sequences."""
-    wanted = -(-_ENOUGH_BLOCKS_PER_SM * sms // units)
-    most = -(-longest // (WARPS * _TILES[bits] * _TILE))
-    return min(wanted, most)
+    With more blocks than run at once, what a block costs by itself outweighs what it brings.
+    """
+    most = min(_BLOCKS_PER_SM * sms // units, -(-longest // (WARPS * _TILE)))
+    if longest < _LONG:
+        most = min(most, MOST_SPLITS)
+    return 1 << max(most.bit_length() - 1, 0)
 
 
 def can_pack(packing: Packing, shape: AttentionShape) -> bool:
     """Whether attention itself writes the next layer's activations: a head has whole groups."""
+    if shape.heads // shape.kv_heads * shape.head_dim > _MOST_ARRIVING:
+        return False
     return packing.kind == "halves" or (
         packing.kind == "group-codes" and shape.head_dim % _GROUP == 0
     )
@@ -56,6 +63,19 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
         ROTARY=int(shape.rotary is not None),
         PACKING=_SPLITS if packing is None else _PACKINGS[packing.kind],
         A_BITS=packing.bits if packing is not None and packing.kind == "group-codes" else 8,
-        TILES=_TILES[bits],
+        TILES=tiles(shape.head_dim, bits),
         WARPS=WARPS,
     )
+
+
+def tiles(head_dim: int, bits: int) -> int:
+    """Tiles that a warp takes at once: as many as its registers hold (csrc/kv_cache.cuh)."""
+    padded = -(-head_dim // _MMA_K) * _MMA_K
+
+    def words(lanes: int, positions: int) -> int:
+        width = 128 // bits
+        while padded % (width * lanes) or head_dim % width:
+            width //= 2
+        return positions * padded // width // lanes * max(1, width * bits // 32)
+
+    return max(1, min(_MOST_TILES, _TILE_WORDS // (words(4, 2) + words(8, 4))))

@@ -95,9 +95,9 @@ class CudaOperations(DecoderOperations):
         halves = packing is None
         if packing is None:
             packing = Packing("halves", 16, self._kept("values", row, torch.float16, qkv))
-        splits = split_count(row[0] * shape.kv_heads, longest, cache.bits, current_gpu().sms)
-        if can_pack(packing, shape) and (splits == 1 or current_gpu().capability >= (9, 0)):
-            splits = min(splits, MOST_SPLITS)
+        splits = split_count(row[0] * shape.kv_heads, longest, current_gpu().sms)
+        most = MOST_SPLITS if current_gpu().capability >= (9, 0) else 1
+        if can_pack(packing, shape) and splits <= most:
             self._attend(qkv, shape, cache, positions, splits, packing)
         else:
             self._attend(qkv, shape, cache, positions, splits, None)

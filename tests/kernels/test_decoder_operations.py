@@ -7,7 +7,7 @@ import torch
 
 from kernels.contract import Packing
 from kernels.decoder import AttentionShape, kv
-from kernels.decoder.attention import attention_build, split_count
+from kernels.decoder.attention import attention_build, can_pack, split_count, tiles
 from kernels.decoder.cuda_operations import node_build
 from kernels.decoder.torch_operations import TorchOperations
 from kernels.errors import ShapeError, UnsupportedError
@@ -37,8 +37,34 @@ def test_they_compile_without_spilling(build) -> None:
 
 
 def test_many_sequences_are_split_less() -> None:
-    assert split_count(40, 1024, 16, 132) == 16
-    assert split_count(40 * 64, 1024, 16, 132) == 1
+    assert split_count(40, 1024, 132) == 8
+    assert split_count(40 * 4, 1024, 132) == 2
+    assert split_count(40 * 64, 1024, 132) == 1
+
+
+def test_short_sequences_are_split_less() -> None:
+    assert split_count(8, 128, 132) == 2
+    assert split_count(8, 1, 132) == 1
+
+
+def test_only_long_sequences_are_split_more_than_a_cluster_is() -> None:
+    assert split_count(8, 2048, 132) == 8
+    assert split_count(8, 32768, 132) == 32
+
+
+def test_a_warp_takes_as_many_positions_at_once_as_its_registers_hold() -> None:
+    assert [tiles(128, bits) for bits in kv.KV_BITS] == [1, 2, 4]
+    assert [tiles(256, bits) for bits in kv.KV_BITS] == [1, 1, 2]
+
+
+def test_attention_packs_whole_groups_of_heads_that_fit_a_block() -> None:
+    rows = Packing("row-codes", 8, torch.empty(0))
+
+    assert can_pack(CODES, AttentionShape(8, 1, 128, None))
+    assert can_pack(HALVES, AttentionShape(9, 3, 64, None))
+    assert not can_pack(CODES, AttentionShape(9, 3, 64, None))
+    assert not can_pack(HALVES, AttentionShape(8, 1, 256, None))
+    assert not can_pack(rows, AttentionShape(8, 1, 128, None))
 
 
 def test_heads_that_no_warp_holds_are_refused() -> None:
