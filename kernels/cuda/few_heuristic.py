@@ -198,8 +198,12 @@ def _covariance(a: Floats, b: Floats) -> Floats:
 
 
 # Of flexq-imma; of 4-bit weights whose groups are scaled one by one; of dgq, whose sums stay
-# integers; of fp6 and fp5.
+# integers; of fp6 and fp5. For one column tile only: of the same with a scale per 128 k; of w8a16
+# and w4a16.
 FLEXQ = Few("flexq")
 NIBBLES = Few("nibbles", many_rows=6.0)
 DUAL_GRAINED = Few("dual-grained", many_rows=10.0)
 MINIFLOATS = Few("minifloats")
+FINE_MINIFLOATS = Few("fine-minifloats")
+INT8_WEIGHTS = Few("int8-weights")
+INT4_WEIGHTS = Few("int4-weights")

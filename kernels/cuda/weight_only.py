@@ -22,6 +22,13 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.cuda.dense import activated, padded
+from kernels.cuda.few_heuristic import (
+    INT4_WEIGHTS,
+    INT8_WEIGHTS,
+    MINIFLOATS,
+    Few,
+    choose_few,
+)
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
@@ -125,9 +132,15 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats."""
+    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats.
+
+    few: what chooses without tuning for up to 8 tokens.
+    """
+
+    few: Few
 
     def __init__(self, bits: int) -> None:
+        self.few = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
         group = STEP_K if bits == 4 else None
         scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
         self.spec = KernelSpec(
@@ -226,7 +239,10 @@ class WeightOnlyGemm(LinearKernel):
         ]
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        return WeightOnlyConfig(2, 8, 2, 1, 0, tiles_for(gemm.m))
+        can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
+        # More tokens were timed with floats only, whose kernel is the same.
+        few = self.few if tiles_for(gemm.m) == 1 else MINIFLOATS
+        return choose_few(can_run, gemm, current_gpu().sms, few)
 
     def builds(self) -> Sequence[Build]:
         return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]
