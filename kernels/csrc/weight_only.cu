@@ -157,9 +157,9 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
   // Where the warps meet a thread takes a share of four sums, or more. It asks for the scales of one share's
-  // rows now, since nothing would hide how long that takes in the end.
+  // rows now, since nothing would hide how long that takes in the end. (The long way has no registers left.)
   constexpr int SHARES = ROW_TILES * COL_TILES * 32;
-  constexpr bool SCALES_AHEAD = !GROUPED && SHARES <= STRIDE * 32;
+  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && SHARES <= STRIDE * 32;
   [[maybe_unused]] Row rows[2];
   if constexpr (SCALES_AHEAD) {
 #pragma unroll
