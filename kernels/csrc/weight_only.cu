@@ -221,12 +221,14 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + e % 2;
-      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + e / 2 * 8;
-      if (token < m && feature < n) {
-        const Row row = SCALES_AHEAD ? rows[e / 2] : load_row(sw, bias, feature, n);
-        y[static_cast<long long>(token) * n + feature] = row.output(sums[e]);
+    for (int half = 0; half < 2; ++half) {
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + half * 8;
+      const Row row = SCALES_AHEAD ? rows[half] : load_row(sw, bias, feature, n);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + odd;
+        if (token < m && feature < n)
+          y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd]);
       }
     }
   }
