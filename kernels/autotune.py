@@ -18,7 +18,7 @@ from kernels.runtime.files import cache_folder, write_atomically
 
 TimeUs = Callable[[Config], float]
 _CLEARLY = 0.01
-_NEAR = 0.04  # a glance is right to a percent or two
+NEAR = 0.04  # to the fastest: a glance is right to a percent or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def choose_config(
         raise ValueError("there is no candidate to choose from")
     if glance_us is not None:
         glances = _times(candidates, glance_us)
-        near = glances[0][0] * (1 + _NEAR)
+        near = glances[0][0] * (1 + NEAR)
         candidates = [config for microseconds, config in glances if microseconds <= near]
         if len(candidates) == 1:
             return candidates[0]

@@ -4,10 +4,10 @@
         [--seconds N] [--out FOLDER]
 
 Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
-takes a second a case where a measurement takes several. It prints, for each kernel and number of
-tokens, the geometric mean over the shapes of floor / fastest, the least of them, and what the
-configuration that runs without tuning loses. The floor is the fastest way to read weights of that
-width. --out keeps every time, a file a kernel, as heuristic.py reads them.
+takes half a second a case. It prints, for each kernel and number of tokens, the geometric mean over
+the shapes of floor / fastest, the least of them, and what the configuration that runs without
+tuning loses. The floor is the fastest way to read weights of that width. --out keeps every time, a
+file a kernel, as heuristic.py reads them.
 """
 
 from __future__ import annotations

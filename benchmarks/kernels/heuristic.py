@@ -32,7 +32,6 @@ from scipy.optimize import minimize
 
 from kernels.contract import Config
 from kernels.cuda.few_heuristic import (
-    MINIFLOATS,
     Few,
     Losses,
     choose_few,
@@ -51,8 +50,7 @@ from kernels.cuda.imma_configs import (
     WgmmaConfig,
 )
 from kernels.cuda.imma_heuristic import Cost, ManyConfig, choose, read_us, waves_of
-from kernels.cuda.minifloat import MinifloatGemm
-from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig
+from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -89,8 +87,8 @@ def own_configs(kernel: str) -> tuple[list[Config], Few]:
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         return [*found.every_config()], found.few
-    assert isinstance(found, MinifloatGemm), f"{kernel} has nothing to fit"
-    return [c for tiles in COL_TILES for c in found.configs(tiles)], MINIFLOATS
+    assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
+    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.few
 
 
 def measure(
@@ -140,7 +138,7 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int)
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
         return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_few(of_floats, gemm, sms, MINIFLOATS, unseen=True)
+    return choose_few(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
 
 
 def report(times: Times, sms: int, kernel: str) -> None:
@@ -172,6 +170,7 @@ def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) ->
 def write_table(times: Times, sms: int, kernel: str) -> None:
     configs, few = own_configs(kernel)
     tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
+    tables = {tiles: table for tiles, table in tables.items() if table.shapes}
     (TABLES / f"{few.table}.json").write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 

@@ -17,9 +17,9 @@ from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.subject import Buffers, bind
 from flexq_bench.measure.tuning import BriefTimer
-from kernels.autotune import TuningKey, TuningMemory, preferring
+from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
 from kernels.contract import Config, Kernel
-from kernels.runtime.module import binary_hash
+from kernels.runtime.module import binary_hash, compile_ahead
 from kernels.runtime.nvrtc import builds_hash
 from workloads.case import Case
 
@@ -123,19 +123,21 @@ class PreparedCase:
         self._take(memory.choose(key, candidates, *times))
 
     def time_candidates(self) -> Iterator[tuple[Config, float]]:
-        """Every candidate with its brief time, in microseconds a launch."""
+        """Every candidate in microseconds a launch: a glance, a brief time where that is near."""
         timer = self._timer()
-        for config in self._subject.candidates():
-            yield config, timer(config)
+        glances = [(config, timer.glance(config)) for config in self._subject.candidates()]
+        near = min((microseconds for _, microseconds in glances), default=0.0) * (1 + NEAR)
+        for config, microseconds in glances:
+            yield config, timer(config) if microseconds <= near else microseconds
 
     def _timer(self) -> BriefTimer:
+        return BriefTimer(self._place_candidates, self._clock, self._protocol, warm=self._warm)
+
+    def _place_candidates(self) -> Buffers:
+        configs = self._subject.candidates()
+        compile_ahead(b for c in configs for b in self.kernel.builds_for(self.case.gemm, c))
         seed = derive_seed(self._seed, self.case.key, "tuning")
-        return BriefTimer(
-            lambda: self._subject.place(self.copies, seed=seed),
-            self._clock,
-            self._protocol,
-            warm=self._warm,
-        )
+        return self._subject.place(self.copies, seed=seed)
 
     def use_default(self) -> None:
         """Take the kernel's own heuristic."""

@@ -94,6 +94,14 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
     s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
 }
 
+// The scales of this block's features are read behind its last sums, where nothing hides how long that takes.
+__device__ inline void prefetch_features(const half_bits* sn, int n) {
+  constexpr int SECTOR = 16;  // halves
+  const int first = static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES * MMA_ROWS;
+  const int feature = first + static_cast<int>(threadIdx.x) * SECTOR;
+  if (threadIdx.x < ROW_TILES * MMA_ROWS / SECTOR && feature < n) prefetch_to_l2(sn + feature);
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
            half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
@@ -119,6 +127,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   const int first_step = rank * WARPS + warp;
 
   if constexpr (!LATE) let_next_kernel_start();
+  if constexpr (DUAL_GRAINED) prefetch_features(sn, n);
 #pragma unroll
   for (int s = 0; s < STAGES - 1; ++s) {
     const int step = first_step + s * STRIDE;

@@ -255,6 +255,18 @@ __device__ inline float4 load_cluster(uint32_t shared, uint32_t rank) {
 }
 #endif
 
+// A value that nobody writes, requested here and not where it is used first.
+__device__ inline half_bits load_early(const half_bits* global) {
+  half_bits value;
+  asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(value) : "l"(global));
+  return value;
+}
+
+// What will be read once, and late: in L2 by then.
+__device__ inline void prefetch_to_l2(const void* global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
+
 // Programmatic dependent launch; no-ops where the architecture has none.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900

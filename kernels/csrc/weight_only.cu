@@ -106,6 +106,25 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
       total[j][e] = GROUPED ? total[j][e] + sums[j][e] * (e < 2 ? top : bottom) : sums[j][e];
 }
 
+// What the outputs of a row are scaled by, and what is added to them; requested, not waited for.
+struct Row {
+  half_bits scale = 0, bias = 0;
+
+  __device__ inline half_bits output(float sum) const {
+    const float factor = OPERAND_UNIT * (GROUPED ? 1.0f : half_to_float(scale));
+    return float_to_half(sum * factor + half_to_float(bias));
+  }
+};
+
+__device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int feature, int n) {
+  Row row;
+  if (feature < n) {
+    if constexpr (!GROUPED) row.scale = load_early(sw + feature);
+    if (bias != nullptr) row.bias = load_early(bias + feature);
+  }
+  return row;
+}
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, const half_bits* bias,
             half_bits* y, int m, int n, int k, int x_stride) {
@@ -136,6 +155,19 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     cp_async_commit();
   }
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+
+  // Where the warps meet a thread takes a share of four sums, or more. It asks for the scales of one share's
+  // rows now, since nothing would hide how long that takes in the end. (The long way has no registers left.)
+  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && SHARES <= STRIDE * 32;
+  [[maybe_unused]] Row rows[2];
+  if constexpr (SCALES_AHEAD) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row_tile = op.first_tile + first_step / COL_TILES;
+      rows[half] = load_row(sw, bias, row_tile * MMA_ROWS + lane / 4 + half * 8, n);
+    }
+  }
 
   float total[ROW_TILES][COL_TILES][4] = {};
   Small next;
@@ -171,7 +203,6 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
   cp_async_wait<0>();
   __syncthreads();
   float4* red = reinterpret_cast<float4*>(shared);
-  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
@@ -190,13 +221,14 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
     const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
     const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + e % 2;
-      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + e / 2 * 8;
-      if (token < m && feature < n) {
-        const float scale = OPERAND_UNIT * (GROUPED ? 1.0f : half_to_float(sw[feature]));
-        const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
-        y[static_cast<long long>(token) * n + feature] = float_to_half(sums[e] * scale + b);
+    for (int half = 0; half < 2; ++half) {
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + half * 8;
+      const Row row = SCALES_AHEAD ? rows[half] : load_row(sw, bias, feature, n);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + odd;
+        if (token < m && feature < n)
+          y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd]);
       }
     }
   }

@@ -3,7 +3,8 @@
 These kernels share a structure: blocks own rows of tiles, their warps share out K. What a
 configuration loses against the fastest one follows from how many row tiles an SM has, how many
 steps of K a block takes, and how unevenly blocks of so many row tiles fall on the SMs. So it is
-taken from shapes that were timed, as the mean over those that are near in these terms.
+interpolated between shapes that were timed, in these terms: a Gaussian process with a Matérn 3/2
+covariance (Rasmussen and Williams 2006, sections 2.2 and 4.2.1).
 
 `python benchmarks/kernels/heuristic.py` times random shapes, writes the tables of
 kernels/cuda/few_times, and says what the choice loses on shapes that it hasn't seen.
@@ -25,13 +26,15 @@ from numpy.typing import NDArray
 from workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS = 128, 16  # of a tile
-# Distances at which a timed shape counts e^-1/2 of the nearest one: in the logarithms of row tiles
-# an SM, of steps of K, and of the busiest SM's share over the mean, by row tiles of a block.
-_TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 0.7, 0.12
-_ROW_TILES = (1, 2, 3, 4)
+# Distances over which losses change: in the logarithms of row tiles an SM, of steps of K, and of
+# the busiest SM's share over the mean, by row tiles of a block. Of some that were tried these, and
+# this noise, lose least over the four tables.
+_TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 3.0, 0.4
+_ROW_TILES = (1, 2)
+_NOISE = 0.1  # variance of a time over that of losses
 _WORST = 0.3  # a loss of more than this says no more than this does
+_FEWEST = 20  # timed shapes that a configuration needs
 _LINES = ",\n"
-_COUNTS = 1e-6  # configurations that no near shape was timed with have less weight
 
 Floats = NDArray[np.float64]
 Settings = tuple[tuple[str, Any], ...]
@@ -72,21 +75,44 @@ class Losses:
     sms: int
     lost: Floats
 
+
+class Interpolation:
+    """Losses at any shape, from those of a table."""
+
+    def __init__(self, table: Losses) -> None:
+        self._table = table
+        self._places = np.array([_place(*shape, table.sms) for shape in table.shapes])
+        self._rows = {shape: row for row, shape in enumerate(table.shapes)}
+        covariance = _covariance(self._places, self._places) + _NOISE * np.eye(len(self._places))
+        known = ~np.isnan(table.lost)
+        lost = np.minimum(table.lost, _WORST)
+        self._means = np.full(len(table.configs), np.inf)
+        self._weights = np.zeros_like(lost)
+        self._left_out = np.full_like(lost, np.inf)  # each loss from all others
+        for mask in {column.tobytes(): column for column in known.T}.values():
+            columns = np.flatnonzero((mask == known.T).all(axis=1))
+            if mask.sum() < _FEWEST:
+                continue
+            inverse = np.linalg.inv(covariance[np.ix_(mask, mask)])
+            losses = lost[np.ix_(mask, columns)]
+            self._means[columns] = losses.mean(axis=0)
+            weights = inverse @ (losses - losses.mean(axis=0))
+            self._weights[np.ix_(mask, columns)] = weights
+            left_out = losses - weights / np.diag(inverse)[:, None]
+            self._left_out[np.ix_(mask, columns)] = left_out
+
     def expected(self, n: int, k: int, sms: int, *, unseen: bool = False) -> dict[Settings, float]:
         """What each configuration should lose at a shape on a GPU of so many SMs.
 
-        unseen: as if the shape itself had not been timed.
+        unseen: as if the shape had not been timed. Infinity: too little was timed to tell.
         """
-        places = np.array([_place(*shape, self.sms) for shape in self.shapes])
-        apart = ((places - _place(n, k, sms)) ** 2).sum(axis=1)
-        if unseen:
-            apart[[shape == (n, k) for shape in self.shapes]] = np.inf
-        near = np.exp((apart.min() - apart) / 2)
-        timed = ~np.isnan(self.lost)
-        weight = near @ timed
-        total = near @ np.where(timed, np.minimum(self.lost, _WORST), 0.0)
-        mean = np.where(weight > _COUNTS, total / np.maximum(weight, _COUNTS), np.inf)
-        return dict(zip(self.configs, mean.tolist(), strict=True))
+        row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
+        if row is None:
+            near = _covariance(_place(n, k, sms)[None], self._places)[0]
+            found = self._means + near @ self._weights
+        else:
+            found = self._left_out[row]
+        return dict(zip(self._table.configs, found.tolist(), strict=True))
 
 
 def settings_of(config: object) -> Settings:
@@ -100,7 +126,7 @@ def choose_few(
 ) -> Choosable:
     """The configuration that should lose least; one that was never timed comes last.
 
-    configs: with the same column tiles. unseen: as of Losses.expected.
+    configs: with the same column tiles. unseen: as of Interpolation.expected.
     """
     expected = _expected(few.table, configs[0].col_tiles, gemm.n, gemm.k, sms, unseen)
     return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
@@ -110,7 +136,12 @@ def choose_few(
 def _expected(
     table: str, col_tiles: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    return load_losses(table)[col_tiles].expected(n, k, sms, unseen=unseen)
+    return _interpolation(table, col_tiles).expected(n, k, sms, unseen=unseen)
+
+
+@cache
+def _interpolation(table: str, col_tiles: int) -> Interpolation:
+    return Interpolation(load_losses(table)[col_tiles])
 
 
 @cache
@@ -160,9 +191,19 @@ def _place(n: int, k: int, sms: int) -> Floats:
     return np.array([math.log(tiles / sms) / _TILES_SCALE, math.log(steps) / _STEPS_SCALE, *uneven])
 
 
+def _covariance(a: Floats, b: Floats) -> Floats:
+    apart = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
+    covariance: Floats = (1 + apart) * np.exp(-apart)
+    return covariance
+
+
 # Of flexq-imma; of 4-bit weights whose groups are scaled one by one; of dgq, whose sums stay
-# integers; of fp6 and fp5.
+# integers; of fp6 and fp5. For one column tile only: of the same with a scale per 128 k; of w8a16
+# and w4a16.
 FLEXQ = Few("flexq")
 NIBBLES = Few("nibbles", many_rows=6.0)
 DUAL_GRAINED = Few("dual-grained", many_rows=10.0)
 MINIFLOATS = Few("minifloats")
+FINE_MINIFLOATS = Few("fine-minifloats")
+INT8_WEIGHTS = Few("int8-weights")
+INT4_WEIGHTS = Few("int4-weights")

@@ -136,7 +136,7 @@ def choose(
 ) -> AnyImmaConfig:
     """The configuration to run of those that the GPU can run, which has so many SMs.
 
-    unseen: as of Losses.expected.
+    unseen: as of Interpolation.expected.
     """
 
     def estimated_us(config: ManyConfig) -> float:

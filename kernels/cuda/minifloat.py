@@ -15,7 +15,7 @@ import torch
 
 from kernels.contract import KernelSpec, OperandFormat
 from kernels.cuda.dense import padded
-from kernels.cuda.few_heuristic import MINIFLOATS, choose_few
+from kernels.cuda.few_heuristic import FINE_MINIFLOATS, MINIFLOATS
 from kernels.cuda.weight_only import (
     MMA_ROWS,
     STEP_K,
@@ -23,9 +23,7 @@ from kernels.cuda.weight_only import (
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
-from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
-from workloads.gemm import GemmWorkload
 
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
@@ -50,9 +48,11 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
         (2, 16, 2, 1, 1),
         (2, 16, 3, 1, 0),
         (3, 8, 2, 1, 0),
+        (3, 16, 2, 1, 0),
         (4, 8, 2, 1, 0),
         (4, 8, 2, 1, 1),
         (4, 8, 3, 1, 0),
+        (5, 8, 2, 1, 0),
         (5, 8, 2, 2, 1),
     ),
     2: ((1, 8, 2, 1, 0), (2, 4, 2, 1, 0), (2, 8, 2, 1, 0), (2, 8, 3, 1, 0), (3, 4, 2, 1, 0)),
@@ -66,6 +66,7 @@ class MinifloatGemm(WeightOnlyGemm):
     def __init__(self, bits: int, variant: str = "") -> None:
         group = group_of(variant)
         scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        self.few = FINE_MINIFLOATS if group else MINIFLOATS
         how = ", widened the long way" if variant == "-bias-shift" else ""
         self.spec = KernelSpec(
             name=f"fp{bits}-w{bits}a16",
@@ -81,10 +82,6 @@ class MinifloatGemm(WeightOnlyGemm):
 
     def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
-
-    def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
-        can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        return choose_few(can_run, gemm, current_gpu().sms, MINIFLOATS)
 
     def builds(self) -> Sequence[Build]:
         """Every one of `fp6-w6a16`; of the others, which share its source, the largest."""

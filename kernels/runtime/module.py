@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -93,6 +96,19 @@ def binary_hash(builds: Sequence[Build]) -> str | None:
         return None
     hashes = sorted(compile_build(build, current_gpu().arch).hash for build in builds)
     return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def compile_ahead(builds: Iterable[Build]) -> None:
+    """Compile for the current device what its cache lacks, on many threads: NVRTC's later phases
+    run side by side. What doesn't compile says so when it is loaded."""
+    wanted = list(dict.fromkeys(builds))
+    if not wanted:
+        return
+    arch = current_gpu().arch
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for compiled in [pool.submit(compile_build, build, arch) for build in wanted]:
+            with suppress(KernelError):
+                compiled.result()
 
 
 @cache

@@ -1,0 +1,24 @@
+"""Compiling what will be timed, before it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kernels.runtime.gpu import OF_TARGET, chosen_for
+from kernels.runtime.module import compile_ahead
+from kernels.runtime.nvrtc import Build
+
+
+def test_builds_are_in_the_cache_and_one_that_fails_stops_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    builds = [Build.of("probes.cu", UNROLL=unroll, OVERLAP=0) for unroll in (2, 3)]
+    unbuildable = Build.of("weight_only.cu")  # its defines are missing
+
+    with chosen_for(OF_TARGET["sm_90"]):
+        compile_ahead([unbuildable, *builds, builds[0]])
+
+    assert len(list(Path(tmp_path).rglob("*.cubin"))) == 2
+
+
+def test_a_library_has_nothing_to_compile():
+    compile_ahead([])  # asks for no GPU
