@@ -139,6 +139,8 @@ def table(arguments: argparse.Namespace) -> None:
         )
         if wanted and (dtype_of(row) != FULL or name not in half) and dtype_of(row) in base:
             title = ATOM_STEPS[name] if arguments.atom else f"`{name}`"
+            if dtype_of(row) == FULL and half:
+                title += " (FP32)"
             say(f"| {' | '.join(cells(title, row, base[dtype_of(row)]))} |")
 
 
@@ -146,8 +148,6 @@ def cells(name: str, row: dict[str, Any], base: dict[str, Any]) -> Sequence[str]
     """A row of the table. The interval is of the difference in nats, shown as perplexity."""
     found, own = (math.exp(math.fsum(r["nll"]) / len(r["nll"])) for r in (row, base))
     cost = f"{row['quantize_s']:.0f}"
-    if dtype_of(row) == FULL:
-        name += " (FP32)"
     if row is base:
         return (name, f"{found:.2f}", "", "", cost)
     interval = mean_difference_interval(base["nll"], row["nll"], seed=0)
