@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,7 +137,7 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
     assert f"opened alert {report.opened[0]}" in lines
     assert f"flexq-bench explain {report.opened[0]}" in page
     for told in (lines, page):
-        assert f"slower: {KEY}, +" in told
+        assert re.search(r"slower: \S+ gemm cold m1n256k256, \+[45]\.\d+%, 99 % bounds", told)
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
 
 
