@@ -7,6 +7,7 @@ one that is done is left alone.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from flexq_bench.probes import EMPTY_KERNEL
 from flexq_bench.provenance import commit_at
 from flexq_bench.regress import Verdict, trigger
 from flexq_bench.running import OnRecord, new_run
-from flexq_bench.verdicts import Compared, Machine, record_night
+from flexq_bench.verdicts import Compared, Judged, Machine, record_night
 from workloads.case import Case
 from workloads.suite import Suite
 
@@ -81,7 +82,7 @@ class KindReport:
 
     reasons: cases that have no result, or a failure as their result, by why. candidates: series
     that the history made suspicious. verdicts: of the comparisons, by verdict. notes: what could
-    not be done, and why.
+    not be done, and why. worse: what the code made slower or wrong, a line each, the worst first.
     """
 
     night: str
@@ -100,6 +101,7 @@ class KindReport:
     canaries: int
     change_points: int
     notes: tuple[str, ...]
+    worse: tuple[str, ...] = ()
 
 
 def night_key(night: str, suite: str, gpu: str) -> str:
@@ -197,9 +199,22 @@ def conclude(
         canaries=sum(judged.is_canary for judged in night.judged),
         change_points=found,
         notes=tuple(notes),
+        worse=_worse(night.judged),
     )
     _mark(database, info, "done", report)
     return report
+
+
+def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
+    found = [one for one in judged if one.is_worse and not one.is_canary]
+    wrong = [one for one in found if math.isnan(one.confirmation.log_ratio)]  # has no ratio
+    slower = [one for one in found if one not in wrong]
+    slower.sort(key=lambda one: one.confirmation.log_ratio, reverse=True)
+    return tuple(
+        f"{one.confirmation.verdict}: {one.case.key}, {one.confirmation.reason} "
+        f"({one.compared.base[:10]}..{one.compared.head[:10]})"
+        for one in (*wrong, *slower)
+    )
 
 
 def _contests(
@@ -335,6 +350,6 @@ def _mark(
 
 def _report_of(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
-    for name in ("opened", "fixed", "notes"):
-        values[name] = tuple(values[name])
+    for name in ("opened", "fixed", "notes", "worse"):
+        values[name] = tuple(values.get(name, ()))
     return KindReport(**values)

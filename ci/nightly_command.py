@@ -103,7 +103,7 @@ def nightly(
             present = [kind.gpu for kind in site.kinds]
         _backfill(database, setup, chosen.name, present, rules, backfill)
         _show(reports, as_json, report)
-    raise typer.Exit(int(_exit_code(reports)))
+    raise typer.Exit(int(exit_code(reports, alerting=alert)))
 
 
 def _unfinished(database: Database, suite: str) -> str:
@@ -185,12 +185,14 @@ def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> 
         (folder / "nightly.json").write_text(data + "\n", encoding="utf-8")
 
 
-def _exit_code(reports: Sequence[KindReport]) -> ExitCode:
+def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
+    """What joins an open alert is known, and no news; without alerts all that is worse is."""
     from flexq_bench.running import worst
 
     codes = []
     for report in reports:
-        if report.opened or report.statuses.get("incorrect"):
+        news = report.opened if alerting else report.worse
+        if news or report.statuses.get("incorrect"):
             codes.append(ExitCode.REGRESSION)
         if report.received < report.planned:
             codes.append(ExitCode.MISSING)

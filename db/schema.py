@@ -64,7 +64,9 @@ def current_revision(connection: Connection) -> str | None:
 def check_revision(revision: str | None) -> None:
     """Raise OlderSchemaError or NewerSchemaError unless the tables are those of this version."""
     if revision is None:
-        raise OlderSchemaError("holds no tables yet: run `flexq-bench db upgrade`")
+        raise OlderSchemaError(
+            "holds no tables yet: run `flexq-bench db upgrade`, with the same --db if you gave one"
+        )
     known = revisions()
     if revision not in known:
         raise NewerSchemaError(
@@ -74,7 +76,7 @@ def check_revision(revision: str | None) -> None:
     if revision != known[-1]:
         raise OlderSchemaError(
             f"has tables of revision {revision}, this version needs {known[-1]}: "
-            "run `flexq-bench db upgrade`"
+            "run `flexq-bench db upgrade`, with the same --db if you gave one"
         )
 
 

@@ -109,8 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error is one line on stderr; with --debug its traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    # Python has none where the program was started without (`>&-`, some daemons).
-    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    _make_streams_take_all()
     try:
         code = app(given, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
@@ -123,6 +122,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message, code = _explain(error)
         typer.echo(f"{NAME}: {message}", err=True)
     return int(code or ExitCode.PASS)
+
+
+def _make_streams_take_all() -> None:
+    """What is printed must not end the program, whatever it was started with."""
+    # Python has none where the program was started without (`>&-`, some daemons).
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # µ and × where the locale is not UTF-8
 
 
 def _explain(error: Exception) -> tuple[str, int]:

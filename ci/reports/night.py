@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ci.nightly import KindReport
 
-_MOST_REASONS = 20
+_MOST_LINES = 20  # of one kind
 
 
 def lines(reports: Sequence[KindReport]) -> Iterator[str]:
@@ -22,6 +22,8 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             f"{report.candidates} candidates, {report.canaries} canaries, "
             f"{report.change_points} new change points (run {report.run[:8]})"
         )
+        for line in report.worse[:_MOST_LINES]:
+            yield f"  {line}"
         for number in report.opened:
             yield f"  opened alert {number}: flexq-bench explain {number}"
         for number in report.fixed:
@@ -49,7 +51,9 @@ def markdown(reports: Sequence[KindReport]) -> str:
             f"{report.canaries} | {report.change_points} | {alerts} |"
         )
     for report in reports:
-        told = [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
+        told = [f"- **{_cell(line)}**" for line in report.worse[:_MOST_LINES]]
+        told += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
+        told += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
         told += [f"- {_cell(note)}" for note in report.notes]
         if told:
             text += ["", f"**{_cell(report.gpu)}**", "", *told]
@@ -58,7 +62,7 @@ def markdown(reports: Sequence[KindReport]) -> str:
 
 def _reasons(report: KindReport) -> list[tuple[str, int]]:
     ordered = sorted(report.reasons.items(), key=lambda item: -item[1])
-    return ordered[:_MOST_REASONS]
+    return ordered[:_MOST_LINES]
 
 
 def _counts(numbers: dict[str, int]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from flexq_bench.commands.invocation import user_name
 from flexq_bench.commands.options import LARGEST_ID, DbOption, JsonFlag
 from flexq_bench.commands.output import console, print_json, say
 from flexq_bench.errors import UsageError
@@ -122,7 +122,7 @@ def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_j
 
     if state in STATES_WITH_A_REASON and not note.strip():
         raise UsageError(f"--note is empty: say why alert {alert} is {state}")
-    person = by if by is not None else getpass.getuser()
+    person = (by or "").strip() or user_name()
     now = datetime.now(UTC)
     with open_database(db, create=False) as database, database.session() as session:
         before = queries.alert_by_id(session, alert).state

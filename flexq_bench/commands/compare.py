@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flexq_bench.commands.invocation import command
 from flexq_bench.commands.options import (
     BackendChoice,
     BackendOption,
@@ -29,6 +30,7 @@ from flexq_bench.commands.options import (
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
+    from db.queries import RunSummary
     from flexq_bench.interleave import Block, CaseComparison, InterleaveRules
     from workloads.case import Case
 
@@ -270,13 +272,22 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
         say(out, line)
     first, second = (run.uuid[:8] for run in runs)
     say(out, f"run {second} against {first}: {report.counts_line(verdicts)}")
-    commits = " ".join(run.commit[:10] for run in runs)
     say(
         out,
-        "the runs were measured apart, so what differs may be the machine; to be sure: "
-        f"flexq-bench compare {commits}",
+        f"the runs were measured apart, so what differs may be the machine; {_to_be_sure(runs)}",
     )
     return int(code)
+
+
+def _to_be_sure(runs: Sequence[RunSummary]) -> str:
+    from workloads.suites import list_suites
+
+    commits, suites = ({getattr(run, name) for run in runs} for name in ("commit", "suite"))
+    if len(commits) == 1 and len({run.dirty for run in runs}) == 1:
+        return "both are of one commit: it is not the code"
+    known = [name for name in suites if len(suites) == 1 and name in list_suites()]
+    turns = ("compare", *(run.commit[:10] for run in runs), *(("--suite", *known) if known else ()))
+    return f"to be sure: {command(*turns)}"
 
 
 @contextmanager

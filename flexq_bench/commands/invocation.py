@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shlex
 import shutil
@@ -27,6 +28,14 @@ def database_arguments(database: Database) -> tuple[str, ...]:
     if database.path is None and from_environment:
         return ()  # its URL may hold a password, which is not printed
     return ("--db", database.url)
+
+
+def user_name() -> str:
+    """Who runs this. A container's user may have no name: then its number."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def _program() -> tuple[str, ...]:

@@ -61,7 +61,6 @@ class Setup:
     """Where to measure, where to store, and what to write beside.
 
     seed None: of the run, or 0. streams: say how long it will take, and each result as it comes.
-    Raises UsageError for what only a cluster has where there is none.
     """
 
     db: str | None
@@ -73,12 +72,6 @@ class Setup:
     tuning: Tuning = Tuning.REMEMBERED
     files: ResultFiles = field(default_factory=ResultFiles)
     streams: bool = False
-
-    def __post_init__(self) -> None:
-        if self.cluster == NO_CLUSTER and (self.fleet.gpus or self.fleet.repeat > 1):
-            raise UsageError(
-                "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
-            )
 
     @property
     def people(self) -> Console:
@@ -134,6 +127,10 @@ def asked_backend(setup: Setup) -> Backend | None:
 
 def local_executor(setup: Setup) -> LocalExecutor:
     """This process on the device asked for. Raises UsageError if the options don't fit together."""
+    if setup.fleet.gpus or setup.fleet.repeat > 1:
+        raise UsageError(
+            "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
+        )
     device = device_name(asked_backend(setup), setup.device)
     return LocalExecutor(device, seed=setup.seed or 0, tuning=setup.tuning)
 

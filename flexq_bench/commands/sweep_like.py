@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -64,7 +63,7 @@ def queue_sweep(sweep: Sweep, setup: Setup) -> None:
         request = sweep_request(
             session,
             sweep,
-            requester=getpass.getuser(),
+            requester=invocation.user_name(),
             gpu="".join(gpus),
             backend="cpu" if setup.backend is BackendChoice.CPU else "cuda",
         )

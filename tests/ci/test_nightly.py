@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 
 from ci.backfill import fill_gap, find_gaps
 from ci.nightly import Rules, conclude, measure_night
+from ci.nightly_command import exit_code
 from ci.reports import night as night_report
 from db import queries
 from db.engine import open_database
 from db.records import DeviceInfo
 from flexq_bench.errors import InfrastructureError
+from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
 from flexq_bench.recording import build_record
 from flexq_bench.running import new_run
@@ -85,10 +88,10 @@ def a_night(database, commits, sha, compared, monkeypatch):
     """a_night(3): the third commit's night; us: what a case takes there."""
     monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
 
-    def run(order, *, us=20.0, name=None, gpus=("A CPU",), site=None, canaries=0):
+    def run(order, *, us=20.0, name=None, gpus=("A CPU",), site=None, canaries=0, **options):
         commit = commits[sha(order)]
         site = site or Site(database, commit, compared, us, gpus)
-        rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries)
+        rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
         nights = measure_night(database, site, SUITE, commit, rules, on_record=lambda record: None)
         return site, [conclude(database, site, info, commit, rules) for info in nights]
 
@@ -130,7 +133,26 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
     assert report.candidates >= 1
     assert report.verdicts["slower"] >= 1
     assert report.opened
-    assert f"opened alert {report.opened[0]}" in "\n".join(night_report.lines([report]))
+    lines, page = "\n".join(night_report.lines([report])), night_report.markdown([report])
+    assert f"opened alert {report.opened[0]}" in lines
+    assert f"flexq-bench explain {report.opened[0]}" in page
+    for told in (lines, page):
+        assert re.search(r"slower: \S+ gemm cold m1n256k256, \+[45]\.\d+%, 99 % bounds", told)
+        assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
+
+
+@pytest.mark.parametrize("alerting", [True, False])
+def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, database, alerting):
+    for order in range(1, 8):
+        a_night(order)
+
+    _, [report] = a_night(8, us=21.0, alerting=alerting)
+
+    assert bool(report.opened) == alerting
+    assert exit_code([report], alerting=alerting) == ExitCode.REGRESSION
+    assert exit_code([replace(report, worse=(), opened=())], alerting=alerting) == ExitCode.PASS
+    joined = replace(report, opened=())
+    assert (exit_code([joined], alerting=alerting) == ExitCode.PASS) == alerting
 
 
 def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sha):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -74,6 +75,16 @@ def test_the_person_is_the_user_unless_named(cli, alert, monkeypatch):
     monkeypatch.setenv("LOGNAME", "grace")
 
     assert "by grace" in cli("alerts", "fixed", alert).out
+    assert "by grace" in cli("alerts", "acknowledge", alert, "--by", " ").out
+
+
+def test_a_user_without_a_name_is_a_number(cli, alert, monkeypatch):
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+
+    assert f"by uid {os.getuid()}" in cli("alerts", "fixed", alert).out
 
 
 @pytest.mark.parametrize("arguments", [("alerts", "fixed", "99"), ("explain", "99")])

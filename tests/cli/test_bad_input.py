@@ -144,6 +144,17 @@ def test_a_reader_that_goes_away_is_no_regression():
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
+def test_a_terminal_without_our_signs_shows_others(tmp_path):
+    (tmp_path / "µs.csv").write_text("1\n")
+    command = [sys.executable, "-m", "flexq_bench.cli", "detect", "--csv", str(tmp_path / "µs.csv")]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+
+    assert ran.returncode == ExitCode.PASS, ran.stderr
+    assert "?s.csv: 1 values" in ran.stdout
+
+
 def test_without_a_stdout_it_still_works(cli, monkeypatch):
     monkeypatch.setattr("sys.stdout", None)
 

@@ -6,12 +6,14 @@ import json
 import math
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import flexq_bench.interleave
 from db.engine import open_database
+from db.exchange import read_records, write_records
 from db.queries import runs
 from flexq_bench.cli import main
 from flexq_bench.interleave import CaseComparison
@@ -184,7 +186,9 @@ def test_stored_runs_are_set_beside_each_other_and_it_says_so(cli, two_runs, tmp
 
     assert ran.code in (0, 1, 3)
     assert "95 % interval" in ran.out
-    assert "the runs were measured apart, so what differs may be the machine" in ran.out
+    assert (
+        "the runs were measured apart, so what differs may be the machine; both are of" in ran.out
+    )
     found = json.loads(cli("compare", older, newer, "--json").out)
     assert (found["kind"], found["interleaved"]) == ("runs", False)
     assert {case["case"].split()[0] for case in found["cases"]} == {
@@ -192,6 +196,24 @@ def test_stored_runs_are_set_beside_each_other_and_it_says_so(cli, two_runs, tmp
         "empty",
         "read-16",
     }
+
+
+def test_stored_runs_of_two_commits_say_how_to_be_sure(cli, two_runs, tmp_path):
+    older, _ = two_runs
+    file = str(tmp_path / "r.jsonl")
+    cli("db", "export", file, "--run", older)
+    records = list(read_records(file))
+    run = replace(records[0].run, uuid="another", idempotency_key="another")
+    commit = replace(records[0].commit, sha="f" * 40)
+    later = [replace(one, uuid=one.uuid[::-1], run=run, commit=commit) for one in records]
+    write_records(file, later)
+    cli("db", "import", file)
+
+    ran = cli("compare", older, "another")
+
+    sha = records[0].commit.sha
+    shown = sha if sha.startswith("pkg-") else sha[:10]
+    assert f"compare {shown} ffffffffff" in ran.out
 
 
 class Stored:
