@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 PLAIN_WIDTH = 120  # of a table that goes to a file or a pipe
+_WIDEST = 400
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -26,6 +29,16 @@ def console(*, stderr: bool = False) -> Console:
 def say(out: Console, text: str) -> None:
     """One line, never broken: it may be a command to paste."""
     out.print(text, soft_wrap=True)
+
+
+def show_whole(out: Console, table: Table) -> None:
+    """A table of numbers, none of them cut: a terminal that is too narrow breaks its lines."""
+    widest = out.options.update(max_width=_WIDEST)
+    needed = Measurement.get(out, widest, table).maximum
+    shown = out.width
+    out.width = max(shown, needed)
+    out.print(table)
+    out.width = shown
 
 
 def print_json(value: Any) -> None:
