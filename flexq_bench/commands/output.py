@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -47,7 +48,9 @@ def print_json(value: Any) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, times and enums as what JSON knows."""
+    """Dataclasses, times and enums as what JSON knows, and null for a number that is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
+import math
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.commands.output import show_whole
+from flexq_bench.commands.output import print_json, show_whole
+
+
+def test_what_is_printed_as_json_is_json(capsys):
+    print_json({"nan": math.nan, "list": [math.inf, -math.inf, 1.5], "text": "µ"})
+
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found == {"nan": None, "list": [None, None, 1.5], "text": "µ"}
 
 
 def test_no_number_is_cut_on_a_narrow_terminal():
