@@ -83,7 +83,9 @@ def nightly(
     """
     from ci.nightly import Rules, conclude, measure_night
     from db.engine import open_database
+    from flexq_bench.commands.invocation import command, database_arguments
     from flexq_bench.commands.measuring import FleetSetup, Setup, progress
+    from flexq_bench.commands.output import console, say
     from flexq_bench.commands.stopping import ended_by_terminate
     from flexq_bench.provenance import current_commit
     from workloads.suites import load_suite
@@ -97,11 +99,16 @@ def nightly(
     with open_database(db) as database, ended_by_terminate():
         name = _unfinished(database, chosen.name) if resume else night or f"{datetime.now(UTC):%F}"
         rules = Rules(name, _repository(), canaries, alerting=alert)
-        with _site(database, setup, commit) as site, progress(None) as advance:
-            nights = measure_night(database, site, chosen, commit, rules, on_record=advance)
-            reports = [conclude(database, site, info, commit, rules) for info in nights]
-            present = [kind.gpu for kind in site.kinds]
-        _backfill(database, setup, chosen.name, present, rules, backfill)
+        try:
+            with _site(database, setup, commit) as site, progress(None) as advance:
+                nights = measure_night(database, site, chosen, commit, rules, on_record=advance)
+                reports = [conclude(database, site, info, commit, rules) for info in nights]
+                present = [kind.gpu for kind in site.kinds]
+            _backfill(database, setup, chosen.name, present, rules, backfill)
+        except KeyboardInterrupt:
+            again = command("nightly", suite, "--night", name, *database_arguments(database))
+            say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
+            raise
         _show(reports, as_json, report)
     raise typer.Exit(int(exit_code(reports, alerting=alert)))
 

@@ -101,7 +101,8 @@ def runs(
 def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
     """The run whose uuid begins with the prefix; the whole uuid always does.
 
-    Raises NotFoundError if there is none, AmbiguousError if there are several.
+    Raises NotFoundError if there is none, AmbiguousError if there are several. Every uuid begins
+    with an empty prefix, which is what a script's unset variable gives: it names none.
     """
     found = session.execute(
         select(Run.uuid, Run.id)
@@ -109,7 +110,7 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(_NAMED_IF_AMBIGUOUS + 1)
     ).all()
-    if not found:
+    if not found or not prefix:
         raise NotFoundError(
             f"no run begins with {prefix!r}: check the uuid, or name another database with --db"
         )

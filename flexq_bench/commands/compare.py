@@ -212,7 +212,7 @@ def _show(
     device: str,
     as_json: bool,
 ) -> int:
-    from flexq_bench.commands.output import console, plain, print_json, say
+    from flexq_bench.commands.output import console, plain, print_json, say, show_whole
     from flexq_bench.interleave import judge, report
 
     position = {case: i for i, case in enumerate(cases)}
@@ -233,7 +233,7 @@ def _show(
         )
         return int(code)
     out = console()
-    out.print(report.comparison_table(night))
+    show_whole(out, report.comparison_table(night))
     for line in report.problem_lines(night):
         say(out, line)
     say(out, f"{head} against {base}, taking turns on {device}: {report.counts_line(verdicts)}")
@@ -243,7 +243,7 @@ def _show(
 def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from db import queries
     from db.engine import open_database
-    from flexq_bench.commands.output import console, print_json, say
+    from flexq_bench.commands.output import console, print_json, say, show_whole
     from flexq_bench.interleave import report
     from flexq_bench.stored_runs import compare_stored
 
@@ -267,7 +267,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
         )
         return int(code)
     out = console()
-    out.print(report.stored_table(results))
+    show_whole(out, report.stored_table(results))
     for line in report.problem_lines(results):
         say(out, line)
     first, second = (run.uuid[:8] for run in runs)

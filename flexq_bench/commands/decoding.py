@@ -19,7 +19,7 @@ from db.records import CommitInfo, RunInfo
 from db.store import begin_run, finish_run
 from flexq_bench.commands import invocation
 from flexq_bench.commands.failures import INTERRUPTED
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_whole
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.resuming import check_same_work
 from flexq_bench.commands.stopping import ended_by_terminate
@@ -84,9 +84,9 @@ def decode(
     ordered = [records[key] for key in keys if key in records]
     out = console(stderr=files.uses_stdout)
     if ordered:
-        out.print(report.decode_table(ordered))
+        show_whole(out, report.decode_table(ordered))
     for explanation in report.explanations(ordered):
-        out.print(report.explanation_table(explanation))
+        show_whole(out, report.explanation_table(explanation))
     return _finish(ordered, database, run, files, code)
 
 
@@ -116,7 +116,7 @@ def serve(
         code = _carry_out(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     if ordered:
-        console(stderr=files.uses_stdout).print(report.serving_table(ordered))
+        show_whole(console(stderr=files.uses_stdout), report.serving_table(ordered))
     return _finish(ordered, database, run, files, code)
 
 

@@ -18,7 +18,7 @@ from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.commands import invocation
 from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import BackendChoice
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_whole
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.comparing import compare_with_baseline
@@ -208,10 +208,10 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = setup.people
-    out.print(results_table(compare_with_baseline(results)))
+    show_whole(out, results_table(compare_with_baseline(results)))
     published = published_table(results, published_speedups(run.suite))
     if published is not None:
-        out.print(published)
+        show_whole(out, published)
     for line in problem_lines(results):
         say(out, line)
     if missing:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 PLAIN_WIDTH = 120  # of a table that goes to a file or a pipe
+_WIDEST = 400
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -28,13 +32,25 @@ def say(out: Console, text: str) -> None:
     out.print(text, soft_wrap=True)
 
 
+def show_whole(out: Console, table: Table) -> None:
+    """A table of numbers, none of them cut: a terminal that is too narrow breaks its lines."""
+    widest = out.options.update(max_width=_WIDEST)
+    needed = Measurement.get(out, widest, table).maximum
+    shown = out.width
+    out.width = max(shown, needed)
+    out.print(table)
+    out.width = shown
+
+
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     sys.stdout.write(json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, times and enums as what JSON knows."""
+    """Dataclasses, times and enums as what JSON knows, and null for a number that is none."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):

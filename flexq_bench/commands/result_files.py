@@ -55,7 +55,7 @@ class ResultFiles:
 
 
 def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
-    if not path.endswith(suffixes):
+    if not path.lower().endswith(suffixes):
         raise UsageError(f"{option} {path}: the name must end in {', '.join(suffixes)}")
     folder = Path(path).absolute().parent
     if not folder.is_dir():

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from flexq_bench.regress.confirm import CLOCK_TOLERANCE, SMALLEST_CHANGE
 from flexq_bench.regress.retrospective import change_points
 from flexq_bench.regress.series import (
+    SCALE_FLOOR,
     SPIKE_SIGMAS,
     Floats,
     positive_logs,
@@ -107,7 +108,8 @@ def drift(values: ArrayLike) -> float | None:
 
     At least 20 values, 1 % in all, a trend that chance does not make (Mann and Kendall's test on
     every second value, as neighbours may be dependent), and a straight line (Theil and Sen) that
-    leaves smaller residuals than the best single step.
+    leaves smaller residuals than the best single step, and explains the series better than all of
+    its change points do (Schwarz 1978, for what they have more to fit with).
     """
     from scipy import stats  # half a second: `import flexq_bench.regress` does not pay it
 
@@ -121,7 +123,13 @@ def drift(values: ArrayLike) -> float | None:
     slope, intercept, _, _ = stats.theilslopes(logs, time)
     change = float(slope) * (logs.size - 1)
     line = logs - (intercept + slope * time)
-    if abs(change) < SMALLEST_CHANGE or float(line @ line) >= _best_step_residual(logs):
+    residual = float(line @ line)
+    if abs(change) < SMALLEST_CHANGE or residual >= _best_step_residual(logs):
+        return None
+    steps = [found.index for found in change_points(np.exp(logs))]
+    if steps and _criterion(_levels_residual(logs, steps), 2 * len(steps) + 1, logs.size) < (
+        _criterion(residual, 2, logs.size)
+    ):
         return None
     return change
 
@@ -167,6 +175,17 @@ def _fresh_tail(values: Floats) -> tuple[int, ...]:
         return ()
     limit = SPIKE_SIGMAS * step_proof_scale(logs)
     return (int(index[-1]),) if abs(logs[-1] - float(np.median(logs))) > limit else ()
+
+
+def _criterion(residual: float, parameters: int, size: int) -> float:
+    """Schwarz's, less is better: of a sum of squares of `size` values about a fit."""
+    least = size * (SCALE_FLOOR / 2) ** 2  # less is no better: it is below what is measured
+    return size * float(np.log(max(residual, least) / size)) + parameters * float(np.log(size))
+
+
+def _levels_residual(logs: Floats, steps: list[int]) -> float:
+    """Sum of squares about the means between steps."""
+    return float(sum(np.sum((part - part.mean()) ** 2) for part in np.split(logs, steps)))
 
 
 def _best_step_residual(logs: Floats) -> float:

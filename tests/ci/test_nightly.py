@@ -16,6 +16,7 @@ from ci.reports import night as night_report
 from db import queries
 from db.engine import open_database
 from db.records import DeviceInfo
+from flexq_bench.cli import main
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
@@ -153,6 +154,19 @@ def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, dat
     assert exit_code([replace(report, worse=(), opened=())], alerting=alerting) == ExitCode.PASS
     joined = replace(report, opened=())
     assert (exit_code([joined], alerting=alerting) == ExitCode.PASS) == alerting
+
+
+def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ci.nightly.measure_night", stopped)
+    path = str(tmp_path / "flexq.sqlite")
+
+    code = main(["nightly", "smoke", "--night", "one", "--backend", "cpu", "--db", path])
+
+    assert code == 130
+    assert f"nightly smoke --night one --db {path}" in capsys.readouterr().err
 
 
 def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sha):

@@ -85,6 +85,14 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert "done, run" in capsys.readouterr().out
 
 
+def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
+    asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
+
+    assert main([*asked, "--db", path]) == 0
+
+    assert "queued request" in capsys.readouterr().out
+
+
 def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
     hashes = iter(["before", "after"])
     monkeypatch.setattr("flexq_bench.provenance.source_hash", lambda root: next(hashes))

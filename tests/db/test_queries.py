@@ -103,6 +103,8 @@ def test_a_run_is_found_by_a_prefix_that_is_unique(session, build):
     assert queries.run_by_uuid_prefix(session, "abc-1").uuid == "abc-1"  # the whole uuid
     with pytest.raises(AmbiguousError, match=r"several runs begin with 'abc': abc-1.*write more"):
         queries.run_by_uuid_prefix(session, "abc")
+    with pytest.raises(NotFoundError, match="no run begins with ''"):
+        queries.run_by_uuid_prefix(session, "")
     with pytest.raises(NotFoundError, match="no run begins with '%'"):
         queries.run_by_uuid_prefix(session, "%")
 

@@ -47,6 +47,17 @@ def test_what_creeps_is_a_drift_and_no_step(sign):
     assert classify(nights(values)).pattern is Pattern.DRIFT
 
 
+@pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
+def test_several_steps_the_same_way_are_no_drift(steps):
+    values = quiet()
+    for at in steps:
+        values[at:] *= 1.03
+
+    found = classify(nights(values))
+
+    assert (found.pattern, found.index) == (Pattern.STEP, steps[-1])
+
+
 def test_a_step_that_the_clock_explains_is_a_clock_drop():
     values, clocks = quiet(), np.full(60, 1980.0)
     values[40:] *= 1.1
