@@ -168,11 +168,17 @@ def restrictions_of(
 
 
 def split_names(text: str | None) -> tuple[str, ...] | None:
-    """A comma-separated list; a comma inside a variant's brackets separates nothing."""
+    """A comma-separated list; a comma inside a variant's brackets separates nothing.
+
+    Raises UsageError for a text without names, which else would mean all of them.
+    """
     if text is None:
         return None
     parts = (part.strip() for part in re.split(r",(?![^\[\]]*\])", text))
-    return tuple(part for part in parts if part)
+    names = tuple(part for part in parts if part)
+    if not names:
+        raise UsageError(f"{text!r} names nothing: name one or more, or leave the option out")
+    return names
 
 
 def split_sizes(text: str | None) -> tuple[int, ...] | None:

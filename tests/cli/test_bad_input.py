@@ -44,6 +44,22 @@ def test_unknown_names_list_the_nearest_first(cli, database, arguments, says, fi
     assert names.startswith(first)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "smoke", "--kernels", ""),
+        ("run", "smoke", "--models", ","),
+        ("gate", "static", "--base", "HEAD", "--targets", " "),
+        ("decode", "llama-7b", "--scheme", ","),
+    ],
+)
+def test_a_list_without_names_is_not_all_of_them(cli, arguments):
+    ran = cli(*arguments)
+
+    assert ran.code == ExitCode.USAGE
+    assert "names nothing" in ran.error
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "99999999999999", "4096.5", "many", ""])
 @pytest.mark.parametrize("dimension", ["--m", "--n", "--k"])
 def test_sizes_that_cannot_be_are_refused(cli, database, dimension, size):
