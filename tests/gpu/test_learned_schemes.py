@@ -40,7 +40,7 @@ def train(monkeypatch):
                 BlockTrainer, "train", lambda *args: found.append(learn(*args)) or found[-1]
             )
             if not recorded:
-                patch.setattr(replay, "_AS_IT_IS", SEGMENTS * (EPOCHS + 1) * 2)
+                patch.setattr(replay, "CALLS_BEFORE_RECORDING", SEGMENTS * (EPOCHS + 1) * 2)
             resolve(f"{name}[epochs={EPOCHS}]").quantize(model, calibration)
         return found
 
