@@ -48,6 +48,7 @@ ATOM_STEPS = {  # Table 4 of arXiv 2310.19102, from rounding to nearest to all o
 SETS = {
     "rounding": (
         "flexq-w6ax",
+        "flexq-w6ax[a8_budget=0.25]",
         "w6a16",
         "w6a8",
         "w6a6",
@@ -59,7 +60,9 @@ SETS = {
     ),
     "weights": (
         *("fp6", "fp6[group=128]", "fp6[gptq=true]", "fp5", "fp5[group=128]", "fp5[gptq=true]"),
+        *("fp6[group=128,gptq=true]", "fp5[group=128,gptq=true]"),
         *("gptq-w4a16", "gptq-w3a16", "awq-w4a16", "awq-w3a16", "w3a16"),
+        *("gptq-w4a16[group=none]", "awq-w4a16[group=none]"),
     ),
     "activations": (
         *("smoothquant-w8a8", "smoothquant-w6a6", "smoothquant-w6a6[alpha=none]"),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-_AS_IT_IS = 3  # calls before a graph is recorded: libraries and optimizers make their state in them
+CALLS_BEFORE_RECORDING = 3  # libraries and optimizers make their state in them
 
 
 class Replay:
@@ -35,7 +35,7 @@ class Replay:
         if self._stream is None:
             self._work()
             return
-        if self._graph is None and self._calls < _AS_IT_IS:
+        if self._graph is None and self._calls < CALLS_BEFORE_RECORDING:
             self._calls += 1
             current = torch.cuda.current_stream(self._stream.device)
             self._stream.wait_stream(current)

@@ -71,7 +71,9 @@ class _Rounded(torch.autograd.Function):
     ) -> torch.Tensor:
         largest = x.abs().amax(dim=-1, keepdim=True)
         share = clip if shares is None else shares * clip
-        scales = (largest * share / limits[1]).to(torch.float16).to(x.dtype)
+        # Not by a number: a GPU then multiplies by its reciprocal, which rounds otherwise.
+        reach = largest * share / torch.full_like(largest, limits[1])
+        scales = reach.to(torch.float16).to(x.dtype)
         unit = x / safe_divisor(scales, x.dtype)
         codes = unit.round().clamp_(*limits)
         ctx.save_for_backward(x, shares, largest, scales, unit, codes)

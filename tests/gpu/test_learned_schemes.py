@@ -40,7 +40,7 @@ def train(monkeypatch):
                 BlockTrainer, "train", lambda *args: found.append(learn(*args)) or found[-1]
             )
             if not recorded:
-                patch.setattr(replay, "_AS_IT_IS", SEGMENTS * (EPOCHS + 1) * 2)
+                patch.setattr(replay, "CALLS_BEFORE_RECORDING", SEGMENTS * (EPOCHS + 1) * 2)
             resolve(f"{name}[epochs={EPOCHS}]").quantize(model, calibration)
         return found
 
@@ -75,28 +75,29 @@ def test_a_graph_of_the_training_step_finds_what_single_launches_find(train, nam
     ids=lambda number: number.name,
 )
 def test_one_pass_of_rounding_and_its_gradient_are_those_of_the_definition(
-    number, rows, k, clipped, monkeypatch
+    number, rows, k, clipped
 ):
     generator = torch.Generator().manual_seed(rows + k)
-    x = torch.randn(rows, k, generator=generator).cuda()
+    x = torch.randn(rows, k, generator=generator)
     x[0] = 0  # no scale
     x[-1, :3] = x[-1].abs().max() + 1  # several with the largest magnitude
     x[-1, 1] *= -1
     groups = 1 if number.group is None else -(-k // number.group)
-    shares = (torch.rand(rows, groups, generator=generator) + 0.2).cuda() if clipped else None
-    weight = torch.randn(rows, k, generator=generator).cuda()
+    shares = torch.rand(rows, groups, generator=generator) + 0.2 if clipped else None
+    weight = torch.randn(rows, k, generator=generator)
+    assert fused.kernels_for(x.cuda()) is not None
     found = []
-    for kernels in (fused.kernels_for, lambda tensor: None):
-        monkeypatch.setattr(straight_through, "kernels_for", kernels)
-        leaves = [x.clone().requires_grad_()]
-        leaves += [] if shares is None else [shares.clone().requires_grad_()]
-        rounded = straight_through.fake_quantize(*leaves[:1], number, *leaves[1:])
-        (rounded * weight).sum().backward()
-        found.append([rounded.detach(), *(leaf.grad for leaf in leaves)])
-    assert fused.kernels_for(x) is not None
+    for device in ("cuda", "cpu"):
+        leaves = [x.to(device).requires_grad_()]
+        leaves += [] if shares is None else [shares.to(device).requires_grad_()]
+        rounded = straight_through.fake_quantize(leaves[0], number, *leaves[1:])
+        (rounded * weight.to(device)).sum().backward()
+        found.append([rounded.detach().cpu(), *(leaf.grad.cpu() for leaf in leaves)])
     assert torch.equal(found[0][0], found[1][0])
     for ours, theirs in zip(found[0][1:], found[1][1:], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))
+        # A share's gradient is a sum of terms near 1 that may cancel to a millionth of them.
+        bound = 1e-4 * float(theirs.abs().max()) + 1e-6
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=bound)
 
 
 def test_one_pass_over_attention_maps_and_its_gradient_are_those_of_the_definition(monkeypatch):
