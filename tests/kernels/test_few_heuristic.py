@@ -84,6 +84,7 @@ def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(few, col_
         chosen = choose_few(configs, GemmWorkload(8 * col_tiles, n, k), 132, few)
         lost.append(row[table.configs.index(settings_of(chosen))])
 
+    lost = [loss for loss in lost if not np.isnan(loss)]  # some shapes are older than some choices
     assert len(lost) >= (20 if few in ONE_TILE else 70)
     assert np.mean(lost) < 0.01
     assert np.quantile(lost, 0.95) < 0.08
