@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -96,14 +97,25 @@ def test_telemetry_reads_before_during_and_after():
 def test_one_low_reading_within_a_batch_makes_it_invalid():
     class Dipping:
         default_sm_clock_mhz = 2000.0
-        clocks = iter([1900.0, 1900.0, 1200.0, *[1900.0] * 1000])
+        clock = 1900.0
+
+        lowest = 1900.0
+
+        def __init__(self):
+            self.is_past = threading.Event()
 
         def read(self):
-            return DeviceState(sm_clock_mhz=next(self.clocks))
+            if self.lowest < 1900.0:
+                self.is_past.set()
+            clock, self.clock = self.clock, 1900.0
+            self.lowest = min(self.lowest, clock)
+            return DeviceState(sm_clock_mhz=clock)
 
-    with Telemetry(Dipping(), min_clock_fraction=0.75, period_s=0.001) as telemetry:
+    sensor = Dipping()
+    with Telemetry(sensor, min_clock_fraction=0.75, period_s=0.001) as telemetry:
         start = time.perf_counter()
-        time.sleep(0.05)
+        sensor.clock = 1200.0
+        assert sensor.is_past.wait(20)
         stop = time.perf_counter()
         later = time.perf_counter()
         time.sleep(0.02)
