@@ -18,7 +18,8 @@
 // turn (attention_tile.cuh), and each keeps a running softmax of its own. Warps, the new token and blocks meet
 // at the end, in fixed order.
 //
-// Keys and values wait in registers: with a ring of cp.async in shared memory an FP16 cache was slower from batch 4 on.
+// Keys and values wait in registers: with a ring of cp.async in shared memory an FP16 cache was slower
+// from batch 4 on.
 #if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
     !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
 #error "HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS choose the kernel"
