@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -110,6 +111,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     _make_streams_take_all()
+    code = _run(given)
+    try:
+        sys.stdout.flush()  # here, where a failure still has its exit code
+    except OSError as error:
+        # What could not be written is tried again as Python ends, which must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code != ExitCode.PASS:
+            return code
+        if isinstance(error, BrokenPipeError):
+            return UNREAD
+        typer.echo(f"{NAME}: stdout: {one_line(error)}", err=True)
+        return ExitCode.INFRASTRUCTURE
+    return code
+
+
+def _run(given: list[str]) -> int:
     try:
         code = app(given, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):

@@ -149,15 +149,35 @@ def test_no_verb_at_all_is_wrong_usage_with_a_word(cli, verb):
     assert "which verb?" in ran.error
 
 
-def test_a_reader_that_goes_away_is_no_regression():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_regression(unbuffered):
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "flexq_bench.cli", "list", "models", "--json"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
 
-    ran = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    ran = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
+    )
 
     os.close(writing)
     assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_named(unbuffered):
+    command = [sys.executable, "-m", "flexq_bench.cli", "list", "suites"]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    assert ran.returncode == ExitCode.INFRASTRUCTURE
+    assert ran.stderr.count("\n") == 1
+    assert "No space left on device" in ran.stderr
 
 
 def test_a_terminal_without_our_signs_shows_others(tmp_path):
