@@ -29,7 +29,10 @@ def tools_are_missing() -> str:
     return ""
 
 
-pytestmark = pytest.mark.skipif(bool(tools_are_missing()), reason=tools_are_missing())
+pytestmark = [
+    pytest.mark.skipif(bool(tools_are_missing()), reason=tools_are_missing()),
+    pytest.mark.timeout(900),  # every build for every target: two minutes of two idle cores
+]
 
 
 @pytest.fixture(scope="module")
