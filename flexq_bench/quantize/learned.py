@@ -103,12 +103,13 @@ class LearnedScheme(Scheme):
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         module = job.layout.block_module(job.model, block)
         with unrounded(module):
-            learned = self._train(job, block, module)
+            learned = self.train_block(job, block, module)
         job.original.advance()
         with unrounded(module):
             self._apply_learned(job, block, learned)
 
-    def _train(self, job: Job, block: int, module: nn.Module) -> Learned:
+    def train_block(self, job: Job, block: int, module: nn.Module) -> Learned:
+        """What training finds for a block, which stands unrounded."""
         assert job.original is not None
         options = self.options
         prefix = f"{job.layout.names.blocks}.{block}."
