@@ -28,6 +28,7 @@ from kernels.cuda.few_heuristic import (
     MINIFLOATS,
     Few,
     choose_few,
+    load_losses,
 )
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
@@ -240,8 +241,8 @@ class WeightOnlyGemm(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        # More tokens were timed with floats only, whose kernel is the same.
-        few = self.few if tiles_for(gemm.m) == 1 else MINIFLOATS
+        # Some were timed for few tokens only; the kernel of floats is the same.
+        few = self.few if tiles_for(gemm.m) in load_losses(self.few.table) else MINIFLOATS
         return choose_few(can_run, gemm, current_gpu().sms, few)
 
     def builds(self) -> Sequence[Build]:
