@@ -42,7 +42,7 @@ KERNELS = {
     INT4_WEIGHTS: "w4a16",
 }
 # Column tiles with a table, where not all have one; the others choose as floats do.
-TIMED = {FINE_MINIFLOATS: (1,), INT8_WEIGHTS: (1, 2), INT4_WEIGHTS: (1, 2)}
+TIMED = {FINE_MINIFLOATS: (1,)}
 TABLES = [(few, tiles) for few in KERNELS for tiles in TIMED.get(few, (1, 2, 4))]
 
 
