@@ -141,7 +141,7 @@ class _Hunt:
     def _compare(self, commit: str) -> CaseComparison:
         from flexq_bench.interleave import compare_commits
 
-        with progress(self.rules.blocks_a_look) as on_block:
+        with progress(self.rules.blocks_at_first) as on_block:
             (found,) = compare_commits(
                 self.repository,
                 self.good,

@@ -25,7 +25,7 @@ from flexq_bench.regress.retrospective import (
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 1
+VERSION = 2
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,

@@ -8,73 +8,57 @@ from __future__ import annotations
 
 import sys
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
-from noise import KINDS, PROCESS_SIGMA, SIGMA, comparison, nightly
+from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, comparison, nightly
 from numpy.lib.stride_tricks import sliding_window_view
-from rules import LONGEST, RULES
+from rules import LONGEST, SIMPLE
 
+from flexq_bench.interleave import InterleaveRules
 from flexq_bench.regress import Comparison, Confirmation, Verdict, confirm, confirm_night
-from flexq_bench.regress.confirm import FALSE_DISCOVERY_RATE
 from flexq_bench.regress.trigger import WINDOW, judge
 
 SERIES = 500
 NULL_NIGHTS = 100
 POWER_NIGHTS = 5
-PAIRS = (12, 24)  # of processes; the second look is taken where the first is ambiguous
-LOOKS_RATE = FALSE_DISCOVERY_RATE / len(PAIRS)  # two looks share the night's false discoveries
+RULES = InterleaveRules()  # of `nightly`, `gate perf` and `compare`
+PAIRS = tuple(RULES.pairs_of(look).stop for look in range(RULES.looks))  # of processes
 ALERTS = (Verdict.SLOWER, Verdict.FASTER)
 
-
-@dataclass(frozen=True)
-class Two:
-    """Both looks of one candidate."""
-
-    first: Confirmation
-    second: Confirmation
+Looks = list[Confirmation]  # of one candidate; each look knows what those before it measured
 
 
-def look(kind: str, rng: np.random.Generator, shift: float, process_sigma: float) -> Two:
-    def judged(pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return comparison(kind, rng, shift=shift, pairs=pairs, process_sigma=process_sigma)
-
-    base, head, pair = judged(PAIRS[0])
-    first = confirm(Comparison(base, head, pair))
-    if first.verdict is Verdict.SAME:
-        return Two(first, first)
-    more_base, more_head, more_pair = judged(PAIRS[1] - PAIRS[0])
-    return Two(
-        first,
-        confirm(
-            Comparison(
-                np.concatenate([base, more_base]),
-                np.concatenate([head, more_head]),
-                np.concatenate([pair, more_pair + PAIRS[0]]),
-            )
-        ),
+def looks_at(kind: str, rng: np.random.Generator, shift: float, process_sigma: float) -> Looks:
+    base, head, pair = comparison(
+        kind, rng, shift=shift, pairs=PAIRS[-1], process_sigma=process_sigma
     )
+    looks = [confirm(Comparison(base, head, pair))]
+    for pairs in PAIRS[-2::-1]:
+        known = pair < pairs
+        looks.insert(0, confirm(Comparison(base[known], head[known], pair[known])))
+    return looks
 
 
-def alerts(night: list[Two]) -> list[bool]:
-    """Which candidates of a night alert, at the first look or at the second."""
-    first = confirm_night([two.first for two in night], rate=LOOKS_RATE)
-    second = confirm_night([two.second for two in night], rate=LOOKS_RATE)
-    return [
-        a.verdict in ALERTS or (a.verdict is Verdict.AMBIGUOUS and b.verdict in ALERTS)
-        for a, b in zip(first, second, strict=True)
-    ]
+def alerts(night: list[Looks]) -> list[bool]:
+    """Which candidates of a night alert: each by the first look that decides it, or the last."""
+    decided: dict[int, Verdict] = {}
+    for look in range(len(PAIRS)):
+        judged = confirm_night([looks[look] for looks in night], rate=RULES.rate)
+        for candidate, found in enumerate(judged):
+            if RULES.is_decided(found) or look + 1 == len(PAIRS):
+                decided.setdefault(candidate, found.verdict)
+    return [decided[candidate] in ALERTS for candidate in range(len(night))]
 
 
 def quiet_nights(
     kind: str, rng: np.random.Generator, process_sigma: float
-) -> tuple[float, float, list[list[Two]]]:
+) -> tuple[float, float, list[list[Looks]]]:
     """False alerts a 1,000 series-nights, share of candidates, and the nights themselves."""
     logs = nightly(kind, rng, SERIES, WINDOW + NULL_NIGHTS)
     windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
     _, _, candidate = judge(windows, logs[:, WINDOW:])
     nights = [
-        [look(kind, rng, 0.0, process_sigma) for _ in range(int(count))]
+        [looks_at(kind, rng, 0.0, process_sigma) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
     ]
     false = sum(sum(alerts(night)) for night in nights)
@@ -87,7 +71,7 @@ def power(
     step: float,
     nights: int,
     process_sigma: float,
-    quiet: list[list[Two]],
+    quiet: list[list[Looks]],
 ) -> float:
     """Share of series whose step alerts within `nights`; each stands alone among quiet ones.
 
@@ -102,7 +86,7 @@ def power(
     for row in candidate:
         for _ in range(int(row.sum())):
             others = quiet[int(rng.integers(len(quiet)))]
-            if alerts([look(kind, rng, shift, process_sigma), *others])[0]:
+            if alerts([looks_at(kind, rng, shift, process_sigma), *others])[0]:
                 found += 1
                 break
     return found / SERIES
@@ -110,7 +94,7 @@ def power(
 
 def simple(rule: str, kind: str, rng: np.random.Generator) -> tuple[float, float, float]:
     """False alerts a 1,000 series-nights, power at 2 % in 5 nights, at 5 % in 1 night."""
-    judged = RULES[rule]
+    judged = SIMPLE[rule]
 
     def alerting(shift: float, nights: int) -> np.ndarray:
         logs = nightly(kind, rng, SERIES, LONGEST + nights)
@@ -141,12 +125,12 @@ def main() -> None:
     out("| rule | noise | false alerts / 1,000 | 2 % in 5 nights | 5 % in 1 night | candidates |\n")
     out("| --- | --- | ---: | ---: | ---: | ---: |\n")
     for sigma in (PROCESS_SIGMA, SIGMA):
-        for kind in KINDS:
+        for kind in (*KINDS, *PROCESSES):
             false, at_two, at_five, candidates = two_stage(kind, sigma)
             out(f"| two-stage, process σ {sigma:.1%} | {kind} | {false:.2f} | {at_two:.1%} | ")
             out(f"{at_five:.1%} | {candidates:.1%} |\n")
             sys.stdout.flush()
-    for rule in RULES:
+    for rule in SIMPLE:
         for kind in KINDS:
             false, at_two, at_five = simple(rule, kind, generator(rule, kind))
             out(f"| {rule} | {kind} | {false:.2f} | {at_two:.1%} | {at_five:.1%} | |\n")

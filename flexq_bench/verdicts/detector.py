@@ -16,6 +16,7 @@ from flexq_bench.regress.confirm import (
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    LOOKS,
     SMALLEST_CHANGE,
 )
 from flexq_bench.verdicts.compared import Compared
@@ -24,9 +25,8 @@ from workloads.case import Case
 
 NAME = "interleaved"
 # Raise it with every change that can give the same evidence another verdict.
-VERSION = 1
-# A comparison that is ambiguous is looked at a second time; each look has half of the rate.
-RATE = FALSE_DISCOVERY_RATE / 2
+VERSION = 2
+RATE = FALSE_DISCOVERY_RATE / LOOKS
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_CHANGE,
