@@ -74,6 +74,10 @@ def load_tokenizer(files: ModelFiles) -> Any:
     try:
         return AutoTokenizer.from_pretrained(files.folder, **_gguf(files))
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
+        if files.gguf is not None:
+            raise AccuracyError(
+                f"can't read {files.weights[0]} ({_first_line(error)}): download it again"
+            ) from error
         raise AccuracyError(
             f"{files.folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
             "the model's tokenizer.json and tokenizer_config.json there"

@@ -231,5 +231,5 @@ def test_several_gguf_files_are_named(tmp_path):
 def test_a_damaged_gguf_file_is_refused(tmp_path):
     pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(UsageError, match="no tokenizer that transformers reads"):
+    with pytest.raises(UsageError, match=r"can't read .*a\.gguf \(.*download it again"):
         load_model(str(tmp_path / "a.gguf"), device=CPU)
