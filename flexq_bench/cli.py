@@ -31,9 +31,9 @@ from flexq_bench.commands import (
     sweep,
     worker,
 )
-from flexq_bench.commands.failures import INTERRUPTED, UNREAD, exit_code_of, one_line
+from flexq_bench.commands.failures import exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.logs import JsonFormatter
 
 DEBUG = "--debug"

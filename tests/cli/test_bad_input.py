@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.cli import main
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 SHAPE = ("--n", "8", "--k", "8")
 RUN = ("run", "smoke", "--kernels", "cublas-fp16")
@@ -162,6 +162,20 @@ def test_a_reader_that_goes_away_is_no_regression(unbuffered):
 
     os.close(writing)
     assert (ran.returncode, ran.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("module", ["typer", "torch"])
+def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module):
+    stopped = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n"
+    (tmp_path / f"{module}.py").write_text(stopped)
+    command = [sys.executable, "-m", "flexq_bench", "run", "smoke", "--backend", "cpu"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (INTERRUPTED, "", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
