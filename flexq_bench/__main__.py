@@ -15,8 +15,9 @@ def main() -> int:
     # Importing takes a second, and an exception in the middle of it may end up anywhere.
     signal.signal(signal.SIGINT, _leave)
     from flexq_bench.cli import main as run
+    from flexq_bench.commands.stopping import hear_interrupts
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    hear_interrupts()
     return run()
 
 

@@ -164,10 +164,20 @@ def test_a_reader_that_goes_away_is_no_regression(unbuffered):
     assert (ran.returncode, ran.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("module", ["typer", "torch"])
-def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module):
-    stopped = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(5)\n"
-    (tmp_path / f"{module}.py").write_text(stopped)
+STOP = "import os, signal, time\ndef stop():\n  os.kill(os.getpid(), signal.SIGINT)\n"
+RETOLD = (
+    "try:\n  stop(); time.sleep(9)\nexcept KeyboardInterrupt:\n  raise ImportError('half of it')\n"
+)
+FINALIZED = "class Gone:\n  def __del__(self):\n    stop()\nGone()\ntime.sleep(9)\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "does"),
+    [("typer", "stop(); time.sleep(9)"), ("torch", RETOLD), ("torch", FINALIZED)],
+    ids=["at the start", "told as another error", "in a finalizer"],
+)
+def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module, does):
+    (tmp_path / f"{module}.py").write_text(STOP + does)
     command = [sys.executable, "-m", "flexq_bench", "run", "smoke", "--backend", "cpu"]
     path = os.pathsep.join([str(tmp_path), *sys.path])
 
