@@ -59,15 +59,16 @@ class OutputHead:
     """What makes logits of the last hidden state.
 
     cap: magnitude that logits come close to and never pass (Gemma 2: cap · tanh(logits / cap));
-    None: they are what the layer gives.
+    None: there is none. divisor: of what the layer gives (Granite).
     """
 
     layer: nn.Module
     cap: float | None
+    divisor: float
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rows, hidden] -> [rows, vocabulary], on the device of `hidden`."""
-        plain: torch.Tensor = self.layer.to(hidden.device)(hidden)
+        plain: torch.Tensor = self.layer.to(hidden.device)(hidden) / self.divisor
         return plain if self.cap is None else torch.tanh(plain / self.cap) * self.cap
 
 
@@ -108,7 +109,8 @@ def record_reference(
     if head is None:
         raise AccuracyError(f"{type(model).__name__} has no output head: it predicts no tokens")
     cap = getattr(model.config, "final_logit_softcapping", None)
-    kept = OutputHead(copy.deepcopy(head), cap)
+    divisor = getattr(model.config, "logits_scaling", 1.0)
+    kept = OutputHead(copy.deepcopy(head), cap, divisor)
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import (
     ClusterOption,
     DbOption,
@@ -24,7 +23,7 @@ from flexq_bench.commands.options import (
 from flexq_bench.commands.output import console, say
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console

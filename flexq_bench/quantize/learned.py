@@ -118,7 +118,7 @@ class LearnedScheme(Scheme):
         trainer = BlockTrainer(
             module,
             [site.name.removeprefix(prefix) for site in sites],
-            job.layout.feeds,
+            job.layout.scaled_feeds,
             options.weight,
             options.activation,
             {} if options.activation is None else self._starting_scales(job, block),
@@ -135,7 +135,7 @@ class LearnedScheme(Scheme):
         statistics = Statistics()
         observe_block(job, block, statistics, job.original)
         start = {}
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             readers = readers_of(job, block, feed)
             weights = torch.stack([weight_of(job.model, r).abs().amax(dim=0) for r in readers])
             start[feed.source] = smoothquant_scale(
@@ -149,7 +149,7 @@ class LearnedScheme(Scheme):
         prefix = f"{job.layout.names.blocks}.{block}."
         number = self.options.activation
         activation = None if number is None else DynamicActivation(number)
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             if feed.source in learned.scales:
                 fold_feed(job, block, feed, learned.scales[feed.source])
         for site in job.layout.of_block(block):
