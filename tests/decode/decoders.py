@@ -11,6 +11,7 @@ import torch
 
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.checkpoints import StateDictWeights
+from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
 from kernels.contract import (
@@ -133,6 +134,18 @@ def prompts(batch: int, length: int, device: torch.device) -> torch.Tensor:
     generator = torch.Generator().manual_seed(batch * 1000 + length)
     drawn = torch.randint(3, VOCAB, (batch, length), generator=generator, dtype=torch.int32)
     return drawn.to(device)
+
+
+@torch.inference_mode()
+def tokens_without_graphs(engine: Engine, ids: torch.Tensor, new: int) -> torch.Tensor:
+    """What `generate` decodes, launch by launch, so that Python may look in between."""
+    batch, length = ids.shape
+    slots = torch.arange(batch, device=ids.device)
+    ends = torch.full_like(slots, length)
+    engine.read(Pieces(ids, torch.zeros_like(slots), ends, slots, length), batch)
+    for step in range(1, new):
+        engine.advance(batch, engine.bucket(length + step))
+    return engine.history[:batch, length : length + new].clone()
 
 
 class FakeQuantized(LinearKernel):

@@ -16,6 +16,7 @@ from decoders import (
     prompts,
     small_llama,
     small_opt,
+    tokens_without_graphs,
     trained_llama,
 )
 
@@ -94,6 +95,19 @@ def test_quantized_logits_are_those_of_the_codes_rounded_alike(
     assert _agree(got.argmax(dim=-1), wanted.argmax(dim=-1)) >= 0.99
     assert sum(kernel.astray for kernel in made) == 0
     assert sum(kernel.near for kernel in made) <= 0.03 * sum(kernel.sums for kernel in made)
+
+
+@pytest.mark.parametrize("bits", [16, 8])
+@pytest.mark.parametrize("scheme", EXACT)
+def test_tokens_of_steps_are_those_of_the_codes_rounded_alike(
+    small: Small, scheme: str, bits: int
+) -> None:
+    ids = prompts(3, 20, DEVICE)
+    by_graphs = an_engine(small, scheme, CudaOperations(), kv_bits=bits).generate(ids, 40).tokens
+
+    wanted = an_engine(small, scheme, CudaOperations(), kv_bits=bits, instead=RoundedAlike)
+
+    assert torch.equal(by_graphs, tokens_without_graphs(wanted, ids, 40))
 
 
 @pytest.mark.parametrize("scheme", OTHERS)
