@@ -197,7 +197,8 @@ class RoundedAlike(FakeQuantized):
 
     # Of the sum of all products' absolute values. FP32 rounds each sum of a group, and each partial
     # sum of those, to 2^-24 of itself, and products of both signs make such sums much smaller.
-    _ERROR = 2.0**-23
+    # Where one operand is FP16, products themselves are added, in tensor cores that cut off.
+    _OF_CODES, _OF_HALVES = 2.0**-23, 2.0**-21
 
     def __init__(self, kernel: LinearKernel) -> None:
         super().__init__(kernel)
@@ -229,9 +230,11 @@ class RoundedAlike(FakeQuantized):
         self._kernel.gemm(_own(x), _own(w), theirs, bias=bias, config=config)
         super().gemm(x, w, out, bias=bias)
         xs, ws = x.buffers["values"], w.buffers["values"]
-        exact, error = xs @ ws.T, self._ERROR * (xs.abs() @ ws.abs().T)
+        exact, terms = xs @ ws.T, xs.abs() @ ws.abs().T
         if bias is not None:
-            exact, error = exact + bias.double(), error + self._ERROR * bias.double().abs()
+            exact, terms = exact + bias.double(), terms + bias.double().abs()
+        of_codes = self.spec.weight.is_integer and self.spec.activation.is_integer
+        error = terms * (self._OF_CODES if of_codes else self._OF_HALVES)
         low, high = (exact - error).half(), (exact + error).half()
         either = (low <= theirs) & (theirs <= high)
         self.sums += out.numel()
