@@ -98,6 +98,7 @@ def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) 
     tokens = case.batch * case.new_tokens
     shared = _shared(setup, case, case.key, found.loaded, source)
     shared["parameters"] |= {"processes": len(done), "spent_s": found.spent_s}
+    shared["parameters"]["configs"] = found.loaded.get("configs", {}).get(str(case.batch), {})
     return DecodeRecord(
         **shared,
         status="ok" if done else "refused",

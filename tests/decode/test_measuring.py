@@ -55,7 +55,9 @@ class Workers:
         if what == "load":
             self.loaded.append((given["scheme"], given["batches"]))
             self.scheme = given["scheme"]
-            return {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            configs = {str(m): {"qkv_proj": {"warps": m}} for m in given["batches"]}
+            told = {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            return {**told, "configs": configs}
         if what == "decode":
             self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
             parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
@@ -106,6 +108,9 @@ def test_a_record_comes_again_with_each_process(start: Start) -> None:
     assert of_case[-1].token_ms == pytest.approx(1.001)
     assert of_case[-1].parameters["processes"] == 3
     assert of_case[-1].parameters["spent_s"] == {"decode": 0.5}
+    assert {r.batch: r.parameters["configs"] for r in records} == {
+        batch: {"qkv_proj": {"warps": batch}} for batch in (1, 4)
+    }
     # Only the first process looks at the parts of a step.
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
