@@ -109,11 +109,11 @@ def test_tokens_of_steps_are_those_of_the_codes_rounded_alike(
     small: Small, scheme: str, bits: int
 ) -> None:
     ids = prompts(3, 20, DEVICE)
-    by_graphs = an_engine(small, scheme, CudaOperations(), kv_bits=bits).generate(ids, 40).tokens
+    by_graphs = an_engine(small, scheme, CudaOperations(), kv_bits=bits).generate(ids, 12).tokens
 
     wanted = an_engine(small, scheme, CudaOperations(), kv_bits=bits, instead=RoundedAlike)
 
-    assert torch.equal(by_graphs, tokens_without_graphs(wanted, ids, 40))
+    assert torch.equal(by_graphs, tokens_without_graphs(wanted, ids, 12))
 
 
 @pytest.mark.parametrize("scheme", ["fp16", "flexq-w6ax"])
