@@ -132,8 +132,10 @@ def _servings(setup: Setup, wanted: Serving) -> list[ServingCase]:
     if not limits:
         raise UsageError("how many at a time? Give --batch-limit")
     return [
-        ServingCase(scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens)
-        for scheme in setup.schemes
+        ServingCase(
+            of.scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens, of.kv_bits
+        )
+        for of in setup.schemes
         for limit in limits
     ]
 
