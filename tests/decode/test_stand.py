@@ -65,7 +65,7 @@ def test_what_can_not_be_is_said(
 def test_a_folder_without_config_is_said(stand: DecodeStand, folder: Path) -> None:
     (folder / "config.json").unlink()
 
-    with pytest.raises(UsageError, match=r"has no config\.json"):
+    with pytest.raises(UsageError, match=r"there is neither config\.json nor"):
         stand.check(**asked(folder))
 
 
