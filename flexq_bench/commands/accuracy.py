@@ -20,7 +20,7 @@ from flexq_bench.commands.options import (
     SeedOption,
     split_names,
 )
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_by_words
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
@@ -292,7 +292,7 @@ def print_tables(findings: Sequence[Finding], out: Console) -> None:
     tables = (report.texts_table, report.tasks_table, report.layers_table)
     for table in (make(findings) for make in tables):
         if table is not None:
-            out.print(table)
+            show_by_words(out, table)
 
 
 @contextmanager

@@ -55,10 +55,11 @@ def show_by_words(out: Console, table: Table) -> None:
             say(out, paragraph)
         return
     widths = longest
-    while left > 0 and widths != natural:  # to the column whose text would become longest
-        lacking = [want / has if has else 0 for want, has in zip(natural, widths, strict=True)]
-        widths[lacking.index(max(lacking))] += 1
-        left -= 1
+    for _ in range(left):  # to the narrowest column that breaks a line: short texts stay in one
+        breaking = [i for i, width in enumerate(widths) if width < natural[i]]
+        if not breaking:
+            break
+        widths[min(breaking, key=lambda i: widths[i])] += 1
     for column, width in zip(table.columns, widths, strict=True):
         column.width = width
     out.print(table)

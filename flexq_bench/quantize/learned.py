@@ -18,7 +18,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
 from flexq_bench.quantize.model_map import LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import check_share, gather, smoothquant_scale, unrounded
+from flexq_bench.quantize.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.quantize.straight_through import fake_quantize
 from flexq_bench.quantize.uniform import FULL_BITS
 from kernels.formats import NumberFormat
@@ -94,9 +94,9 @@ class LearnedScheme(Scheme):
         *,
         seed: int = 0,
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Folds:
         with _eager_attention(model):
-            super().quantize(model, calibration, seed=seed, progress=progress)
+            return super().quantize(model, calibration, seed=seed, progress=progress)
 
     def quantize_block(self, job: Job, block: int) -> None:
         if job.original is None:
