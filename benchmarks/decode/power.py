@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
+from contents import begin_sequences
 
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.decoder import Model
@@ -36,7 +37,7 @@ from workloads.models import get_model
 from workloads.schemes import get_scheme
 
 _AT_ONCE, _TURN = 30, 60  # steps
-_WARM_UP_S, _TURN_S, _ROUNDS = 1.5, 1.0, 2
+_WARM_UP_S, _TURN_S, _ROUNDS = 1.5, 1.5, 2
 _CLEARLY = 0.003  # faster, for another configuration to be kept
 _DEVICE = torch.device("cuda")
 
@@ -90,6 +91,7 @@ class Steps:
             capacity=self.length,
             kv_bits=self.kv_bits,
         )
+        begin_sequences(engine, self.batch)
         engine.prepare(self.batch, engine.bucket(self.length))
         found = Contender(engine)
         found.at_once_ms = statistics.median(self._run(engine, _AT_ONCE) for _ in range(3))
@@ -132,7 +134,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=527)
     parser.add_argument("--kv-bits", type=int, default=16)
-    parser.add_argument("--finalists", type=int, default=5)
+    parser.add_argument("--finalists", type=int, default=4)
     parser.add_argument("--layers", default="gate_up_proj,down_proj,qkv_proj,o_proj")
     parser.add_argument("--seconds", type=float, default=70.0, help="for the layers")
     arguments = parser.parse_args()
@@ -149,7 +151,7 @@ def main() -> None:
     block = model.blocks[0]
     of_name = {linear.name: linear for linear in (block.qkv, block.out, block.widen, block.down)}
     kept: Choices = {}
-    for name in arguments.layers.split(","):
+    for name in filter(None, arguments.layers.split(",")):
         if time.perf_counter() - began < arguments.seconds:
             _settle(steps, of_name[name], kept, arguments.finalists)
     both = [steps.contender({}), steps.contender(kept)]
