@@ -217,6 +217,17 @@ def test_looking_back_stores_a_change_point_once(a_night, database, sha):
     assert report.change_points == 0
 
 
+def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
+    # Found at the 13th night on the 15th, and at the 14th on the 18th.
+    before = (19.95, 19.91, 19.82, 19.81, 20.13, 20.1, 19.84, 20.17, 19.92, 20.18, 19.81, 20.04)
+    after = (20.29, 20.61, 20.76, 20.59, 20.48, 20.75, 20.76, 20.68)
+
+    found = [a_night(at, us=us)[1][0].change_points for at, us in enumerate((*before, *after), 1)]
+
+    # Of the kernel and of the two probes, which are made to take as long.
+    assert [count for count in found if count] == [3]
+
+
 def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):
     class Broken(Site):
         def compare(self, *arguments):
