@@ -180,6 +180,16 @@ def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, dat
     assert (exit_code([joined], alerting=alerting) == ExitCode.PASS) == alerting
 
 
+def test_a_step_in_the_third_night_of_a_series_is_confirmed_and_alerts(a_night, sha):
+    a_night(1)
+    a_night(2)
+
+    site, [report] = a_night(3, us=21.0)
+
+    assert site.contests[0][:2] == (sha(1), sha(3))
+    assert report.opened
+
+
 def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def stopped(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
