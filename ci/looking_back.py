@@ -60,7 +60,10 @@ def _store(
     device: DeviceInfo,
 ) -> bool:
     first, before = points[found.index], points[found.index - 1]
-    if any(known.commit == first.commit for known in queries.change_points_of(session, series_id)):
+    # No two steps are nearer than the shortest level: a later night may move one by a night or two.
+    reach = SHORTEST_SEGMENT - 1
+    near = {p.commit for p in points[max(found.index - reach, 0) : found.index + reach + 1]}
+    if any(known.commit in near for known in queries.change_points_of(session, series_id)):
         return False
     evidence = {
         "values": [point.median_us for point in points],
