@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ def find_model(spec: str) -> ModelFiles:
 
     Every safetensors file is seen to be whole. Raises UsageError in one line.
     """
-    path = Path(spec).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(spec))
+    if is_there(path):
         return model_at(path)
     if not _HUB_NAME.fullmatch(spec):
         raise UsageError(
@@ -77,6 +78,11 @@ def find_model(spec: str) -> ModelFiles:
             "name of a model on the Hugging Face hub (owner/name)"
         )
     return _of_folder(_from_hub(spec), name=spec)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is something; False also for what is no name of a file, as one too long."""
+    return os.path.exists(path)
 
 
 def model_at(path: Path) -> ModelFiles:
@@ -189,7 +195,7 @@ def _from_hub(name: str) -> Path:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds no JSON object: download it again")

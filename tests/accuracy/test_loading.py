@@ -188,6 +188,8 @@ def test_pickled_weights_are_not_read(folder):
     [
         ("/no/such/folder", "no model /no/such/folder: give a folder"),
         ("somewhere", "no model somewhere: give a folder"),
+        ("~nobody-of-this-name/x/y", "no model ~nobody"),
+        ("a" * 5000, "no model aaa"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(spec, message):
