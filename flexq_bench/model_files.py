@@ -87,7 +87,10 @@ def is_there(path: Path) -> bool:
 
 def model_at(path: Path) -> ModelFiles:
     """The files of a model on this machine, as find_model. Raises UsageError in one line."""
-    return _of_file(path) if path.is_file() else _of_folder(path)
+    try:
+        return _of_file(path) if path.is_file() else _of_folder(path)
+    except PermissionError as error:
+        raise UsageError(f"can't read {error.filename}: permission denied") from error
 
 
 def _of_file(path: Path) -> ModelFiles:
@@ -158,6 +161,7 @@ def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
 
     stored, packed = [], []
     try:
+        path.open("rb").close()  # safetensors has no word for a file that may not be read
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor = file.get_slice(name)
@@ -166,6 +170,8 @@ def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
                     packed.append(name)
                 elif name.endswith(".weight") and tensor.get_dtype() not in _REAL:
                     packed.append(f"{name} of type {tensor.get_dtype()}")
+    except PermissionError:
+        raise
     except (SafetensorError, OSError) as error:
         raise UsageError(
             f"{path} is cut off or damaged ({error}): download it again; no part of it is used"
