@@ -1,4 +1,4 @@
-"""Which series of a run are worth a comparison: what stands out, and what may be fixed."""
+"""Which series of a run are worth a comparison: what stands out, has crept, or may be fixed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from db.decisions import OPEN_STATES
 from db.engine import Session
 from db.queries import AlertRow, HistoryPoint
 from flexq_bench.probes import EMPTY_KERNEL
-from flexq_bench.regress import Verdict, trigger
+from flexq_bench.regress import Verdict, creep, trigger
+from flexq_bench.regress.confirm import SMALLEST_CHANGE
 from workloads.case import Case
+
+_AT_RELEASE = 5  # results up to the release's that tell its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,36 @@ def standing_out(session: Session, run: str) -> list[Suspect]:
     return [suspect for _, suspect in sorted(found, key=lambda one: -one[0])]
 
 
+def crept(session: Session, run: str) -> list[tuple[str, Suspect]]:
+    """Series that are slower than at the release before the run's commit, with that release's
+    commit, those that changed most first.
+
+    Each of many small steps is within the noise of its night. Left out are series of open alerts,
+    and those that a comparison with the release has answered, unless they have changed further.
+    """
+    releases = [row for row in queries.releases(session) if row.topo_order is not None]
+    alerts = queries.alerts(session, states=OPEN_STATES) if releases else []
+    told = {series for alert in alerts for series in alert.series}
+    found = []
+    for suspect in comparable(session, run) if releases else []:
+        earlier, latest = _history(session, suspect.series, run)
+        if latest is None or latest.topo_order is None or suspect.series in told:
+            continue
+        release = next((r for r in releases if (r.topo_order or 0) < latest.topo_order), None)
+        if release is None:
+            continue
+        points = [*earlier, latest]
+        change = _since(points, release.topo_order or 0)
+        answer = queries.latest_decisions_from(session, release.sha, [suspect.series])
+        for known in answer.values():
+            # Then the history said so, too: it takes more to be asked again.
+            before = _since(points, release.topo_order or 0, up_to=known.head_order)
+            change = change if change - max(before, 0.0) >= SMALLEST_CHANGE else 0.0
+        if change > 0:
+            found.append((change, release.sha, suspect))
+    return [(sha, suspect) for _, sha, suspect in sorted(found, key=lambda one: -one[0])]
+
+
 def perhaps_fixed(session: Session, run: str) -> list[tuple[str, Suspect]]:
     """Series of open alerts that are back near their good level, with the last good commit.
 
@@ -77,6 +110,18 @@ def _history(
         return [], None
     latest = tonight[-1]
     return [p for p in points if p.run != run and p.epoch == latest.epoch], latest
+
+
+def _since(points: Sequence[HistoryPoint], release: int, *, up_to: int | None = None) -> float:
+    """ln of how much slower a series is than at a place in the ancestry; 0: it may be as fast.
+
+    up_to: a later place, whose results are the newest to look at.
+    """
+    placed = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
+    until = [us for place, us in placed if place <= release]
+    since = [us for place, us in placed if release < place and (up_to is None or place <= up_to)]
+    looked = creep(until[-_AT_RELEASE:], since)
+    return looked.log_change if looked.verdict is Verdict.CANDIDATE else 0.0
 
 
 def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: AlertRow) -> bool:
