@@ -7,17 +7,16 @@ Prints the table that docs/regress.md quotes, from fixed seeds (a minute):
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections import Counter
 
 import numpy as np
 from simulate import decide, generator, looks_at
 
-from ci.gate_perf import Outcome, exit_code_of
+from ci.gate_perf import exit_code_of, outcome_of
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interleave import InterleaveRules
-from flexq_bench.regress import Confirmation, Verdict, confirm_night
+from flexq_bench.regress import Verdict, confirm_night
 
 GATES = 200
 LIMITS = [1.0] * 20 + [2.0] * 6  # percent, of the planned cases
@@ -26,22 +25,16 @@ SIGMAS = (0.002, 0.005, 0.01)
 KINDS = ("Gaussian", "sticky bimodal", "a third slow", "Student t(2)")
 
 
-def outcome(found: Confirmation, limit: float) -> Outcome:
-    """As in ci.gate_perf."""
-    if found.verdict is Verdict.SLOWER and math.expm1(found.log_ratio) * 100 > limit:
-        return Outcome.REGRESSION
-    if found.verdict is Verdict.AMBIGUOUS and math.expm1(found.high) * 100 > limit:
-        return Outcome.AMBIGUOUS
-    return Outcome.PASS
-
-
 def answer(
     kind: str, sigma: float, step: float, rng: np.random.Generator, rules: InterleaveRules
 ) -> ExitCode:
     shifts = [float(np.log1p(step)), *[0.0] * (len(LIMITS) - 1)]
     cases = [looks_at(kind, rng, shift, sigma, rules) for shift in shifts]
     found = confirm_night([one for one, _ in decide(cases, rules)], rate=rules.rate)
-    return exit_code_of(outcome(one, limit) for one, limit in zip(found, LIMITS, strict=True))
+    return exit_code_of(
+        outcome_of(one, limit, is_worse=one.verdict is Verdict.SLOWER)
+        for one, limit in zip(found, LIMITS, strict=True)
+    )
 
 
 def main() -> None:
