@@ -31,8 +31,8 @@ STAGE = "decode-step"  # of the tuning key
 _COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
 _FEWEST_BLOCKS = 6  # a step also has a head, which is not a part of any of them
 _WARM_UP, _SAMPLES = 3, 15  # steps
-# A glance at a bad moment made a configuration win that cost 3 % of a step: those that are this near
-# are timed again, with so many times as many steps.
+# A glance at a bad moment made a configuration win that cost 3 % of a step: those that are this
+# near are timed again, with so many times as many steps.
 _NEAR, _SECOND_LOOK = 0.015, 6
 _TOKENS = 32  # that a sequence has room for while steps are timed
 
