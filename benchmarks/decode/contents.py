@@ -28,13 +28,9 @@ def begin_sequences(engine: Engine, batch: int) -> None:
 def fill_randomly(caches: Sequence[KvLayer], head_dim: int) -> None:
     """Normal keys and values, as a cache of its width has them."""
     for cache in caches:
-        for codes, scales in (
-            (cache.keys, cache.key_scales),
-            (cache.values, cache.value_scales),
-        ):
-            shape = (*codes.shape[:3], head_dim)
-            x = torch.randn(shape, dtype=torch.float16, device=codes.device)
-            encoded, encoded_scales = encode(x, cache.bits)
-            codes.copy_(encoded)
-            if scales is not None and encoded_scales is not None:
-                scales.copy_(encoded_scales)
+        shape = (*cache.codes.shape[:4], head_dim)
+        x = torch.randn(shape, dtype=torch.float16, device=cache.codes.device)
+        codes, scales = encode(x, cache.bits)
+        cache.codes.copy_(codes)
+        if cache.scales is not None and scales is not None:
+            cache.scales.copy_(scales)

@@ -17,24 +17,56 @@ KV_BITS = (16, 8, 4)
 
 @dataclass(frozen=True, slots=True)
 class KvLayer:
-    """keys, values: uint8 [slots, KV heads, capacity, bytes of a token and head].
+    """codes: uint8 [2, slots, KV heads, capacity, bytes of a token and head], keys before values.
 
-    key_scales, value_scales: FP16 [slots, KV heads, capacity, 2], step and least; None: FP16.
+    scales: FP16 [2, slots, KV heads, capacity, 2], step and least; None: FP16.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    key_scales: torch.Tensor | None
-    value_scales: torch.Tensor | None
+    codes: torch.Tensor
+    scales: torch.Tensor | None
     bits: int
 
     @property
+    def keys(self) -> torch.Tensor:
+        return self.codes[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.codes[1]
+
+    @property
+    def key_scales(self) -> torch.Tensor | None:
+        return None if self.scales is None else self.scales[0]
+
+    @property
+    def value_scales(self) -> torch.Tensor | None:
+        return None if self.scales is None else self.scales[1]
+
+    @property
     def capacity(self) -> int:
-        return self.keys.shape[2]
+        return self.codes.shape[3]
 
     @property
     def slots(self) -> int:
-        return self.keys.shape[0]
+        return self.codes.shape[1]
+
+    def write(
+        self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """Keys and values FP16 [B, T, KV heads, head_dim] to slots [B] at positions [B, T]."""
+        codes, scales = encode(torch.stack((keys, values), dim=2), self.bits)
+        self.codes[:, slots[:, None], :, positions] = codes
+        if self.scales is not None and scales is not None:
+            self.scales[:, slots[:, None], :, positions] = scales
+
+    def read(self, slots: torch.Tensor, longest: int) -> torch.Tensor:
+        """The first `longest` positions of slots [B]: FP16 [2, B, KV heads, longest, head_dim]."""
+        codes = self.codes[:, :, :, :longest].index_select(1, slots)
+        if self.scales is None:
+            return codes.view(torch.float16)
+        return decode(
+            codes, self.scales[:, :, :, :longest].index_select(1, slots), self.bits
+        ).half()
 
 
 def token_bytes(head_dim: int, bits: int) -> int:
@@ -48,28 +80,29 @@ def empty_layer(
     """A cache of zeros. Raises ShapeError for a width that is not in KV_BITS."""
     if bits not in KV_BITS:
         raise ShapeError(f"a KV cache has 16, 8 or 4 bits, got {bits}")
-    shape = (slots, kv_heads, capacity, head_dim * bits // 8)
-    keys, values = (torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2))
-    if bits == 16:
-        return KvLayer(keys, values, None, None, bits)
-    key_scales, value_scales = (
-        torch.zeros(*shape[:3], 2, dtype=torch.float16, device=device) for _ in range(2)
-    )
-    return KvLayer(keys, values, key_scales, value_scales, bits)
+    shape = (2, slots, kv_heads, capacity)
+    codes = torch.zeros(*shape, head_dim * bits // 8, dtype=torch.uint8, device=device)
+    scales = None if bits == 16 else torch.zeros(*shape, 2, dtype=torch.float16, device=device)
+    return KvLayer(codes, scales, bits)
 
 
 def encode(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """FP16 [..., head_dim] as bytes [..., bytes] and their scales [..., 2] (None: FP16)."""
+    """FP16 [..., head_dim] as bytes [..., bytes] and their scales [..., 2] (None: FP16).
+
+    Few operations on many values: while a short prompt is read each costs a launch.
+    """
     if bits == 16:
         return x.contiguous().view(torch.uint8), None
     top = (1 << bits) - 1
-    least = x.amin(dim=-1, keepdim=True)
-    step = ((x.amax(dim=-1, keepdim=True).float() - least.float()) / top).half()
-    divisor = torch.where(step == 0, torch.inf, step.float())
-    codes = ((x.float() - least.float()) / divisor).round().clamp(0, top).to(torch.uint8)
+    values = x.float()
+    least, most = values.aminmax(dim=-1, keepdim=True)
+    scales = torch.cat([(most - least) / top, least], dim=-1).half()
+    step = scales[..., :1].float()
+    divisor = torch.where(step == 0, torch.inf, step)
+    codes = values.sub_(least).div_(divisor).round_().clamp_(0, top).to(torch.uint8)
     if bits == 4:
         codes = codes[..., ::2] | codes[..., 1::2] << 4
-    return codes, torch.cat([step, least], dim=-1)
+    return codes, scales
 
 
 def decode(codes: torch.Tensor, scales: torch.Tensor | None, bits: int) -> torch.Tensor:
@@ -78,4 +111,5 @@ def decode(codes: torch.Tensor, scales: torch.Tensor | None, bits: int) -> torch
         return codes.view(torch.float16).float()
     if bits == 4:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)
-    return codes.float() * scales[..., :1].float() + scales[..., 1:].float()
+    factors = scales.float()
+    return codes.float().mul_(factors[..., :1]).add_(factors[..., 1:])

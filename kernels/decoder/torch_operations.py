@@ -47,15 +47,10 @@ class TorchOperations(DecoderOperations):
         batch = qkv.shape[0]
         rows = torch.arange(batch, device=qkv.device)
         queries, keys, values = split_heads(qkv[:, None], shape, positions[:, None])
-        write(cache, keys, values, rows, positions[:, None])
-        kept = [
-            kv.decode(codes[:batch, :, :longest], scales, cache.bits)
-            for codes, scales in (
-                (cache.keys, _part(cache.key_scales, batch, longest)),
-                (cache.values, _part(cache.value_scales, batch, longest)),
-            )
-        ]
-        k, v = (part.repeat_interleave(shape.heads // shape.kv_heads, dim=1) for part in kept)
+        cache.write(keys, values, rows, positions[:, None])
+        scales = None if cache.scales is None else cache.scales[:, :batch, :, :longest]
+        kept = kv.decode(cache.codes[:, :batch, :, :longest], scales, cache.bits)
+        k, v = kept.repeat_interleave(shape.heads // shape.kv_heads, dim=2)
         scores = queries.float().transpose(1, 2) @ k.transpose(2, 3) * shape.head_dim**-0.5
         later = torch.arange(longest, device=qkv.device) > positions[:, None]
         scores = scores.masked_fill(later[:, None, None], -torch.inf)
@@ -109,25 +104,6 @@ def _rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
     return torch.cat(turned, dim=-1).half()
 
 
-def write(
-    cache: KvLayer,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    rows: torch.Tensor,
-    positions: torch.Tensor,
-) -> None:
-    """Keys and values [B, T, KV heads, head_dim] to slots `rows` [B] at positions [B, T]."""
-    slots = rows[:, None]
-    for x, codes, scales in (
-        (keys, cache.keys, cache.key_scales),
-        (values, cache.values, cache.value_scales),
-    ):
-        encoded, encoded_scales = kv.encode(x, cache.bits)
-        codes[slots, :, positions] = encoded
-        if scales is not None and encoded_scales is not None:
-            scales[slots, :, positions] = encoded_scales
-
-
 def attend_prompts(
     qkv: torch.Tensor,
     shape: AttentionShape,
@@ -145,10 +121,10 @@ def attend_prompts(
     """
     batch, tokens = qkv.shape[:2]
     queries, keys, values = split_heads(qkv, shape, positions)
-    write(cache, keys, values, slots, positions)
+    cache.write(keys, values, slots, positions)
+    kept = cache.read(slots, longest)
     share = shape.heads // shape.kv_heads
-    k = _kept(cache.keys, cache.key_scales, cache.bits, slots, longest, share)
-    v = _kept(cache.values, cache.value_scales, cache.bits, slots, longest, share)
+    k, v = kept if share == 1 else kept.repeat_interleave(share, dim=2)
     q = queries.transpose(1, 2)
     seen = torch.arange(longest, device=qkv.device) <= positions[:, None, :, None]
     if not q.is_cuda:
@@ -156,27 +132,6 @@ def attend_prompts(
     with sdpa_kernel(_WITH_MASK):
         out = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     return out.half().transpose(1, 2).reshape(batch * tokens, -1)
-
-
-def _kept(
-    codes: torch.Tensor,
-    scales: torch.Tensor | None,
-    bits: int,
-    slots: torch.Tensor,
-    longest: int,
-    share: int,
-) -> torch.Tensor:
-    """What slots hold, FP16 [B, heads, longest, head_dim]; share: heads of a KV head."""
-    kept = codes[:, :, :longest].index_select(0, slots)
-    if scales is None:
-        values = kept.view(torch.float16)
-    else:
-        values = kv.decode(kept, scales[:, :, :longest].index_select(0, slots), bits).half()
-    return values if share == 1 else values.repeat_interleave(share, dim=1)
-
-
-def _part(scales: torch.Tensor | None, batch: int, longest: int) -> torch.Tensor | None:
-    return None if scales is None else scales[:batch, :, :longest]
 
 
 def _activate(x: torch.Tensor, to: Destination) -> None:

@@ -190,21 +190,16 @@ def test_the_token_picked_is_the_first_of_the_largest(vocabulary: int) -> None:
 
 
 def _fill_alike(caches: list[KvLayer]) -> None:
-    first = caches[0]
-    for tensor in (first.keys, first.values):
-        if first.bits == 16:
-            tensor.copy_(
-                torch.randn(*tensor.shape[:3], tensor.shape[3] // 2).half().view(torch.uint8)
-            )
-        else:
-            tensor.copy_(torch.randint(0, 256, tensor.shape, dtype=torch.uint8))
-    for scales in (first.key_scales, first.value_scales):
-        if scales is not None:
-            scales.copy_(torch.rand(scales.shape) * (2.0 / (2**first.bits - 1)))
-    for name in ("keys", "values", "key_scales", "value_scales"):
-        source = getattr(first, name)
-        if source is not None:
-            getattr(caches[1], name).copy_(source)
+    first, second = caches
+    if first.bits == 16:
+        halves = torch.randn(*first.codes.shape[:4], first.codes.shape[4] // 2).half()
+        first.codes.copy_(halves.view(torch.uint8))
+    else:
+        first.codes.copy_(torch.randint(0, 256, first.codes.shape, dtype=torch.uint8))
+    second.codes.copy_(first.codes)
+    if first.scales is not None and second.scales is not None:
+        first.scales.copy_(torch.rand(first.scales.shape) * (2.0 / (2**first.bits - 1)))
+        second.scales.copy_(first.scales)
 
 
 def _token(cache: KvLayer, of: str, slot: int, position: int) -> torch.Tensor:
