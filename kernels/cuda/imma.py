@@ -30,6 +30,7 @@ from kernels.cuda.imma_configs import (
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
+    BulkConfig,
     TileFormat,
     all_configs,
     bucket_of,
@@ -40,6 +41,7 @@ from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
+from kernels.runtime.tensor_map import swizzled_rows
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
@@ -106,10 +108,17 @@ class ImmaGemm(LinearKernel):
     ) -> None:
         shape = check_gemm(x, w, out)
         c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
+        codes: Argument = x.buffers["codes"]
+        if isinstance(c, BulkConfig):
+            codes = swizzled_rows(x.buffers["codes"], c.tokens // c.sharers, GROUP)
+            grid = c.grid(shape.m, shape.n, current_gpu().sms)
+            cluster = c.cluster
+        else:
+            grid, cluster = c.grid(shape.m, shape.n), c.k_split
         arguments: tuple[Argument, ...] = (
             w.buffers["tiles"],
             w.buffers["scales"],
-            x.buffers["codes"],
+            codes,
             x.buffers["scales"],
             bias,
             out,
@@ -119,12 +128,12 @@ class ImmaGemm(LinearKernel):
             w.buffers.get("features"),
         )
         load_function(c.build(self.tiles), c.function).launch(
-            c.grid(shape.m, shape.n),
+            grid,
             c.threads,
             arguments,
             shared_bytes=c.shared_bytes(self.tiles),
             overlap_previous=True,
-            cluster=c.k_split,
+            cluster=cluster,
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:

@@ -172,16 +172,72 @@ class WgmmaConfig(Config):
         return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
 
 
-AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig
+@dataclass(frozen=True, slots=True)
+class BulkConfig(Config):
+    """A block is warpgroups of 64 rows each by token_block tokens; stages of the block's ring;
+    sharers: blocks of a cluster that share tokens; k_split: that share an output tile."""
+
+    warpgroups: int
+    tokens_of_block: int
+    stages: int
+    sharers: int
+    k_split: int
+    granule_tokens: int = 128
+    ordered: int = 1
+
+    @property
+    def function(self) -> str:
+        """The kernel, and the source of csrc that it is in."""
+        return "flexq_imma_bulk"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/flexq_imma_bulk.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def cluster(self) -> int:
+        return self.sharers * self.k_split
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128 + 128
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups * 64
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_of_block
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block: the ring, the warps' outputs, the barriers."""
+        out = self.warpgroups * 4 * 2048 if self.k_split == 1 else 0
+        return _ring_bytes(self, tiles) + out + self.stages * 16
+
+    def grid(self, m: int, n: int, sms: int) -> tuple[int, int, int]:
+        """Blocks that stay and take one output after the other, or k_split ones for each."""
+        row_blocks = -(-n // self.rows)
+        clusters = -(-row_blocks // self.sharers) * -(-m // self.tokens)
+        if self.k_split == 1:
+            clusters = min(clusters, sms // self.cluster)
+        return clusters * self.cluster, 1, 1
+
+
+AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | BulkConfig
 
 
 def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
     """Shared memory of csrc/imma_block.cuh: the ring of stages, or the outputs."""
+    return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
+
+
+def _ring_bytes(config: TiledConfig | WgmmaConfig | BulkConfig, tiles: TileFormat) -> int:
     tile_rows = config.rows // MMA_ROWS
     of_token = GROUP + 4 * tiles.a_grouped
     used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
     stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
-    return max(config.stages * stage, config.tokens * (config.rows + 4) * 4)
+    return config.stages * stage
 
 
 def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
@@ -189,7 +245,7 @@ def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     return Build.of(
         f"{config.function}.cu",
         min_sm=90 if config.k_split > 1 else 80,
-        only_sm=90 if isinstance(config, WgmmaConfig) else None,
+        only_sm=90 if isinstance(config, WgmmaConfig | BulkConfig) else None,
         block=Block(config.function, config.threads, config.shared_bytes(tiles)),
         **tiles.defines(),
         **defines,

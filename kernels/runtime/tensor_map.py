@@ -1,0 +1,63 @@
+"""Tensor maps: what the copy engine of compute capability 9.0 and later copies boxes of."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from kernels.errors import KernelError, UnsupportedError
+
+_ALIGNMENT = 64  # of an encoded map, by the driver's reference
+_WORDS = 16
+_UINT8, _SWIZZLE_128B, _PROMOTION_L2_256B = 0, 3, 3  # of the driver's enumerations
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """An encoded map, a kernel's __grid_constant__ argument; the memory stays its tensor's."""
+
+    words: tuple[int, ...]
+
+
+def swizzled_rows(codes: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
+    """The map of a contiguous matrix [rows, bytes] of 8-bit values in boxes, in the 128-byte swizzle.
+
+    Rows past the last are zeros. Raises KernelError if the driver refuses, UnsupportedError without
+    a driver.
+    """
+    rows, row_bytes = codes.shape
+    return _encoded(codes.data_ptr(), rows, row_bytes, box_rows, box_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _encoded(address: int, rows: int, row_bytes: int, box_rows: int, box_bytes: int) -> TensorMap:
+    room = (ctypes.c_uint64 * (_WORDS + _ALIGNMENT // 8))()
+    offset = -ctypes.addressof(room) % _ALIGNMENT
+    words = (ctypes.c_uint64 * _WORDS).from_buffer(room, offset)
+    status = _driver().cuTensorMapEncodeTiled(
+        words,
+        _UINT8,
+        ctypes.c_uint32(2),
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * 2)(row_bytes, rows),
+        (ctypes.c_uint64 * 1)(row_bytes),
+        (ctypes.c_uint32 * 2)(box_bytes, box_rows),
+        (ctypes.c_uint32 * 2)(1, 1),
+        0,
+        _SWIZZLE_128B,
+        _PROMOTION_L2_256B,
+        0,
+    )
+    if status != 0:
+        raise KernelError(f"cuTensorMapEncodeTiled failed with {status}")
+    return TensorMap(tuple(words))
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise UnsupportedError("tensor maps need NVIDIA's driver: libcuda.so.1") from error
