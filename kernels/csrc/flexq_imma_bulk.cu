@@ -61,51 +61,40 @@ struct Grid {
   }
 };
 
+// What the copying thread does for a stage. Few large requests: the copy engine takes a hundred cycles for one.
 struct Loader {
   const Grid& grid;
-  const unsigned char *w, *sw;
-  const TensorMap& x;
+  const TensorMap &w, &sw, &x;
   const float* sx;
   uint32_t ring, full;
-  int rank, lane;
+  int rank, m_padded;
 
   __device__ inline int token_scale_bytes(int first_token) const {
-    if constexpr (!A_GROUPED) return 0;
-    const int m_padded = (grid.m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
-    return min(TOKENS, m_padded - first_token) * 4;
+    return A_GROUPED ? min(TOKENS, m_padded - first_token) * 4 : 0;
   }
 
   __device__ inline void load_weights(int slot, int output, int step) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
-    if (lane == 0)
-      arrive_expecting(barrier, TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP +
-                                    token_scale_bytes(grid.first_token(output)));
-    __syncwarp();
-    if (lane < TILES) {
-      const int tile = min(grid.first_tile(output, rank) + lane, grid.row_tiles - 1);  // past the end: never stored
-      const int64_t at = static_cast<int64_t>(tile) * grid.steps + step;
-      copy_bytes(stage + TILES_AT + lane * TILE_BYTES, w + at * TILE_BYTES, TILE_BYTES, barrier);
-      copy_bytes(stage + SCALES_AT + lane * SCALE_BYTES, sw + at * SCALE_BYTES, SCALE_BYTES, barrier);
-    }
+    arrive_expecting(barrier, TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP +
+                                  token_scale_bytes(grid.first_token(output)));
+    const int first_tile = grid.first_tile(output, rank);  // past the end there are zeros
+    copy_box(stage + TILES_AT, w, step * (TILE_BYTES / 8), first_tile, barrier);
+    copy_box(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), first_tile, barrier);
   }
 
   __device__ inline void load_tokens(int slot, int output, int step) const {
     const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
     const int group = group_of(step, grid.groups), first_token = grid.first_token(output);
-    if (lane == 0) {
-      if constexpr (SHARERS == 1) {
-        copy_box(stage, x, group * GROUP, first_token, barrier);
-      } else {
-        constexpr int SHARE = TOKENS / SHARERS;
-        copy_box_to_all(stage + rank * SHARE * GROUP, x, group * GROUP, first_token + rank * SHARE, barrier,
-                        (1 << SHARERS) - 1);
-      }
-      if constexpr (A_GROUPED) {
-        const int m_padded = (grid.m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
-        copy_bytes(stage + TOKEN_SCALES_AT, sx + static_cast<int64_t>(group) * m_padded + first_token,
-                   token_scale_bytes(first_token), barrier);
-      }
+    if constexpr (SHARERS == 1) {
+      copy_box(stage, x, group * GROUP, first_token, barrier);
+    } else {
+      constexpr int SHARE = TOKENS / SHARERS;
+      copy_box_to_all(stage + rank * SHARE * GROUP, x, group * GROUP, first_token + rank * SHARE, barrier,
+                      (1 << SHARERS) - 1);
     }
+    if constexpr (A_GROUPED)
+      copy_bytes(stage + TOKEN_SCALES_AT, sx + static_cast<int64_t>(group) * m_padded + first_token,
+                 token_scale_bytes(first_token), barrier);
   }
 };
 
@@ -198,8 +187,8 @@ __device__ inline void write_warp(const float (&total)[GRANULES][GRANULE / 2], u
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
-flexq_imma_bulk(const unsigned char* w, const unsigned char* sw, const __grid_constant__ TensorMap x,
-                const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
+flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
+                const __grid_constant__ TensorMap x, const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
                 [[maybe_unused]] const half_bits* sn) {
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
@@ -220,9 +209,9 @@ flexq_imma_bulk(const unsigned char* w, const unsigned char* sw, const __grid_co
 
   if (warp >= THREADS / 32) {
     registers_down<FEWER_REGISTERS>();
-    if (warp == THREADS / 32) {
+    if (threadIdx.x == THREADS) {
       const Grid grid(m, n, k);
-      const Loader loader{grid, w, sw, x, sx, ring, full, rank, lane};
+      const Loader loader{grid, w, sw, x, sx, ring, full, rank, (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS};
       Stage stage;
       bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
       for (int output = grid.first; output < grid.outputs; output += grid.stride)
@@ -234,6 +223,7 @@ flexq_imma_bulk(const unsigned char* w, const unsigned char* sw, const __grid_co
           stage.next();
         }
     }
+    __syncwarp();
     if constexpr (K_SPLIT > 1) cluster_sync(), cluster_sync();
   } else {
     registers_up<MORE_REGISTERS>();

@@ -41,7 +41,7 @@ from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
-from kernels.runtime.tensor_map import swizzled_rows
+from kernels.runtime.tensor_map import plain_rows, swizzled_rows
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
@@ -108,17 +108,20 @@ class ImmaGemm(LinearKernel):
     ) -> None:
         shape = check_gemm(x, w, out)
         c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
-        codes: Argument = x.buffers["codes"]
+        operands: tuple[Argument, ...] = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"])
         if isinstance(c, BulkConfig):
-            codes = swizzled_rows(x.buffers["codes"], c.tokens // c.sharers, GROUP)
+            tile_rows = c.rows // MMA_ROWS
+            operands = (
+                plain_rows(w.buffers["tiles"], tile_rows, self.tiles.tile_bytes),
+                plain_rows(w.buffers["scales"], tile_rows, 2 * MMA_ROWS),
+                swizzled_rows(x.buffers["codes"], c.tokens // c.sharers, GROUP),
+            )
             grid = c.grid(shape.m, shape.n, current_gpu().sms)
             cluster = c.cluster
         else:
             grid, cluster = c.grid(shape.m, shape.n), c.k_split
         arguments: tuple[Argument, ...] = (
-            w.buffers["tiles"],
-            w.buffers["scales"],
-            codes,
+            *operands,
             x.buffers["scales"],
             bias,
             out,
