@@ -107,6 +107,21 @@ struct Sums {
   }
 };
 
+struct Weights {
+  uint32_t a[MMAS][4];
+  float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+};
+
+__device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper_tail) {
+  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
+  Weights weights;
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+  return weights;
+}
+
 __device__ inline void multiply(Sums& sums, const uint32_t (&a)[MMAS][4], uint32_t tokens) {
   sums.touch();
   wgmma_fence();
@@ -234,31 +249,38 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     for (int output = grid.first; output < grid.outputs; output += grid.stride) {
       const int first_token = grid.first_token(output), first_tile = grid.first_tile(output, rank);
       float total[GRANULES][GRANULE / 2] = {};
-      for (int step = split; step < grid.steps; step += K_SPLIT) {
-        const uint32_t at = ring + stage.slot * STAGE_BYTES;
+      Weights weights;
+      if (split < grid.steps) {
         wait_for_phase(full + stage.slot * 8, stage.parity);
-        uint32_t a[MMAS][4];
-        const uint32_t scales = load_shared_word(at + SCALES_AT + warp * SCALE_BYTES + lane / 4 * 4);
-        const WeightTile packed(at + TILES_AT + warp * TILE_BYTES, scales, lane, step == grid.groups - 1);
-#pragma unroll
-        for (int o = 0; o < OPERAND_WORDS; ++o) a[o / 4][o % 4] = packed.operand(o);
+        weights = widened(ring + stage.slot * STAGE_BYTES, warp, lane, split == grid.groups - 1);
+      }
+      for (int step = split; step < grid.steps; step += K_SPLIT) {
+        const uint32_t at = ring + stage.slot * STAGE_BYTES, done = empty + stage.slot * 8;
+        const float top = weights.top, bottom = weights.bottom;
+        const bool more = step + K_SPLIT < grid.steps;
+        Stage next = stage;
+        next.next();
 #pragma unroll
         for (int g = 0; g < GRANULES; ++g) {
           Sums sums;
+          if (g == GRANULES - 1 && more) wait_for_phase(full + next.slot * 8, next.parity);
           if (ORDERED) wait_at_named(1 + warpgroup, 256);
-          multiply(sums, a, at + g * GRANULE * GROUP);
+          multiply(sums, weights.a, at + g * GRANULE * GROUP);
           if (ORDERED) arrive_at_named(1 + (warpgroup + 1) % WARPGROUPS, 256);
           wgmma_wait<0>();
           sums.touch();
-          add_scaled(total[g], sums, packed.scale[0], packed.scale[1], at + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+          if (g == GRANULES - 1)  // the next group's, between the conversions; after the last group any
+            weights = widened(more ? ring + next.slot * STAGE_BYTES : at, warp, lane,
+                              step + K_SPLIT == grid.groups - 1);
+          add_scaled(total[g], sums, top, bottom, at + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
         }
         __syncwarp();
         if constexpr (SHARERS > 1) {
-          if (lane < SHARERS) arrive_at(empty + stage.slot * 8, lane);
+          if (lane < SHARERS) arrive_at(done, lane);
         } else {
-          if (lane == 0) arrive(empty + stage.slot * 8);
+          if (lane == 0) arrive(done);
         }
-        stage.next();
+        stage = next;
       }
       if constexpr (K_SPLIT == 1) {
         write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
