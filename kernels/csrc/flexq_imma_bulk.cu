@@ -1,38 +1,45 @@
 // flexq_imma_bulk.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, for the most
 // tokens. Operands are those of flexq_imma_wgmma.cu.
 //
-// One warp asks the copy engine for weights, tokens and scales of one group of k after the other; it is
+// One thread asks the copy engine for weights, tokens and scales of one group of k after the other; it is
 // ahead by the stages of the block's ring. WARPGROUPS others multiply, each 64 rows with all TOKENS of the
 // block: its weights are widened in registers, its tokens come in granules, and while the tensor cores are at
 // a granule of one warpgroup the next one converts and scales its sums. Named barriers keep their order.
+//
+// What counts are instructions: while int8 tensor cores work, a scheduler issues next to nothing else
+// (docs/kernels/flexq-imma.md). So sums begin at BIAS, the bits of a float that sums up to 2^22 leave in its
+// binade: they are floats without a conversion, and one FMA scales them and takes BIAS away, exactly.
+//
+// Blocks stay, one an SM. Each takes an equal share of the last outputs' groups, then whole outputs (Shares).
+// Who has the first groups of a shared output adds what others have of it, in the order of k.
 // SHARERS neighbouring blocks, a cluster, have the same tokens, of which each copies a part to all.
-// K_SPLIT neighbouring blocks, a cluster, take the groups in turn and add in a fixed order.
-#if !defined(WARPGROUPS) || !defined(TOKENS_OF_BLOCK) || !defined(STAGES) || !defined(SHARERS) || !defined(K_SPLIT)
-#error "WARPGROUPS, TOKENS_OF_BLOCK, STAGES, SHARERS and K_SPLIT choose the kernel"
+#if !defined(WARPGROUPS) || !defined(TOKENS_OF_BLOCK) || !defined(STAGES) || !defined(SHARERS) || !defined(SPLIT)
+#error "WARPGROUPS, TOKENS_OF_BLOCK, STAGES, SHARERS and SPLIT choose the kernel"
 #endif
-#ifndef GRANULE_TOKENS
-#define GRANULE_TOKENS 128
+#ifndef MAGIC
+#define MAGIC 1
 #endif
-#ifndef ORDERED
-#define ORDERED 1
-#endif
+constexpr int K_SPLIT = 1;
 constexpr int THREADS = WARPGROUPS * 128;  // that multiply and write
 constexpr int TILES = WARPGROUPS * 4;
 constexpr int TOKENS = TOKENS_OF_BLOCK;
 #include "bulk_copy.cuh"
 #include "imma_block.cuh"
 
-constexpr int GRANULE = GRANULE_TOKENS, GRANULES = TOKENS / GRANULE;
+constexpr int GRANULE = 128, GRANULES = TOKENS / GRANULE;
 static_assert(!DUAL_GRAINED, "sums of a group are converted");
-static_assert(SHARERS == 1 || K_SPLIT == 1, "blocks of a cluster share tokens or outputs");
-constexpr int CLUSTER = SHARERS * K_SPLIT;
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;
 // Registers of a thread that multiplies and of one that does not; all of them are an SM's.
 constexpr int MORE_REGISTERS = WARPGROUPS == 2 ? 232 : 152, FEWER_REGISTERS = WARPGROUPS == 2 ? 40 : 56;
 
 constexpr int WARP_OUT_BYTES = 16 * 32 * 4;  // 16 rows of 64 tokens as halves
 constexpr int OUT_AT = STAGES * STAGE_BYTES;
-constexpr int BARRIERS_AT = OUT_AT + (K_SPLIT == 1 ? THREADS / 32 * WARP_OUT_BYTES : 0);
+constexpr int BARRIERS_AT = OUT_AT + THREADS / 32 * WARP_OUT_BYTES;
+constexpr int SHARE_FLOATS = THREADS * TOKENS / 2;  // of a block's sums
+
+constexpr bool BIASED = MAGIC && A_GROUPED;
+constexpr float BIAS = 12582912.0f;  // 1.5 * 2^23: floats around it are whole numbers
+constexpr uint32_t BIAS_BITS = 0x4B400000;
 
 struct Stage {
   int slot = 0;
@@ -43,21 +50,58 @@ struct Stage {
   }
 };
 
-// What all roles know of the work.
+// What all roles know of the work. An output is ROWS * SHARERS rows of one block of tokens.
 struct Grid {
-  int m, n, groups, steps, row_tiles, token_blocks, outputs;  // outputs: of a cluster, one after the other
-  int first, stride;
+  int m, n, groups, steps, row_tiles, token_blocks, outputs;
 
   __device__ Grid(int m_, int n_, int k)
       : m(m_), n(n_), groups((k + GROUP - 1) / GROUP), steps(tiles_along(groups)),
         row_tiles((n + MMA_ROWS - 1) / MMA_ROWS), token_blocks((m + TOKENS - 1) / TOKENS) {
     const int row_blocks = (row_tiles + TILES - 1) / TILES;
     outputs = (row_blocks + SHARERS - 1) / SHARERS * token_blocks;
-    first = blockIdx.x / CLUSTER, stride = gridDim.x / CLUSTER;
   }
   __device__ inline int first_token(int output) const { return output % token_blocks * TOKENS; }
   __device__ inline int first_tile(int output, int rank) const {
-    return (output / token_blocks * SHARERS + (SHARERS > 1 ? rank : 0)) * TILES;
+    return (output / token_blocks * SHARERS + rank) * TILES;
+  }
+};
+
+// Steps from .. to - 1 of an output.
+struct Part {
+  int output, from, to;
+};
+
+// What one of the clusters does: an equal share of the steps of the first `shared` outputs, then every
+// clusters-th of the others. The launcher divides, so that the compiler knows what all lanes have in common:
+// a share is `each` steps, one more for the first `longer`; inverse is 2^32 / steps, rounded up.
+struct Shares {
+  int shared, each, longer;
+  uint32_t inverse;
+};
+
+struct Parts {
+  const Shares& shares;
+  int steps, outputs, clusters;
+  int at, end, whole;
+
+  __device__ Parts(const Grid& grid, const Shares& of, int cluster, int clusters_)
+      : shares(of), steps(grid.steps), outputs(grid.outputs), clusters(clusters_) {
+    at = begin_of(cluster), end = begin_of(cluster + 1), whole = shares.shared + cluster;
+  }
+  __device__ inline int begin_of(int cluster) const {
+    return SPLIT ? cluster * shares.each + min(cluster, shares.longer) : 0;
+  }
+  __device__ inline bool next(Part& part) {
+    if (at < end) {
+      part.output = __umulhi(at, shares.inverse), part.from = at - part.output * steps;
+      part.to = min(steps, part.from + end - at);
+      at += part.to - part.from;
+      return true;
+    }
+    if (whole >= outputs) return false;
+    part.output = whole, part.from = 0, part.to = steps;
+    whole += clusters;
+    return true;
   }
 };
 
@@ -98,12 +142,39 @@ struct Loader {
   }
 };
 
+__device__ inline double double_of(uint32_t low, uint32_t high) {
+  double d;
+  asm("mov.b64 %0, {%1, %2};" : "=d"(d) : "r"(low), "r"(high));
+  return d;
+}
+
+// Constants that the compiler doesn't know: so one instruction, a sum times zero plus these bits, begins two sums.
+struct Bias {
+  double bits, zero;
+
+  // Twice, so that lanes differ in what they read.
+  static __device__ inline void store(uint32_t* shared) {
+    for (int i = 0; i < 8; ++i) shared[i] = i % 4 < 2 ? BIAS_BITS : 0;
+  }
+
+  __device__ inline Bias(uint32_t shared, int lane) {
+    const uint4 words = load_shared(shared + lane % 2 * 16);
+    bits = double_of(words.x, words.y), zero = double_of(words.z, words.w);
+  }
+};
+
 struct Sums {
   int of[GRANULE / 2];
 
   __device__ inline void touch() {
 #pragma unroll
     for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+  }
+
+  __device__ inline void begin(int i, const Bias& bias) {
+    asm("{\n.reg .f64 both;\nmov.b64 both, {%0, %1};\nfma.rn.f64 both, both, %2, %3;\nmov.b64 {%0, %1}, both;\n}"
+        : "+r"(of[i]), "+r"(of[i + 1])
+        : "d"(bias.zero), "d"(bias.bits));
   }
 };
 
@@ -122,31 +193,67 @@ __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper
   return weights;
 }
 
-__device__ inline void multiply(Sums& sums, const uint32_t (&a)[MMAS][4], uint32_t tokens) {
+__device__ inline void multiply(Sums& sums, const uint32_t (&a)[MMAS][4], uint64_t tokens) {
   sums.touch();
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
-    wgmma_s8_k32(sums.of, a[i], swizzled_operand(tokens + i * MMA_K), i > 0);
+    wgmma_s8_k32(sums.of, a[i], further_along(tokens, i * MMA_K), BIASED || i > 0);
   wgmma_commit();
 }
 
-__device__ inline void add_scaled(float (&total)[GRANULE / 2], const Sums& sums, float top, float bottom,
-                                  uint32_t token_scales, int lane) {
+__device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float top, float bottom,
+                                  uint32_t token_scales, int lane, [[maybe_unused]] const Bias& bias) {
+  [[maybe_unused]] const float top_bias = -BIAS * top, bottom_bias = -BIAS * bottom;  // exact: scales are halves
 #pragma unroll
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
     float* t = total + 4 * j;
     const int* s = sums.of + 4 * j;
-#if A_GROUPED
+    if constexpr (!A_GROUPED) {
+      t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
+      t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
+      continue;
+    }
     const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
-    t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
-    t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
-    t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
-    t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
-#else
-    t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
-    t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
-#endif
+    if constexpr (BIASED) {
+      t[0] = fmaf(fmaf(__int_as_float(s[0]), top, top_bias), of_token.x, t[0]);
+      t[1] = fmaf(fmaf(__int_as_float(s[1]), top, top_bias), of_token.y, t[1]);
+      t[2] = fmaf(fmaf(__int_as_float(s[2]), bottom, bottom_bias), of_token.x, t[2]);
+      t[3] = fmaf(fmaf(__int_as_float(s[3]), bottom, bottom_bias), of_token.y, t[3]);
+      sums.begin(4 * j, bias), sums.begin(4 * j + 2, bias);
+    } else {
+      t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
+      t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
+      t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
+      t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
+    }
+  }
+}
+
+// Sums of a warpgroup's 64 rows in memory, for the block that has the first groups of this output. `flag`
+// is zero until they are there.
+__device__ inline void hand_over(const float (&total)[GRANULES][GRANULE / 2], float* share, int* flag, int barrier) {
+#pragma unroll
+  for (int i = 0; i < TOKENS / 2; i += 4) {
+    const float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+    reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] = make_float4(t[0], t[1], t[2], t[3]);
+  }
+  wait_at_named(barrier, 128);
+  if (threadIdx.x % 128 == 0) release_flag(flag, 1);
+}
+
+__device__ inline void take_over(float (&total)[GRANULES][GRANULE / 2], const float* share, int* flag, int barrier) {
+  if (threadIdx.x % 128 == 0) {
+    while (acquire_flag(flag) == 0) {
+    }
+    release_flag(flag, 0);
+  }
+  wait_at_named(barrier, 128);
+#pragma unroll
+  for (int i = 0; i < TOKENS / 2; i += 4) {
+    const float4 other = load_uncached(reinterpret_cast<const float4*>(share) + i / 4 * THREADS + threadIdx.x);
+    float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+    t[0] += other.x, t[1] += other.y, t[2] += other.z, t[3] += other.w;
   }
 }
 
@@ -203,13 +310,16 @@ __device__ inline void write_warp(const float (&total)[GRANULES][GRANULE / 2], u
 
 extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
 flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
-                const __grid_constant__ TensorMap x, const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
-                [[maybe_unused]] const half_bits* sn) {
+                const __grid_constant__ TensorMap x, const float* sx, const half_bits* bias, half_bits* y, int m,
+                int n, int k, [[maybe_unused]] const half_bits* sn, [[maybe_unused]] float* sums_of_shares,
+                [[maybe_unused]] int* flags, int shared_outputs, int steps_of_share, int longer_shares, uint32_t inverse) {
+  const Shares shares{shared_outputs, steps_of_share, longer_shares, inverse};
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
-  const int rank = static_cast<int>(blockIdx.x) % CLUSTER;
-  const int split = K_SPLIT > 1 ? rank : 0;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const uint32_t bias_at = empty + STAGES * 8;
+  const int cluster = static_cast<int>(blockIdx.x) / SHARERS, rank = static_cast<int>(blockIdx.x) % SHARERS;
+  const int clusters = static_cast<int>(gridDim.x) / SHARERS;
+  const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32;
 
   let_next_kernel_start();
   if (threadIdx.x == 0) {
@@ -218,8 +328,9 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       init_barrier(empty + s * 8, SHARERS * THREADS / 32);
     }
     barriers_are_initialized();
+    Bias::store(reinterpret_cast<uint32_t*>(shared) + (bias_at - ring) / 4);
   }
-  if constexpr (CLUSTER > 1) cluster_sync();
+  if constexpr (SHARERS > 1) cluster_sync();
   else __syncthreads();
 
   if (warp >= THREADS / 32) {
@@ -227,78 +338,82 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     if (threadIdx.x == THREADS) {
       const Grid grid(m, n, k);
       const Loader loader{grid, w, sw, x, sx, ring, full, rank, (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS};
+      Parts parts(grid, shares, cluster, clusters);
       Stage stage;
       bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
-      for (int output = grid.first; output < grid.outputs; output += grid.stride)
-        for (int step = split; step < grid.steps; step += K_SPLIT) {
+      for (Part part; parts.next(part);)
+        for (int step = part.from; step < part.to; ++step) {
           wait_for_phase(empty + stage.slot * 8, stage.parity ^ 1);
-          loader.load_weights(stage.slot, output, step);
+          loader.load_weights(stage.slot, part.output, step);
           if (waits) wait_for_previous_kernel(), waits = false;
-          loader.load_tokens(stage.slot, output, step);
+          loader.load_tokens(stage.slot, part.output, step);
           stage.next();
         }
     }
     __syncwarp();
-    if constexpr (K_SPLIT > 1) cluster_sync(), cluster_sync();
   } else {
     registers_up<MORE_REGISTERS>();
     const Grid grid(m, n, k);
+    Parts parts(grid, shares, cluster, clusters);
     const int warpgroup = warp / 4;
+    const Bias begins(bias_at, lane);
     Stage stage;
-    if (ORDERED && warpgroup == WARPGROUPS - 1) arrive_at_named(1, 256);
-    for (int output = grid.first; output < grid.outputs; output += grid.stride) {
-      const int first_token = grid.first_token(output), first_tile = grid.first_tile(output, rank);
+    Sums sums = {};
+    if constexpr (BIASED)
+#pragma unroll
+      for (int i = 0; i < GRANULE / 2; i += 2) sums.begin(i, begins);
+    if (warpgroup == WARPGROUPS - 1) arrive_at_named(1, 256);
+    for (Part part; parts.next(part);) {
+      const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
       float total[GRANULES][GRANULE / 2] = {};
-      Weights weights;
-      if (split < grid.steps) {
-        wait_for_phase(full + stage.slot * 8, stage.parity);
-        weights = widened(ring + stage.slot * STAGE_BYTES, warp, lane, split == grid.groups - 1);
-      }
-      for (int step = split; step < grid.steps; step += K_SPLIT) {
-        const uint32_t at = ring + stage.slot * STAGE_BYTES, done = empty + stage.slot * 8;
+      wait_for_phase(full + stage.slot * 8, stage.parity);
+      uint32_t at = ring + stage.slot * STAGE_BYTES;
+      Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);
+      for (int step = part.from; step < part.to; ++step) {
+        const uint32_t done = empty + stage.slot * 8;
+        const uint64_t tokens = swizzled_operand(at);
         const float top = weights.top, bottom = weights.bottom;
-        const bool more = step + K_SPLIT < grid.steps;
-        Stage next = stage;
-        next.next();
+        const bool more = step + 1 < part.to;
+        stage.next();
+        const uint32_t next = more ? ring + stage.slot * STAGE_BYTES : at;  // after the last any
 #pragma unroll
         for (int g = 0; g < GRANULES; ++g) {
-          Sums sums;
-          if (g == GRANULES - 1 && more) wait_for_phase(full + next.slot * 8, next.parity);
-          if (ORDERED) wait_at_named(1 + warpgroup, 256);
-          multiply(sums, weights.a, at + g * GRANULE * GROUP);
-          if (ORDERED) arrive_at_named(1 + (warpgroup + 1) % WARPGROUPS, 256);
+          if (g == GRANULES - 1 && more) wait_for_phase(full + stage.slot * 8, stage.parity);
+          wait_at_named(1 + warpgroup, 256);
+          multiply(sums, weights.a, further_along(tokens, g * GRANULE * GROUP));
+          arrive_at_named(1 + (warpgroup + 1) % WARPGROUPS, 256);
           wgmma_wait<0>();
           sums.touch();
-          if (g == GRANULES - 1)  // the next group's, between the conversions; after the last group any
-            weights = widened(more ? ring + next.slot * STAGE_BYTES : at, warp, lane,
-                              step + K_SPLIT == grid.groups - 1);
-          add_scaled(total[g], sums, top, bottom, at + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+          if (g == GRANULES - 1)  // between the conversions
+            weights = widened(next, warp, lane, step + 1 == grid.groups - 1);
+          add_scaled(total[g], sums, top, bottom, at + TOKEN_SCALES_AT + g * GRANULE * 4, lane, begins);
         }
+        at = next;
         __syncwarp();
         if constexpr (SHARERS > 1) {
           if (lane < SHARERS) arrive_at(done, lane);
         } else {
           if (lane == 0) arrive(done);
         }
-        stage = next;
       }
-      if constexpr (K_SPLIT == 1) {
-        write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
-                   first_token, sx, sn);
-      } else {
-        float* out = reinterpret_cast<float*>(shared);
-        wait_at_named(7, THREADS);  // nobody reads the last stage
-#pragma unroll
-        for (int g = 0; g < GRANULES; ++g)
-#pragma unroll
-          for (int i = 0; i < GRANULE / 2; ++i) {
-            const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
-            out[token * OUT_STRIDE + warp * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = total[g][i];
+      if constexpr (SPLIT) {
+        const int barrier = 1 + WARPGROUPS + warpgroup;
+        if (part.from > 0) {
+          hand_over(total, sums_of_shares + static_cast<int64_t>(blockIdx.x) * SHARE_FLOATS,
+                    flags + blockIdx.x * WARPGROUPS + warpgroup, barrier);
+          continue;
+        }
+        if (part.to < grid.steps)
+          for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c) {
+            const int block = c * SHARERS + rank;
+            take_over(total, sums_of_shares + static_cast<int64_t>(block) * SHARE_FLOATS,
+                      flags + block * WARPGROUPS + warpgroup, barrier);
           }
-        write_out(out, bias, y, m, n, first_tile, first_token, rank, sx, sn);
       }
+      write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
+                 first_token, sx, sn);
     }
-    if (ORDERED && warpgroup == 0) wait_at_named(1, 256);  // what the last one arrived at
+    if (warpgroup == 0) wait_at_named(1, 256);  // what the last one arrived at
   }
   if constexpr (SHARERS > 1) cluster_sync();  // nobody's barriers go while another arrives at them
 }

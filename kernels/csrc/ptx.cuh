@@ -22,6 +22,9 @@ __device__ inline half_bits float_to_half(float f) {
   return h;
 }
 
+// What every lane of a warp has; the compiler learns it and uses its uniform registers.
+__device__ inline int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
+
 // a where the mask is 1, b where it is 0.
 template <uint32_t MASK>
 __device__ inline uint32_t selected_bits(uint32_t a, uint32_t b) {
@@ -217,6 +220,12 @@ __device__ inline uint64_t swizzled_operand(uint32_t shared) {
   return SWIZZLE_128 | EIGHT_ROWS << 32 | UNUSED << 16 | ((shared & 0x3FFFF) >> 4);
 }
 
+// The same operand so many bytes along, a multiple of 16: within the swizzle, or whole eights of rows.
+__device__ inline uint64_t further_along(uint64_t operand, uint32_t bytes) {
+  const uint32_t low = static_cast<uint32_t>(operand) + (bytes >> 4);
+  return (operand >> 32 << 32) | low;
+}
+
 // d[64,64] = a[64,32] . b[32,64], added to d where `add`; int8, a in the four warps' registers, each
 // with 16 rows as in mma_s8_m16n8k32, b row-major along k in shared memory.
 __device__ inline void wgmma_s8_m64n64k32(int (&d)[32], const uint32_t (&a)[4], uint64_t b, bool add) {
@@ -287,6 +296,27 @@ __device__ inline void store_transposed(uint32_t shared, const uint32_t (&words)
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared),
                "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
+}
+
+// A word by which blocks tell each other that memory was written: what a block's threads wrote before they met
+// is seen by those that meet after one of them has read the word.
+__device__ inline void release_flag(int* flag, int value) {
+  asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ inline int acquire_flag(const int* flag) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ inline float4 load_uncached(const float4* global) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
 }
 
 // Barriers of some warps of a block: `threads` arrive, those that wait among them.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import torch
 
@@ -108,20 +109,7 @@ class ImmaGemm(LinearKernel):
     ) -> None:
         shape = check_gemm(x, w, out)
         c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
-        operands: tuple[Argument, ...] = (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"])
-        if isinstance(c, BulkConfig):
-            tile_rows = c.rows // MMA_ROWS
-            operands = (
-                plain_rows(w.buffers["tiles"], tile_rows, self.tiles.tile_bytes),
-                plain_rows(w.buffers["scales"], tile_rows, 2 * MMA_ROWS),
-                swizzled_rows(x.buffers["codes"], c.tokens // c.sharers, GROUP),
-            )
-            grid = c.grid(shape.m, shape.n, current_gpu().sms)
-            cluster = c.cluster
-        else:
-            grid, cluster = c.grid(shape.m, shape.n), c.k_split
-        arguments: tuple[Argument, ...] = (
-            *operands,
+        rest: tuple[Argument, ...] = (
             x.buffers["scales"],
             bias,
             out,
@@ -130,6 +118,25 @@ class ImmaGemm(LinearKernel):
             shape.k,
             w.buffers.get("features"),
         )
+        tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
+        if isinstance(c, BulkConfig):
+            tile_rows = c.rows // MMA_ROWS
+            shares = c.shares(shape.m, shape.n, shape.k, current_gpu().sms)
+            arguments: tuple[Argument, ...] = (
+                plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
+                plain_rows(scales, tile_rows, 2 * MMA_ROWS),
+                swizzled_rows(codes, c.tokens // c.sharers, GROUP),
+                *rest,
+                *_shares(torch.cuda.current_device()),
+                shares.shared,
+                shares.each,
+                shares.longer,
+                shares.inverse,
+            )
+            grid, cluster = (shares.blocks, 1, 1), c.sharers
+        else:
+            arguments = (tiles, scales, codes, *rest)
+            grid, cluster = c.grid(shape.m, shape.n), c.k_split
         load_function(c.build(self.tiles), c.function).launch(
             grid,
             c.threads,
@@ -224,6 +231,14 @@ class Int8TensorCoreGemm(ImmaGemm):
 
     def packing_builds(self) -> Sequence[Build]:
         return [self._packing]
+
+
+@cache
+def _shares(device: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where blocks of csrc/flexq_imma_bulk.cu hand over sums, and flags that are zero between launches."""
+    sms = current_gpu().sms
+    sums = torch.empty(sms, 128 * 256, dtype=torch.float32, device=f"cuda:{device}")
+    return sums, torch.zeros(sms, 4, dtype=torch.int32, device=f"cuda:{device}")
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
 MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
 MOST_FEW = 64  # tokens: from here on the kernel for few never won
+LEAST_STEPS = 4  # of K that are worth a block of its own
 LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 
@@ -174,16 +175,15 @@ class WgmmaConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class BulkConfig(Config):
-    """A block is warpgroups of 64 rows each by token_block tokens; stages of the block's ring;
-    sharers: blocks of a cluster that share tokens; k_split: that share an output tile."""
+    """A block is warpgroups of 64 rows each by tokens_of_block tokens; stages of the block's ring;
+    sharers: blocks of a cluster that share tokens; split: 1 where blocks share the last outputs."""
 
     warpgroups: int
     tokens_of_block: int
     stages: int
     sharers: int
-    k_split: int
-    granule_tokens: int = 128
-    ordered: int = 1
+    split: int
+    magic: int = 1
 
     @property
     def function(self) -> str:
@@ -193,10 +193,6 @@ class BulkConfig(Config):
     def build(self, tiles: TileFormat) -> Build:
         """How csrc/flexq_imma_bulk.cu is compiled for this configuration."""
         return _build(self, tiles)
-
-    @property
-    def cluster(self) -> int:
-        return self.sharers * self.k_split
 
     @property
     def threads(self) -> int:
@@ -211,17 +207,32 @@ class BulkConfig(Config):
         return self.tokens_of_block
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block: the ring, the warps' outputs, the barriers."""
-        out = self.warpgroups * 4 * 2048 if self.k_split == 1 else 0
-        return _ring_bytes(self, tiles) + out + self.stages * 16
+        """Dynamic shared memory of a block: the ring, the warps' outputs, barriers and constants."""
+        return _ring_bytes(self, tiles) + self.warpgroups * 4 * 2048 + self.stages * 16 + 32
 
-    def grid(self, m: int, n: int, sms: int) -> tuple[int, int, int]:
-        """Blocks that stay and take one output after the other, or k_split ones for each."""
-        row_blocks = -(-n // self.rows)
-        clusters = -(-row_blocks // self.sharers) * -(-m // self.tokens)
-        if self.k_split == 1:
-            clusters = min(clusters, sms // self.cluster)
-        return clusters * self.cluster, 1, 1
+    def shares(self, m: int, n: int, k: int, sms: int) -> Shares:
+        """How the blocks of a GPU with so many SMs divide the work."""
+        outputs = -(-(-(-n // self.rows)) // self.sharers) * -(-m // self.tokens)
+        steps = -(-k // GROUP)
+        splits = self.split and steps >= 2 * LEAST_STEPS
+        most = outputs * steps // LEAST_STEPS if splits else outputs
+        clusters = min(most, sms // self.sharers)
+        rest = outputs % clusters
+        shared = min(outputs, clusters + rest) if splits and rest else 0
+        each, longer = divmod(shared * steps, clusters)
+        return Shares(clusters * self.sharers, shared, each, longer, -(-(1 << 32) // steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """blocks: that stay, one an SM. They share the steps of K of the first `shared` outputs: each
+    takes so many, the first `longer` one more. inverse: of the steps of K of an output, times 2^32."""
+
+    blocks: int
+    shared: int
+    each: int
+    longer: int
+    inverse: int
 
 
 AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | BulkConfig
@@ -244,7 +255,7 @@ def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(
         f"{config.function}.cu",
-        min_sm=90 if config.k_split > 1 else 80,
+        min_sm=90 if not isinstance(config, BulkConfig) and config.k_split > 1 else 80,
         only_sm=90 if isinstance(config, WgmmaConfig | BulkConfig) else None,
         block=Block(config.function, config.threads, config.shared_bytes(tiles)),
         **tiles.defines(),
