@@ -79,29 +79,31 @@ struct Shares {
   uint32_t inverse;
 };
 
+// A part of a cluster's work by its number: it follows from little that has to be kept in registers.
 struct Parts {
+  const Grid& grid;
   const Shares& shares;
-  int steps, outputs, clusters;
-  int at, end, whole;
+  int cluster, clusters;
 
-  __device__ Parts(const Grid& grid, const Shares& of, int cluster, int clusters_)
-      : shares(of), steps(grid.steps), outputs(grid.outputs), clusters(clusters_) {
-    at = begin_of(cluster), end = begin_of(cluster + 1), whole = shares.shared + cluster;
+  __device__ inline int begin_of(int of_cluster) const {
+    return of_cluster * shares.each + min(of_cluster, shares.longer);
   }
-  __device__ inline int begin_of(int cluster) const {
-    return SPLIT ? cluster * shares.each + min(cluster, shares.longer) : 0;
-  }
-  __device__ inline bool next(Part& part) {
-    if (at < end) {
-      part.output = __umulhi(at, shares.inverse), part.from = at - part.output * steps;
-      part.to = min(steps, part.from + end - at);
-      at += part.to - part.from;
-      return true;
+  // Whether there is part `number`.
+  __device__ inline bool find(Part& part, int number) const {
+    part.from = 0, part.to = grid.steps;
+    if constexpr (SPLIT) {
+      const int begin = begin_of(cluster), end = begin_of(cluster + 1);
+      if (begin < end) {
+        const int first = __umulhi(begin, shares.inverse), last = __umulhi(end - 1, shares.inverse);
+        part.output = first + number;
+        if (number == 0) part.from = begin - first * grid.steps;
+        if (part.output == last) part.to = end - last * grid.steps;
+        if (part.output <= last) return true;
+        number -= last - first + 1;
+      }
     }
-    if (whole >= outputs) return false;
-    part.output = whole, part.from = 0, part.to = steps;
-    whole += clusters;
-    return true;
+    part.output = shares.shared + cluster + number * clusters;
+    return part.output < grid.outputs;
   }
 };
 
@@ -338,10 +340,11 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     if (threadIdx.x == THREADS) {
       const Grid grid(m, n, k);
       const Loader loader{grid, w, sw, x, sx, ring, full, rank, (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS};
-      Parts parts(grid, shares, cluster, clusters);
+      const Parts parts{grid, shares, cluster, clusters};
       Stage stage;
+      Part part;
       bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
-      for (Part part; parts.next(part);)
+      for (int number = 0; parts.find(part, number); ++number)
         for (int step = part.from; step < part.to; ++step) {
           wait_for_phase(empty + stage.slot * 8, stage.parity ^ 1);
           loader.load_weights(stage.slot, part.output, step);
@@ -354,7 +357,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
   } else {
     registers_up<MORE_REGISTERS>();
     const Grid grid(m, n, k);
-    Parts parts(grid, shares, cluster, clusters);
+    const Parts parts{grid, shares, cluster, clusters};
     const int warpgroup = warp / 4;
     const Bias begins(bias_at, lane);
     Stage stage;
@@ -363,8 +366,8 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
 #pragma unroll
       for (int i = 0; i < GRANULE / 2; i += 2) sums.begin(i, begins);
     if (warpgroup == WARPGROUPS - 1) arrive_at_named(1, 256);
-    for (Part part; parts.next(part);) {
-      const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
+    Part part;
+    for (int number = 0; parts.find(part, number); ++number) {
       float total[GRANULES][GRANULE / 2] = {};
       wait_for_phase(full + stage.slot * 8, stage.parity);
       uint32_t at = ring + stage.slot * STAGE_BYTES;
@@ -396,6 +399,8 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
           if (lane == 0) arrive(done);
         }
       }
+      parts.find(part, number = computed_anew(number));  // not kept in registers meanwhile
+      const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
       if constexpr (SPLIT) {
         const int barrier = 1 + WARPGROUPS + warpgroup;
         if (part.from > 0) {

@@ -25,6 +25,12 @@ __device__ inline half_bits float_to_half(float f) {
 // What every lane of a warp has; the compiler learns it and uses its uniform registers.
 __device__ inline int same_in_warp(int value) { return __shfl_sync(0xFFFFFFFFu, value, 0); }
 
+// The same value, of which the compiler knows nothing: what follows from it is computed here and not kept.
+__device__ inline int computed_anew(int value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 // a where the mask is 1, b where it is 0.
 template <uint32_t MASK>
 __device__ inline uint32_t selected_bits(uint32_t a, uint32_t b) {
