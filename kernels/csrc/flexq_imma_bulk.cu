@@ -2,42 +2,39 @@
 // tokens. Operands are those of flexq_imma_wgmma.cu.
 //
 // One thread asks the copy engine for weights, tokens and scales of one group of k after the other; it is
-// ahead by the stages of the block's ring. WARPGROUPS others multiply, each 64 rows with all TOKENS of the
-// block: its weights are widened in registers, its tokens come in granules, and while the tensor cores are at
-// a granule of one warpgroup the next one converts and scales its sums. Named barriers keep their order.
+// ahead by the stages of the block's ring. Two warpgroups multiply, each 64 rows with all tokens of the block:
+// its weights are widened in registers, its tokens come in GRANULES, and while the tensor cores are at a
+// granule of one warpgroup the other converts and scales its sums. Named barriers keep their order.
 //
 // What counts are instructions: while int8 tensor cores work, a scheduler issues next to nothing else
-// (docs/kernels/flexq-imma.md). So sums begin at BIAS, the bits of a float that sums up to 2^22 leave in its
-// binade: they are floats without a conversion, and one FMA scales them and takes BIAS away, exactly.
+// (docs/kernels/flexq-imma.md). So sums begin at BIAS, the bits of a float in whose binade sums up to 2^22
+// stay: they are floats without a conversion, and the FMA that scales them takes BIAS away, exactly.
 //
-// Blocks stay, one an SM. Each takes an equal share of the last outputs' groups, then whole outputs (Shares).
+// Blocks stay, one an SM. Each takes an equal share of the first outputs' groups, then whole outputs (Shares).
 // Who has the first groups of a shared output adds what others have of it, in the order of k.
 // SHARERS neighbouring blocks, a cluster, have the same tokens, of which each copies a part to all.
-#if !defined(WARPGROUPS) || !defined(TOKENS_OF_BLOCK) || !defined(STAGES) || !defined(SHARERS) || !defined(SPLIT)
-#error "WARPGROUPS, TOKENS_OF_BLOCK, STAGES, SHARERS and SPLIT choose the kernel"
+#if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
+#error "GRANULES, SHARERS and SPLIT choose the kernel"
 #endif
-#ifndef MAGIC
-#define MAGIC 1
-#endif
-constexpr int K_SPLIT = 1;
+constexpr int K_SPLIT = 1, WARPGROUPS = 2, GRANULE = 128;
 constexpr int THREADS = WARPGROUPS * 128;  // that multiply and write
-constexpr int TILES = WARPGROUPS * 4;
-constexpr int TOKENS = TOKENS_OF_BLOCK;
+constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
+constexpr int STAGES = GRANULES == 1 ? 6 : 4;
 #include "bulk_copy.cuh"
 #include "imma_block.cuh"
+#include "shared_outputs.cuh"
 
-constexpr int GRANULE = 128, GRANULES = TOKENS / GRANULE;
 static_assert(!DUAL_GRAINED, "sums of a group are converted");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;
-// Registers of a thread that multiplies and of one that does not; all of them are an SM's.
-constexpr int MORE_REGISTERS = WARPGROUPS == 2 ? 232 : 152, FEWER_REGISTERS = WARPGROUPS == 2 ? 40 : 56;
+// Registers of a thread that multiplies and of one that doesn't; all of them are an SM's.
+constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
 
 constexpr int WARP_OUT_BYTES = 16 * 32 * 4;  // 16 rows of 64 tokens as halves
 constexpr int OUT_AT = STAGES * STAGE_BYTES;
 constexpr int BARRIERS_AT = OUT_AT + THREADS / 32 * WARP_OUT_BYTES;
-constexpr int SHARE_FLOATS = THREADS * TOKENS / 2;  // of a block's sums
 
-constexpr bool BIASED = MAGIC && A_GROUPED;
+// With two scales a sum; with one the conversion is an instruction less.
+constexpr bool BIASED = A_GROUPED;
 constexpr float BIAS = 12582912.0f;  // 1.5 * 2^23: floats around it are whole numbers
 constexpr uint32_t BIAS_BITS = 0x4B400000;
 
@@ -47,63 +44,6 @@ struct Stage {
 
   __device__ inline void next() {
     if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-};
-
-// What all roles know of the work. An output is ROWS * SHARERS rows of one block of tokens.
-struct Grid {
-  int m, n, groups, steps, row_tiles, token_blocks, outputs;
-
-  __device__ Grid(int m_, int n_, int k)
-      : m(m_), n(n_), groups((k + GROUP - 1) / GROUP), steps(tiles_along(groups)),
-        row_tiles((n + MMA_ROWS - 1) / MMA_ROWS), token_blocks((m + TOKENS - 1) / TOKENS) {
-    const int row_blocks = (row_tiles + TILES - 1) / TILES;
-    outputs = (row_blocks + SHARERS - 1) / SHARERS * token_blocks;
-  }
-  __device__ inline int first_token(int output) const { return output % token_blocks * TOKENS; }
-  __device__ inline int first_tile(int output, int rank) const {
-    return (output / token_blocks * SHARERS + rank) * TILES;
-  }
-};
-
-// Steps from .. to - 1 of an output.
-struct Part {
-  int output, from, to;
-};
-
-// What one of the clusters does: an equal share of the steps of the first `shared` outputs, then every
-// clusters-th of the others. The launcher divides, so that the compiler knows what all lanes have in common:
-// a share is `each` steps, one more for the first `longer`; inverse is 2^32 / steps, rounded up.
-struct Shares {
-  int shared, each, longer;
-  uint32_t inverse;
-};
-
-// A part of a cluster's work by its number: it follows from little that has to be kept in registers.
-struct Parts {
-  const Grid& grid;
-  const Shares& shares;
-  int cluster, clusters;
-
-  __device__ inline int begin_of(int of_cluster) const {
-    return of_cluster * shares.each + min(of_cluster, shares.longer);
-  }
-  // Whether there is part `number`.
-  __device__ inline bool find(Part& part, int number) const {
-    part.from = 0, part.to = grid.steps;
-    if constexpr (SPLIT) {
-      const int begin = begin_of(cluster), end = begin_of(cluster + 1);
-      if (begin < end) {
-        const int first = __umulhi(begin, shares.inverse), last = __umulhi(end - 1, shares.inverse);
-        part.output = first + number;
-        if (number == 0) part.from = begin - first * grid.steps;
-        if (part.output == last) part.to = end - last * grid.steps;
-        if (part.output <= last) return true;
-        number -= last - first + 1;
-      }
-    }
-    part.output = shares.shared + cluster + number * clusters;
-    return part.output < grid.outputs;
   }
 };
 
@@ -144,13 +84,7 @@ struct Loader {
   }
 };
 
-__device__ inline double double_of(uint32_t low, uint32_t high) {
-  double d;
-  asm("mov.b64 %0, {%1, %2};" : "=d"(d) : "r"(low), "r"(high));
-  return d;
-}
-
-// Constants that the compiler doesn't know: so one instruction, a sum times zero plus these bits, begins two sums.
+// Constants that the compiler doesn't know: so one instruction begins two sums.
 struct Bias {
   double bits, zero;
 
@@ -161,7 +95,8 @@ struct Bias {
 
   __device__ inline Bias(uint32_t shared, int lane) {
     const uint4 words = load_shared(shared + lane % 2 * 16);
-    bits = double_of(words.x, words.y), zero = double_of(words.z, words.w);
+    asm("mov.b64 %0, {%1, %2};" : "=d"(bits) : "r"(words.x), "r"(words.y));
+    asm("mov.b64 %0, {%1, %2};" : "=d"(zero) : "r"(words.z), "r"(words.w));
   }
 };
 
@@ -173,10 +108,11 @@ struct Sums {
     for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
   }
 
-  __device__ inline void begin(int i, const Bias& bias) {
-    asm("{\n.reg .f64 both;\nmov.b64 both, {%0, %1};\nfma.rn.f64 both, both, %2, %3;\nmov.b64 {%0, %1}, both;\n}"
-        : "+r"(of[i]), "+r"(of[i + 1])
-        : "d"(bias.zero), "d"(bias.bits));
+  // Two at once, from anything: two finite floats are a finite double, and that times zero plus the bits is these.
+  __device__ inline void begin(int i, float low, float high, const Bias& bias) {
+    asm("{\n.reg .f64 both;\nmov.b64 both, {%2, %3};\nfma.rn.f64 both, both, %4, %5;\nmov.b64 {%0, %1}, both;\n}"
+        : "=r"(of[i]), "=r"(of[i + 1])
+        : "f"(low), "f"(high), "d"(bias.zero), "d"(bias.bits));
   }
 };
 
@@ -211,51 +147,18 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
   for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
     float* t = total + 4 * j;
     const int* s = sums.of + 4 * j;
-    if constexpr (!A_GROUPED) {
+    if constexpr (!BIASED) {
       t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
       t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
       continue;
     }
     const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
-    if constexpr (BIASED) {
-      t[0] = fmaf(fmaf(__int_as_float(s[0]), top, top_bias), of_token.x, t[0]);
-      t[1] = fmaf(fmaf(__int_as_float(s[1]), top, top_bias), of_token.y, t[1]);
-      t[2] = fmaf(fmaf(__int_as_float(s[2]), bottom, bottom_bias), of_token.x, t[2]);
-      t[3] = fmaf(fmaf(__int_as_float(s[3]), bottom, bottom_bias), of_token.y, t[3]);
-      sums.begin(4 * j, bias), sums.begin(4 * j + 2, bias);
-    } else {
-      t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
-      t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
-      t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
-      t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
-    }
-  }
-}
-
-// Sums of a warpgroup's 64 rows in memory, for the block that has the first groups of this output. `flag`
-// is zero until they are there.
-__device__ inline void hand_over(const float (&total)[GRANULES][GRANULE / 2], float* share, int* flag, int barrier) {
-#pragma unroll
-  for (int i = 0; i < TOKENS / 2; i += 4) {
-    const float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] = make_float4(t[0], t[1], t[2], t[3]);
-  }
-  wait_at_named(barrier, 128);
-  if (threadIdx.x % 128 == 0) release_flag(flag, 1);
-}
-
-__device__ inline void take_over(float (&total)[GRANULES][GRANULE / 2], const float* share, int* flag, int barrier) {
-  if (threadIdx.x % 128 == 0) {
-    while (acquire_flag(flag) == 0) {
-    }
-    release_flag(flag, 0);
-  }
-  wait_at_named(barrier, 128);
-#pragma unroll
-  for (int i = 0; i < TOKENS / 2; i += 4) {
-    const float4 other = load_uncached(reinterpret_cast<const float4*>(share) + i / 4 * THREADS + threadIdx.x);
-    float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    t[0] += other.x, t[1] += other.y, t[2] += other.z, t[3] += other.w;
+    const float scaled[4] = {fmaf(__int_as_float(s[0]), top, top_bias), fmaf(__int_as_float(s[1]), top, top_bias),
+                             fmaf(__int_as_float(s[2]), bottom, bottom_bias),
+                             fmaf(__int_as_float(s[3]), bottom, bottom_bias)};
+    t[0] = fmaf(scaled[0], of_token.x, t[0]), t[1] = fmaf(scaled[1], of_token.y, t[1]);
+    t[2] = fmaf(scaled[2], of_token.x, t[2]), t[3] = fmaf(scaled[3], of_token.y, t[3]);
+    sums.begin(4 * j, scaled[0], scaled[1], bias), sums.begin(4 * j + 2, scaled[2], scaled[3], bias);
   }
 }
 
@@ -319,8 +222,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   const uint32_t bias_at = empty + STAGES * 8;
-  const int cluster = static_cast<int>(blockIdx.x) / SHARERS, rank = static_cast<int>(blockIdx.x) % SHARERS;
-  const int clusters = static_cast<int>(gridDim.x) / SHARERS;
+  const int cluster = blockIdx.x / SHARERS, rank = blockIdx.x % SHARERS;
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32;
 
   let_next_kernel_start();
@@ -340,7 +242,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     if (threadIdx.x == THREADS) {
       const Grid grid(m, n, k);
       const Loader loader{grid, w, sw, x, sx, ring, full, rank, (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS};
-      const Parts parts{grid, shares, cluster, clusters};
+      const Parts parts{grid, shares, cluster};
       Stage stage;
       Part part;
       bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
@@ -357,18 +259,17 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
   } else {
     registers_up<MORE_REGISTERS>();
     const Grid grid(m, n, k);
-    const Parts parts{grid, shares, cluster, clusters};
+    const Parts parts{grid, shares, cluster};
     const int warpgroup = warp / 4;
     const Bias begins(bias_at, lane);
     Stage stage;
-    Sums sums = {};
-    if constexpr (BIASED)
-#pragma unroll
-      for (int i = 0; i < GRANULE / 2; i += 2) sums.begin(i, begins);
     if (warpgroup == WARPGROUPS - 1) arrive_at_named(1, 256);
     Part part;
     for (int number = 0; parts.find(part, number); ++number) {
       float total[GRANULES][GRANULE / 2] = {};
+      Sums sums;
+#pragma unroll
+      for (int i = 0; i < GRANULE / 2; ++i) sums.of[i] = BIAS_BITS;
       wait_for_phase(full + stage.slot * 8, stage.parity);
       uint32_t at = ring + stage.slot * STAGE_BYTES;
       Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);

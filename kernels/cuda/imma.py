@@ -23,6 +23,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.cuda.few_heuristic import FLEXQ, Few
+from kernels.cuda.imma_choices import all_configs, bucket_of, configs_for
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -33,9 +34,6 @@ from kernels.cuda.imma_configs import (
     AnyImmaConfig,
     BulkConfig,
     TileFormat,
-    all_configs,
-    bucket_of,
-    configs_for,
 )
 from kernels.cuda.imma_heuristic import COSTS, Cost, ManyConfig, choose
 from kernels.formats import Operand
@@ -121,7 +119,7 @@ class ImmaGemm(LinearKernel):
         tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
         if isinstance(c, BulkConfig):
             tile_rows = c.rows // MMA_ROWS
-            shares = c.shares(shape.m, shape.n, shape.k, current_gpu().sms)
+            shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
             arguments: tuple[Argument, ...] = (
                 plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
                 plain_rows(scales, tile_rows, 2 * MMA_ROWS),
@@ -235,7 +233,10 @@ class Int8TensorCoreGemm(ImmaGemm):
 
 @cache
 def _shares(device: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where blocks of csrc/flexq_imma_bulk.cu hand over sums, and flags that are zero between launches."""
+    """Where blocks of csrc/flexq_imma_bulk.cu hand over sums, and flags, zero between launches.
+
+    One for all streams: a stream's launches must not overlap another's.
+    """
     sms = current_gpu().sms
     sums = torch.empty(sms, 128 * 256, dtype=torch.float32, device=f"cuda:{device}")
     return sums, torch.zeros(sms, 4, dtype=torch.int32, device=f"cuda:{device}")

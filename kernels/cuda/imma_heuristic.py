@@ -18,6 +18,7 @@ from kernels.cuda.imma_configs import (
     MOST_NATURAL,
     SIX_BITS,
     AnyImmaConfig,
+    BulkConfig,
     ImmaConfig,
     TiledConfig,
     TileFormat,
@@ -30,7 +31,7 @@ _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for
 _BYTES_A_CODE = (1536 + 32) / 2048  # of 6-bit weights with their scales
 _READ_BYTES_US = 4.6e6  # of an H200's memory
 
-ManyConfig = TiledConfig | WgmmaConfig
+ManyConfig = TiledConfig | WgmmaConfig | BulkConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ COSTS: dict[ManyConfig, Cost] = {
     WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
     WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
     WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
+    BulkConfig(1, 1, 0): Cost(6, 0.68, 0.68, 168),
+    BulkConfig(1, 1, 1): Cost(9, 0.67, 0.67, 168),
+    BulkConfig(2, 1, 0): Cost(7, 1.16, 1.16, 168),
+    BulkConfig(2, 1, 1): Cost(11, 1.16, 1.16, 168),
+    BulkConfig(2, 2, 0): Cost(7, 1.15, 1.15, 168),
+    BulkConfig(2, 2, 1): Cost(11, 1.15, 1.15, 168),
 }
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[ManyConfig, Cost] = {
@@ -154,6 +161,9 @@ def waves_of(
     config: ManyConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
 ) -> Waves:
     """How the blocks of a configuration follow each other on a GPU."""
+    if isinstance(config, BulkConfig):
+        shares = config.shares(gemm.m, gemm.n, tiles.steps(gemm.k), sms)
+        return Waves(0, 1, 1, shares.longest)
     x, y, _ = config.grid(gemm.m, gemm.n)
     registers = -(-cost.registers // 8) * 8
     by_registers = _REGISTERS // (config.threads * registers)

@@ -26,7 +26,7 @@ class TensorMap:
 
 
 def swizzled_rows(codes: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
-    """The map of a contiguous matrix [rows, bytes] of 8-bit values in boxes, in the 128-byte swizzle.
+    """The map of a contiguous matrix [rows, bytes] in boxes, 128-byte swizzled.
 
     Rows past the last are zeros. Raises KernelError if the driver refuses, UnsupportedError without
     a driver.
@@ -36,8 +36,10 @@ def swizzled_rows(codes: torch.Tensor, box_rows: int, box_bytes: int) -> TensorM
 
 
 def plain_rows(words: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
-    """The same of a matrix whose first dimension are rows, without a swizzle: boxes of up to 2 KB by
-    256 rows, a multiple of 16 bytes."""
+    """The same of a matrix whose first dimension are rows, without a swizzle.
+
+    Boxes are up to 2 KB by 256 rows, a multiple of 16 bytes.
+    """
     rows = words.shape[0]
     row_bytes = words.numel() * words.element_size() // rows
     return _encoded(words.data_ptr(), rows, row_bytes, box_rows, box_bytes, _UINT64, _NO_SWIZZLE)
