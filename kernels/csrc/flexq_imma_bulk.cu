@@ -226,6 +226,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32;
 
   let_next_kernel_start();
+  if (threadIdx.x == THREADS) prefetch_map(w), prefetch_map(sw), prefetch_map(x);
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
       init_barrier(full + s * 8, 1);
