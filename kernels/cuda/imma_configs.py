@@ -22,7 +22,6 @@ WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
 MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
 MOST_FEW = 64  # tokens: from here on the kernel for few never won
 LEAST_STEPS = 4  # of K that are worth a block of its own
-MOST_AN_OUTPUT = 3  # blocks that share one, where there are more outputs than blocks
 LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 
@@ -226,9 +225,8 @@ class BulkConfig(Config):
         most = outputs * steps // LEAST_STEPS if splits else outputs
         clusters = min(most, sms // self.sharers)
         rest = outputs % clusters
-        # Shared by many, an output costs its first block many sums to add.
-        few = 0 < rest * MOST_AN_OUTPUT < clusters
-        shared = min(outputs, rest + clusters * few) if splits else 0
+        # Two for each: were the rest alone shared, its first blocks would have many sums to add.
+        shared = min(outputs, clusters + rest) if splits and rest else 0
         each, longer = divmod(shared * steps, clusters)
         whole = -(-(outputs - shared) // clusters) * steps
         longest = each + (longer > 0) + whole
