@@ -131,8 +131,10 @@ __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper
   return weights;
 }
 
-__device__ inline void multiply(Sums& sums, const uint32_t (&a)[MMAS][4], uint64_t tokens) {
+__device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tokens) {
   sums.touch();
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // widened by now
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < MMAS; ++i)
@@ -273,8 +275,9 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     for (int number = 0; parts.find(part, number); ++number) {
       float total[GRANULES][GRANULE / 2] = {};
       Sums sums;
+      if constexpr (BIASED)
 #pragma unroll
-      for (int i = 0; i < GRANULE / 2; ++i) sums.of[i] = BIASED ? BIAS_BITS : 0;
+        for (int i = 0; i < GRANULE / 2; ++i) sums.of[i] = BIAS_BITS;
       wait_for_phase(full + stage.slot * 8, stage.parity);
       uint32_t at = ring + stage.slot * STAGE_BYTES;
       Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);
