@@ -60,6 +60,8 @@ class ImmaGemm(LinearKernel):
     costs: Mapping[ManyConfig, Cost] = COSTS
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        if device.type == "cuda" and self.in_mma_order(m):
+            _shares(torch.cuda.current_device())  # before a graph is captured that would own it
         groups = -(-k // GROUP)
         m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
         of_tokens = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
