@@ -79,7 +79,7 @@ struct Loader {
                       (1 << SHARERS) - 1);
     }
     if constexpr (A_GROUPED)
-      copy_bytes(stage + TOKEN_SCALES_AT, sx + static_cast<int64_t>(group) * m_padded + first_token,
+      copy_bytes(stage + TOKEN_SCALES_AT, sx + static_cast<long long>(group) * m_padded + first_token,
                  token_scale_bytes(first_token), barrier);
   }
 };
@@ -313,14 +313,14 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       if constexpr (SPLIT) {
         const int barrier = 1 + WARPGROUPS + warpgroup;
         if (part.from > 0) {
-          hand_over(total, sums_of_shares + static_cast<int64_t>(blockIdx.x) * SHARE_FLOATS,
+          hand_over(total, sums_of_shares + static_cast<long long>(blockIdx.x) * SHARE_FLOATS,
                     flags + blockIdx.x * WARPGROUPS + warpgroup, barrier);
           continue;
         }
         if (part.to < grid.steps)
           for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c) {
             const int block = c * SHARERS + rank;
-            take_over(total, sums_of_shares + static_cast<int64_t>(block) * SHARE_FLOATS,
+            take_over(total, sums_of_shares + static_cast<long long>(block) * SHARE_FLOATS,
                       flags + block * WARPGROUPS + warpgroup, barrier);
           }
       }

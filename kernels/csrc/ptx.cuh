@@ -7,7 +7,6 @@ using uint16_t = unsigned short;
 using uint32_t = unsigned int;
 using uint64_t = unsigned long long;
 using int8_t = signed char;
-using int64_t = long long;
 using half_bits = uint16_t;  // an IEEE half as its bits
 
 __device__ inline float half_to_float(half_bits h) {
