@@ -70,12 +70,12 @@ COSTS: dict[ManyConfig, Cost] = {
     WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
     WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
     WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
-    BulkConfig(1, 1, 0): Cost(6, 0.68, 0.68, 168),
-    BulkConfig(1, 1, 1): Cost(9, 0.67, 0.67, 168),
-    BulkConfig(2, 1, 0): Cost(7, 1.16, 1.16, 168),
-    BulkConfig(2, 1, 1): Cost(11, 1.16, 1.16, 168),
-    BulkConfig(2, 2, 0): Cost(7, 1.15, 1.15, 168),
-    BulkConfig(2, 2, 1): Cost(11, 1.15, 1.15, 168),
+    BulkConfig(1, 1, 0): Cost(2.6, 0.7, 0.7, 168),
+    BulkConfig(1, 1, 1): Cost(11, 0.645, 0.645, 168),
+    BulkConfig(2, 1, 0): Cost(3.5, 1.26, 1.26, 168),
+    BulkConfig(2, 1, 1): Cost(15, 1.26, 1.26, 168),
+    BulkConfig(2, 2, 0): Cost(3, 1.22, 1.22, 168),
+    BulkConfig(2, 2, 1): Cost(15, 1.26, 1.26, 168),
 }
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[ManyConfig, Cost] = {
@@ -102,6 +102,12 @@ GROUP_SCALED_COSTS: dict[ManyConfig, Cost] = {
     WgmmaConfig(1, 2, 4, 2): Cost(4.82, 0.591, 0.302, 255),
     WgmmaConfig(2, 4, 2, 1): Cost(5.6, 0.904, 0.2, 254),
     WgmmaConfig(2, 2, 4, 1): Cost(3.73, 0.494, 0.3, 255),
+    BulkConfig(1, 1, 0): Cost(2.6, 0.56, 0.56, 168),
+    BulkConfig(1, 1, 1): Cost(11, 0.53, 0.53, 168),
+    BulkConfig(2, 1, 0): Cost(3.5, 1.02, 1.02, 168),
+    BulkConfig(2, 1, 1): Cost(15, 1.02, 1.02, 168),
+    BulkConfig(2, 2, 0): Cost(3, 1.01, 1.01, 168),
+    BulkConfig(2, 2, 1): Cost(15, 1.02, 1.02, 168),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
