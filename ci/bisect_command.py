@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.commands.compare import ProcessesOption, RepositoryOption, progress
-from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import (
     BackendChoice,
     BackendOption,
@@ -22,7 +21,7 @@ from flexq_bench.commands.options import (
 )
 from flexq_bench.commands.output import console, plain, print_json, say
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
     from ci.bisect import Found, Journal, Step
@@ -141,7 +140,7 @@ class _Hunt:
     def _compare(self, commit: str) -> CaseComparison:
         from flexq_bench.interleave import compare_commits
 
-        with progress(self.rules.blocks_a_look) as on_block:
+        with progress(self.rules.blocks_at_first) as on_block:
             (found,) = compare_commits(
                 self.repository,
                 self.good,

@@ -22,7 +22,7 @@ from flexq_bench.commands.accuracy import (
     progress,
 )
 from flexq_bench.commands.options import DbOption, DeviceOption, SeedOption, split_names
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_by_words
 from flexq_bench.commands.report_files import (
     STDOUT,
     JsonReportOption,
@@ -128,7 +128,7 @@ def accuracy(
         "--json": reports.as_json,
     }
     write_reports(report, files, writers)
-    out.print(reports.terminal(report))
+    show_by_words(out, reports.terminal(report))
     say(out, reports.headline(report))
     raise typer.Exit(int(report.exit_code))
 

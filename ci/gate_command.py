@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from flexq_bench.commands.invocation import command
 from flexq_bench.commands.options import DbOption, DeviceOption, SeedOption
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_by_words
 from flexq_bench.commands.report_files import (
     STDOUT,
     JsonReportOption,
@@ -156,7 +156,7 @@ def _print(report: GateReport, out: Console) -> None:
 
     table = findings_table(report)
     if table is not None:
-        out.print(table)
+        show_by_words(out, table)
     for note in report.notes:
         say(out, note)
     for word, alerts in (

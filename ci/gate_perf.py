@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 
-from ci.policy import Policy, Waiver
+from ci.policy import Limit, Policy, Waiver
 from db.engine import Database
 from db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.probes import calibrates
 from flexq_bench.regress import Cause, Confirmation, Verdict
 from flexq_bench.verdicts import Compared, Comparer, Judged, Machine, Night, record_night
 from workloads.case import Case
@@ -25,6 +26,7 @@ class Outcome(StrEnum):
     AMBIGUOUS = "ambiguous"
     WAIVED = "waived"
     PASS = "pass"
+    PROBE = "probe"  # others are held against it; itself it is not judged
 
 
 _EXIT_CODES = {
@@ -162,7 +164,8 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
     outcome = Outcome.MISSING if judged is None else _outcome(judged, limit)
     waiver = None
     # Being wrong is never waived: a wrong kernel has no speed to be lenient about.
-    if outcome is not Outcome.PASS and found.verdict is not Verdict.INCORRECT:
+    accepted = outcome in (Outcome.PASS, Outcome.PROBE)
+    if not accepted and found.verdict is not Verdict.INCORRECT:
         waiver = policy.waiver_of(case, today)
     return Finding(
         case,
@@ -185,6 +188,8 @@ def _outcome(judged: Judged, limit: float) -> Outcome:
         return Outcome.MISSING
     if found.verdict is Verdict.INCORRECT:
         return Outcome.REGRESSION
+    if calibrates(judged.case.kernel):
+        return Outcome.PROBE
     if judged.is_worse and math.expm1(found.log_ratio) * 100 > limit:
         return Outcome.REGRESSION
     # What is surely within the limit need not be known better.
@@ -207,11 +212,16 @@ def _notes(policy: Policy, findings: Sequence[Finding], today: date) -> list[str
         elif not any(finding.waiver is waiver for finding in findings):
             notes.append(f"{who} was not needed")
     notes += [
-        f"limit of {','.join(limit.kernels)} fits no planned case: delete or correct it"
+        f"limit of {','.join(limit.kernels)} fits no planned case{_but_probes(limit, cases)}: "
+        "delete or correct it"
         for limit in policy.limits
-        if not any(limit.fits(case) for case in cases)
+        if not any(limit.fits(case) for case in cases if not calibrates(case.kernel))
     ]
     return notes
+
+
+def _but_probes(limit: Limit, cases: Sequence[Case]) -> str:
+    return " but probes, which have none" if any(map(limit.fits, cases)) else ""
 
 
 def _percent(log_ratio: float) -> float | None:

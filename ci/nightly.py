@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.looking_back import store_change_points
+from ci.suspects import Suspect, comparable, perhaps_fixed, standing_out
 from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs
@@ -26,9 +27,7 @@ from db.store import begin_run, finish_run
 from flexq_bench.errors import FlexqError
 from flexq_bench.execution import DeviceKind
 from flexq_bench.plan import build_plan
-from flexq_bench.probes import EMPTY_KERNEL
 from flexq_bench.provenance import commit_at
-from flexq_bench.regress import Verdict, trigger
 from flexq_bench.running import OnRecord, new_run
 from flexq_bench.verdicts import Compared, Judged, Machine, record_night
 from workloads.case import Case
@@ -163,7 +162,8 @@ def conclude(
     if stored.state == "done" and stored.report:
         return _report_of(stored.report)
     notes: list[str] = []
-    candidates = _candidates(database, info.run)
+    with database.session() as session:
+        candidates = standing_out(session, info.run)
     comparisons: list[Compared] = []
     if rules.repository is None:
         notes.append("no git tree here: nothing was confirmed")
@@ -221,51 +221,27 @@ def _contests(
     database: Database,
     info: NightInfo,
     commit: CommitInfo,
-    candidates: Sequence[tuple[int, Case]],
+    candidates: Sequence[Suspect],
     rules: Rules,
 ) -> Iterator[tuple[str, str, list[Case]]]:
-    """Base, head and cases: candidates with the commit that each trusts, and the canaries."""
-    by_base: dict[str, list[Case]] = defaultdict(list)
+    """Base, head and cases: candidates with the commit that each trusts, what may be fixed with
+    the last good one, and the canaries."""
+    by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
-        for series_id, case in candidates[: rules.candidates]:
-            base = queries.trusted_base(session, series_id)
+        for suspect in candidates[: rules.candidates]:
+            base = queries.trusted_base(session, suspect.series)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
-                by_base[base].append(case)
-        cases = [case for _, case in _series_of(queries.run_results(session, info.run))]
+                by_base[base][suspect.case] = None
+        for good, suspect in perhaps_fixed(session, info.run)[: rules.candidates]:
+            if good != commit.sha:
+                by_base[good][suspect.case] = None
+        cases = [suspect.case for suspect in comparable(session, info.run)]
     for base, suspects in by_base.items():
-        yield base, commit.sha, suspects
+        yield base, commit.sha, list(suspects)
     # Other series every night, the same ones if the night is gone on with.
     chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
     if chosen:
         yield commit.sha, commit.sha, chosen
-
-
-def _candidates(database: Database, run: str) -> list[tuple[int, Case]]:
-    """Series whose result of the run stands out of their history, those that changed most first."""
-    found = []
-    with database.session() as session:
-        for series_id, case in _series_of(queries.run_results(session, run)):
-            points = queries.series_history(session, series_id, without_sweeps=True)
-            tonight = [point for point in points if point.run == run]
-            if not tonight:
-                continue
-            latest = tonight[-1]
-            history = [p.median_us for p in points if p.run != run and p.epoch == latest.epoch]
-            looked = trigger(history, latest.median_us)
-            if looked.verdict is Verdict.CANDIDATE:
-                found.append((abs(looked.log_change), series_id, case))
-    return [(series_id, case) for _, series_id, case in sorted(found, key=lambda f: -f[0])]
-
-
-def _series_of(results: Sequence[queries.ResultRow]) -> list[tuple[int, Case]]:
-    """Series that were measured and can be compared. The empty kernel is no GEMM to slow down."""
-    return [
-        (row.series_id, replace(Case.from_key(row.case), model=row.model, layer=row.layer))
-        for row in results
-        if row.median_us is not None
-        and row.status in ("ok", "noisy")
-        and row.kernel != EMPTY_KERNEL
-    ]
 
 
 def _declare_absent(

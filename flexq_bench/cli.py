@@ -31,9 +31,10 @@ from flexq_bench.commands import (
     sweep,
     worker,
 )
-from flexq_bench.commands.failures import INTERRUPTED, UNREAD, exit_code_of, one_line
+from flexq_bench.commands.failures import exit_code_of, one_line
 from flexq_bench.commands.invocation import NAME
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.commands.stopping import was_interrupted
+from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.logs import JsonFormatter
 
 DEBUG = "--debug"
@@ -136,6 +137,8 @@ def _run(given: list[str]) -> int:
     except Exception as error:
         if DEBUG in given:
             raise
+        if exit_code_of(error) is None and was_interrupted():
+            return INTERRUPTED
         message, code = _explain(error)
         typer.echo(f"{NAME}: {message}", err=True)
     return int(code or ExitCode.PASS)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+INTERRUPTED = 130  # what shells report for a program that SIGINT ended
+UNREAD = 141  # and for one that SIGPIPE ended: its reader went away, as `| head` does
+
 
 class ExitCode(IntEnum):
     """Exit status of `flexq-bench`, the same for every verb."""

@@ -12,7 +12,7 @@ from kernels.contract import Backend, Capability, KernelSpec
 from kernels.errors import KernelError, UnsupportedError
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
-from workloads.names import nearest_first
+from workloads.names import listed, nearest_first
 from workloads.patterns import is_glob
 from workloads.suite import Shape, Suite
 
@@ -144,7 +144,7 @@ def _check_exists(pattern: str, backend: Backend) -> None:
     try:
         registry.resolve(pattern, backend)
     except UnsupportedError:
-        near = ", ".join(nearest_first(pattern, labels))
+        near = listed(nearest_first(pattern, labels))
         raise UsageError(
             f"{pattern} has no {backend} implementation: this backend has {near}"
         ) from None
@@ -156,5 +156,5 @@ def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str
     wanted = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
     return (
         f"nothing to measure: the {backend} backend has none of {wanted or 'the kernels asked for'}"
-        f", only {', '.join(registry.labels(backend))}"
+        f", only {listed(registry.labels(backend))}"
     )

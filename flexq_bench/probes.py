@@ -12,6 +12,14 @@ def floor_kernel(weight_bits: int) -> str:
     return f"{_FLOOR_PREFIX}{weight_bits}"
 
 
+def calibrates(kernel: str) -> bool:
+    """Whether others are held against it, so that itself it is neither slower nor faster.
+
+    A floor that moves moves what is a share of it, and tells a slow machine from a slow kernel.
+    """
+    return kernel == EMPTY_KERNEL or kernel.startswith(_FLOOR_PREFIX)
+
+
 def is_probe(kernel: str) -> bool:
     """Whether it is no GEMM, so it has no operations: a read floor, the empty kernel, the spin."""
     return kernel in (EMPTY_KERNEL, SPIN_KERNEL) or kernel.startswith(_FLOOR_PREFIX)

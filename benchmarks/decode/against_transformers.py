@@ -1,6 +1,6 @@
 """Milliseconds a token of our FP16 path and of transformers' generate, on one model and GPU.
 
-    python benchmarks/decode/against_transformers.py --model llama-13b --layers 8
+    python benchmarks/decode/against_transformers.py --model llama-13b
 
 transformers has a static cache, with which it compiles its decode step (torch.compile, mode
 reduce-overhead, which makes CUDA graphs). Both have random weights of the model's shapes, fewer of

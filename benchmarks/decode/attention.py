@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 
 import torch
+from contents import fill_randomly
 
 from flexq_bench.decode.architecture import of_catalog
 from kernels.contract import LinearKernel
@@ -61,6 +62,7 @@ def measured(model: str, label: str, batch: int, length: int, bits: int) -> dict
     read = batch * (length - 1) * kv_heads * 2 * token_bytes(head_dim, bits)
     layers = min(max(_LEAST_LAYERS, -(-_COLD_BYTES // read)), _MOST_LAYERS)
     caches = [empty_layer(batch, kv_heads, length, head_dim, bits, _DEVICE) for _ in range(layers)]
+    fill_randomly(caches, head_dim)
     operations = CudaOperations()
 
     def attend(over: list[KvLayer]) -> None:

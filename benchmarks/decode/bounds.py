@@ -3,6 +3,7 @@
     python benchmarks/decode/bounds.py --model llama-13b --batch 1,4,8 --tokens 128,527,1024
 
 Weights are read once a step, the output head with them, keys and values once a sequence.
+`flexq-w6ax+kv8` has a cache of 8 bits; ratios are to the last scheme.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import sys
 
 from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.case import read_scheme
 from flexq_bench.decode.traffic import step_bytes
 from workloads.models import get_model
 from workloads.schemes import get_scheme
@@ -26,14 +28,15 @@ def main() -> None:
     parser.add_argument("--tokens", default="128,527,1024")
     parser.add_argument("--kv-bits", type=int, default=16)
     arguments = parser.parse_args()
-    schemes = arguments.schemes.split(",")
+    names = arguments.schemes.split(",")
+    schemes = [read_scheme(name, arguments.kv_bits) for name in names]
     architecture = of_catalog(get_model(arguments.model))
-    rows = [["batch", "tokens", *(f"{s} GB" for s in schemes), *(f"× {s}" for s in schemes[:-1])]]
+    rows = [["batch", "tokens", *(f"{s} GB" for s in names), *(f"× {s}" for s in names[:-1])]]
     for batch in (int(b) for b in arguments.batch.split(",")):
         for tokens in (int(t) for t in arguments.tokens.split(",")):
             read = [
-                step_bytes(architecture, get_scheme(scheme), batch, tokens, arguments.kv_bits)
-                for scheme in schemes
+                step_bytes(architecture, get_scheme(of.scheme), batch, tokens, of.kv_bits)
+                for of in schemes
             ]
             ratios = [f"{of / read[-1]:.2f}" for of in read[:-1]]
             rows.append([str(batch), str(tokens), *(f"{b / _GB:.1f}" for b in read), *ratios])

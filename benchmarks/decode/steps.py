@@ -16,6 +16,7 @@ import time
 from itertools import product
 
 import torch
+from contents import begin_sequences
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.architecture import of_catalog
@@ -104,7 +105,7 @@ def _one_scheme(
             capacity=capacity,
             kv_bits=kv_bits,
         )
-        engine.generate(torch.ones(batch, 15, dtype=torch.int32, device=device), 2)
+        begin_sequences(engine, batch)
         for length in lengths:
             bucket = engine.bucket(length)
             engine.prepare(batch, bucket)

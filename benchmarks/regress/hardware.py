@@ -52,7 +52,7 @@ WANTED_PAIRS = 200
 WITHIN = 0.003  # of the true size
 # 200 pairs of blocks a case, and every level has something to compare.
 NOISE = InterleaveRules(processes=8, placements=5, blocks=5, looks=1)
-POWER = InterleaveRules(processes=6, placements=1, blocks=2, looks=2)
+POWER = InterleaveRules()
 Plain = dict[str, Any]
 NOISE_FILE, POWER_FILE = "noise.json.gz", "power.json.gz"
 

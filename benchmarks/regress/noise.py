@@ -48,6 +48,25 @@ def _spiky(rng: np.random.Generator, rows: int, nights: int) -> Floats:
     return _QUIET * rng.standard_normal((rows, nights)) + _SPIKE * spiked
 
 
+def _heavy(rng: np.random.Generator, rows: int, nights: int) -> Floats:
+    return rng.standard_t(2, (rows, nights)) / 2  # has no standard deviation; quartiles as Gaussian
+
+
+def _one_sided(rng: np.random.Generator, rows: int, nights: int) -> Floats:
+    return rng.exponential(1, (rows, nights))
+
+
+def _slow_share(share: float) -> Draw:
+    """Some are slow, the others are not, and hardly anything is between."""
+
+    def draw(rng: np.random.Generator, rows: int, nights: int) -> Floats:
+        slow = (rng.random((rows, nights)) < share) / np.sqrt(share * (1 - share))
+        noise: Floats = slow + 0.1 * rng.standard_normal((rows, nights))
+        return noise
+
+    return draw
+
+
 # Each has a standard deviation of 1.
 KINDS: dict[str, Draw] = {
     "Gaussian": _gaussian,
@@ -56,11 +75,19 @@ KINDS: dict[str, Draw] = {
     "sticky bimodal": _sticky,
     "3 % spikes": _spiky,
 }
+# What processes may differ by beyond that; the nights are Gaussian.
+PROCESSES: dict[str, Draw] = {
+    "a third slow": _slow_share(1 / 3),
+    "15 % slow": _slow_share(0.15),
+    "5 % slow": _slow_share(0.05),
+    "Student t(2)": _heavy,
+    "one-sided": _one_sided,
+}
 
 
 def nightly(kind: str, rng: np.random.Generator, rows: int, nights: int) -> Floats:
-    """Logs of results, [rows, nights], about 0."""
-    return SIGMA * KINDS[kind](rng, rows, nights)
+    """Logs of results, [rows, nights], about 0; Gaussian for a kind of processes."""
+    return SIGMA * KINDS.get(kind, _gaussian)(rng, rows, nights)
 
 
 def comparison(
@@ -72,7 +99,7 @@ def comparison(
     process of each commit draws an offset of its own, of the same kind of noise, independent of
     every other: nothing is assumed to cancel between two processes. Each half of a block scatters.
     """
-    offsets = process_sigma * KINDS[kind](rng, 2 * pairs, 1).reshape(2, pairs)
+    offsets = process_sigma * (KINDS | PROCESSES)[kind](rng, 2 * pairs, 1).reshape(2, pairs)
     blocks = np.repeat(offsets, 2, axis=1) + BLOCK_SIGMA * rng.standard_normal((2, 2 * pairs))
     base, head = np.exp(blocks[0]), np.exp(blocks[1] + shift)
     return base, head, np.repeat(np.arange(pairs), 2)

@@ -31,7 +31,7 @@ def quartiles(windows: Floats, latest: Floats) -> Bools:
     return (latest < low - reach) | (latest > high + reach)
 
 
-RULES: dict[str, Callable[[Floats, Floats], Bools]] = {
+SIMPLE: dict[str, Callable[[Floats, Floats], Bools]] = {
     "fixed 5 %": fixed,
     "t-test 0.99 over 64": t_test,
     "3·IQR": quartiles,

@@ -1,84 +1,76 @@
 """False alerts and power of the two-stage rule and of simple rules, on simulated nights.
 
-Prints the tables that docs/regress.md quotes, from fixed seeds:
-    python benchmarks/regress/simulate.py
+Prints the tables that docs/regress.md quotes, from fixed seeds; with fewer looks, what they miss:
+    python benchmarks/regress/simulate.py [--looks 2]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import zlib
-from dataclasses import dataclass
 
 import numpy as np
-from noise import KINDS, PROCESS_SIGMA, SIGMA, comparison, nightly
+from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, comparison, nightly
 from numpy.lib.stride_tricks import sliding_window_view
-from rules import LONGEST, RULES
+from rules import LONGEST, SIMPLE
 
+from flexq_bench.interleave import InterleaveRules
 from flexq_bench.regress import Comparison, Confirmation, Verdict, confirm, confirm_night
-from flexq_bench.regress.confirm import FALSE_DISCOVERY_RATE
 from flexq_bench.regress.trigger import WINDOW, judge
 
 SERIES = 500
 NULL_NIGHTS = 100
 POWER_NIGHTS = 5
-PAIRS = (12, 24)  # of processes; the second look is taken where the first is ambiguous
-LOOKS_RATE = FALSE_DISCOVERY_RATE / len(PAIRS)  # two looks share the night's false discoveries
 ALERTS = (Verdict.SLOWER, Verdict.FASTER)
 
-
-@dataclass(frozen=True)
-class Two:
-    """Both looks of one candidate."""
-
-    first: Confirmation
-    second: Confirmation
+Looks = list[Confirmation]  # of one candidate; each look knows what those before it measured
 
 
-def look(kind: str, rng: np.random.Generator, shift: float, process_sigma: float) -> Two:
-    def judged(pairs: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return comparison(kind, rng, shift=shift, pairs=pairs, process_sigma=process_sigma)
-
-    base, head, pair = judged(PAIRS[0])
-    first = confirm(Comparison(base, head, pair))
-    if first.verdict is Verdict.SAME:
-        return Two(first, first)
-    more_base, more_head, more_pair = judged(PAIRS[1] - PAIRS[0])
-    return Two(
-        first,
-        confirm(
-            Comparison(
-                np.concatenate([base, more_base]),
-                np.concatenate([head, more_head]),
-                np.concatenate([pair, more_pair + PAIRS[0]]),
-            )
-        ),
-    )
+def pairs_of(rules: InterleaveRules) -> list[int]:
+    """Pairs of processes known after each look."""
+    return [rules.pairs_of(look).stop for look in range(rules.looks)]
 
 
-def alerts(night: list[Two]) -> list[bool]:
-    """Which candidates of a night alert, at the first look or at the second."""
-    first = confirm_night([two.first for two in night], rate=LOOKS_RATE)
-    second = confirm_night([two.second for two in night], rate=LOOKS_RATE)
+def looks_at(
+    kind: str, rng: np.random.Generator, shift: float, process_sigma: float, rules: InterleaveRules
+) -> Looks:
+    most = pairs_of(rules)[-1]
+    base, head, pair = comparison(kind, rng, shift=shift, pairs=most, process_sigma=process_sigma)
     return [
-        a.verdict in ALERTS or (a.verdict is Verdict.AMBIGUOUS and b.verdict in ALERTS)
-        for a, b in zip(first, second, strict=True)
+        confirm(Comparison(base[pair < known], head[pair < known], pair[pair < known]))
+        for known in pairs_of(rules)
     ]
 
 
+def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Verdict, int]]:
+    """Of each candidate of a night the verdict and the pairs it took: of the first look that
+    decides it, or of the last."""
+    decided: dict[int, tuple[Verdict, int]] = {}
+    for look, pairs in enumerate(pairs_of(rules)):
+        judged = confirm_night([looks[look] for looks in night], rate=rules.rate)
+        for candidate, found in enumerate(judged):
+            if rules.is_decided(found) or look + 1 == rules.looks:
+                decided.setdefault(candidate, (found.verdict, pairs))
+    return [decided[candidate] for candidate in range(len(night))]
+
+
 def quiet_nights(
-    kind: str, rng: np.random.Generator, process_sigma: float
-) -> tuple[float, float, list[list[Two]]]:
-    """False alerts a 1,000 series-nights, share of candidates, and the nights themselves."""
+    kind: str, rng: np.random.Generator, process_sigma: float, rules: InterleaveRules
+) -> tuple[float, float, float, list[list[Looks]]]:
+    """False alerts a 1,000 series-nights, share of candidates, pairs of processes that one takes,
+    and the nights themselves."""
     logs = nightly(kind, rng, SERIES, WINDOW + NULL_NIGHTS)
     windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
     _, _, candidate = judge(windows, logs[:, WINDOW:])
     nights = [
-        [look(kind, rng, 0.0, process_sigma) for _ in range(int(count))]
+        [looks_at(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
     ]
-    false = sum(sum(alerts(night)) for night in nights)
-    return 1000 * false / candidate.size, float(candidate.mean()), nights
+    decided = [found for night in nights for found in decide(night, rules)]
+    false = sum(verdict in ALERTS for verdict, _ in decided)
+    pairs = float(np.mean([taken for _, taken in decided]))
+    return 1000 * false / candidate.size, float(candidate.mean()), pairs, nights
 
 
 def power(
@@ -87,7 +79,8 @@ def power(
     step: float,
     nights: int,
     process_sigma: float,
-    quiet: list[list[Two]],
+    quiet: list[list[Looks]],
+    rules: InterleaveRules,
 ) -> float:
     """Share of series whose step alerts within `nights`; each stands alone among quiet ones.
 
@@ -102,7 +95,8 @@ def power(
     for row in candidate:
         for _ in range(int(row.sum())):
             others = quiet[int(rng.integers(len(quiet)))]
-            if alerts([look(kind, rng, shift, process_sigma), *others])[0]:
+            suspect = looks_at(kind, rng, shift, process_sigma, rules)
+            if decide([suspect, *others], rules)[0][0] in ALERTS:
                 found += 1
                 break
     return found / SERIES
@@ -110,7 +104,7 @@ def power(
 
 def simple(rule: str, kind: str, rng: np.random.Generator) -> tuple[float, float, float]:
     """False alerts a 1,000 series-nights, power at 2 % in 5 nights, at 5 % in 1 night."""
-    judged = RULES[rule]
+    judged = SIMPLE[rule]
 
     def alerting(shift: float, nights: int) -> np.ndarray:
         logs = nightly(kind, rng, SERIES, LONGEST + nights)
@@ -127,29 +121,35 @@ def generator(*names: object) -> np.random.Generator:
     return np.random.default_rng(zlib.crc32(repr(names).encode()))
 
 
-def two_stage(kind: str, process_sigma: float) -> tuple[float, float, float, float]:
-    """As `simple`, and the share of candidates last."""
+def two_stage(
+    kind: str, process_sigma: float, rules: InterleaveRules
+) -> tuple[float, float, float, float, float]:
+    """As `simple`, then the share of candidates, and how many pairs of processes one takes."""
     rng = generator(kind, process_sigma)
-    false, candidates, quiet = quiet_nights(kind, rng, process_sigma)
-    at_two = power(kind, rng, 0.02, POWER_NIGHTS, process_sigma, quiet)
-    at_five = power(kind, rng, 0.05, 1, process_sigma, quiet)
-    return false, at_two, at_five, candidates
+    false, candidates, pairs, quiet = quiet_nights(kind, rng, process_sigma, rules)
+    at_two = power(kind, rng, 0.02, POWER_NIGHTS, process_sigma, quiet, rules)
+    at_five = power(kind, rng, 0.05, 1, process_sigma, quiet, rules)
+    return false, at_two, at_five, candidates, pairs
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--looks", type=int, default=InterleaveRules().looks)
+    # What `nightly`, `gate perf` and `compare` do.
+    rules = InterleaveRules(looks=parser.parse_args().looks)
     out = sys.stdout.write
-    out("| rule | noise | false alerts / 1,000 | 2 % in 5 nights | 5 % in 1 night | candidates |\n")
-    out("| --- | --- | ---: | ---: | ---: | ---: |\n")
+    out("| rule | noise | false alerts / 1,000 | 2 % in 5 nights | 5 % in 1 night | candidates |")
+    out(" pairs |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n")
     for sigma in (PROCESS_SIGMA, SIGMA):
-        for kind in KINDS:
-            false, at_two, at_five, candidates = two_stage(kind, sigma)
+        for kind in (*KINDS, *PROCESSES):
+            false, at_two, at_five, candidates, pairs = two_stage(kind, sigma, rules)
             out(f"| two-stage, process σ {sigma:.1%} | {kind} | {false:.2f} | {at_two:.1%} | ")
-            out(f"{at_five:.1%} | {candidates:.1%} |\n")
+            out(f"{at_five:.1%} | {candidates:.1%} | {pairs:.0f} |\n")
             sys.stdout.flush()
-    for rule in RULES:
+    for rule in SIMPLE:
         for kind in KINDS:
             false, at_two, at_five = simple(rule, kind, generator(rule, kind))
-            out(f"| {rule} | {kind} | {false:.2f} | {at_two:.1%} | {at_five:.1%} | |\n")
+            out(f"| {rule} | {kind} | {false:.2f} | {at_two:.1%} | {at_five:.1%} | | |\n")
 
 
 if __name__ == "__main__":

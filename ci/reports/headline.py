@@ -20,7 +20,8 @@ def headline(report: GateReport) -> str:
     for outcome in Outcome:
         count = len(report.with_outcome(outcome))
         if count:
-            plural = "s" if outcome is Outcome.REGRESSION and count > 1 else ""
+            countable = outcome in (Outcome.REGRESSION, Outcome.PROBE)
+            plural = "s" if countable and count > 1 else ""
             counts.append(f"{count} {outcome}{plural}")
     compared = f"{report.compared} of {len(report.findings)} cases compared"
     return f"{SAID[report.exit_code]}: {', '.join(counts) or 'nothing planned'}; {compared}"

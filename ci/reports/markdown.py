@@ -46,6 +46,11 @@ def _lines(report: GateReport) -> Iterator[str]:
     slower = [f for f in passed if f.verdict == Verdict.SLOWER]
     if slower:
         yield from _folded(f"{len(slower)} slower, and accepted", _table(slower))
+    probes = [f for f in report.with_outcome(Outcome.PROBE) if f.verdict != Verdict.SAME]
+    if probes:
+        plural = "s" if len(probes) > 1 else ""
+        title = f"{len(probes)} probe{plural}, which others are held against, may have changed"
+        yield from _folded(title, _table(probes))
     if report.notes:
         yield ""
         yield from (f"- {plain(note)}" for note in report.notes[:_MOST_ROWS])
@@ -74,9 +79,10 @@ def _why(finding: Finding) -> str:
     """What the numbers beside it don't tell."""
     if finding.change is None:
         return finding.reason
-    if finding.cause not in (Cause.NONE, Cause.CODE):
-        return f"cause: {finding.cause}"
-    return ""
+    if finding.cause in (Cause.NONE, Cause.CODE):
+        return ""
+    beside = finding.reason.partition("; ")[2]
+    return beside or f"cause: {finding.cause}"
 
 
 def _waivers(findings: Sequence[Finding]) -> Iterator[str]:

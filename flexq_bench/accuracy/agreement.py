@@ -17,6 +17,7 @@ from torch import nn
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
 from flexq_bench.quantize.model_map import map_model
+from flexq_bench.quantize.smoothing import Folds
 
 _ROWS_AT_ONCE = 512
 _HEAD_TOLERANCE = 1e-2  # of the largest logit: FP16 logits recomputed in one row are not bit-equal
@@ -59,15 +60,16 @@ class OutputHead:
     """What makes logits of the last hidden state.
 
     cap: magnitude that logits come close to and never pass (Gemma 2: cap · tanh(logits / cap));
-    None: they are what the layer gives.
+    None: there is none. divisor: of what the layer gives (Granite).
     """
 
     layer: nn.Module
     cap: float | None
+    divisor: float
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [rows, hidden] -> [rows, vocabulary], on the device of `hidden`."""
-        plain: torch.Tensor = self.layer.to(hidden.device)(hidden)
+        plain: torch.Tensor = self.layer.to(hidden.device)(hidden) / self.divisor
         return plain if self.cap is None else torch.tanh(plain / self.cap) * self.cap
 
 
@@ -108,7 +110,8 @@ def record_reference(
     if head is None:
         raise AccuracyError(f"{type(model).__name__} has no output head: it predicts no tokens")
     cap = getattr(model.config, "final_logit_softcapping", None)
-    kept = OutputHead(copy.deepcopy(head), cap)
+    divisor = getattr(model.config, "logits_scaling", 1.0)
+    kept = OutputHead(copy.deepcopy(head), cap, divisor)
     hidden: list[torch.Tensor] = []
 
     def keep(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
@@ -136,11 +139,14 @@ def record_reference(
 
 
 @torch.no_grad()
-def layer_errors(original: Any, quantized: nn.Module, segment: torch.Tensor) -> Mapping[str, float]:
+def layer_errors(
+    original: Any, quantized: nn.Module, segment: torch.Tensor, folds: Folds
+) -> Mapping[str, float]:
     """Squared error of each quantized layer's output over its squared output, by its name.
 
     Both models get the original's inputs, so a layer answers for itself alone. segment: [T],
-    int64. A layer whose output is all zero has error 0 if the other's is, else infinity. Raises
+    int64. folds: what the quantized model's layers have their inputs and outputs divided by. A
+    layer whose output is all zero has error 0 if the other's is, else infinity. Raises
     QuantizeError if the original has no layer map.
     """
     errors: dict[str, float] = {}
@@ -155,8 +161,11 @@ def layer_errors(original: Any, quantized: nn.Module, segment: torch.Tensor) -> 
             name: str = site.name,
             other: nn.Module = other,
         ) -> None:
-            expected = output.double()
-            wrong = float((other(inputs[0]).double() - expected).square().sum())
+            given, expected = inputs[0], output.double()
+            if name in folds.inputs:
+                given = (given / folds.inputs[name]).to(given.dtype)
+            found = other(given) * folds.outputs.get(name, 1.0)
+            wrong = float((found - expected).square().sum())
             power = float(expected.square().sum())
             errors[name] = wrong / power if power else (float("inf") if wrong else 0.0)
 

@@ -36,6 +36,7 @@ from flexq_bench.quantize.calibration import Calibration, calibration_segments
 from flexq_bench.quantize.model_map import map_model
 from flexq_bench.quantize.registry import resolve
 from flexq_bench.quantize.scheme import Progress
+from flexq_bench.quantize.smoothing import Folds
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class Evaluator:
         self._texts = {text.name: text for text in plan.texts}
         self._tokens = {text.name: tokenize(text, loaded.tokenizer) for text in plan.texts}
         self._references: dict[str, ReferenceLogits] = {}
-        self._current: tuple[str, LoadedModel] | None = None
+        self._current: tuple[str, LoadedModel, Folds] | None = None
         self.context = loaded.context(plan.context)
         for tokens in self._tokens.values():
             segment_count(tokens.numel(), self.context, plan.max_tokens)
@@ -148,10 +149,10 @@ class Evaluator:
         if self._current is None or self._current[0] != scheme:
             self._current = None  # the last scheme's copy goes before the next one is made
             copied = copy.deepcopy(self._loaded.model)
-            self._schemes[scheme].quantize(
+            folds = self._schemes[scheme].quantize(
                 copied, self._calibration, seed=self._plan.seed, progress=self.on_block
             )
-            self._current = scheme, dataclasses.replace(self._loaded, model=copied)
+            self._current = scheme, dataclasses.replace(self._loaded, model=copied), folds
         return self._current[1]
 
     def first_segment(self) -> torch.Tensor | None:
@@ -193,7 +194,8 @@ class Evaluator:
         findings = perplexity_findings(scheme, text, result, meter.result(), parameters)
         if self._plan.layers and text == self._plan.texts[0]:
             first = next(segments(self._tokens[text.name], self.context))
-            errors = layer_errors(self._loaded.model, model.model, first)
+            assert self._current is not None  # model_under made it
+            errors = layer_errors(self._loaded.model, model.model, first, self._current[2])
             findings.append(layer_finding(scheme, text, errors, parameters))
         return findings
 

@@ -13,7 +13,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.accuracy.weights import CONFIG, ModelFiles, find_model
+from flexq_bench.model_files import CONFIG, ModelFiles, find_model
 
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -74,6 +74,10 @@ def load_tokenizer(files: ModelFiles) -> Any:
     try:
         return AutoTokenizer.from_pretrained(files.folder, **_gguf(files))
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
+        if files.gguf is not None:
+            raise AccuracyError(
+                f"can't read {files.weights[0]} ({_first_line(error)}): download it again"
+            ) from error
         raise AccuracyError(
             f"{files.folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
             "the model's tokenizer.json and tokenizer_config.json there"
@@ -87,9 +91,15 @@ def _check_config(files: ModelFiles) -> None:
     if files.gguf is not None:
         return  # one file says everything: whatever reads it first, tells
     try:
-        AutoConfig.from_pretrained(files.folder)
+        config = AutoConfig.from_pretrained(files.folder)
     except Exception as error:  # from an unknown kind of model to a field of another type
         raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
+    blocks = getattr(config, "num_hidden_layers", 0)
+    if blocks > len(files.tensors):  # a module each would be made before they are found missing
+        raise AccuracyError(
+            f"{files.name} has {len(files.tensors)} weights, and its {CONFIG} asks for {blocks} "
+            "blocks: download it again"
+        )
 
 
 def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:

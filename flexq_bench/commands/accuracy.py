@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import (
     ClusterOption,
     DbOption,
@@ -21,10 +20,10 @@ from flexq_bench.commands.options import (
     SeedOption,
     split_names,
 )
-from flexq_bench.commands.output import console, say
+from flexq_bench.commands.output import console, say, show_by_words
 from flexq_bench.commands.stopping import ended_by_terminate
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -293,7 +292,7 @@ def print_tables(findings: Sequence[Finding], out: Console) -> None:
     tables = (report.texts_table, report.tasks_table, report.layers_table)
     for table in (make(findings) for make in tables):
         if table is not None:
-            out.print(table)
+            show_by_words(out, table)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from flexq_bench.commands.invocation import user_name
 from flexq_bench.commands.options import LARGEST_ID, DbOption, JsonFlag
-from flexq_bench.commands.output import console, print_json, say
+from flexq_bench.commands.output import console, print_json, say, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.names import unknown
 
@@ -61,7 +61,7 @@ def list_(
     if as_json:
         print_json(found)
     elif found:
-        console().print(_table(found))
+        show_by_words(console(), _table(found))
     else:
         say(console(), f"no alert is {state}" if state != _ALL else "no alert was ever opened")
 

@@ -161,7 +161,7 @@ def _commits(
     resolve_pair(repository_of(repository), base, head)  # before the device is looked for
     device = chosen_device(*where)
     cases = chosen_cases(choice, device)
-    with progress(len(cases) * rules.blocks_a_look) as on_block:
+    with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
             compare_commits(
                 repository,
@@ -193,7 +193,7 @@ def _kernels(
     device = chosen_device(*where)
     chosen_shapes(choice, head, device)  # says whether this backend has it
     cases = chosen_shapes(choice, base, device)
-    with progress(len(cases) * rules.blocks_a_look) as on_block:
+    with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
             compare_kernels(
                 base, head, cases, device=device, seed=seed, rules=rules, on_block=on_block

@@ -34,7 +34,11 @@ def decode(
     ],
     scheme: Annotated[
         str,
-        typer.Option("--scheme", metavar="NAMES", help="Comma-separated; the first is the base."),
+        typer.Option(
+            "--scheme",
+            metavar="NAMES",
+            help="Comma-separated; the first is the base. NAME+kv8 has a KV cache of 8 bits.",
+        ),
     ] = _DEFAULT_SCHEMES,
     batch: Annotated[
         str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
@@ -43,7 +47,9 @@ def decode(
     new: Annotated[
         str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
     ] = "128",
-    kv_bits: Annotated[int, typer.Option("--kv-bits", help="Of the KV cache: 16, 8 or 4.")] = 16,
+    kv_bits: Annotated[
+        int, typer.Option("--kv-bits", help="Of every scheme's KV cache: 16, 8 or 4.")
+    ] = 16,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -119,13 +125,10 @@ def decode(
     from flexq_bench.commands import decoding
     from flexq_bench.commands.measuring import device_name
     from flexq_bench.commands.result_files import ResultFiles
-    from flexq_bench.decode.case import Setup
+    from flexq_bench.decode.case import Setup, read_scheme
     from kernels.contract import Backend
-    from workloads.schemes import get_scheme
 
-    schemes = split_names(scheme) or ()
-    for name in schemes:
-        get_scheme(name)
+    schemes = tuple(read_scheme(name, kv_bits) for name in split_names(scheme) or ())
     if not schemes:
         raise UsageError("which schemes? Give --scheme (see list schemes)")
     asked: Backend | None = None
@@ -136,7 +139,6 @@ def decode(
         model,
         schemes,
         where,
-        kv_bits,
         processes or (5 if where.startswith("cuda") else 1),
         processes or (3 if where.startswith("cuda") else 1),
         seed,

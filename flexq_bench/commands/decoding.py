@@ -18,7 +18,6 @@ from db.engine import Database, open_database
 from db.records import CommitInfo, RunInfo
 from db.store import begin_run, finish_run
 from flexq_bench.commands import invocation
-from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.output import console, say, show_whole
 from flexq_bench.commands.result_files import ResultFiles
 from flexq_bench.commands.resuming import check_same_work
@@ -28,7 +27,7 @@ from flexq_bench.decode.case import Setup
 from flexq_bench.decode.findings import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.provenance import current_commit
 from flexq_bench.running import new_run
 
@@ -133,8 +132,10 @@ def _servings(setup: Setup, wanted: Serving) -> list[ServingCase]:
     if not limits:
         raise UsageError("how many at a time? Give --batch-limit")
     return [
-        ServingCase(scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens)
-        for scheme in setup.schemes
+        ServingCase(
+            of.scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens, of.kv_bits
+        )
+        for of in setup.schemes
         for limit in limits
     ]
 

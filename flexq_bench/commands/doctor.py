@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flexq_bench.commands.options import DbOption, JsonFlag
-from flexq_bench.commands.output import console, print_json
+from flexq_bench.commands.output import console, print_json, show_by_words
 from flexq_bench.exit_codes import ExitCode
 
 _STYLE = {"ok": "green", "missing": "yellow", "broken": "bold red"}
@@ -34,6 +34,6 @@ def doctor(db: DbOption = None, as_json: JsonFlag = False) -> None:
             advice = f"\n-> {finding.advice}" if finding.advice else ""
             state = Text(finding.state, style=_STYLE[finding.state])
             table.add_row(finding.name, state, finding.detail + advice)
-        console().print(table)
+        show_by_words(console(), table)
     if broken:
         raise typer.Exit(int(ExitCode.INFRASTRUCTURE))

@@ -15,7 +15,7 @@ from rich.table import Table
 from flexq_bench.commands.alerts import AlertArgument, commit_range
 from flexq_bench.commands.invocation import command, database_arguments
 from flexq_bench.commands.options import DbOption, JsonFlag
-from flexq_bench.commands.output import console, plain, print_json, say
+from flexq_bench.commands.output import console, plain, print_json, say, show_by_words
 from flexq_bench.exit_codes import ExitCode
 from workloads.case import kernel_label
 
@@ -97,7 +97,7 @@ def _print(
         who = event.person or "flexq-bench"
         note = f": {event.note}" if event.note else ""
         say(out, f"{event.created_at:%Y-%m-%d %H:%M} UTC {event.state}, by {who}{note}")
-    out.print(_table(again))
+    show_by_words(out, _table(again))
     for panel in panels:
         say(out, panel.title)
         for line in terminal_plot(panel):

@@ -18,9 +18,6 @@ from flexq_bench.exit_codes import ExitCode
 from kernels.errors import CompileError, KernelError
 from workloads.errors import WorkloadError
 
-INTERRUPTED = 130  # what shells report for a program that SIGINT ended
-UNREAD = 141  # and for one that SIGPIPE ended: its reader went away, as `| head` does
-
 # What a person named is wrong; any other DatabaseError is the store's.
 _USAGE_OF_DATABASE = (
     LimitError,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.commands.options import KernelsOption, split_names
-from flexq_bench.commands.output import console, plain, say
+from flexq_bench.commands.output import console, plain, say, show_by_words
 from flexq_bench.commands.report_files import (
     STDOUT,
     JsonReportOption,
@@ -123,7 +123,7 @@ def _print(report: StaticReport, out: Console) -> None:
     say(out, headline(report))
     table = regressions_table(report)
     if table is not None:
-        out.print(table)
+        show_by_words(out, table)
     for line in (*further_lines(report), coverage(report)):
         say(out, line)
 

@@ -41,7 +41,7 @@ def user_name() -> str:
 def _program() -> tuple[str, ...]:
     script = Path(sys.argv[0])
     if script.name != NAME:
-        return (NAME,) if shutil.which(NAME) else (sys.executable, "-m", "flexq_bench.cli")
+        return (NAME,) if shutil.which(NAME) else (sys.executable, "-m", "flexq_bench")
     found = shutil.which(NAME)
     if found is not None and Path(found).resolve() == script.resolve():
         return (NAME,)

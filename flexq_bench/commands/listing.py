@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.commands.options import BackendChoice, BackendOption, DbOption, JsonFlag
-from flexq_bench.commands.output import console, print_json
+from flexq_bench.commands.output import console, print_json, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
 from workloads.names import unknown
@@ -65,7 +65,7 @@ def list_(
         return
     out = console()
     if rows:
-        out.print(_table(rows))
+        show_by_words(out, _table(rows))
     else:
         first = _FIRST.get(what, "measure something first (flexq-bench run smoke)")
         out.print(f"no {what} yet: {first}")
@@ -293,7 +293,7 @@ _HIDDEN = {
 
 def _table(rows: Sequence[Row]) -> Table:
     shown = [name for name in rows[0] if name not in _HIDDEN]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for name in shown:
         numeric = all(isinstance(row[name], int | float) for row in rows)
         heading = _HEADINGS.get(name, name.replace("_", " "))

@@ -16,7 +16,6 @@ from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.commands import invocation
-from flexq_bench.commands.failures import INTERRUPTED
 from flexq_bench.commands.options import BackendChoice
 from flexq_bench.commands.output import console, say, show_whole
 from flexq_bench.commands.result_files import ResultFiles
@@ -25,6 +24,7 @@ from flexq_bench.comparing import compare_with_baseline
 from flexq_bench.costs import read_costs
 from flexq_bench.errors import UsageError
 from flexq_bench.execution import LocalExecutor
+from flexq_bench.exit_codes import INTERRUPTED
 from flexq_bench.measure import Tuning
 from flexq_bench.plan import Plan, build_plan
 from flexq_bench.provenance import current_commit

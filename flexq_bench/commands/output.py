@@ -6,12 +6,14 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -40,6 +42,52 @@ def show_whole(out: Console, table: Table) -> None:
     out.width = max(shown, needed)
     out.print(table)
     out.width = shown
+
+
+def show_by_words(out: Console, table: Table) -> None:
+    """A table with words, which breaks between them; where that doesn't fit, a paragraph a row."""
+    natural = [max(map(cell_len, lines)) for lines in _lines(table)]
+    longest = [max(map(cell_len, " ".join(lines).split()), default=0) for lines in _lines(table)]
+    between = Measurement.get(out, out.options.update(max_width=_WIDEST * len(natural)), table)
+    left = out.width - (between.maximum - sum(natural)) - sum(longest)
+    if left < 0:
+        for paragraph in _paragraphs(table, out.width):
+            say(out, paragraph)
+        return
+    widths = longest
+    for _ in range(left):  # to the narrowest column that breaks a line: short texts stay in one
+        breaking = [i for i, width in enumerate(widths) if width < natural[i]]
+        if not breaking:
+            break
+        widths[min(breaking, key=lambda i: widths[i])] += 1
+    for column, width in zip(table.columns, widths, strict=True):
+        column.width = width
+    out.print(table)
+
+
+def _lines(table: Table) -> list[list[str]]:
+    """All lines of each column, its heading among them; one at least."""
+    return [
+        [line for cell in (column.header, *column.cells) for line in str(cell).split("\n")]
+        for column in table.columns
+    ]
+
+
+def _paragraphs(table: Table, width: int) -> Iterator[str]:
+    """The first cell of each row, then the others with their headings."""
+    headings = [str(column.header) for column in table.columns]
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        cells = [" ".join(str(cell).split()) for cell in row]
+        named = [
+            f"{name} {cell}" for name, cell in zip(headings[1:], cells[1:], strict=True) if cell
+        ]
+        yield textwrap.fill(
+            f"{cells[0]}  {'; '.join(named)}",
+            width,
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def print_json(value: Any) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from flexq_bench.errors import UsageError
+from flexq_bench.model_files import CONFIG
 from workloads.errors import WorkloadError
 from workloads.models import Block, ModelSpec
 
 _ARCHITECTURES: dict[str, Block] = {"LlamaForCausalLM": "llama", "OPTForCausalLM": "opt"}
+_CLASSES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}  # by model_type
+_OPT_LAYERS = ("qkv_proj", "out_proj", "fc1", "fc2")
 OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers, modeling_opt.py)
 
 
@@ -22,12 +24,13 @@ OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers,
 class Architecture:
     """dimensions: of the catalog's form. head_dim: LLaMA's may differ from hidden / heads.
 
-    eps: of the norms. rope_theta: base of the rotary angles. rope_scaling: the keys of
-    transformers' "llama3" scaling; empty: none.
+    biased: fused layers with a bias. eps: of the norms. rope_theta: base of the rotary angles.
+    rope_scaling: the keys of transformers' "llama3" scaling; empty: none.
     """
 
     dimensions: ModelSpec
     head_dim: int
+    biased: tuple[str, ...]
     eps: float
     rope_theta: float = 10000.0
     rope_scaling: tuple[tuple[str, float], ...] = ()
@@ -49,65 +52,81 @@ class Architecture:
 
 def of_catalog(model: ModelSpec) -> Architecture:
     """A model of the catalog. Its eps and angles don't matter to speed: those of LLaMA."""
-    return Architecture(model, model.head_dim, 1e-5)
-
-
-def of_folder(folder: Path) -> Architecture:
-    """A Hugging Face folder's. Raises UsageError if it has none, or one that we don't have."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"{folder} has no config.json: give a folder as save_pretrained writes it"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"can't read {path}: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} holds no JSON object: copy it again")
-    return of_config(config, folder.name)
+    biased = _OPT_LAYERS if model.block == "opt" else ()
+    return Architecture(model, model.head_dim, biased, 1e-5)
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Architecture:
     """Of the contents of a config.json. Raises UsageError."""
-    given = (config.get("architectures") or ["none"])[0]
+    given = _class_of(config)
     if given not in _ARCHITECTURES:
         raise UsageError(
             f"{name} is a {given}, and decode has {' and '.join(_ARCHITECTURES)}: pick another"
         )
     try:
         return _llama(config, name) if _ARCHITECTURES[given] == "llama" else _opt(config, name)
-    except KeyError as error:
-        raise UsageError(f"config.json of {name} has no {error}: copy it again") from error
     except WorkloadError as error:
         raise UsageError(str(error)) from error
+    except KeyError as error:
+        raise UsageError(f"{CONFIG} of {name} has no {error}: download it again") from error
+    except _FieldError as error:
+        raise UsageError(f"{CONFIG} of {name}: {error}: download it again") from error
+
+
+class _FieldError(ValueError):
+    """A field of a configuration has a value that can't be."""
+
+
+def _class_of(config: Mapping[str, Any]) -> str:
+    """The name of the model's class; where there is none, the one that its type stands for."""
+    named = config.get("architectures")
+    if isinstance(named, list) and named:
+        return str(named[0])
+    kind = config.get("model_type")
+    return _CLASSES.get(str(kind), f"model of type {kind!r}")
+
+
+def _count(config: Mapping[str, Any], key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int) or value < 1:
+        raise _FieldError(f"{key} is a number of 1 or more, got {value!r}")
+    return value
+
+
+def _positive(given: Mapping[str, Any], key: str, default: float) -> float:
+    value = given.get(key, default)
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise _FieldError(f"{key} is a number above 0, got {value!r}")
+    return float(value)
 
 
 def _llama(config: Mapping[str, Any], name: str) -> Architecture:
-    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
-        raise UsageError(f"{name} has {config['hidden_act']} where decode has silu")
+        raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
     dimensions = ModelSpec(
         name=name,
         family=name,
         block="llama",
         hidden=hidden,
-        ffn=int(config["intermediate_size"]),
-        layers=int(config["num_hidden_layers"]),
+        ffn=_count(config, "intermediate_size"),
+        layers=_count(config, "num_hidden_layers"),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        vocab=int(config["vocab_size"]),
-        context=int(config["max_position_embeddings"]),
+        kv_heads=_count({"num_key_value_heads": heads, **config}, "num_key_value_heads"),
+        vocab=_count(config, "vocab_size"),
+        context=_count(config, "max_position_embeddings"),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         learned_positions=False,
         source="config.json",
     )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(rope, dict):
+        raise _FieldError(f"the parameters of its rotary angles are a table, got {rope!r}")
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ("default", "llama3"):
         raise UsageError(f"{name} scales its rotary angles by {kind!r}: decode has default, llama3")
     scaling = tuple(
-        (key, float(rope[key]))
+        (key, _positive({key: rope[key]}, key, 0))
         for key in (
             "factor",
             "low_freq_factor",
@@ -116,17 +135,25 @@ def _llama(config: Mapping[str, Any], name: str) -> Architecture:
         )
         if kind == "llama3"
     )
+    head_dim = dimensions.head_dim
+    if config.get("head_dim") is not None:
+        head_dim = _count(config, "head_dim")
+    if head_dim % 2:
+        raise _FieldError(f"rotary angles turn pairs of channels, a head has {head_dim}")
+    attention = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
+    feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()
     return Architecture(
         dimensions,
-        int(config.get("head_dim") or hidden // heads),
-        float(config.get("rms_norm_eps", 1e-6)),
-        float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        head_dim,
+        (*attention, *feed_forward),
+        _positive(config, "rms_norm_eps", 1e-6),
+        _positive({**config, **rope}, "rope_theta", 10000.0),
         scaling,
     )
 
 
 def _opt(config: Mapping[str, Any], name: str) -> Architecture:
-    hidden = int(config["hidden_size"])
+    hidden = _count(config, "hidden_size")
     if not config.get("do_layer_norm_before", True) or config.get(
         "word_embed_proj_dim", hidden
     ) not in (None, hidden):
@@ -134,24 +161,30 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
             f"{name} norms after its layers or projects its embeddings, as OPT-350M: "
             "pick another size"
         )
-    if config.get("activation_function", "relu") != "relu":
-        raise UsageError(f"{name} has {config['activation_function']} where decode has relu")
+    if config.get("_remove_final_layer_norm") or not config.get(
+        "layer_norm_elementwise_affine", True
+    ):
+        raise UsageError(f"{name} lacks a final norm, or weights of its norms: pick another")
+    activation = config.get("activation_function", "relu")
+    if activation != "relu":
+        raise UsageError(f"{name} has {activation} where decode has relu: pick another")
     dimensions = ModelSpec(
         name=name,
         family=name,
         block="opt",
         hidden=hidden,
-        ffn=int(config["ffn_dim"]),
-        layers=int(config["num_hidden_layers"]),
-        heads=int(config["num_attention_heads"]),
-        kv_heads=int(config["num_attention_heads"]),
-        vocab=int(config["vocab_size"]),
-        context=int(config["max_position_embeddings"]),
+        ffn=_count(config, "ffn_dim"),
+        layers=_count(config, "num_hidden_layers"),
+        heads=_count(config, "num_attention_heads"),
+        kv_heads=_count(config, "num_attention_heads"),
+        vocab=_count(config, "vocab_size"),
+        context=_count(config, "max_position_embeddings"),
         tied_embeddings=bool(config.get("tie_word_embeddings", True)),
         learned_positions=True,
         source="config.json",
     )
-    return Architecture(dimensions, dimensions.head_dim, 1e-5)
+    biased = _OPT_LAYERS if config.get("enable_bias", True) else ()
+    return Architecture(dimensions, dimensions.head_dim, biased, 1e-5)
 
 
 def _scaled(frequencies: torch.Tensor, scaling: Mapping[str, float]) -> torch.Tensor:

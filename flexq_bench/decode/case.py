@@ -10,12 +10,35 @@ from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.measure import Tuning
+from kernels.decoder import KV_BITS
 from workloads.models import load_catalog
 from workloads.names import unknown
+from workloads.schemes import get_scheme
 
 # 2: a decode is warmed up by its first tokens, not by all of them.
 PROTOCOL_VERSION = 2
 LONG_TOKENS = 512  # a decode of more new tokens is long: it has many steps by itself
+_WITH_CACHE = "+kv"
+
+
+@dataclass(frozen=True, slots=True)
+class CachedScheme:
+    """A scheme and the bits of its KV cache."""
+
+    scheme: str
+    kv_bits: int = 16
+
+
+def read_scheme(text: str, kv_bits: int) -> CachedScheme:
+    """`flexq-w6ax`, whose cache has kv_bits, or `flexq-w6ax+kv8`, which says itself.
+
+    Raises WorkloadError for an unknown scheme and UsageError for other caches.
+    """
+    name, says, width = text.partition(_WITH_CACHE)
+    bits = width if says else str(kv_bits)
+    if bits not in map(str, KV_BITS):
+        raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {bits}: write {name}{_WITH_CACHE}8")
+    return CachedScheme(get_scheme(name).name, int(bits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +74,8 @@ class Setup:
     """
 
     model: str
-    schemes: tuple[str, ...]
+    schemes: tuple[CachedScheme, ...]
     device: str
-    kv_bits: int = 16
     processes: int = 1
     long_processes: int = 1
     seed: int = 0

@@ -2,115 +2,145 @@
 
 from __future__ import annotations
 
-import json
+import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flexq_bench.decode.architecture import Architecture, of_config, of_folder
+from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.weights import Affine, BlockWeights, Ends, WeightSource
 from flexq_bench.errors import UsageError
+from flexq_bench.model_files import CONFIG, ModelFiles, StoredTensor, model_at
 
-_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+# Where transformers has a block's layers and norms, by the name of the fused layer.
+_LLAMA_LAYERS = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o_proj": ("self_attn.o_proj",),
+    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
+    "down_proj": ("mlp.down_proj",),
+}
+_OPT_LAYERS = {
+    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out_proj": ("self_attn.out_proj",),
+    "fc1": ("fc1",),
+    "fc2": ("fc2",),
+}
+_LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
+_OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+_IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 
 
 def open_checkpoint(path: Path) -> WeightSource:
-    """A folder or a .gguf file. Raises UsageError: nothing there, no configuration, no shard."""
-    if path.suffix == ".gguf":
-        return open_gguf(path)
-    if not path.is_dir():
+    """A folder or a .gguf file. Raises UsageError: nothing there, or not all of a model we have."""
+    if not path.exists():
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
-    if not (path / "config.json").is_file():
-        files = sorted(path.glob("*.gguf"))
-        if len(files) == 1:
-            return open_gguf(files[0])
-    return FolderWeights(path)
+    files = model_at(path)
+    if files.gguf is not None:
+        return open_gguf(files.folder / files.gguf)
+    return FolderWeights(files)
 
 
 class _NamedTensors(WeightSource):
-    """Weights by the names that transformers gives them."""
+    """Weights by the names that transformers gives them.
+
+    shapes: of all there are, by name. Raises UsageError unless they are the architecture's.
+    """
 
     is_synthetic = False
 
+    def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.architecture = architecture
+        self._is_opt = architecture.block == "opt"
+        self._root = "model"
+        if self._is_opt:
+            whole = "model.decoder.embed_tokens.weight" in shapes
+            self._root = "model.decoder" if whole else "decoder"
+        _check(architecture.dimensions.name, dict(shapes), self._expected())
+
     @abstractmethod
     def _tensor(self, name: str) -> torch.Tensor:
-        """Raises UsageError if there is none of this name."""
-
-    @abstractmethod
-    def _has(self, name: str) -> bool: ...
+        """One of those there are."""
 
     def ends(self, device: torch.device) -> Ends:
-        if self.architecture.block == "opt":
-            root = "model.decoder" if self._has("model.decoder.embed_tokens.weight") else "decoder"
-            positions = self._load(f"{root}.embed_positions.weight", device)
-            norm = self._affine(f"{root}.final_layer_norm", device)
-        else:
-            root, positions = "model", None
-            norm = self._affine(f"{root}.norm", device)
-        embedding = self._load(f"{root}.embed_tokens.weight", device)
+        positions = None
+        if self._is_opt:
+            positions = self._load(f"{self._root}.embed_positions.weight", device)
+        embedding = self._load(f"{self._root}.embed_tokens.weight", device)
         tied = self.architecture.dimensions.tied_embeddings
         head = embedding if tied else self._load("lm_head.weight", device)
-        return Ends(embedding, positions, norm, head)
+        return Ends(embedding, positions, self._affine(self._last_norm, device, self._is_opt), head)
 
     def block(self, index: int, device: torch.device) -> BlockWeights:
-        if self.architecture.block == "opt":
-            root = "model.decoder" if self._has("model.decoder.embed_tokens.weight") else "decoder"
-            at = f"{root}.layers.{index}"
-            return BlockWeights(
-                {
-                    "qkv_proj": self._stacked(f"{at}.self_attn", "qkv", device),
-                    "out_proj": self._affine(f"{at}.self_attn.out_proj", device),
-                    "fc1": self._affine(f"{at}.fc1", device),
-                    "fc2": self._affine(f"{at}.fc2", device),
-                },
-                self._affine(f"{at}.self_attn_layer_norm", device),
-                self._affine(f"{at}.final_layer_norm", device),
-            )
-        at = f"model.layers.{index}"
-        gate, up = (self._affine(f"{at}.mlp.{name}_proj", device) for name in ("gate", "up"))
-        return BlockWeights(
-            {
-                "qkv_proj": self._stacked(f"{at}.self_attn", "qkv", device),
-                "o_proj": self._affine(f"{at}.self_attn.o_proj", device),
-                "gate_up_proj": _stack(gate, up),
-                "down_proj": self._affine(f"{at}.mlp.down_proj", device),
-            },
-            self._affine(f"{at}.input_layernorm", device),
-            self._affine(f"{at}.post_attention_layernorm", device),
-        )
+        at = f"{self._root}.layers.{index}"
+        biased = self.architecture.biased
+        linears = {
+            name: _stack(*(self._affine(f"{at}.{part}", device, name in biased) for part in parts))
+            for name, parts in self._layers.items()
+        }
+        norms = (self._affine(f"{at}.{name}", device, self._is_opt) for name in self._norms)
+        return BlockWeights(linears, *norms)
 
-    def _stacked(self, at: str, letters: str, device: torch.device) -> Affine:
-        return _stack(*(self._affine(f"{at}.{letter}_proj", device) for letter in letters))
+    @property
+    def _layers(self) -> Mapping[str, tuple[str, ...]]:
+        return _OPT_LAYERS if self._is_opt else _LLAMA_LAYERS
 
-    def _affine(self, name: str, device: torch.device) -> Affine:
-        bias = f"{name}.bias"
+    @property
+    def _norms(self) -> tuple[str, str]:
+        return _OPT_NORMS if self._is_opt else _LLAMA_NORMS
+
+    @property
+    def _last_norm(self) -> str:
+        return f"{self._root}.final_layer_norm" if self._is_opt else f"{self._root}.norm"
+
+    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor of the architecture."""
+        model = self.architecture.dimensions
+        yield f"{self._root}.embed_tokens.weight", (model.vocab, model.hidden)
+        if not model.tied_embeddings:
+            yield "lm_head.weight", (model.vocab, model.hidden)
+        if self._is_opt:
+            rows = model.context + OPT_POSITION_OFFSET
+            yield f"{self._root}.embed_positions.weight", (rows, model.hidden)
+        yield from _pair(self._last_norm, (model.hidden,), self._is_opt)
+        for index in range(model.layers):
+            at = f"{self._root}.layers.{index}"
+            for norm in self._norms:
+                yield from _pair(f"{at}.{norm}", (model.hidden,), self._is_opt)
+            for name, parts in self._layers.items():
+                for part in parts:
+                    shape = _shape(self.architecture, part.rpartition(".")[-1])
+                    yield from _pair(f"{at}.{part}", shape, name in self.architecture.biased)
+
+    def _affine(self, name: str, device: torch.device, biased: bool) -> Affine:
         weight = self._load(f"{name}.weight", device)
-        return Affine(weight, self._load(bias, device) if self._has(bias) else None)
+        return Affine(weight, self._load(f"{name}.bias", device) if biased else None)
 
     def _load(self, name: str, device: torch.device) -> torch.Tensor:
-        return self._tensor(name).to(device=device, dtype=torch.float16)
+        tensor = self._tensor(name).to(device=device, dtype=torch.float16)
+        if not bool(torch.isfinite(tensor).all()):
+            raise UsageError(
+                f"{self.architecture.dimensions.name}: {name} holds NaN or infinity in FP16: "
+                "download the model again, or pick one whose weights FP16 can hold"
+            )
+        return tensor
 
 
 class FolderWeights(_NamedTensors):
     """Reads tensors from disk when they are asked for: host memory holds one at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        self.architecture: Architecture = of_folder(folder)
-        self._files = _files_by_tensor(folder)
+    def __init__(self, files: ModelFiles) -> None:
+        self._stored: Mapping[str, StoredTensor] = files.tensors
         self._open: dict[Path, Any] = {}
-
-    def _has(self, name: str) -> bool:
-        return name in self._files
+        architecture = of_config(files.config(), files.name)
+        super().__init__(architecture, {name: t.shape for name, t in files.tensors.items()})
 
     def _tensor(self, name: str) -> torch.Tensor:
         from safetensors import SafetensorError, safe_open
 
-        if name not in self._files:
-            raise UsageError(f"the model has no tensor {name!r}: its config.json is of another one")
-        path = self._files[name]
+        path = self._stored[name].path
         try:
             if path not in self._open:
                 self._open[path] = safe_open(path, framework="pt")
@@ -124,29 +154,22 @@ class StateDictWeights(_NamedTensors):
     """The tensors of a transformers model in memory."""
 
     def __init__(self, architecture: Architecture, tensors: Mapping[str, torch.Tensor]) -> None:
-        self.architecture = architecture
         self._tensors = tensors
-
-    def _has(self, name: str) -> bool:
-        return name in self._tensors
+        super().__init__(architecture, {name: tuple(t.shape) for name, t in tensors.items()})
 
     def _tensor(self, name: str) -> torch.Tensor:
-        if name not in self._tensors:
-            raise UsageError(f"the model has no tensor {name!r}: it is of another architecture")
         return self._tensors[name]
 
 
 def open_gguf(path: Path) -> StateDictWeights:
     """A GGUF file, dequantized by transformers: all of it is in host memory. Raises UsageError."""
-    if not path.is_file():
-        raise UsageError(f"no file {str(path)!r}: give a catalog name, a folder or a .gguf file")
     try:
         from transformers import AutoModelForCausalLM
 
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)
     except ImportError as error:
         raise UsageError(
-            f"{path.name} needs transformers and gguf: pip install 'flexq-bench[test]'"
+            f"{path.name} needs transformers and gguf: pip install 'flexq-bench[accuracy]'"
         ) from error
     except Exception as error:  # of a damaged file its reader raises whatever it stumbles over
         raise UsageError(f"can't read {path}: {error}: download the model again") from error
@@ -154,33 +177,54 @@ def open_gguf(path: Path) -> StateDictWeights:
     return StateDictWeights(of_config(config, path.stem.split(".")[0]), model.state_dict())
 
 
-def _files_by_tensor(folder: Path) -> dict[str, Path]:
-    """Which file has which tensor. Raises UsageError if a file is missing or damaged."""
-    index = folder / _INDEX
-    if index.is_file():
-        try:
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"can't read {index}: {error}") from error
-        missing = sorted({file for file in named.values() if not (folder / file).is_file()})
-        if missing:
+def _check(
+    model: str,
+    found: dict[str, tuple[int, ...]],
+    expected: Iterator[tuple[str, tuple[int, ...]]],
+) -> None:
+    """Raise UsageError where tensors are missing, of another shape, or more than expected."""
+    for name, shape in expected:
+        given = found.pop(name, None)
+        if given is None:
+            raise UsageError(f"{model} has no tensor {name}: its {CONFIG} is of another model")
+        if given != shape:
             raise UsageError(
-                f"{folder} lacks {', '.join(missing)} of {_INDEX}: download the model again"
+                f"{model}: {name} is {list(given)}, its {CONFIG} asks for {list(shape)}: download "
+                "it again"
             )
-        return {name: folder / file for name, file in named.items()}
-    whole = folder / _WHOLE
-    if not whole.is_file():
-        raise UsageError(f"{folder} has neither {_WHOLE} nor {_INDEX}: download the model again")
-    from safetensors import SafetensorError, safe_open
+    unused = sorted(name for name in found if _IN_A_BLOCK.search(name))
+    if unused:
+        raise UsageError(
+            f"{model} has {len(unused)} weights that its {CONFIG} has no place for "
+            f"({unused[0]} …): it would be decoded in part; download it again"
+        )
 
-    try:
-        with safe_open(whole, framework="pt") as file:
-            return dict.fromkeys(file.keys(), whole)
-    except (SafetensorError, OSError) as error:
-        raise UsageError(f"can't read {whole}: {error}: download the model again") from error
+
+def _pair(name: str, shape: tuple[int, ...], biased: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", shape
+    if biased:
+        yield f"{name}.bias", shape[:1]
+
+
+def _shape(architecture: Architecture, kind: str) -> tuple[int, int]:
+    """Output and input features of a layer by its kind."""
+    model, head_dim = architecture.dimensions, architecture.head_dim
+    queries, kv = model.heads * head_dim, model.kv_heads * head_dim
+    return {
+        "q_proj": (queries, model.hidden),
+        "k_proj": (kv, model.hidden),
+        "v_proj": (kv, model.hidden),
+        "o_proj": (model.hidden, queries),
+        "out_proj": (model.hidden, queries),
+        "gate_proj": (model.ffn, model.hidden),
+        "up_proj": (model.ffn, model.hidden),
+        "down_proj": (model.hidden, model.ffn),
+        "fc1": (model.ffn, model.hidden),
+        "fc2": (model.hidden, model.ffn),
+    }[kind]
 
 
 def _stack(*parts: Affine) -> Affine:
     weight = torch.cat([part.weight for part in parts])
     biases = [part.bias for part in parts if part.bias is not None]
-    return Affine(weight, torch.cat(biases) if len(biases) == len(parts) else None)
+    return Affine(weight, torch.cat(biases) if biases else None)

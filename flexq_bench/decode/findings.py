@@ -50,7 +50,7 @@ class Found:
 class ServingCase:
     """Requests served under a scheme. lengths: where theirs come from. memory_limit: bytes.
 
-    step_tokens: of prompts, between two steps, at most.
+    step_tokens: of prompts, between two steps, at most. kv_bits: of the cache.
     """
 
     scheme: str
@@ -59,6 +59,7 @@ class ServingCase:
     requests: tuple[Request, ...]
     lengths: str
     step_tokens: int
+    kv_bits: int = 16
 
     @property
     def capacity(self) -> int:
@@ -69,7 +70,7 @@ class ServingCase:
         """Its identity within a run."""
         within = "" if self.memory_limit is None else f" m{self.memory_limit}"
         return (
-            f"serve {setup.model} {self.scheme} kv{setup.kv_bits} b{self.batch_limit}{within} "
+            f"serve {setup.model} {self.scheme} kv{self.kv_bits} b{self.batch_limit}{within} "
             f"r{len(self.requests)} t{self.step_tokens}"
         )
 
@@ -95,8 +96,9 @@ def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) 
     interval = hierarchical_interval(steps, seed=setup.seed) if steps else None
     joules = [process.energy_j for process in done if process.energy_j is not None]
     tokens = case.batch * case.new_tokens
-    shared = _shared(setup, case.scheme, case.key, found.loaded, source)
+    shared = _shared(setup, case, case.key, found.loaded, source)
     shared["parameters"] |= {"processes": len(done), "spent_s": found.spent_s}
+    shared["parameters"]["configs"] = found.loaded.get("configs", {}).get(str(case.batch), {})
     return DecodeRecord(
         **shared,
         status="ok" if done else "refused",
@@ -128,7 +130,7 @@ def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecor
         values = answer[name] if answer else []
         return float(np.percentile(values, percent)) if values else None
 
-    shared = _shared(setup, case.scheme, case.key(setup), served.loaded, source)
+    shared = _shared(setup, case, case.key(setup), served.loaded, source)
     shared["parameters"] |= {"slots": served.slots, "step_tokens": case.step_tokens}
     return ServingRecord(
         **shared,
@@ -153,9 +155,13 @@ def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecor
 
 
 def _shared(
-    setup: Setup, scheme: str, key: str, loaded: dict[str, Any], source: Source
+    setup: Setup,
+    case: DecodeCase | ServingCase,
+    key: str,
+    loaded: dict[str, Any],
+    source: Source,
 ) -> dict[str, Any]:
-    of_scheme = get_scheme(scheme)
+    of_scheme = get_scheme(case.scheme)
     block: Block = loaded.get("block", "llama")
     synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
     return {
@@ -163,10 +169,10 @@ def _shared(
         "case": key,
         "model": setup.model if synthetic else Path(setup.model).stem,
         "weights": "synthetic" if synthetic else str(setup.model),
-        "scheme": scheme,
+        "scheme": case.scheme,
         "kernels": {name: of_scheme.kernel_of(block, name) for name in loaded.get("linears", ())},
         "backend": source.device.backend,
-        "kv_bits": setup.kv_bits,
+        "kv_bits": case.kv_bits,
         "protocol_version": PROTOCOL_VERSION,
         "weights_bytes": loaded.get("weights_bytes"),
         "parameters": {

@@ -33,8 +33,8 @@ def cases_of(
 ) -> list[DecodeCase]:
     """Every combination, in the order in which they are measured: what is short comes first."""
     return [
-        DecodeCase(setup.model, scheme, batch, prompt_tokens, new, setup.kv_bits)
-        for scheme, new, batch in product(setup.schemes, sorted(new_tokens), batches)
+        DecodeCase(setup.model, of.scheme, batch, prompt_tokens, new, of.kv_bits)
+        for of, new, batch in product(setup.schemes, sorted(new_tokens), batches)
     ]
 
 
@@ -142,7 +142,7 @@ def _serve_scheme(
                 "serve",
                 slots=at_a_time,
                 capacity=case.capacity,
-                kv_bits=setup.kv_bits,
+                kv_bits=case.kv_bits,
                 requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
                 step_tokens=case.step_tokens,
             )
@@ -158,7 +158,7 @@ def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
         "model": setup.model,
         "scheme": case.scheme,
         "capacity": case.capacity,
-        "kv_bits": setup.kv_bits,
+        "kv_bits": case.kv_bits,
     }
     most = min(case.batch_limit, len(case.requests))
     given = worker.ask("slots", **of_model, batch_limit=most, memory_limit_bytes=case.memory_limit)

@@ -68,8 +68,8 @@ def explanations(records: Sequence[DecodeRecord]) -> list[Explanation]:
     """Of every record beside the first scheme's of the same batch and lengths, where both tell."""
     found = []
     for head in records:
-        base = next((r for r in records if _case(r) == _case(head) and r is not head), None)
-        if base is None or base.scheme != records[0].scheme or head.scheme == base.scheme:
+        base = _base_of(head, records)
+        if base is None or head.scheme == base.scheme:
             continue
         explanation = explain(base, head)
         if explanation is not None:
@@ -95,16 +95,17 @@ def serving_line(record: ServingRecord) -> str:
 
 
 def decode_table(records: Sequence[DecodeRecord]) -> Table:
-    """One row a case; speed and memory beside the first scheme of the same case."""
+    """One row a case; speed and memory beside the first scheme, same batch and lengths.
+
+    The first scheme's cache is the same, too, if it was decoded with that.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("scheme", no_wrap=True)
     names = ("KV", "batch", "prompt", "new", "TTFT ms", "token ms", "± %", "p95", "tokens/s")
     for name in (*names, "×", "GiB", "× memory", "J/token"):
         table.add_column(name, justify="right", no_wrap=True)
-    first = records[0].scheme if records else ""
-    bases = {_case(record): record for record in records if record.scheme == first}
     for record in records:
-        base = bases.get(_case(record))
+        base = _base_of(record, records)
         table.add_row(
             record.scheme,
             str(record.kv_bits),
@@ -120,7 +121,8 @@ def explanation_table(explanation: Explanation) -> Table:
     """Each part's times, speed-up, share, and what it saves of the whole step."""
     base, head = explanation.base, explanation.head
     table = Table(
-        title=f"{base.scheme} -> {head.scheme}, batch {base.batch}, {base.new_tokens} new tokens: "
+        title=f"{base.scheme} -> {_name_beside(head, base)}, batch {base.batch}, "
+        f"{base.new_tokens} new tokens: "
         f"{explanation.explained:.2f}× by its parts, {explanation.measured:.2f}× measured",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -188,8 +190,19 @@ def _cells(record: DecodeRecord, base: DecodeRecord | None) -> list[str]:
     ]
 
 
-def _case(record: DecodeRecord) -> tuple[int, int, int, int]:
-    return record.kv_bits, record.batch, record.prompt_tokens, record.new_tokens
+def _base_of(record: DecodeRecord, records: Sequence[DecodeRecord]) -> DecodeRecord | None:
+    of_first = [r for r in records if r.scheme == records[0].scheme and _asked(r) == _asked(record)]
+    same = [r for r in of_first if r.kv_bits == record.kv_bits]
+    return next(iter(same + of_first), None)
+
+
+def _name_beside(head: DecodeRecord, base: DecodeRecord) -> str:
+    of_cache = "" if head.kv_bits == base.kv_bits else f" with a cache of {head.kv_bits} bits"
+    return head.scheme + of_cache
+
+
+def _asked(record: DecodeRecord) -> tuple[int, int, int]:
+    return record.batch, record.prompt_tokens, record.new_tokens
 
 
 def _ratio(above: float | None, below: float | None) -> str:

@@ -100,6 +100,7 @@ class DecodeStand:
             "is_synthetic": source.is_synthetic,
             "block": architecture.block,
             "linears": [name for name, _, _ in layer_sizes(architecture)],
+            "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }
 
     def decode(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -57,6 +58,15 @@ class StepTuner:
         if key not in self._chosen:
             self._chosen[key] = self._heuristic(kernel, GemmWorkload(m, n, k))
         return self._chosen[key]
+
+    def configs(self, model: Model, m: int) -> dict[str, dict[str, Any]]:
+        """The configuration for m tokens of each layer that has one, by name."""
+        block = model.blocks[0]
+        chosen = {
+            linear.name: self(linear.kernel, m, linear.weights.rows, linear.weights.k)
+            for linear in (block.qkv, block.out, block.widen, block.down, model.head)
+        }
+        return {name: config.as_dict() for name, config in chosen.items() if config is not None}
 
     def settle(self, model: Model) -> None:
         """Time the candidates of every layer of a loaded model, or remember the fastest."""

@@ -77,9 +77,9 @@ class SyntheticWeights(WeightSource):
 
     def block(self, index: int, device: torch.device) -> BlockWeights:
         draw = self._drawer(device, index)
-        has_bias = self.architecture.block == "opt"
+        biased = self.architecture.biased
         linears = {
-            name: Affine(draw(n, k), draw(n) if has_bias else None)
+            name: Affine(draw(n, k), draw(n) if name in biased else None)
             for name, n, k in layer_sizes(self.architecture)
         }
         return BlockWeights(linears, self._norm(device), self._norm(device))

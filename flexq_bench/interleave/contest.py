@@ -20,7 +20,7 @@ from flexq_bench.interleave.values import (
     OnResult,
     judge,
 )
-from flexq_bench.regress import Comparison, Verdict, confirm
+from flexq_bench.regress import Comparison, confirm
 from flexq_bench.regress.confirm import FEWEST_PLACEMENTS
 from workloads.case import Case
 
@@ -77,8 +77,8 @@ class Contest:
             night = judge(results, self.rules)
             again = []
             for match, found, result in zip(matches, night, results, strict=True):
-                ambiguous = found.confirmation.verdict is Verdict.AMBIGUOUS
-                if ambiguous and look + 1 < self.rules.looks:
+                decided = self.rules.is_decided(found.confirmation)
+                if not decided and look + 1 < self.rules.looks:
                     again.append(match)
                     continue
                 if self.on_result is not None:
@@ -86,11 +86,10 @@ class Contest:
                 yield result
             matches = again
             if matches:
-                log.info("%d cases are ambiguous: another look", len(matches))
+                log.info("%d cases are not decided: another look", len(matches))
 
     def _look(self, matches: Sequence[Match], look: int) -> None:
-        for number in range(self.rules.processes):
-            process = look * self.rules.processes + number
+        for process in self.rules.pairs_of(look):
             waiting: Sequence[Match] = [match for match in matches if not match.problem]
             while waiting:
                 waiting = self._pair_of_processes(waiting, process)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flexq_bench.errors import UsageError
-from flexq_bench.regress import Comparison, Confirmation, confirm_night
+from flexq_bench.regress import Comparison, Confirmation, Verdict, confirm_night
 from flexq_bench.regress.confirm import (
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    LOOKS,
+    SURE_PLACEMENTS,
 )
 from workloads.case import Case
 
@@ -23,15 +25,16 @@ class InterleaveRules:
 
     processes: fresh pairs of worker processes. Some kernels run at one of two speeds that each
     process settles on when it starts, so placements within one pair can't tell that from a change.
-    placements: in each pair. blocks: ABBA blocks on each placement. looks: the first, and more of
-    the same size where it is ambiguous. timeout_s: for one answer of a worker; compiling and tuning
-    are the longest. Raises UsageError if a look would be too small to judge.
+    placements: in each pair. blocks: ABBA blocks on each placement. looks: the first, and where it
+    is ambiguous more, each of which doubles what there is. What looks slower or faster on fewer
+    than 12 placements is looked at again, too. timeout_s: for one answer of a worker; compiling and
+    tuning are the longest. Raises UsageError if a look would be too small to judge.
     """
 
     processes: int = 6
     placements: int = 1
     blocks: int = 2
-    looks: int = 2
+    looks: int = LOOKS
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -58,8 +61,18 @@ class InterleaveRules:
         return FALSE_DISCOVERY_RATE / self.looks
 
     @property
-    def blocks_a_look(self) -> int:
+    def blocks_at_first(self) -> int:
         return self.processes * self.placements * self.blocks
+
+    def pairs_of(self, look: int) -> range:
+        """Numbers of the pairs of processes that a look adds; the first look is 0."""
+        return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
+
+    def is_decided(self, found: Confirmation) -> bool:
+        """Whether more looks could tell nothing else."""
+        if found.verdict in (Verdict.SLOWER, Verdict.FASTER):
+            return found.placements >= SURE_PLACEMENTS
+        return found.verdict is not Verdict.AMBIGUOUS
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,11 @@ class Atom(Scheme):
 
     def quantize_block(self, job: Job, block: int) -> None:
         options = self.options
+        if options.kv_bits < KEPT_BITS and not set(_CACHED) <= set(job.layout.kinds):
+            raise QuantizeError(
+                f"{job.layout.architecture} has no {' and '.join(_CACHED)} whose outputs could be "
+                f"cached with {options.kv_bits} bits: give atom-w4a4[kv_bits={KEPT_BITS}]"
+            )
         statistics = Statistics(hessian=options.gptq)
         observe_block(job, block, statistics)
         for feed in job.layout.feeds:

@@ -22,7 +22,8 @@ from flexq_bench.quantize.scheme import Job, Scheme, SchemeOptions
 from flexq_bench.quantize.smoothing import gather, spread, unrounded
 from kernels.formats import NumberFormat
 
-_UNCLIPPED = ("q_proj", "k_proj")  # softmax of their product: their own error says little of it
+# Softmax of their product: their own error says little of it.
+_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj")
 _SMALLEST = 1e-4  # of a channel's mean magnitude, as 0 ** alpha is no scale
 
 
@@ -63,14 +64,15 @@ class Awq(Scheme):
             seen = self._scale_feeds(job, block, statistics)
             # Only now: a layer's rows are scaled too, where the next feed comes out of it.
             for site in job.layout.of_block(block):
-                scales = seen[site.name]
-                moments = statistics.hessian[site.name] / torch.outer(scales, scales)
+                moments = statistics.hessian[site.name]
+                if site.name in seen:
+                    moments = moments / torch.outer(seen[site.name], seen[site.name])
                 self._quantize(job, site, moments.float())
 
     def _scale_feeds(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
         """Fold the best scale of each feed; by site what its inputs are divided by, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             readers = readers_of(job, block, feed)
             seen |= fold_feed(job, block, feed, self._best_scale(job, feed, readers, statistics))
         return seen

@@ -85,7 +85,7 @@ class Dgq(Scheme):
         if self.options.outliers == 0:
             return seen
         head = head_size(job)
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             readers = readers_of(job, block, feed)
             if feed.source.endswith("v_proj"):
                 continue  # the paper smooths the norms' outputs and what enters down_proj

@@ -60,13 +60,17 @@ def fold_feed(job: Job, block: int, feed: Feed, scale: torch.Tensor) -> dict[str
     By each reader's name what its inputs are divided by from now on, float64 [K].
     """
     head, readers = head_size(job), readers_of(job, block, feed)
+    source = f"{job.layout.names.blocks}.{block}.{feed.source}"
     fold(
-        job.model.get_submodule(f"{job.layout.names.blocks}.{block}.{feed.source}"),
+        job.model.get_submodule(source),
         [linear_at(job.model, reader.name) for reader in readers],
         feed,
         scale,
         norm_offset=job.layout.names.norm_offset,
         head_dim=head,
     )
-    seen = spread(scale, feed, head).double()
-    return {reader.name: seen for reader in readers}
+    seen = {reader.name: spread(scale, feed, head).double() for reader in readers}
+    job.folds.inputs.update(seen)
+    if feed.through == "linear":
+        job.folds.outputs[source] = scale.double()
+    return seen

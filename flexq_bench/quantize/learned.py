@@ -18,7 +18,7 @@ from flexq_bench.quantize.fake import quantize_site
 from flexq_bench.quantize.feeds import fold_feed, head_size, observe_block, readers_of
 from flexq_bench.quantize.model_map import LinearSite, weight_of
 from flexq_bench.quantize.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.quantize.smoothing import check_share, gather, smoothquant_scale, unrounded
+from flexq_bench.quantize.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.quantize.straight_through import fake_quantize
 from flexq_bench.quantize.uniform import FULL_BITS
 from kernels.formats import NumberFormat
@@ -94,21 +94,22 @@ class LearnedScheme(Scheme):
         *,
         seed: int = 0,
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Folds:
         with _eager_attention(model):
-            super().quantize(model, calibration, seed=seed, progress=progress)
+            return super().quantize(model, calibration, seed=seed, progress=progress)
 
     def quantize_block(self, job: Job, block: int) -> None:
         if job.original is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         module = job.layout.block_module(job.model, block)
         with unrounded(module):
-            learned = self._train(job, block, module)
+            learned = self.train_block(job, block, module)
         job.original.advance()
         with unrounded(module):
             self._apply_learned(job, block, learned)
 
-    def _train(self, job: Job, block: int, module: nn.Module) -> Learned:
+    def train_block(self, job: Job, block: int, module: nn.Module) -> Learned:
+        """What training finds for a block, which stands unrounded."""
         assert job.original is not None
         options = self.options
         prefix = f"{job.layout.names.blocks}.{block}."
@@ -117,7 +118,7 @@ class LearnedScheme(Scheme):
         trainer = BlockTrainer(
             module,
             [site.name.removeprefix(prefix) for site in sites],
-            job.layout.feeds,
+            job.layout.scaled_feeds,
             options.weight,
             options.activation,
             {} if options.activation is None else self._starting_scales(job, block),
@@ -134,7 +135,7 @@ class LearnedScheme(Scheme):
         statistics = Statistics()
         observe_block(job, block, statistics, job.original)
         start = {}
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             readers = readers_of(job, block, feed)
             weights = torch.stack([weight_of(job.model, r).abs().amax(dim=0) for r in readers])
             start[feed.source] = smoothquant_scale(
@@ -148,7 +149,7 @@ class LearnedScheme(Scheme):
         prefix = f"{job.layout.names.blocks}.{block}."
         number = self.options.activation
         activation = None if number is None else DynamicActivation(number)
-        for feed in job.layout.feeds:
+        for feed in job.layout.scaled_feeds:
             if feed.source in learned.scales:
                 fold_feed(job, block, feed, learned.scales[feed.source])
         for site in job.layout.of_block(block):

@@ -6,7 +6,7 @@ head are not among the sites: no scheme quantizes them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -18,20 +18,22 @@ from workloads.names import unknown
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """A module of a block whose output channels are the input channels of some sites.
+    """A module of a block ("": what enters it) whose output channels some sites read.
 
     A scale on those channels may be divided out of `source` and multiplied into `kinds`
     (SmoothQuant, AWQ, OmniQuant, ABQ-LLM, DGQ).
 
     source: its name within the block. kinds: the sites that read it.
-    through: "norm", its weight is one factor a channel; "linear", rows of its weight are channels.
+    through: "norm", its weight is one factor a channel; "linear", rows of its weight are channels;
+    None, no scale passes (an activation function in between, a norm without weights): that the
+    kinds read one input is all that it says.
     shared_heads: kinds read every channel of `source` several times, once per query head of a
     key-value head (v_proj -> o_proj with grouped-query attention); 1: once.
     """
 
     source: str
     kinds: tuple[str, ...]
-    through: Literal["norm", "linear"]
+    through: Literal["norm", "linear"] | None
     shared_heads: int = 1
 
 
@@ -79,6 +81,11 @@ class ModelMap:
         """Every kind of site, in the order of the forward pass."""
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
+    @property
+    def scaled_feeds(self) -> tuple[Feed, ...]:
+        """Those that a scale passes through."""
+        return tuple(feed for feed in self.feeds if feed.through is not None)
+
     def of_block(self, block: int) -> tuple[LinearSite, ...]:
         return tuple(site for site in self.sites if site.block == block)
 
@@ -118,6 +125,40 @@ _GEMMA_2 = Architecture(
     gated=True,
     norm_offset=1.0,
 )
+# Norms come after attention and the feed-forward, and their outputs are added to what both read.
+_OLMO_2 = Architecture(
+    _LLAMA.blocks,
+    _LLAMA.linears,
+    (
+        replace(_LLAMA.feeds[0], source="", through=None),
+        _LLAMA.feeds[1],
+        replace(_LLAMA.feeds[2], through=None),
+        _LLAMA.feeds[3],
+    ),
+    gated=True,
+)
+# Fused layers: only some of their rows are channels of the next one.
+_PHI_3 = Architecture(
+    _LLAMA.blocks,
+    ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    (
+        Feed("input_layernorm", ("qkv_proj",), "norm"),
+        Feed("self_attn.qkv_proj", ("o_proj",), None),
+        Feed("post_attention_layernorm", ("gate_up_proj",), "norm"),
+        Feed("mlp.gate_up_proj", ("down_proj",), None),
+    ),
+    gated=True,
+)
+_STARCODER_2 = Architecture(
+    _LLAMA.blocks,
+    (*_LLAMA.linears[:4], "mlp.c_fc", "mlp.c_proj"),
+    (
+        *_LLAMA.feeds[:2],
+        Feed("post_attention_layernorm", ("c_fc",), "norm"),
+        Feed("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
+    ),
+    gated=False,
+)
 _OPT = Architecture(
     blocks="model.decoder.layers",
     linears=(
@@ -143,6 +184,11 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": _LLAMA,
     "Qwen3ForCausalLM": _LLAMA,
     "SmolLM3ForCausalLM": _LLAMA,
+    "GraniteForCausalLM": _LLAMA,
+    "OlmoForCausalLM": _LLAMA,
+    "Olmo2ForCausalLM": _OLMO_2,
+    "Phi3ForCausalLM": _PHI_3,
+    "Starcoder2ForCausalLM": _STARCODER_2,
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA_2,
     "Gemma3ForCausalLM": _GEMMA_2,
@@ -169,7 +215,7 @@ def map_model(model: nn.Module) -> ModelMap:
     sites = tuple(
         _site(model, names, block, path) for block in range(blocks) for path in names.linears
     )
-    return ModelMap(architecture, names, sites, blocks, _feeds(names, config))
+    return ModelMap(architecture, names, sites, blocks, _feeds(model, names))
 
 
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
@@ -186,15 +232,31 @@ def _site(model: nn.Module, names: Architecture, block: int, path: str) -> Linea
     return LinearSite(name, block, path.rsplit(".", 1)[-1], linear.out_features, linear.in_features)
 
 
-def _feeds(names: Architecture, config: Any) -> tuple[Feed, ...]:
+def _feeds(model: nn.Module, names: Architecture) -> tuple[Feed, ...]:
+    config: Any = model.config
     heads = int(config.num_attention_heads)
     kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
     return tuple(
-        Feed(feed.source, feed.kinds, feed.through, heads // kv_heads)
-        if feed.source.endswith("v_proj")
-        else feed
+        replace(
+            feed,
+            through=feed.through if _passes(model, names, feed) else None,
+            shared_heads=heads // kv_heads if feed.source.endswith("v_proj") else 1,
+        )
         for feed in names.feeds
     )
+
+
+def _passes(model: nn.Module, names: Architecture, feed: Feed) -> bool:
+    """Whether this model lets a scale through where its architecture does."""
+    if feed.through is None:
+        return False
+    source: Any = model.get_submodule(f"{names.blocks}.0.{feed.source}")
+    if getattr(source, "weight", None) is None:  # norms of OLMo, and of OPT in Galactica
+        return False
+    config: Any = model.config
+    if feed.source.endswith("v_proj"):
+        return getattr(config, "clip_qkv", None) is None  # OLMo may clip values
+    return feed.source != "fc1" or config.activation_function == "relu"
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 from flexq_bench.quantize.calibration import BlockStream, Calibration
 from flexq_bench.quantize.errors import QuantizeError
 from flexq_bench.quantize.model_map import ModelMap, map_model
+from flexq_bench.quantize.smoothing import Folds
 
 Progress = Callable[[int, int, str], None]
 """Called with blocks done, blocks in all, and what is being done."""
@@ -36,6 +37,7 @@ class Job:
     advances it, before it changes the block.
     generator: on the CPU, seeded; all that is random comes from it.
     decided: names of sites that `prepare` chose, by what they were chosen for.
+    folds: the scales that were folded into the model so far.
     """
 
     model: nn.Module
@@ -47,6 +49,7 @@ class Job:
     seed: int
     progress: Progress | None
     decided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    folds: Folds = field(default_factory=Folds)
 
     @property
     def inputs(self) -> BlockStream:
@@ -92,8 +95,10 @@ class Scheme(ABC):
         *,
         seed: int = 0,
         progress: Progress | None = None,
-    ) -> None:
+    ) -> Folds:
         """Quantize a dense model in place: its sites become FakeQuantizedLinear.
+
+        Returns the scales that were folded into it.
 
         The same model, data, options and seed give the same numbers.
         Raises QuantizeError if the model has no map or is quantized already, or if calibration
@@ -126,6 +131,7 @@ class Scheme(ABC):
         if progress is not None:
             progress(layout.blocks, layout.blocks, self.name)
         model.train(was_training)
+        return job.folds
 
     def prepare(self, job: Job) -> None:
         """What is decided over the whole model before its first block is quantized."""

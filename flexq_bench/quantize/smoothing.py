@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,17 @@ from torch import nn
 from flexq_bench.quantize.model_map import Feed
 
 _SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a finite scale
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """Scales that were folded into a model, by the full name of a linear layer, float64.
+
+    inputs: what its inputs are divided by [K]. outputs: what its outputs are divided by [N].
+    """
+
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def smoothquant_scale(inputs: torch.Tensor, weights: torch.Tensor, alpha: float) -> torch.Tensor:

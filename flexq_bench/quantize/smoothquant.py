@@ -69,7 +69,7 @@ class SmoothQuant(Scheme):
         if options.alpha is None:
             job.inputs.observe(samples)
         with unrounded(job.layout.block_module(job.model, block)):
-            for feed in job.layout.feeds:
+            for feed in job.layout.scaled_feeds:
                 self._smooth(job, block, feed, statistics, samples)
             for site in job.layout.of_block(block):
                 round_site(job.model, site, options.w_bits, options.a_bits, options.group)

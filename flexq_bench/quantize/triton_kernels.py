@@ -10,11 +10,7 @@ round_forward and round_backward are `straight_through`, divergence and divergen
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def _round_half_even(unit):
-    """Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller than that."""
-    return (unit + 12582912.0) - 12582912.0
+from kernels.formats.fused_triton import in_steps
 
 
 @triton.jit
@@ -52,9 +48,8 @@ def round_forward(
     x = tl.load(x_pointer + at, mask=inside, other=0.0)
     share = _share_of(shares_pointer, row, rows, groups, clip, shared)
     scale = tl.div_rn(tl.max(tl.abs(x), axis=1) * share, highest).to(tl.float16).to(tl.float32)
-    divisor = tl.where(scale == 0.0, float("inf"), scale)
-    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
-    code = tl.minimum(tl.maximum(_round_half_even(unit), lowest), highest)
+    _, nearest = in_steps(x, scale, together, block)
+    code = tl.minimum(tl.maximum(nearest, lowest), highest)
     tl.store(rounded_pointer + at, code * scale[:, None], mask=inside)
 
 
@@ -87,9 +82,7 @@ def round_backward(
     largest = tl.max(tl.abs(x), axis=1)
     share = _share_of(shares_pointer, row, rows, groups, clip, shared)
     scale = tl.div_rn(largest * share, highest).to(tl.float16).to(tl.float32)
-    divisor = tl.where(scale == 0.0, float("inf"), scale)
-    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
-    nearest = _round_half_even(unit)
+    unit, nearest = in_steps(x, scale, together, block)
     code = tl.minimum(tl.maximum(nearest, lowest), highest)
     passed = (nearest == code) & (scale != 0.0)[:, None]
     within = tl.where(passed, gradient, 0.0)

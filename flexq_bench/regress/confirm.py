@@ -17,6 +17,10 @@ FEWEST_PLACEMENTS = 5
 CONFIDENCE = 0.99  # of each one-sided bound
 SMALLEST_CHANGE = float(np.log1p(0.01))
 FALSE_DISCOVERY_RATE = 0.015  # across the confirmations of a night
+LOOKS = 3  # at what is not decided, with ever more data; they share the rate
+# A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
+# the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
+SURE_PLACEMENTS = 12
 CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
 
 

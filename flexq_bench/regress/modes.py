@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from flexq_bench.regress.series import Floats
 
+STICKY = 1 / 3  # memory of the mode from which on a visit, and not a night, is what chance draws
 MODE_RETURNS = 3  # there and back is a change and its repair, and so it may be twice
 FEWEST_VISITS_A_SIDE = 2  # of a step: it must outlast the modes' own hopping
 _PERMUTATIONS = 999
@@ -26,6 +27,21 @@ def has_modes(means: Floats) -> bool:
         near = np.minimum(hops[at - 1], hops[: at - 1]) / 4
         returns += bool(np.any(np.abs(means[: at - 1] - means[at]) < near))
     return returns >= MODE_RETURNS
+
+
+def mode_memory(logs: Floats, means: Floats) -> float:
+    """Lag-1 autocorrelation of the mode that a night is in: about 0 where each night draws its own.
+
+    logs: [n] with its spikes. means: [v] of its visits. From the hops between neighbouring nights,
+    half of the usual one or more: one that is stayed with is followed by none, one of a single
+    night by its opposite. Steps of all modes are few among them. At least -1, at most 1.
+    """
+    hops = np.abs(np.diff(means))
+    largest, closest = float(hops.max()), float(np.median(hops)) / 2
+    moved = np.clip(np.diff(logs), -largest, largest)
+    moved[np.abs(moved) < closest] = 0
+    power = float(moved @ moved)
+    return 1.0 if power == 0 else 1 + 2 * float(moved[1:] @ moved[:-1]) / power
 
 
 def mode_steps(

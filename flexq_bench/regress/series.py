@@ -15,7 +15,7 @@ SCALE_FLOOR = (
 )
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
-_MAX_AUTOCORRELATION = 0.8
+MAX_AUTOCORRELATION = 0.8
 
 
 def positive_logs(values: ArrayLike) -> tuple[Floats, Ints]:
@@ -79,7 +79,7 @@ def step_proof_autocorrelation(logs: Floats) -> float:
     if power == 0:
         return 0.0
     phi = 1 + 2 * float(difference[1:] @ difference[:-1]) / power
-    return min(max(phi - 2.8 / float(np.sqrt(logs.size)), 0.0), _MAX_AUTOCORRELATION)
+    return min(max(phi - 2.8 / float(np.sqrt(logs.size)), 0.0), MAX_AUTOCORRELATION)
 
 
 def autocorrelation(residuals: Floats, *, levels: int) -> float:
@@ -91,4 +91,4 @@ def autocorrelation(residuals: Floats, *, levels: int) -> float:
     if residuals.size < 3 or power == 0:
         return 0.0
     phi = float(residuals[1:] @ residuals[:-1]) / power + levels / residuals.size
-    return min(max(phi, 0.0), _MAX_AUTOCORRELATION)
+    return min(max(phi, 0.0), MAX_AUTOCORRELATION)

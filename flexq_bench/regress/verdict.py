@@ -23,5 +23,5 @@ class Cause(StrEnum):
     NONE = "none"  # nothing changed
     CODE = "code"
     ENVIRONMENT = "environment"  # machine, driver, clocks: not the kernel
-    BOTH = "both"
+    BOTH = "code and environment"  # the machine changed too, and does not explain all of it
     UNCLEAR = "unclear"  # the anchors contradict each other, or there are none

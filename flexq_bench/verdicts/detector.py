@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flexq_bench.comparing import BASELINE
-from flexq_bench.probes import floor_kernel, is_probe
+from flexq_bench.probes import calibrates, floor_kernel, is_probe
 from flexq_bench.regress import Cause, Confirmation, Verdict, attribute, confirm, confirm_night
 from flexq_bench.regress.confirm import (
     CLOCK_TOLERANCE,
@@ -16,6 +16,7 @@ from flexq_bench.regress.confirm import (
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    LOOKS,
     SMALLEST_CHANGE,
 )
 from flexq_bench.verdicts.compared import Compared
@@ -24,9 +25,8 @@ from workloads.case import Case
 
 NAME = "interleaved"
 # Raise it with every change that can give the same evidence another verdict.
-VERSION = 1
-# A comparison that is ambiguous is looked at a second time; each look has half of the rate.
-RATE = FALSE_DISCOVERY_RATE / 2
+VERSION = 2
+RATE = FALSE_DISCOVERY_RATE / LOOKS
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_CHANGE,
@@ -58,11 +58,13 @@ class Judged:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the code made it slower or wrong. A slow machine is not the code's doing."""
+        """Whether the code made it slower or wrong. A slow machine is not the code's doing, and a
+        slower read floor says something of the others."""
         found = self.confirmation
         if found.verdict is Verdict.INCORRECT:
             return True
-        return found.verdict is Verdict.SLOWER and found.cause is not Cause.ENVIRONMENT
+        slower = found.verdict is Verdict.SLOWER and not calibrates(self.case.kernel)
+        return slower and found.cause is not Cause.ENVIRONMENT
 
 
 def judge(evidence: Evidence) -> Confirmation:
@@ -78,7 +80,7 @@ def judge(evidence: Evidence) -> Confirmation:
     anchored = evidence.floor is not None or evidence.baseline is not None
     if found.cause is Cause.CODE and anchored:
         cause = attribute(found.log_ratio, floor=evidence.floor, baseline=evidence.baseline)
-        found = replace(found, cause=cause, reason=f"{found.reason}{_anchors(evidence, cause)}")
+        found = replace(found, cause=cause, reason=found.reason + _anchors(evidence, found, cause))
     others = (replace(found, p_value=p_value) for p_value in evidence.beside)
     return confirm_night((found, *others), rate=RATE)[0]
 
@@ -132,9 +134,14 @@ def _is_canary(compared: Compared) -> bool:
 def _changes(
     comparisons: Sequence[Compared], alone: Sequence[Confirmation]
 ) -> Mapping[tuple[str, str, str], float]:
-    """ln(head / base) by base, head and case."""
+    """ln(head / base) by base, head and case; 0 where it may as well be none.
+
+    An anchor that differs by chance must not clear a kernel that the code made slower.
+    """
     return {
-        (compared.base, compared.head, compared.case.key): found.log_ratio
+        (compared.base, compared.head, compared.case.key): (
+            found.log_ratio if found.low > 0 or found.high < 0 else 0.0
+        )
         for compared, found in zip(comparisons, alone, strict=True)
         if math.isfinite(found.log_ratio)
     }
@@ -156,10 +163,23 @@ def _anchors_of(
     )
 
 
-def _anchors(evidence: Evidence, cause: Cause) -> str:
-    told = [
-        f"{name} {math.expm1(change):+.2%}"
-        for name, change in (("the floor", evidence.floor), (BASELINE, evidence.baseline))
-        if change is not None
-    ]
-    return f"; beside it {' and '.join(told)}: {cause}"
+def _anchors(evidence: Evidence, found: Confirmation, cause: Cause) -> str:
+    """What changed beside the kernel, and what that leaves to the code."""
+    anchors = (("the floor", evidence.floor), (BASELINE, evidence.baseline))
+    told = [(name, change) for name, change in anchors if change is not None]
+    beside = " and ".join(
+        f"{name} {_percent(change) if change else 'stayed'}" for name, change in told
+    )
+    if cause is Cause.BOTH:
+        machine = sum(change for _, change in told) / len(told)
+        return f"; beside it {beside}: {_percent(found.log_ratio - machine)} is left to the code"
+    conclusion = {
+        Cause.CODE: "the code did it",
+        Cause.ENVIRONMENT: "the machine did it",
+        Cause.UNCLEAR: "the code or the machine did it",
+    }[cause]
+    return f"; beside it {beside}: {conclusion}"
+
+
+def _percent(log_ratio: float) -> str:
+    return f"{math.expm1(log_ratio):+.2%}"

@@ -20,8 +20,8 @@ class Evidence:
     """All that a verdict rests on.
 
     beside: p-values of the other comparisons judged in the same night. floor, baseline: ln changes
-    of the read floor and of the frozen baseline kernel between the same commits; None: not
-    compared. The rest is told to people and judged by nobody.
+    of the read floor and of the frozen baseline kernel between the same commits, 0: none that is
+    sure; None: not compared. The rest is told to people and judged by nobody.
     """
 
     case: str  # Case.key

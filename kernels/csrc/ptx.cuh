@@ -129,9 +129,27 @@ __device__ inline float load_written(const float* global) {
   return v;
 }
 
+__device__ inline uint2 load_written(const uint2* global) {
+  uint2 v;
+  asm volatile("ld.global.v2.u32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(global));
+  return v;
+}
+
 __device__ inline uint32_t load_written(const uint32_t* global) {
   uint32_t v;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(global));
+  return v;
+}
+
+__device__ inline uint32_t load_written(const uint16_t* global) {
+  uint16_t v;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(v) : "l"(global));
+  return v;
+}
+
+__device__ inline uint32_t load_written(const uint8_t* global) {
+  uint32_t v;
+  asm volatile("ld.global.u8 %0, [%1];" : "=r"(v) : "l"(global));
   return v;
 }
 

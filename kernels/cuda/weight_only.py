@@ -22,13 +22,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.cuda.dense import activated, padded
-from kernels.cuda.few_heuristic import (
-    INT4_WEIGHTS,
-    INT8_WEIGHTS,
-    MINIFLOATS,
-    Few,
-    choose_few,
-)
+from kernels.cuda.few_heuristic import INT4_WEIGHTS, INT8_WEIGHTS, Few, choose_few
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
@@ -240,9 +234,7 @@ class WeightOnlyGemm(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        # More tokens were timed with floats only, whose kernel is the same.
-        few = self.few if tiles_for(gemm.m) == 1 else MINIFLOATS
-        return choose_few(can_run, gemm, current_gpu().sms, few)
+        return choose_few(can_run, gemm, current_gpu().sms, self.few)
 
     def builds(self) -> Sequence[Build]:
         return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]

@@ -8,6 +8,17 @@ import triton.language as tl
 
 
 @triton.jit
+def in_steps(x, step, together: tl.constexpr, block: tl.constexpr):
+    """x [together, block] in steps [together] of its rows, as it is and rounded; step 0: zeros.
+
+    Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller than that.
+    """
+    divisor = tl.where(step == 0.0, float("inf"), step)
+    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
+    return unit, (unit + 12582912.0) - 12582912.0
+
+
+@triton.jit
 def round_groups(
     x_pointer,
     rounded_pointer,
@@ -23,10 +34,7 @@ def round_groups(
     block: tl.constexpr,
     together: tl.constexpr,
 ):
-    """A group of several rows: code times scale, and the scale, as formats.symmetric has it.
-
-    Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller than that.
-    """
+    """A group of several rows: code times scale, and the scale, as formats.symmetric has it."""
     row = tl.program_id(0) * together + tl.arange(0, together)
     place = tl.arange(0, block)
     column = tl.program_id(1) * length + place
@@ -39,10 +47,8 @@ def round_groups(
     largest = tl.where(missing > 0, float("nan"), largest)
     scale = tl.div_rn(largest * clip, highest).to(tl.float16)
     factor = scale.to(tl.float32)
-    divisor = tl.where(factor == 0.0, float("inf"), factor)
-    unit = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
-    code = (unit + 12582912.0) - 12582912.0
-    code = tl.minimum(tl.maximum(code, lowest), highest)
+    _, nearest = in_steps(x, factor, together, block)
+    code = tl.minimum(tl.maximum(nearest, lowest), highest)
     tl.store(
         rounded_pointer + start[:, None] * k + column[None, :], code * factor[:, None], mask=inside
     )

@@ -9,6 +9,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_reference
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.quantize.calibration import Calibration
+from flexq_bench.quantize.registry import resolve
+from flexq_bench.quantize.smoothing import Folds
 
 
 def test_predictions_are_compared_token_by_token(a_model, some_tokens):
@@ -91,7 +94,23 @@ def test_each_layer_answers_for_itself_alone(a_model, some_tokens):
     other = copy.deepcopy(model)
     with torch.no_grad():
         other.model.layers[0].mlp.up_proj.weight.mul_(1.1)
-    errors = layer_errors(model, other, tokens)
+    errors = layer_errors(model, other, tokens, Folds())
     wrong = {name: error for name, error in errors.items() if error > 1e-12}
     assert wrong == {"model.layers.0.mlp.up_proj": pytest.approx(0.01, rel=1e-4)}
     assert len(errors) == 14
+
+
+@pytest.mark.parametrize("name", ["smoothquant-w8a8", "awq-w8a16", "dgq-w4a8"])
+def test_scales_that_were_folded_into_layers_are_no_error_of_theirs(a_model, some_tokens, name):
+    model, tokens = a_model(), some_tokens(32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.mul_(torch.linspace(0.1, 30, parameter.numel()))
+    other = copy.deepcopy(model)
+    folds = resolve(name).quantize(other, Calibration(some_tokens(128).view(4, 32)))
+
+    errors = layer_errors(model, other, tokens, folds)
+
+    assert folds.inputs
+    assert max(errors.values()) < (0.1 if "w4" in name else 0.01)

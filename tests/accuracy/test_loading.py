@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.loading import load_model
+from flexq_bench.errors import UsageError
 
 CPU = torch.device("cpu")
 ONE = torch.tensor([1])
@@ -55,14 +55,14 @@ def test_the_hash_is_of_all_that_decides_what_it_computes(tiny_llama, folder):
 def test_weights_are_of_the_data_type_asked_for(tiny_llama):
     loaded = load_model(str(tiny_llama), device=CPU, dtype="bfloat16")
     assert loaded.model.dtype is torch.bfloat16
-    with pytest.raises(AccuracyError, match="no data type 'fp8': there are float32"):
+    with pytest.raises(UsageError, match="no data type 'fp8': there are float32"):
         load_model(str(tiny_llama), device=CPU, dtype="fp8")
 
 
 def test_a_cut_off_file_is_never_loaded_in_part(folder):
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
-    with pytest.raises(AccuracyError, match=r"model.safetensors is cut off or damaged .*no part"):
+    with pytest.raises(UsageError, match=r"model.safetensors is cut off or damaged .*no part"):
         load_model(str(folder), device=CPU)
 
 
@@ -70,43 +70,45 @@ def test_a_shard_that_is_missing_is_named(folder):
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"a": "model.safetensors", "b": "second.safetensors"}})
     )
-    with pytest.raises(AccuracyError, match=r"lacks second\.safetensors"):
+    with pytest.raises(UsageError, match=r"lacks second\.safetensors"):
         load_model(str(folder), device=CPU)
 
 
 def test_weights_that_the_architecture_lacks_are_said(folder):
     change(folder / "config.json", num_hidden_layers=5)
-    with pytest.raises(AccuracyError, match=r"lacks 9 weights .*model.layers.4"):
+    with pytest.raises(UsageError, match=r"lacks 9 weights .*model.layers.4"):
         load_model(str(folder), device=CPU)
 
 
 def test_weights_that_the_configuration_has_no_place_for_are_said(folder):
     change(folder / "config.json", num_hidden_layers=3)
-    with pytest.raises(
-        AccuracyError, match=r"has 9 weights .*no place for \(model.layers.3.*in part"
-    ):
+    with pytest.raises(UsageError, match=r"has 9 weights .*no place for \(model.layers.3.*in part"):
+        load_model(str(folder), device=CPU)
+
+
+def test_a_model_of_a_billion_blocks_is_refused_before_any_is_made(folder):
+    change(folder / "config.json", num_hidden_layers=10**9)
+    with pytest.raises(UsageError, match=r"38 weights, and its config\.json asks for 1000000000"):
         load_model(str(folder), device=CPU)
 
 
 def test_a_weight_of_another_shape_is_named(folder):
     change(folder / "config.json", intermediate_size=250)
-    with pytest.raises(AccuracyError, match=r"down_proj.weight is \[128, 256\], .* \[128, 250\]"):
+    with pytest.raises(UsageError, match=r"down_proj.weight is \[128, 256\], .* \[128, 250\]"):
         load_model(str(folder), device=CPU)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_weight_that_is_no_number_is_named(folder, respell, bad):
     respell("model.layers.1.mlp.up_proj.weight", lambda weight: weight.index_fill(0, ONE, bad))
-    with pytest.raises(
-        AccuracyError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"
-    ):
+    with pytest.raises(UsageError, match=r"layers\.1\.mlp\.up_proj\.weight holds NaN or infinity"):
         load_model(str(folder), device=CPU)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
     respell("model.layers.1.mlp.up_proj.weight", lambda weight: weight.to(dtype))
-    with pytest.raises(AccuracyError, match=r"quantized already \(model.*up_proj\.weight of type"):
+    with pytest.raises(UsageError, match=r"quantized already \(model.*up_proj\.weight of type"):
         load_model(str(folder), device=CPU)
 
 
@@ -121,20 +123,20 @@ def test_weights_of_a_quantized_type_are_refused(folder, respell, dtype):
 )
 def test_a_configuration_that_is_wrong_is_said_in_one_line(folder, changes, message):
     change(folder / "config.json", **changes)
-    with pytest.raises(AccuracyError, match=message) as raised:
+    with pytest.raises(UsageError, match=message) as raised:
         load_model(str(folder), device=CPU)
     assert "\n" not in str(raised.value)
 
 
 def test_parts_without_their_index_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    with pytest.raises(AccuracyError, match=r"no model\.safetensors\.index\.json"):
+    with pytest.raises(UsageError, match=r"no model\.safetensors\.index\.json"):
         load_model(str(folder), device=CPU)
 
 
 def test_an_index_that_says_nothing_is_refused(folder):
     (folder / "model.safetensors.index.json").write_text('{"weight_map": ["model.safetensors"]}')
-    with pytest.raises(AccuracyError, match="which file has which weight"):
+    with pytest.raises(UsageError, match="which file has which weight"):
         load_model(str(folder), device=CPU)
 
 
@@ -146,7 +148,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(folder):
     )
     (folder / "tokenizer.json").write_text(json.dumps(config))
     with pytest.raises(
-        AccuracyError,
+        UsageError,
         match=r"largest token is 512 \('<\|more\|>'\), the model has .* for 512 tokens",
     ):
         load_model(str(folder), device=CPU)
@@ -155,13 +157,13 @@ def test_a_tokenizer_that_does_not_fit_is_refused(folder):
 def test_a_folder_without_a_tokenizer_is_refused(folder):
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(AccuracyError, match="has no tokenizer that transformers reads"):
+    with pytest.raises(UsageError, match="has no tokenizer that transformers reads"):
         load_model(str(folder), device=CPU)
 
 
 def test_a_model_that_is_quantized_already_is_refused(folder):
     change(folder / "config.json", quantization_config={"quant_method": "gptq"})
-    with pytest.raises(AccuracyError, match=r"is quantized already \(gptq\)"):
+    with pytest.raises(UsageError, match=r"is quantized already \(gptq\)"):
         load_model(str(folder), device=CPU)
 
 
@@ -171,13 +173,13 @@ def test_packed_weights_without_a_word_in_the_configuration_are_refused(folder):
     tensors = load_file(folder / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.qweight"] = torch.zeros(4, 4, dtype=torch.int32)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(AccuracyError, match=r"quantized already \(model.*qweight\)"):
+    with pytest.raises(UsageError, match=r"quantized already \(model.*qweight\)"):
         load_model(str(folder), device=CPU)
 
 
 def test_pickled_weights_are_not_read(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(AccuracyError, match=r"has no \.safetensors file"):
+    with pytest.raises(UsageError, match=r"has no \.safetensors file"):
         load_model(str(folder), device=CPU)
 
 
@@ -189,15 +191,15 @@ def test_pickled_weights_are_not_read(folder):
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(spec, message):
-    with pytest.raises(AccuracyError, match=message):
+    with pytest.raises(UsageError, match=message):
         load_model(spec, device=CPU)
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path):
-    with pytest.raises(AccuracyError, match="holds no model"):
+    with pytest.raises(UsageError, match="holds no model"):
         load_model(str(tmp_path), device=CPU)
     (tmp_path / "a.bin").write_bytes(b"")
-    with pytest.raises(AccuracyError, match="is no model: give its folder"):
+    with pytest.raises(UsageError, match="is no model: give its folder"):
         load_model(str(tmp_path / "a.bin"), device=CPU)
 
 
@@ -208,9 +210,7 @@ def test_an_unknown_name_is_looked_for_on_the_hub(monkeypatch):
         raise OSError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    with pytest.raises(
-        AccuracyError, match=r"no model owner/name: .* hub gave none \(no network\)"
-    ):
+    with pytest.raises(UsageError, match=r"no model owner/name: .* hub gave none \(no network\)"):
         load_model("owner/name", device=CPU)
 
 
@@ -224,12 +224,12 @@ def test_a_model_of_the_hub_is_its_downloaded_folder(monkeypatch, tiny_llama):
 def test_several_gguf_files_are_named(tmp_path):
     for name in ("a.gguf", "b.gguf"):
         (tmp_path / name).write_bytes(b"GGUF")
-    with pytest.raises(AccuracyError, match=r"several models: name one of a\.gguf, b\.gguf"):
+    with pytest.raises(UsageError, match=r"several models: name one of a\.gguf, b\.gguf"):
         load_model(str(tmp_path), device=CPU)
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path):
     pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
-    with pytest.raises(AccuracyError, match="no tokenizer that transformers reads"):
+    with pytest.raises(UsageError, match=r"can't read .*a\.gguf \(.*download it again"):
         load_model(str(tmp_path / "a.gguf"), device=CPU)

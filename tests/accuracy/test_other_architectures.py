@@ -40,12 +40,17 @@ MODELS = {
     "GemmaForCausalLM": {"head_dim": 32, "num_key_value_heads": 1},
     "Gemma2ForCausalLM": {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 32},
     "Gemma3ForCausalLM": {"head_dim": 32, "sliding_window": 16},
+    "GraniteForCausalLM": {"logits_scaling": 4.0, "embedding_multiplier": 6.0},
+    "OlmoForCausalLM": {"clip_qkv": 1.0},  # norms without weights
+    "Olmo2ForCausalLM": {},
+    "Phi3ForCausalLM": {},  # fused layers
+    "Starcoder2ForCausalLM": {},  # GELU, no gate
 }
 EIGHT_BITS = (
     *("w8a8", "gptq-w8a8", "awq-w8a16", "smoothquant-w8a8", "abq-w8a8[epochs=1]"),
     *("omniquant-w8a8[epochs=1]",),
 )
-OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[outliers=16]", "flexq-w6ax[a8_budget=0.25]")
+OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[outliers=16,kv_bits=16]", "flexq-w6ax[a8_budget=0.25]")
 POLICY = """
 version = 1
 schemes = ["w8a8"]
@@ -71,7 +76,7 @@ def folder(tmp_path, tiny_llama):
         model = cls(cls.config_class(**(SIZES | MODELS[architecture])))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "_proj.weight" in name:
+                if "_proj.weight" in name or "c_fc.weight" in name:
                     parameter.mul_(5)  # blocks that matter to what is predicted
                 elif name.endswith("bias"):
                     parameter.normal_(std=0.3)
@@ -107,9 +112,10 @@ def test_a_model_goes_all_the_way(cli, folder, tiny_llama, tmp_path, architectur
         *("--a8-budget", "0.25", "--json"),
     )
     assert ran.code == ExitCode.PASS, ran.error
-    assert len(json.loads(ran.out)["sites"]) == 14
+    sites = json.loads(ran.out)["sites"]
+    assert len(sites) == {"Phi3ForCausalLM": 8, "Starcoder2ForCausalLM": 12}.get(architecture, 14)
 
     policy.write_text(POLICY)
     ran = cli("gate", "accuracy", *where, "--policy", str(policy), "--scheme", "flexq-w6ax")
     assert ran.code == ExitCode.PASS, ran.out + ran.error
-    assert "14 layers" in ran.out
+    assert f"{len(sites)} layers" in ran.out

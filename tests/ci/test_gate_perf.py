@@ -6,6 +6,7 @@ import pytest
 
 from db import queries
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.probes import calibrates
 
 WAIVER = """
 [[waiver]]
@@ -49,6 +50,37 @@ def test_a_wrong_result_fails_whatever_its_limit(gate, compared):
     report = gate(compared("flexq-w6a6", correct=False), policy=limit + WAIVER)
 
     assert (outcomes(report), report.exit_code) == (["regression"], ExitCode.REGRESSION)
+
+
+@pytest.mark.parametrize("changes", [{}, {"ratio": 1.06}, {"ratio": 1.02, "noise": 0.05}])
+def test_a_floor_calibrates_and_is_not_judged(gate, compared, changes):
+    report = gate(compared("flexq-w6a6"), compared("read-6", **changes))
+
+    assert (outcomes(report), report.exit_code) == (["pass", "probe"], ExitCode.PASS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"correct": False}, ExitCode.REGRESSION), ({"placements": 0}, ExitCode.MISSING)],
+)
+def test_a_floor_that_is_wrong_or_missing_fails(gate, compared, changes, code):
+    assert gate(compared("flexq-w6a6"), compared("read-6", **changes)).exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [("read-6", True), ("empty", True), ("spin", False), ("flexq-w6a6", False)],
+)
+def test_a_kernel_that_spins_for_a_known_time_is_a_probe_that_is_judged(kernel, expected):
+    assert calibrates(kernel) is expected
+
+
+def test_a_limit_of_probes_alone_is_said_to_be_in_vain(gate, compared):
+    limit = '[[limit]]\nkernels = ["read-*"]\nslower_percent = 5\n'
+
+    report = gate(compared("flexq-w6a6"), compared("read-6"), policy=limit)
+
+    assert "limit of read-* fits no planned case but probes" in report.notes[0]
 
 
 def test_what_cannot_be_told_is_ambiguous(gate, compared):

@@ -20,6 +20,7 @@ from flexq_bench.cli import main
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
+from flexq_bench.probes import is_probe
 from flexq_bench.recording import build_record
 from flexq_bench.running import new_run
 from flexq_bench.verdicts import Machine
@@ -27,6 +28,14 @@ from workloads.suite import Group, Shape, Suite
 
 SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
 KEY = "flexq-w6a6 gemm cold m1n256k256"
+IDENTITY = (
+    "protocol_version",
+    "input_distribution",
+    "kernel_version",
+    "weight_bits",
+    "act_bits",
+    "group",
+)
 
 
 @dataclass
@@ -50,9 +59,11 @@ class Site:
         for one in planned:
             for case in one.cases:
                 self.measured.append((one.gpu, case.key))
-                found = Measured("ok", "", 0, 1, "normal-v1", 1, 6, 6, 128, median_us=self.us)
-                device = self.machine(one.gpu).device
-                record = build_record(case, found, one.run, self.commit, device, {})
+                machine = self.machine(one.gpu)
+                series = machine.series_of(case)  # as that of its verdicts
+                identity = {name: series[name] for name in IDENTITY}
+                found = Measured("ok", "", 0, median_us=self.us, **identity)
+                record = build_record(case, found, one.run, self.commit, machine.device, {})
                 with self.database.session() as session:
                     add_record(session, record)
             with self.database.session() as session:
@@ -64,11 +75,10 @@ class Site:
     def compare(self, gpu, repository, base, head, cases):
         self.contests.append((base, head, [case.key for case in cases]))
         order = {sha: int(sha, 16) for sha in (base, head)}
-        ratio = 1.0 if base == head else 1.05
         return [
             self._compared(
                 case.kernel,
-                ratio,
+                1.0 if base == head or is_probe(case.kernel) else self.us / 20.0,
                 base=order[base],
                 head=order[head],
                 shape=(case.gemm.m, case.gemm.n, case.gemm.k),
@@ -142,6 +152,20 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
 
 
+@pytest.mark.parametrize("slow_nights", [1, 2, 4])
+def test_an_alert_whose_cause_was_reverted_is_fixed_in_that_night(a_night, database, slow_nights):
+    for order in range(1, 8):
+        a_night(order)
+    for order in range(8, 8 + slow_nights):
+        a_night(order, us=21.0)
+
+    _, [report] = a_night(8 + slow_nights, us=20.0)
+
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert (report.fixed, alert.state) == ((alert.id,), "fixed")
+
+
 @pytest.mark.parametrize("alerting", [True, False])
 def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, database, alerting):
     for order in range(1, 8):
@@ -154,6 +178,16 @@ def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, dat
     assert exit_code([replace(report, worse=(), opened=())], alerting=alerting) == ExitCode.PASS
     joined = replace(report, opened=())
     assert (exit_code([joined], alerting=alerting) == ExitCode.PASS) == alerting
+
+
+def test_a_step_in_the_third_night_of_a_series_is_confirmed_and_alerts(a_night, sha):
+    a_night(1)
+    a_night(2)
+
+    site, [report] = a_night(3, us=21.0)
+
+    assert site.contests[0][:2] == (sha(1), sha(3))
+    assert report.opened
 
 
 def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, capsys):
@@ -191,6 +225,17 @@ def test_looking_back_stores_a_change_point_once(a_night, database, sha):
         pytest.approx(22.0),
     )
     assert report.change_points == 0
+
+
+def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
+    # Found at the 13th night on the 15th, and at the 14th on the 18th.
+    before = (19.95, 19.91, 19.82, 19.81, 20.13, 20.1, 19.84, 20.17, 19.92, 20.18, 19.81, 20.04)
+    after = (20.29, 20.61, 20.76, 20.59, 20.48, 20.75, 20.76, 20.68)
+
+    found = [a_night(at, us=us)[1][0].change_points for at, us in enumerate((*before, *after), 1)]
+
+    # Of the kernel and of the two probes, which are made to take as long.
+    assert [count for count in found if count] == [3]
 
 
 def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):

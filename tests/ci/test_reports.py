@@ -36,7 +36,8 @@ def report(gate, compared):
 
 def test_the_headline_counts_what_was_found(report):
     assert headline(report) == (
-        "incomplete: 1 missing, 2 regressions, 1 ambiguous, 1 waived, 2 pass; 6 of 7 cases compared"
+        "incomplete: 1 missing, 2 regressions, 1 ambiguous, 1 waived, 1 pass, 1 probe; "
+        "6 of 7 cases compared"
     )
 
 
@@ -56,6 +57,16 @@ def test_the_comment_shows_what_fails_with_the_worst_first(report):
     assert "no result arrived" in shown[0]
     assert "<summary>1 faster</summary>" in text
     assert "read-6" not in text
+
+
+def test_the_comment_folds_probes_and_says_what_changed_beside_a_kernel(gate, compared):
+    kernels = (("flexq-w6a6", 1.05), ("cublaslt-w8a8", 1.02), ("read-6", 1.02))
+    text = markdown(gate(*(compared(kernel, slower, noise=0.0001) for kernel, slower in kernels)))
+
+    row = next(line for line in text.splitlines() if "flexq-w6a6" in line)
+    assert "beside it the floor +" in row
+    assert "is left to the code" in row
+    assert "<summary>1 probe, which" in text
 
 
 def test_every_row_of_the_comment_has_every_cell(report):
@@ -106,7 +117,7 @@ def test_json_has_every_case_in_the_plan_s_order(report):
 
     assert found["exit_code"] == 4
     assert [one["outcome"] for one in found["cases"]] == [
-        "regression", "regression", "ambiguous", "waived", "pass", "pass", "missing",
+        "regression", "regression", "ambiguous", "waived", "pass", "probe", "missing",
     ]  # fmt: skip
     assert found["cases"][0]["change_percent"] == pytest.approx(5, abs=0.2)
     assert found["cases"][3]["waiver"]["expires"] == "2026-01-31"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.cli import main
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 SHAPE = ("--n", "8", "--k", "8")
 RUN = ("run", "smoke", "--kernels", "cublas-fp16")
@@ -162,6 +162,30 @@ def test_a_reader_that_goes_away_is_no_regression(unbuffered):
 
     os.close(writing)
     assert (ran.returncode, ran.stderr) == (141, "")
+
+
+STOP = "import os, signal, time\ndef stop():\n  os.kill(os.getpid(), signal.SIGINT)\n"
+RETOLD = (
+    "try:\n  stop(); time.sleep(9)\nexcept KeyboardInterrupt:\n  raise ImportError('half of it')\n"
+)
+FINALIZED = "class Gone:\n  def __del__(self):\n    stop()\nGone()\ntime.sleep(9)\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "does"),
+    [("typer", "stop(); time.sleep(9)"), ("torch", RETOLD), ("torch", FINALIZED)],
+    ids=["at the start", "told as another error", "in a finalizer"],
+)
+def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path, module, does):
+    (tmp_path / f"{module}.py").write_text(STOP + does)
+    command = [sys.executable, "-m", "flexq_bench", "run", "smoke", "--backend", "cpu"]
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+
+    ran = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+
+    assert (ran.returncode, ran.stdout, ran.stderr) == (INTERRUPTED, "", "")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")

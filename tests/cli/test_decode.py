@@ -13,7 +13,7 @@ import pytest
 from db.decode_records import DecodeRecord
 from db.exchange import read_records
 from flexq_bench.decode import measuring
-from flexq_bench.decode.report import explain
+from flexq_bench.decode.report import decode_table, explain, explanation_table, explanations
 
 
 @pytest.fixture(scope="module")
@@ -123,16 +123,20 @@ def test_what_can_not_be_is_one_line_and_a_usage_error(
     unknown = cli("decode", str(model), "--scheme", "fp17")
     assert (unknown.code, "no scheme 'fp17'" in unknown.error) == (2, True)
 
+    odd = cli("decode", str(model), "--scheme", "fp16,w8a16+kv5")
+    assert (odd.code, "16, 8 or 4 bits, got 5: write w8a16+kv8" in odd.error) == (2, True)
+
     too_long = cli("decode", str(model), "--scheme", "fp16", "--new", "999", "--backend", "cpu")
     assert (too_long.code, "context of 256 tokens" in too_long.error) == (2, True)
 
 
-def test_parts_explain_the_whole() -> None:
-    def record(token_ms: float, parts: dict[str, float]) -> DecodeRecord:
-        listed = tuple({"part": name, "count": 1, "us": us} for name, us in parts.items())
-        empty = dict.fromkeys(DecodeRecord.__dataclass_fields__)
-        return DecodeRecord(**{**empty, "token_ms": token_ms, "parts": listed})
+def record(token_ms: float, parts: dict[str, float], **given: object) -> DecodeRecord:
+    listed = tuple({"part": name, "count": 1, "us": us} for name, us in parts.items())
+    empty = dict.fromkeys(DecodeRecord.__dataclass_fields__)
+    return DecodeRecord(**{**empty, "token_ms": token_ms, "parts": listed, **given})
 
+
+def test_parts_explain_the_whole() -> None:
     base = record(6.0, {"norm": 1000.0, "qkv_proj": 5000.0})
     found = explain(base, record(3.1, {"norm": 1000.0, "qkv_proj": 2000.0}))
 
@@ -143,3 +147,27 @@ def test_parts_explain_the_whole() -> None:
     assert by_part["qkv_proj"].speedup == pytest.approx(2.5)
     # Amdahl: what a part saves is its share times (1 - 1 / its speed-up).
     assert by_part["qkv_proj"].saved == pytest.approx(5 / 6 * (1 - 1 / 2.5))
+
+
+def test_a_scheme_stands_beside_the_first_one_with_its_cache_or_with_another() -> None:
+    parts = {"attention": 1000.0}
+    fp16, fp16_kv8, kv8, kv4 = (
+        record(token_ms, parts, scheme=scheme, kv_bits=bits, status="ok")
+        for token_ms, scheme, bits in (
+            (8.0, "fp16", 16),
+            (7.0, "fp16", 8),
+            (3.5, "flexq-w6ax", 8),
+            (3.2, "flexq-w6ax", 4),
+        )
+    )
+
+    found = {e.head.kv_bits: e for e in explanations([fp16, fp16_kv8, kv8, kv4])}
+
+    assert (found[8].base, found[8].measured) == (fp16_kv8, 2.0)
+    assert (found[4].base, found[4].measured) == (fp16, 2.5)
+    titles = [explanation_table(found[bits]).title for bits in (8, 4)]
+    assert [" with a cache of 4 bits," in title for title in titles] == [False, True]
+    (ratios,) = (
+        list(column.cells) for column in decode_table([fp16, kv8]).columns if column.header == "×"
+    )
+    assert ratios == ["1.00", "2.29"]

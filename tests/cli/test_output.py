@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.commands.output import print_json, show_whole
+from flexq_bench.commands.output import print_json, show_by_words, show_whole
 
 
 def test_what_is_printed_as_json_is_json(capsys):
@@ -34,3 +34,22 @@ def test_no_number_is_cut_on_a_narrow_terminal():
     assert all(number in shown for number in numbers)
     assert "…" not in shown
     assert out.width == 40
+
+
+@pytest.mark.parametrize("width", [30, 60, 80, 100, 200])
+def test_no_word_is_broken_on_a_narrow_terminal(width):
+    out = Console(file=io.StringIO(), width=width)
+    table = Table("kernel", "created (UTC)", "summary")
+    rows = (
+        ("flexq-w6a6[+warp-reduction]", "2026-11-21 22:40:04", "FlexQ W6A6 on binary tensor cores"),
+        ("flexq-w6a8", "2026-11-22 22:40:04", "rounded to nearest, groups of 128 for weights"),
+    )
+    for row in rows:
+        table.add_row(*row)
+
+    show_by_words(out, table)
+
+    shown = out.file.getvalue()
+    assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
+    words = {word.strip(";") for word in shown.split()}
+    assert {word for row in rows for cell in row for word in cell.split()} <= words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.checkpoints import StateDictWeights
+from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
 from kernels.contract import (
@@ -23,6 +25,7 @@ from kernels.formats import Operand
 from workloads.schemes import get_scheme
 
 VOCAB = 320
+_OWN, _GROUP = "own.", 128
 TRAINED = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
 # "The following functions are", which that model goes on with 64 tokens that no other one is near.
 SURE = [467, 277, 79, 76, 508, 281, 443, 83, 376]
@@ -105,17 +108,16 @@ def an_engine(
     slots: int = 3,
     capacity: int = 128,
     kv_bits: int = 16,
-    fake: bool = False,
+    instead: Callable[[LinearKernel], LinearKernel] = lambda kernel: kernel,
 ) -> Engine:
-    """An engine on the model's device. fake: torch computes with what the codes stand for."""
+    """An engine on the model's device. instead: what stands for a kernel."""
     device = next(iter(small.source._tensors.values())).device
 
     def choose(kernel: LinearKernel, m: int, n: int, k: int) -> Config | None:
         return None
 
     def find(label: str, backend: Backend) -> LinearKernel:
-        kernel = linear_kernel(label, backend)
-        return FakeQuantized(kernel) if fake else kernel
+        return instead(linear_kernel(label, backend))
 
     model = load(small.source, get_scheme(scheme), device, capacity, choose, (slots,), find=find)
     return Engine(
@@ -134,8 +136,20 @@ def prompts(batch: int, length: int, device: torch.device) -> torch.Tensor:
     return drawn.to(device)
 
 
+@torch.inference_mode()
+def tokens_without_graphs(engine: Engine, ids: torch.Tensor, new: int) -> torch.Tensor:
+    """What `generate` decodes, launch by launch, so that Python may look in between."""
+    batch, length = ids.shape
+    slots = torch.arange(batch, device=ids.device)
+    ends = torch.full_like(slots, length)
+    engine.read(Pieces(ids, torch.zeros_like(slots), ends, slots, length), batch)
+    for step in range(1, new):
+        engine.advance(batch, engine.bucket(length + step))
+    return engine.history[:batch, length : length + new].clone()
+
+
 class FakeQuantized(LinearKernel):
-    """FP32 GEMM of a kernel's dequantized codes: it shares nothing with how the kernel computes."""
+    """GEMM in float64 of a kernel's dequantized codes: nothing of how the kernel computes."""
 
     def __init__(self, kernel: LinearKernel) -> None:
         self.spec = kernel.spec
@@ -170,3 +184,114 @@ class FakeQuantized(LinearKernel):
     ) -> None:
         y = x.buffers["values"] @ w.buffers["values"].T
         out.copy_(y if bias is None else y + bias.double())
+
+
+class RoundedAlike(FakeQuantized):
+    """The same, but what FP32 may round to either of two FP16 numbers goes where the kernel's does.
+
+    Such a sum lies so near the middle between the two that the order of adding decides. If it goes
+    the other way, the next layer may get another code, which all later positions then see.
+    near: sums that may go either way; moved: those that went the other way; astray: sums of the
+    kernel that are neither of the two, which is its mistake and is not followed.
+    """
+
+    # Of the sum of all products' absolute values. FP32 rounds each sum of a group, and each partial
+    # sum of those, to 2^-24 of itself, and products of both signs make such sums much smaller.
+    # Where one operand is FP16, products themselves are added, in tensor cores that cut off.
+    _OF_CODES, _OF_HALVES = 2.0**-23, 2.0**-21
+
+    def __init__(self, kernel: LinearKernel) -> None:
+        super().__init__(kernel)
+        self.sums = self.near = self.moved = self.astray = 0
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return _both(super().pack_weight(weight), self._kernel.pack_weight(weight))
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return _both(super().pack_activation(x), self._kernel.pack_activation(x))
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        values = super().empty_activation(m, k, device)
+        return _both(values, self._kernel.empty_activation(m, k, device))
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        theirs = torch.empty_like(out)
+        self._kernel.gemm(_own(x), _own(w), theirs, bias=bias, config=config)
+        super().gemm(x, w, out, bias=bias)
+        xs, ws = x.buffers["values"], w.buffers["values"]
+        exact, terms = xs @ ws.T, xs.abs() @ ws.abs().T
+        if bias is not None:
+            exact, terms = exact + bias.double(), terms + bias.double().abs()
+        of_codes = self.spec.weight.is_integer and self.spec.activation.is_integer
+        error = terms * (self._OF_CODES if of_codes else self._OF_HALVES)
+        low, high = (exact - error).half(), (exact + error).half()
+        either = (low <= theirs) & (theirs <= high)
+        self.sums += out.numel()
+        self.near += int((low != high).sum())
+        self.moved += int((either & (theirs != out)).sum())
+        self.astray += int((~either).sum())
+        out.copy_(torch.where(either, theirs, out))
+
+
+def _both(values: PackedOperand, of_kernel: PackedOperand) -> PackedOperand:
+    named = {f"{_OWN}{name}": buffer for name, buffer in of_kernel.buffers.items()}
+    return PackedOperand({**values.buffers, **named}, values.rows, values.k)
+
+
+def _own(both: PackedOperand) -> PackedOperand:
+    buffers = {
+        name.removeprefix(_OWN): buffer
+        for name, buffer in both.buffers.items()
+        if name.startswith(_OWN)
+    }
+    return PackedOperand(buffers, both.rows, both.k)
+
+
+class SumsInFp32(FakeQuantized):
+    """A kernel as a GPU has them: integer sums of groups, scaled and added up in FP32."""
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        return self._packed(weight)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return self._packed(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        return self.pack_activation(self.quantize_activation(torch.zeros(m, k, device=device)))
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        (xs, of_x), (ws, of_w) = ((o.buffers["codes"], o.buffers["scales"]) for o in (x, w))
+        total = torch.zeros(out.shape)
+        length = _GROUP if of_x.shape[1] > 1 else x.k
+        for g, (a, b) in enumerate(zip(xs.split(length, 1), ws.split(length, 1), strict=True)):
+            total += (a @ b.T) * of_w[:, g] * of_x[:, g : g + 1]
+        out.copy_(total if bias is None else total + bias.float())
+
+    def _packed(self, operand: Operand) -> PackedOperand:
+        scales = operand.scales
+        if scales is None:
+            scales = torch.ones(operand.rows, 1)
+        buffers = {"codes": operand.values.float(), "scales": scales.float()}
+        return PackedOperand(buffers, operand.rows, operand.k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,14 +50,14 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     shard = sorted(folder.glob("model-*.safetensors"))[1]
     shard.unlink()
 
-    with pytest.raises(UsageError, match=f"lacks {shard.name} of .*: download the model again"):
+    with pytest.raises(UsageError, match=f"lacks {shard.name}: download the model again"):
         open_checkpoint(folder)
 
 
 def test_a_folder_without_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
 
-    with pytest.raises(UsageError, match=r"has no config\.json"):
+    with pytest.raises(UsageError, match=r"neither config\.json nor"):
         open_checkpoint(folder)
 
 
@@ -66,6 +67,75 @@ def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
 
     with pytest.raises(UsageError, match="is a GPT2, and decode has LlamaForCausalLM and OPT"):
         open_checkpoint(folder)
+
+
+def respell(folder: Path, **values: Any) -> None:
+    """Change the configuration."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"architectures": "LlamaForCausalLM", "model_type": "gpt2"}, "model of type 'gpt2'"),
+        ({"hidden_size": None}, "hidden_size is a number of 1 or more, got None"),
+        ({"num_attention_heads": 0}, "num_attention_heads is a number of 1 or more, got 0"),
+        ({"rms_norm_eps": "NaN"}, "rms_norm_eps is a number above 0, got 'NaN'"),
+        ({"rope_parameters": [1]}, "rotary angles are a table"),
+        ({"head_dim": 31}, "a head has 31"),
+        ({"head_dim": 16}, r"q_proj.weight is \[192, 192\], .* \[96, 192\]"),
+        ({"intermediate_size": 256}, r"gate_proj.weight is \[384, 192\], .* \[256, 192\]"),
+        ({"num_hidden_layers": 10**9}, r"has no tensor model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"9 weights .* no place for \(model\.layers\.1\."),
+        ({"attention_bias": True}, r"has no tensor model\.layers\.0\.self_attn\.q_proj\.bias"),
+        ({"quantization_config": {"quant_method": "fp8"}}, r"quantized already \(fp8\)"),
+    ],
+)
+def test_a_configuration_of_another_model_is_refused_unread(folder, values, says) -> None:
+    respell(folder, **values)
+
+    with pytest.raises(UsageError, match=says):
+        open_checkpoint(folder)
+
+
+def test_a_model_without_a_class_is_of_its_type(folder: Path) -> None:
+    respell(folder, architectures=None)
+
+    assert open_checkpoint(folder).architecture.block == "llama"
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale", "says"),
+    [
+        (torch.int8, 50, "quantized already"),
+        (torch.float8_e4m3fn, 1, "quantized already"),
+        (torch.bfloat16, 1e7, r"down_proj\.weight holds NaN or infinity in FP16"),
+    ],
+)
+def test_weights_that_are_none_are_refused(tmp_path: Path, kind, scale, says) -> None:
+    from safetensors.torch import save_file
+
+    small_llama(CPU).reference.save_pretrained(tmp_path)
+    tensors = {name: t.clone() for name, t in small_llama(CPU).source._tensors.items()}
+    name = "model.layers.0.mlp.down_proj.weight"
+    tensors[name] = (tensors[name].float() * scale).to(kind)
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    with pytest.raises(UsageError, match=says):
+        open_checkpoint(tmp_path).block(0, CPU)
+
+
+def test_a_bias_that_the_configuration_has_no_word_of_is_not_added(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    small_llama(CPU).reference.save_pretrained(tmp_path)
+    tensors = {**small_llama(CPU).source._tensors}
+    tensors["model.layers.1.self_attn.q_proj.bias"] = torch.ones(192)
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    with pytest.raises(UsageError, match=r"no place for \(.*q_proj\.bias"):
+        open_checkpoint(tmp_path)
 
 
 def test_angles_that_are_scaled_in_another_way_are_refused() -> None:

@@ -11,15 +11,17 @@ import pytest
 from db.decode_records import DecodeRecord, ServingRecord
 from db.records import CommitInfo
 from flexq_bench.decode import measuring
-from flexq_bench.decode.case import Setup
+from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
 from flexq_bench.decode.findings import ServingCase
 from flexq_bench.decode.requests import Request
 from flexq_bench.errors import UsageError
 from flexq_bench.interleave.process import RefusedError
 from flexq_bench.running import new_run
+from workloads.errors import WorkloadError
 
 COMMIT = CommitInfo("a" * 40, None, 1, False, "A commit", "somebody", None)
-SETUP = Setup("llama-7b", ("fp16", "flexq-w6ax"), "cpu", processes=3, long_processes=2)
+SCHEMES = (CachedScheme("fp16"), CachedScheme("flexq-w6ax"))
+SETUP = Setup("llama-7b", SCHEMES, "cpu", processes=3, long_processes=2)
 
 
 class Workers:
@@ -53,7 +55,9 @@ class Workers:
         if what == "load":
             self.loaded.append((given["scheme"], given["batches"]))
             self.scheme = given["scheme"]
-            return {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            configs = {str(m): {"qkv_proj": {"warps": m}} for m in given["batches"]}
+            told = {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            return {**told, "configs": configs}
         if what == "decode":
             self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
             parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
@@ -104,6 +108,9 @@ def test_a_record_comes_again_with_each_process(start: Start) -> None:
     assert of_case[-1].token_ms == pytest.approx(1.001)
     assert of_case[-1].parameters["processes"] == 3
     assert of_case[-1].parameters["spent_s"] == {"decode": 0.5}
+    assert {r.batch: r.parameters["configs"] for r in records} == {
+        batch: {"qkv_proj": {"warps": batch}} for batch in (1, 4)
+    }
     # Only the first process looks at the parts of a step.
     assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
 
@@ -164,11 +171,33 @@ def test_a_scheme_that_can_not_be_does_not_stop_the_others(start: Start) -> None
     assert {scheme for _, scheme, *_ in workers.asked} == {"flexq-w6ax"}
 
 
+def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
+    workers = start()
+    schemes = tuple(read_scheme(name, 16) for name in ("fp16", "flexq-w6ax+kv8", "flexq-w6ax+kv4"))
+
+    last = {record.case: record for record in decoded(replace(SETUP, schemes=schemes))}
+
+    of = [(r.scheme, r.kv_bits, r.batch) for r in last.values()]
+    assert of[:2] == [("fp16", 16, 1), ("fp16", 16, 4)]
+    assert of[2:] == [("flexq-w6ax", bits, batch) for bits in (8, 4) for batch in (1, 4)]
+    assert [scheme for scheme, _ in workers.loaded] == ["fp16", "flexq-w6ax"] * 3
+
+
+def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
+    assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
+    assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
+    for text, bits in (("fp16+kv12", 16), ("fp16+kv", 16), ("fp16", 5)):
+        with pytest.raises(UsageError, match=r"16, 8 or 4 bits, got .*: write fp16\+kv8"):
+            read_scheme(text, bits)
+    with pytest.raises(WorkloadError, match="no scheme 'fp17'"):
+        read_scheme("fp17+kv8", 16)
+
+
 def test_nothing_that_can_be_is_a_usage_error(start: Start) -> None:
     start(refused="fp16")
 
     with pytest.raises(UsageError, match="fp16 doesn't fit"):
-        list(decoded(replace(SETUP, schemes=("fp16",))))
+        list(decoded(replace(SETUP, schemes=SCHEMES[:1])))
 
 
 def test_a_batch_that_does_not_fit_leaves_the_others(
@@ -191,8 +220,8 @@ def test_a_batch_that_does_not_fit_leaves_the_others(
 def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
     wanted = tuple([Request(10, 20)] * requests)
     cases = [
-        ServingCase(scheme, limit, None, wanted, "made up", 512)
-        for scheme in SETUP.schemes
+        ServingCase(of.scheme, limit, None, wanted, "made up", 512, of.kv_bits)
+        for of in SETUP.schemes
         for limit in limits
     ]
     run = new_run("decode", "manual", [case.key(SETUP) for case in cases])

@@ -83,6 +83,8 @@ def test_each_layer_is_chosen_behind_those_already_chosen(
     tuner.settle(model)
 
     assert chosen(tuner, model, 1) == [2, 1, 0, 0]
+    configs = tuner.configs(model, 1)
+    assert (configs["gate_up_proj"], configs["down_proj"]) == ({"number": 2}, {"number": 1})
     assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody asked for 7 tokens
 
 

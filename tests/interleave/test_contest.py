@@ -152,17 +152,41 @@ def test_a_wrong_result_has_no_speed(compared, when):
     assert found.detail == "head: not bit-exact"
 
 
-def test_what_is_ambiguous_gets_a_second_look_of_the_same_size(compared):
+@pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])
+def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
+    compared, looks, placements
+):
     noisy = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02]}
-    rules = InterleaveRules(processes=5, looks=2)
+    rules = InterleaveRules(processes=5, looks=looks)
 
-    assert only(compared({}, noisy, rules=rules)).confirmation.placements == 10
+    found = only(compared({}, noisy, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
 
 
-def test_what_is_decided_does_not(compared):
-    rules = InterleaveRules(processes=5, looks=2)
+def test_what_is_the_same_gets_no_second_look(compared):
+    rules = InterleaveRules(processes=5)
 
-    assert only(compared({}, {"us": 120}, rules=rules)).confirmation.placements == 5
+    assert only(compared({}, {"offsets": SCATTER}, rules=rules)).confirmation.placements == 5
+
+
+@pytest.mark.parametrize(("processes", "placements"), [(6, 12), (12, 12)])
+def test_what_looks_slower_on_a_few_placements_is_looked_at_again(compared, processes, placements):
+    rules = InterleaveRules(processes=processes)
+
+    found = only(compared({}, {"us": 120, "offsets": SCATTER}, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", placements)
+
+
+def test_a_kernel_that_every_process_runs_at_one_of_two_speeds_is_not_called_slower(compared):
+    # Six pairs that fall alike, as chance has it, and then six as they usually do.
+    two = {"offsets": [0.0] * 6 + [0.05, 0.0, 0.05, 0.0, 0.05, 0.0]}
+    speeds = {"offsets": [0.05] * 6 + [0.0, 0.05, 0.05, 0.0, 0.05, 0.0]}
+
+    found = only(compared(two, speeds, rules=InterleaveRules(looks=2)))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", 12)
 
 
 def test_a_case_that_one_side_refuses_has_no_data_and_says_why(compared):

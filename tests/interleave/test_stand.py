@@ -104,7 +104,7 @@ def test_memory_is_told_before_anything_is_allocated(stand):
 
 @pytest.mark.slow
 def test_two_kernels_take_turns_in_a_real_worker():
-    rules = InterleaveRules.with_processes(1)
+    rules = replace(InterleaveRules.with_processes(1), looks=1)
     cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256")]
 
     (found,) = compare_kernels("cublas-fp16", "flexq-w6a6", cases, device="cpu", rules=rules)
@@ -115,7 +115,7 @@ def test_two_kernels_take_turns_in_a_real_worker():
 
 @pytest.mark.slow
 def test_two_trees_of_this_project_take_turns_on_a_real_device(two_commits):
-    rules = InterleaveRules.with_processes(2)
+    rules = replace(InterleaveRules.with_processes(2), looks=1)
     cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256"), Case.from_key(FP16)]
 
     found = {r.case.label: r for r in two_commits(cases, rules)}

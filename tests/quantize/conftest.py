@@ -42,10 +42,10 @@ def tiny_llama() -> Callable[[], Any]:
 
 @pytest.fixture
 def tiny_opt() -> Callable[[], Any]:
-    """A fresh copy each call: 2 blocks with biases and layer norms."""
+    """A fresh copy each call: 2 blocks with biases and layer norms; changes: of its config."""
     from transformers import OPTConfig, OPTForCausalLM
 
-    def build() -> Any:
+    def build(**changes: Any) -> Any:
         torch.manual_seed(0)
         config = OPTConfig(
             hidden_size=64,
@@ -55,6 +55,7 @@ def tiny_opt() -> Callable[[], Any]:
             vocab_size=VOCABULARY,
             max_position_embeddings=64,
             word_embed_proj_dim=64,
+            **changes,
         )
         return _spread_out(OPTForCausalLM(config).eval())
 

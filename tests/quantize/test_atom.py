@@ -65,3 +65,8 @@ def test_only_keys_and_values_are_rounded_for_the_cache(tiny_llama, calibration)
 def test_layer_with_fewer_inputs_than_outliers_is_refused(tiny_llama, calibration):
     with pytest.raises(QuantizeError, match=r"64 inputs, too few to keep 128 .*outliers=8"):
         resolve("atom-w4a4").quantize(tiny_llama(), calibration)
+
+
+def test_a_cache_that_no_layer_gives_alone_is_refused(build, calibration):
+    with pytest.raises(QuantizeError, match=r"no k_proj and v_proj .*kv_bits=16"):
+        resolve("atom-w4a4[outliers=8]").quantize(build("Phi3ForCausalLM"), calibration)

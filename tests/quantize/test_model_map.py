@@ -29,7 +29,7 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, bui
     layout = map_model(model)
     ids = torch.arange(12)[None]
     before = model(ids).logits
-    feeds = [feed for feed in layout.feeds if feed.shared_heads == 1]
+    feeds = [feed for feed in layout.scaled_feeds if feed.shared_heads == 1]
 
     with torch.no_grad():
         for block in range(layout.blocks):

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from flexq_bench.quantize.model_map import Feed, linear_at, map_model
+from flexq_bench.quantize.registry import resolve
 from flexq_bench.quantize.smoothing import (
     fold,
     gather,
@@ -33,6 +34,25 @@ def test_folded_scales_leave_what_the_model_computes(family, text, request):
             fold(source, linears, feed, scale, head_dim=16)
 
     torch.testing.assert_close(model(text).logits, before, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("change", "closed"),
+    [({"activation_function": "gelu"}, "fc1"), ({"layer_norm_elementwise_affine": False}, "norm")],
+)
+def test_no_scale_is_sent_through_what_does_not_pass_it_on(
+    tiny_opt, calibration, text, change, closed
+):
+    model = tiny_opt(**change)
+    before = model(text).logits
+    assert not any(closed in feed.source for feed in map_model(model).scaled_feeds)
+
+    for name in ("smoothquant-w8a8", "awq-w8a16", "dgq-w4a8", "omniquant-w8a8[epochs=0]"):
+        quantized = tiny_opt(**change)
+        resolve(name).quantize(quantized, calibration)
+        error = (quantized(text).logits - before).norm() / before.norm()
+        assert float(error) < (0.2 if "w4" in name else 0.02), name
 
 
 def test_fold_knows_norms_that_add_one_to_their_weight():

@@ -72,6 +72,36 @@ def test_a_step_in_noise_is_found_whatever_the_noise(kind):
     assert sum(any(abs(at - 100) <= 3 for at in indices) for indices in found) >= 18
 
 
+def rare_modes(share: float, mode: float, rows: int, seed: int) -> np.ndarray:
+    """Logs, [rows, 150]: each night draws anew whether it runs in the mode."""
+    rng = np.random.default_rng(seed)
+    drawn = rng.standard_normal((rows, 150))
+    return 0.003 * drawn + mode * (rng.random(drawn.shape) < share)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.2])
+@pytest.mark.parametrize("mode", [0.04, -0.04, 0.115])
+def test_a_step_is_found_also_where_some_nights_run_in_another_mode(share, mode):
+    rows = rare_modes(share, mode, 20, seed=8)
+    rows[:, 80:] += np.log1p(0.02)
+
+    found = [[p.index for p in change_points(np.exp(row))] for row in rows]
+
+    assert sum(any(abs(at - 80) <= 3 for at in indices) for indices in found) >= 15
+
+
+def test_nights_in_another_mode_are_no_change():
+    rows = [*rare_modes(0.15, 0.04, 30, seed=9), *rare_modes(0.35, 0.04, 30, seed=9)]
+
+    assert sum(bool(change_points(np.exp(row))) for row in rows) <= 1  # of 60
+
+
+def test_a_short_series_with_memory_seldom_has_a_change_point():
+    rows = noise("memory", 200, seed=11)[:, :40]
+
+    assert sum(bool(change_points(np.exp(row))) for row in rows) <= 6  # of 200
+
+
 @pytest.mark.parametrize("sigmas", [(0.003, 0.02), (0.02, 0.003)])
 def test_a_step_is_found_where_the_noise_changes_with_it(sigmas):
     drawn = np.random.default_rng(3).standard_normal((20, 200))

@@ -51,10 +51,19 @@ def test_a_step_onto_the_other_mode_is_seen_against_the_newest_nights():
 
 @pytest.mark.parametrize(
     ("history", "latest"),
-    [([], 1.0), ([100.0] * 4, 100.0), ([float("nan")] * 30, 1.0), ([100.0] * 30, float("nan"))],
+    [([], 1.0), ([100.0], 100.0), ([float("nan")] * 30, 1.0), ([100.0] * 30, float("nan"))],
 )
 def test_too_little_history_or_no_result_is_no_data(history, latest):
     assert trigger(history, latest).verdict is Verdict.NO_DATA
+
+
+@pytest.mark.parametrize("nights", [2, 3, 4])
+def test_a_few_results_tell_a_change_and_no_sigma(nights):
+    history = [100.0, 100.1, 99.9, 100.2][:nights]
+
+    assert trigger(history, 102.0).verdict is Verdict.CANDIDATE
+    assert trigger(history, 98.0).verdict is Verdict.CANDIDATE
+    assert trigger(history, 101.0).verdict is Verdict.SAME
 
 
 def test_12_steps_of_0_4_percent_are_seen_from_the_last_release():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -122,8 +123,40 @@ def test_what_the_floor_and_the_baseline_share_is_the_machine_s(session, record,
 
     first = night.judged[0]
     assert (first.confirmation.verdict, first.confirmation.cause) == ("slower", "environment")
-    # Nothing stands beside the anchors themselves.
-    assert {alert.family for alert in queries.alerts(session)} == {"cublaslt", "read"}
+    assert "the floor +5." in first.confirmation.reason
+    assert "the machine did it" in first.confirmation.reason
+    # Nothing stands beside the baseline itself, and a floor is not judged.
+    assert {alert.family for alert in queries.alerts(session)} == {"cublaslt"}
+
+
+def test_anchors_that_differ_by_chance_clear_nobody(session, record, compared):
+    anchors = [compared(kernel, 1.008, noise=0.02) for kernel in ("cublaslt-w8a8", "read-6")]
+
+    night = record(compared("flexq-w6a6", 1.013), *anchors)
+
+    found = night.judged[0].confirmation
+    assert [one.confirmation.log_ratio > 0.005 for one in night.judged] == [True] * 3
+    assert (found.verdict, found.cause) == ("slower", "code")
+    assert "beside it the floor stayed and cublaslt-w8a8 stayed: the code did it" in found.reason
+    assert only_alert(session).family == "flexq"
+
+
+def test_what_the_machine_does_not_explain_is_said_to_be_the_code_s(session, record, compared):
+    anchors = [compared(kernel, 1.02, noise=0.0001) for kernel in ("cublaslt-w8a8", "read-6")]
+
+    night = record(compared("flexq-w6a6", 1.05, noise=0.0001), *anchors)
+
+    found = night.judged[0].confirmation
+    assert found.cause == "code and environment"
+    assert re.search(r"the floor \+(2\.0|1\.9)\d%", found.reason)
+    assert re.search(r"\+2\.9\d% is left to the code", found.reason)
+
+
+@pytest.mark.parametrize("noise", [0.0005, 0.05])
+def test_a_floor_calibrates_and_alerts_nobody(session, record, compared, noise):
+    record(compared("read-6", 1.06, noise=noise))
+
+    assert queries.alerts(session) == []
 
 
 def test_a_kernel_that_slows_down_beside_steady_anchors_is_the_code_s(session, record, compared):

@@ -76,7 +76,7 @@ def test_a_known_noise_floor_hides_what_is_below_it(compared):
     assert found.evidence.comparison.noise_floor == 0.1
 
 
-def test_each_of_two_looks_has_its_share_of_false_verdicts():
+def test_each_look_has_its_share_of_false_verdicts():
     assert InterleaveRules().rate == detector.RATE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from workloads.errors import WorkloadError
+from workloads.names import unknown
 from workloads.patterns import check_pattern, is_glob, matches, select
 
 LABELS = ("abq-w2a8", "abq-w2*a8", "abq-w3a8", "abq-w8a8", "abq-w10a8", "flexq", "flexq[w6a8]")
@@ -44,3 +45,10 @@ def test_ranges_and_stars_are_globs_and_labels_are_not() -> None:
 def test_a_range_that_stands_for_nothing_is_refused(pattern: str, message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         check_pattern(pattern)
+
+
+def test_of_many_names_one_line_lists_the_nearest():
+    said = unknown("kernel", "k-77", [f"k-{number}" for number in range(100)])
+
+    assert said.startswith("no kernel 'k-77': there are k-77, ")
+    assert said.endswith(" and 84 more")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.errors import UsageError
 
 CONFIG = "config.json"
-_INDEX = "model.safetensors.index.json"
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.txt")
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt")
@@ -28,13 +28,29 @@ _PIECE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor of a safetensors file, not read yet."""
+
+    path: Path
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model in a folder. gguf: the weight file's name, where it is not safetensors."""
+    """A model in a folder. gguf: the weight file's name, where it is not safetensors.
+
+    tensors: of the safetensors files, by name; of a GGUF file none.
+    """
 
     name: str
     folder: Path
     gguf: str | None
     weights: tuple[Path, ...]
+    tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+
+    def config(self) -> dict[str, Any]:
+        """What its configuration says. Raises UsageError if that can't be read."""
+        return _json(self.folder / CONFIG)
 
     def content_hash(self) -> str:
         """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
@@ -50,24 +66,27 @@ class ModelFiles:
 def find_model(spec: str) -> ModelFiles:
     """The files of a model: a folder, a .gguf file, or `owner/name` on the Hugging Face hub.
 
-    Every safetensors file is seen to be whole. Raises AccuracyError in one line.
+    Every safetensors file is seen to be whole. Raises UsageError in one line.
     """
     path = Path(spec).expanduser()
-    if path.is_file():
-        return _of_file(path)
-    if path.is_dir():
-        return _of_folder(path)
+    if path.exists():
+        return model_at(path)
     if not _HUB_NAME.fullmatch(spec):
-        raise AccuracyError(
+        raise UsageError(
             f"no model {spec}: give a folder with {CONFIG} and safetensors, a .gguf file, or the "
             "name of a model on the Hugging Face hub (owner/name)"
         )
     return _of_folder(_from_hub(spec), name=spec)
 
 
+def model_at(path: Path) -> ModelFiles:
+    """The files of a model on this machine, as find_model. Raises UsageError in one line."""
+    return _of_file(path) if path.is_file() else _of_folder(path)
+
+
 def _of_file(path: Path) -> ModelFiles:
     if path.suffix != ".gguf":
-        raise AccuracyError(
+        raise UsageError(
             f"{path} is no model: give its folder, or a .gguf file; other files of weights may run "
             "code when they are read"
         )
@@ -82,13 +101,12 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
             return _of_file(quantized[0])
         if quantized:
             names = ", ".join(file.name for file in quantized)
-            raise AccuracyError(f"{folder} holds several models: name one of {names}")
-        raise AccuracyError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
+            raise UsageError(f"{folder} holds several models: name one of {names}")
+        raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
     weights = _safetensors(folder)
-    for path in weights:
-        _check_tensors(path)
-    return ModelFiles(name, folder, None, weights)
+    tensors = {found: tensor for path in weights for found, tensor in _tensors(path)}
+    return ModelFiles(name, folder, None, weights, tensors)
 
 
 def _check_config(path: Path) -> None:
@@ -97,7 +115,7 @@ def _check_config(path: Path) -> None:
         if key in config and config[key] is not None:
             given = config[key]
             method = given.get("quant_method", key) if isinstance(given, dict) else given
-            raise AccuracyError(
+            raise UsageError(
                 f"{path.parent} is quantized already ({method}): give the model that it was made "
                 "from"
             )
@@ -108,48 +126,50 @@ def _safetensors(folder: Path) -> tuple[Path, ...]:
     if index.is_file():
         where = _json(index).get("weight_map", {})
         if not isinstance(where, dict) or not all(isinstance(f, str) for f in where.values()):
-            raise AccuracyError(
-                f"{index} doesn't say which file has which weight: download it again"
-            )
+            raise UsageError(f"{index} doesn't say which file has which weight: download it again")
         named = sorted(set(where.values()))
         missing = [name for name in named if not (folder / name).is_file()]
         if missing or not named:
             what = ", ".join(missing) or "any file"
-            raise AccuracyError(f"{index} lacks {what}: download the model again")
+            raise UsageError(f"{index} lacks {what}: download the model again")
         return tuple(folder / name for name in named)
-    found = tuple(sorted(folder.glob("*.safetensors")))
+    whole = folder / _WHOLE
+    if whole.is_file():
+        return (whole,)
+    found = sorted(folder.glob("*.safetensors"))
     if not found:
-        raise AccuracyError(
+        raise UsageError(
             f"{folder} has no .safetensors file: convert its weights with save_pretrained of "
             "transformers (files of pickled weights are not read)"
         )
     if any("-of-" in path.name for path in found):
-        raise AccuracyError(f"{folder} has parts of a model and no {_INDEX}: download it again")
-    return found
+        raise UsageError(f"{folder} has parts of a model and no {_INDEX}: download it again")
+    raise UsageError(f"{folder} has {found[0].name} and no {_WHOLE}: give it that name")
 
 
-def _check_tensors(path: Path) -> None:
+def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
     from safetensors import SafetensorError, safe_open
 
+    stored, packed = [], []
     try:
         with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            packed = [name for name in names if name.endswith(_PACKED)]
-            packed += [
-                f"{name} of type {kind}"
-                for name in names
-                if name.endswith(".weight")
-                and (kind := file.get_slice(name).get_dtype()) not in _REAL
-            ]
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                tensor = file.get_slice(name)
+                stored.append((name, StoredTensor(path, tuple(tensor.get_shape()))))
+                if name.endswith(_PACKED):
+                    packed.append(name)
+                elif name.endswith(".weight") and tensor.get_dtype() not in _REAL:
+                    packed.append(f"{name} of type {tensor.get_dtype()}")
     except (SafetensorError, OSError) as error:
-        raise AccuracyError(
+        raise UsageError(
             f"{path} is cut off or damaged ({error}): download it again; no part of it is used"
         ) from error
     if packed:
-        raise AccuracyError(
+        raise UsageError(
             f"{path} holds weights that are quantized already ({packed[0]}): give the model that "
             "it was made from"
         )
+    return stored
 
 
 def _from_hub(name: str) -> Path:
@@ -160,7 +180,7 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise AccuracyError(
+        raise UsageError(
             f"no model {name}: there is no such folder, and the Hugging Face hub gave none "
             f"({reason[0]}): check the name, or give a folder"
         ) from error
@@ -170,9 +190,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise AccuracyError(f"can't read {path}: {error}") from error
+        raise UsageError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):
-        raise AccuracyError(f"{path} holds no JSON object: download it again")
+        raise UsageError(f"{path} holds no JSON object: download it again")
     return content
 
 

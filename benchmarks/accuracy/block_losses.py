@@ -1,0 +1,58 @@
+"""The loss of each block before and after a learned scheme trains it.
+
+    python benchmarks/accuracy/block_losses.py --model DIR --calibration C4 --schemes NAME ...
+        [--segments 16] [--length 2048]
+
+A block's loss before training is already that of its inputs: where earlier blocks lost something
+that it needs, it is high. Prints a JSON line for each block, its losses by epoch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+
+import torch
+from torch import nn
+
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.quantize.block_training import Learned
+from flexq_bench.quantize.calibration import calibration_segments
+from flexq_bench.quantize.learned import LearnedScheme
+from flexq_bench.quantize.registry import resolve
+from flexq_bench.quantize.scheme import Job
+
+
+def main() -> None:
+    """Parse, train, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--calibration", required=True)
+    parser.add_argument("--schemes", nargs="+", required=True)
+    parser.add_argument("--segments", type=int, default=16)
+    parser.add_argument("--length", type=int, default=2048)
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaded = load_model(arguments.model, device=device)
+    tokens = tokenize(read_text(arguments.calibration), loaded.tokenizer)
+    data = calibration_segments(tokens, segments=arguments.segments, length=arguments.length)
+    train = LearnedScheme.train_block
+
+    def told(self: LearnedScheme, job: Job, block: int, module: nn.Module) -> Learned:
+        learned = train(self, job, block, module)
+        row = {"scheme": self.name, "segments": data.segments, "block": block}
+        losses = [round(loss, 5) for loss in learned.losses]
+        sys.stdout.write(json.dumps(row | {"losses": losses}) + "\n")
+        sys.stdout.flush()
+        return learned
+
+    LearnedScheme.train_block = told  # type: ignore[method-assign]
+    for name in arguments.schemes:
+        resolve(name).quantize(copy.deepcopy(loaded.model), data)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What each part of a block takes in stored decodes, and how much of that reading its bytes takes.
+
+    python benchmarks/decode/parts.py examples/h200/decode-llama.jsonl.gz --scheme flexq-w6ax
+
+Microseconds a block of the model. over: what is more than reading at --rate. of step: that, over
+the time of a token, which is what the step gains if the part becomes as fast as its bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from db.decode_records import DecodeRecord
+from db.exchange import read_records
+from flexq_bench.decode.architecture import Architecture, of_catalog
+from flexq_bench.decode.loading import linear_kernel, packed_bytes
+from flexq_bench.decode.weights import layer_sizes
+from kernels.decoder.kv import token_bytes
+from workloads.models import get_model
+
+_ATTENTION = "attention"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("records", type=Path)
+    parser.add_argument("--model", default="llama-13b")
+    parser.add_argument("--scheme", default="flexq-w6ax")
+    parser.add_argument("--rate", type=float, default=4.43, help="TB/s")
+    arguments = parser.parse_args()
+    architecture = of_catalog(get_model(arguments.model))
+    _say("batch", "new", "KV", "part", "µs", "bytes", "over", "of step")
+    for record in read_records(arguments.records):
+        is_asked = isinstance(record, DecodeRecord) and record.model == arguments.model
+        if is_asked and record.scheme == arguments.scheme and record.parts and record.token_ms:
+            _parts(record, architecture, arguments.rate)
+
+
+def _parts(record: DecodeRecord, architecture: Architecture, rate: float) -> None:
+    layers = architecture.dimensions.layers
+    read = _bytes_of_a_block(record, architecture)
+    for part in record.parts:
+        took = part["us"] / layers
+        if part["count"] < layers:  # before and behind all blocks
+            continue
+        reads = read.get(part["part"], 0) / rate / 1e6
+        over = took - reads
+        of_step = over * layers / record.token_ms / 1000
+        case = str(record.batch), str(record.new_tokens), str(record.kv_bits)
+        _say(*case, part["part"], *(f"{t:.1f}" for t in (took, reads, over)), f"{of_step:.1%}")
+
+
+def _bytes_of_a_block(record: DecodeRecord, architecture: Architecture) -> dict[str, int]:
+    of_model = architecture.dimensions
+    weights = {
+        name: packed_bytes(n, k, linear_kernel(record.kernels[name], "cpu").spec.weight)
+        for name, n, k in layer_sizes(architecture)
+    }
+    tokens = record.prompt_tokens + record.new_tokens // 2  # where the profiler looked
+    of_token = 2 * of_model.kv_heads * token_bytes(architecture.head_dim, record.kv_bits)
+    return {**weights, _ATTENTION: record.batch * tokens * of_token}
+
+
+def _say(*cells: str) -> None:
+    widths = (5, 5, 3, 13, 6, 6, 6, 7)
+    line = " ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+    sys.stdout.write(line + "\n")
+
+
+if __name__ == "__main__":
+    main()
