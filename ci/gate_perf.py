@@ -190,7 +190,12 @@ def _outcome(judged: Judged, limit: float) -> Outcome:
         return Outcome.REGRESSION
     if calibrates(judged.case.kernel):
         return Outcome.PROBE
-    if judged.is_worse and math.expm1(found.log_ratio) * 100 > limit:
+    return outcome_of(found, limit, is_worse=judged.is_worse)
+
+
+def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:
+    """What a comparison comes to. limit: percent slower that is accepted."""
+    if is_worse and math.expm1(found.log_ratio) * 100 > limit:
         return Outcome.REGRESSION
     # What is surely within the limit need not be known better.
     if found.verdict is Verdict.AMBIGUOUS and math.expm1(found.high) * 100 > limit:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ci.looking_back import store_change_points
-from ci.suspects import Suspect, comparable, perhaps_fixed, standing_out
+from ci.suspects import Suspects, suspects_of
 from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs
@@ -163,14 +163,14 @@ def conclude(
         return _report_of(stored.report)
     notes: list[str] = []
     with database.session() as session:
-        candidates = standing_out(session, info.run)
+        suspects = suspects_of(session, info.run, commit)
     comparisons: list[Compared] = []
     if rules.repository is None:
         notes.append("no git tree here: nothing was confirmed")
     elif commit.dirty:
         notes.append("the commit has local changes: nothing was confirmed")
     else:
-        for base, head, cases in _contests(database, info, commit, candidates, rules):
+        for base, head, cases in _contests(database, info, commit, suspects, rules):
             try:
                 comparisons.extend(site.compare(info.gpu, rules.repository, base, head, cases))
             except FlexqError as error:
@@ -192,7 +192,7 @@ def conclude(
         database,
         info,
         commit,
-        candidates=len(candidates),
+        candidates=suspects.candidates,
         verdicts=dict(verdicts),
         opened=night.opened,
         fixed=night.fixed,
@@ -221,24 +221,25 @@ def _contests(
     database: Database,
     info: NightInfo,
     commit: CommitInfo,
-    candidates: Sequence[Suspect],
+    suspects: Suspects,
     rules: Rules,
 ) -> Iterator[tuple[str, str, list[Case]]]:
-    """Base, head and cases: candidates with the commit that each trusts, what may be fixed with
-    the last good one, and the canaries."""
+    """Base, head and cases: candidates with the commit that each trusts, what has crept with the
+    release's, what may be fixed with the last good one, and the canaries."""
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
-        for suspect in candidates[: rules.candidates]:
+        for suspect in suspects.standing_out[: rules.candidates]:
             base = queries.trusted_base(session, suspect.series)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None
-        for good, suspect in perhaps_fixed(session, info.run)[: rules.candidates]:
-            if good != commit.sha:
-                by_base[good][suspect.case] = None
-        cases = [suspect.case for suspect in comparable(session, info.run)]
-    for base, suspects in by_base.items():
-        yield base, commit.sha, list(suspects)
+    for others in (suspects.crept, suspects.perhaps_fixed):
+        for base, suspect in others[: rules.candidates]:
+            if base != commit.sha:
+                by_base[base][suspect.case] = None
+    for base, held in by_base.items():
+        yield base, commit.sha, list(held)
     # Other series every night, the same ones if the night is gone on with.
+    cases = suspects.comparable
     chosen = random.Random(info.key).sample(cases, min(rules.canaries, len(cases)))
     if chosen:
         yield commit.sha, commit.sha, chosen

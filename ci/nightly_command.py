@@ -102,6 +102,7 @@ def nightly(
         try:
             with _site(database, setup, commit) as site, progress(None) as advance:
                 nights = measure_night(database, site, chosen, commit, rules, on_record=advance)
+                _remember_releases(database, rules.repository)
                 reports = [conclude(database, site, info, commit, rules) for info in nights]
                 present = [kind.gpu for kind in site.kinds]
             _backfill(database, setup, chosen.name, present, rules, backfill)
@@ -111,6 +112,16 @@ def nightly(
             raise
         _show(reports, as_json, report)
     raise typer.Exit(int(exit_code(reports, alerting=alert)))
+
+
+def _remember_releases(database: Database, repository: Path | None) -> None:
+    """What is measured tonight is also held against the last of them."""
+    from db.releases import keep_releases
+    from flexq_bench.git import commits_of_tags
+
+    if repository is not None:
+        with database.session() as session:
+            keep_releases(session, commits_of_tags(repository))
 
 
 def _unfinished(database: Database, suite: str) -> str:

@@ -20,16 +20,9 @@ from db.records import DeviceInfo, Record
 from db.tables import DeviceOffset, Job, Measurement, Run, Worker
 from db.writer import Writer
 
-JOB_STATES = (
-    "queued",  # nobody holds it
-    "leased",  # a worker holds it until lease_until
-    "done",  # its result is stored
-    "quarantined",  # it ended too many workers; its failure is stored as its result
-    "no-device",  # no GPU that could run it was there
-)
-# What a run waits for; every other state is the end of a job.
+# What a run waits for. Every other state is the end of a job: done; quarantined, it ended too many
+# workers; no-device, no GPU that could run it was there.
 OPEN_JOB_STATES = ("queued", "leased")
-WORKER_STATES = ("idle", "measuring", "stopped", "lost")
 LIVE_WORKER_STATES = ("idle", "measuring")
 
 

@@ -83,7 +83,8 @@ def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
     if count >= limits.requests or cases + info.cases > limits.cases:
         raise LimitError(
             f"{info.requester} has {count} open requests of {cases} cases, and may have "
-            f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or cancel one"
+            f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or take one back "
+            "(flexq-bench status --cancel REQUEST)"
         )
     session.execute(
         insert(Request).values(

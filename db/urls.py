@@ -35,11 +35,14 @@ def resolve_url(database: str | None) -> URL:
     """The URL of `database`; None: $FLEXQ_BENCH_DB, and where that is unset the default path.
 
     A text without `://` is the path of a SQLite file. Raises UnknownSchemeError for a database
-    that is neither SQLite nor PostgreSQL, NotADatabaseError if a SQLite URL names no file.
+    that is neither SQLite nor PostgreSQL, or has no name, NotADatabaseError if a SQLite URL names
+    no file.
     """
+    if database is not None and not database.strip():
+        raise UnknownSchemeError(f"{database!r} names no database: write {_FORMS}")
     text = database or os.environ.get(ENVIRONMENT_VARIABLE) or str(default_path())
     if "://" not in text:
-        return URL.create(SQLITE, database=str(Path(text).expanduser().absolute()))
+        return URL.create(SQLITE, database=_whole_path(text))
     scheme = text.partition("://")[0]
     driver = _DRIVERS.get(scheme.lower())
     if driver is None:
@@ -53,7 +56,7 @@ def resolve_url(database: str | None) -> URL:
         return url
     if not url.database or url.database == ":memory:":
         raise NotADatabaseError(f"{scheme} URL without a file: write sqlite:///PATH")
-    return url.set(database=str(Path(url.database).expanduser().absolute()))
+    return url.set(database=_whole_path(url.database))
 
 
 def display(url: URL) -> str:
@@ -62,6 +65,11 @@ def display(url: URL) -> str:
         return url.database
     shown = url.set(drivername="postgresql", query={})
     return shown.render_as_string(hide_password=True)
+
+
+def _whole_path(text: str) -> str:
+    # Path.expanduser raises where there is nobody of that name.
+    return str(Path(os.path.expanduser(text)).absolute())
 
 
 def _suggestion(scheme: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -68,8 +69,8 @@ def find_model(spec: str) -> ModelFiles:
 
     Every safetensors file is seen to be whole. Raises UsageError in one line.
     """
-    path = Path(spec).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(spec))
+    if is_there(path):
         return model_at(path)
     if not _HUB_NAME.fullmatch(spec):
         raise UsageError(
@@ -79,9 +80,17 @@ def find_model(spec: str) -> ModelFiles:
     return _of_folder(_from_hub(spec), name=spec)
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is something; False also for what is no name of a file, as one too long."""
+    return os.path.exists(path)
+
+
 def model_at(path: Path) -> ModelFiles:
     """The files of a model on this machine, as find_model. Raises UsageError in one line."""
-    return _of_file(path) if path.is_file() else _of_folder(path)
+    try:
+        return _of_file(path) if path.is_file() else _of_folder(path)
+    except PermissionError as error:
+        raise UsageError(f"can't read {error.filename}: permission denied") from error
 
 
 def _of_file(path: Path) -> ModelFiles:
@@ -152,6 +161,7 @@ def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
 
     stored, packed = [], []
     try:
+        path.open("rb").close()  # safetensors has no word for a file that may not be read
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - it is no dictionary
                 tensor = file.get_slice(name)
@@ -160,6 +170,8 @@ def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:
                     packed.append(name)
                 elif name.endswith(".weight") and tensor.get_dtype() not in _REAL:
                     packed.append(f"{name} of type {tensor.get_dtype()}")
+    except PermissionError:
+        raise
     except (SafetensorError, OSError) as error:
         raise UsageError(
             f"{path} is cut off or damaged ({error}): download it again; no part of it is used"
@@ -189,7 +201,7 @@ def _from_hub(name: str) -> Path:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"can't read {path}: {error}") from error
     if not isinstance(content, dict):
         raise UsageError(f"{path} holds no JSON object: download it again")

@@ -1,4 +1,4 @@
-"""What sequences hold when their steps are timed: never zeros, which take less power to read."""
+"""What sequences hold when steps are timed: never zeros, as power depends on the bits read."""
 
 from __future__ import annotations
 

@@ -15,8 +15,16 @@ from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, comparison, nightly
 from numpy.lib.stride_tricks import sliding_window_view
 from rules import LONGEST, SIMPLE
 
+from db.queries.series import TRAIL
 from flexq_bench.interleave import InterleaveRules
-from flexq_bench.regress import Comparison, Confirmation, Verdict, confirm, confirm_night
+from flexq_bench.regress import (
+    Comparison,
+    Confirmation,
+    Verdict,
+    confirm,
+    confirm_night,
+    trigger,
+)
 from flexq_bench.regress.trigger import WINDOW, judge
 
 SERIES = 500
@@ -43,15 +51,15 @@ def looks_at(
     ]
 
 
-def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Verdict, int]]:
-    """Of each candidate of a night the verdict and the pairs it took: of the first look that
-    decides it, or of the last."""
-    decided: dict[int, tuple[Verdict, int]] = {}
+def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Confirmation, int]]:
+    """What each candidate of a night is found to be, and the pairs that took: by the first look
+    that decides it, or the last."""
+    decided: dict[int, tuple[Confirmation, int]] = {}
     for look, pairs in enumerate(pairs_of(rules)):
         judged = confirm_night([looks[look] for looks in night], rate=rules.rate)
         for candidate, found in enumerate(judged):
             if rules.is_decided(found) or look + 1 == rules.looks:
-                decided.setdefault(candidate, (found.verdict, pairs))
+                decided.setdefault(candidate, (found, pairs))
     return [decided[candidate] for candidate in range(len(night))]
 
 
@@ -68,7 +76,7 @@ def quiet_nights(
         for count in candidate.sum(axis=0)
     ]
     decided = [found for night in nights for found in decide(night, rules)]
-    false = sum(verdict in ALERTS for verdict, _ in decided)
+    false = sum(found.verdict in ALERTS for found, _ in decided)
     pairs = float(np.mean([taken for _, taken in decided]))
     return 1000 * false / candidate.size, float(candidate.mean()), pairs, nights
 
@@ -96,7 +104,30 @@ def power(
         for _ in range(int(row.sum())):
             others = quiet[int(rng.integers(len(quiet)))]
             suspect = looks_at(kind, rng, shift, process_sigma, rules)
-            if decide([suspect, *others], rules)[0][0] in ALERTS:
+            if decide([suspect, *others], rules)[0][0].verdict in ALERTS:
+                found += 1
+                break
+    return found / SERIES
+
+
+def young(
+    first: int, step: float, rng: np.random.Generator, sigma: float, rules: InterleaveRules
+) -> float:
+    """Share of series whose step at the night `first` of an epoch alerts within 5 nights.
+
+    A candidate is compared with the commit 5 before it, or with the epoch's first, alone.
+    """
+    shift, found = float(np.log1p(step)), 0
+    logs = sigma * rng.standard_normal((SERIES, first - 1 + POWER_NIGHTS))
+    logs[:, first - 1 :] += shift
+    for row in np.exp(logs):
+        for night in range(first, row.size + 1):
+            looked = trigger(row[: night - 1], float(row[night - 1]))
+            if looked.verdict is not Verdict.CANDIDATE:
+                continue
+            left = shift if max(night - TRAIL, 1) < first else 0.0
+            suspect = looks_at("Gaussian", rng, left, PROCESS_SIGMA, rules)
+            if decide([suspect], rules)[0][0].verdict in ALERTS:
                 found += 1
                 break
     return found / SERIES
@@ -150,6 +181,15 @@ def main() -> None:
         for kind in KINDS:
             false, at_two, at_five = simple(rule, kind, generator(rule, kind))
             out(f"| {rule} | {kind} | {false:.2f} | {at_two:.1%} | {at_five:.1%} | | |\n")
+    out("\n| step at the night of an epoch | σ 0.3 %: 2 % | 5 % | σ 1 %: 2 % | 5 % |\n")
+    out("| --- | ---: | ---: | ---: | ---: |\n")
+    for first in (2, 3, 4, 6):
+        out(f"| {first} |")
+        for sigma in (0.003, SIGMA):
+            for step in (0.02, 0.05):
+                rng = generator("young", first, step, sigma)
+                out(f" {young(first, step, rng, sigma, rules):.1%} |")
+        out("\n")
 
 
 if __name__ == "__main__":

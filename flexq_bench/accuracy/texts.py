@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def read_text(spec: str) -> Text:
         kind, content = path, _from_hub(path)
         raw = content
     else:
-        file = Path(path).expanduser()
+        file = Path(os.path.expanduser(path))
         kind = kind or _kind_of(file)
         raw = _read(file)
         content = _KINDS[kind](raw)
@@ -100,7 +101,7 @@ def _documents(content: str) -> Iterator[str]:
         try:
             row = json.loads(line)
             document = row["text"] if "text" in row else row["prefix"] + row["gold_completion"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise AccuracyError(_no_document(number)) from error
         if not isinstance(document, str):
             raise AccuracyError(_no_document(number))

@@ -69,6 +69,8 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
 def _check_reachable(address: str) -> None:
     """Raise OSError if nobody listens there: Ray itself tries for many minutes."""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
+    if address.startswith(_CLIENT) and not (host and port.isdigit()):
+        raise ValueError("an address is ray://HOST:PORT")
     if port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 

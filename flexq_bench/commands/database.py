@@ -156,7 +156,10 @@ def prune(
 
 @app.command()
 def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
-    """Remember the release tags of the git tree you are in, for pages that compare with them."""
+    """Remember the release tags of the git tree you are in, as `nightly` does.
+
+    Pages and nights compare with releases.
+    """
     from db.engine import open_database
     from db.releases import keep_releases
     from flexq_bench.git import commits_of_tags

@@ -31,10 +31,12 @@ _USAGE_OF_DATABASE = (
 
 def exit_code_of(error: Exception) -> ExitCode | None:
     """The exit code of an error that we expect; None: a defect of this program."""
+    if _is_full(error) or (
+        isinstance(error, FlexqError | ResultsFileError) and _is_full(error.__cause__)
+    ):
+        return ExitCode.INFRASTRUCTURE
     if isinstance(error, FlexqError):
         return error.exit_code
-    if _is_full(error.__cause__ if isinstance(error, ResultsFileError) else error):
-        return ExitCode.INFRASTRUCTURE
     if isinstance(error, (WorkloadError, *_USAGE_OF_DATABASE)):
         return ExitCode.USAGE
     if isinstance(error, DatabaseError | CompileError):

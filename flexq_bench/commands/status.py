@@ -22,6 +22,15 @@ def status(
     prometheus: Annotated[
         bool, typer.Option("--prometheus", help="Print metrics as Prometheus reads them.")
     ] = False,
+    cancel: Annotated[
+        str | None,
+        typer.Option(
+            "--cancel",
+            metavar="REQUEST",
+            help="Take a request back first (its uuid's beginning); what is measured of it stays.",
+            show_default=False,
+        ),
+    ] = None,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -33,6 +42,8 @@ def status(
     from flexq_bench.commands.output import console, print_json, say
     from flexq_bench.metrics import prometheus_text
 
+    if cancel is not None:
+        _cancel(cancel, db)
     with open_database(db, read_only=True) as database, database.session() as session:
         found = _read(session)
         text = prometheus_text(session) if prometheus else ""
@@ -45,6 +56,17 @@ def status(
     else:
         for line in _lines(found):
             say(console(), line)
+
+
+def _cancel(prefix: str, db: str | None) -> None:
+    from db import queries
+    from db.engine import open_database
+    from db.requests import cancel_request
+    from flexq_bench.commands.invocation import user_name
+
+    with open_database(db, create=False) as database, database.session() as session:
+        request = queries.request_by_uuid_prefix(session, prefix)
+        cancel_request(session, request.uuid, person=user_name(), at=datetime.now(UTC))
 
 
 def _read(session: Session) -> dict[str, list[Any]]:

@@ -10,6 +10,7 @@ from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.measure import Tuning
+from flexq_bench.model_files import is_there
 from kernels.decoder import KV_BITS
 from workloads.models import load_catalog
 from workloads.names import unknown
@@ -95,6 +96,6 @@ def open_model(model: str, seed: int) -> WeightSource:
     if model in catalog:
         return SyntheticWeights(of_catalog(catalog[model]), seed)
     path = Path(model)
-    if not path.exists() and "/" not in model and path.suffix != ".gguf":
+    if not is_there(path) and "/" not in model and path.suffix != ".gguf":
         raise UsageError(f"{unknown('model', model, catalog)}; or give a folder or a .gguf file")
     return open_checkpoint(path)

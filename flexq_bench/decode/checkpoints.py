@@ -13,7 +13,7 @@ import torch
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.weights import Affine, BlockWeights, Ends, WeightSource
 from flexq_bench.errors import UsageError
-from flexq_bench.model_files import CONFIG, ModelFiles, StoredTensor, model_at
+from flexq_bench.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
 
 # Where transformers has a block's layers and norms, by the name of the fused layer.
 _LLAMA_LAYERS = {
@@ -35,7 +35,7 @@ _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 
 def open_checkpoint(path: Path) -> WeightSource:
     """A folder or a .gguf file. Raises UsageError: nothing there, or not all of a model we have."""
-    if not path.exists():
+    if not is_there(path):
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
     files = model_at(path)
     if files.gguf is not None:

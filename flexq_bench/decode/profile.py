@@ -23,7 +23,6 @@ from workloads.models import Block
 
 _ON_GPU = "CUDA"  # torch.profiler's word
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"
-_FUSED = (NORM, SILU_MUL, RELU, ATTENTION, ATTENTION_SUM)
 _ACTIVATION = {"llama": "silu_mul", "opt": "relu"}
 _LAYERS: dict[Block, tuple[str, str, str, str]] = {
     "llama": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),

@@ -21,6 +21,13 @@ class AbqOptions(LearnedOptions):
 
     compensated_blocks: int = 1
 
+    def __post_init__(self) -> None:
+        LearnedOptions.__post_init__(self)  # a slotted dataclass has no super() without arguments
+        if self.compensated_blocks < 0:
+            raise ValueError(
+                f"compensated are 0 blocks or more at either end, got {self.compensated_blocks}"
+            )
+
 
 class Abq(LearnedScheme):
     """Learned scales, clipping and compensation under DLC and AKL."""

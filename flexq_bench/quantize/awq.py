@@ -40,6 +40,13 @@ class AwqOptions(SchemeOptions):
     clip_steps: int = 10
     smallest_share: float = 0.5
 
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.clip_steps < 0 or not 0 < self.smallest_share <= 1:
+            raise ValueError(
+                "a grid has at least 1 step, clipping 0 or more down to a share above 0, got "
+                f"{self.steps}, {self.clip_steps} and {self.smallest_share}"
+            )
+
     def number(self, clip: float = 1.0) -> NumberFormat:
         """Format of the weights; clip: share of a group's range that codes span."""
         return NumberFormat(

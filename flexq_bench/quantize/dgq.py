@@ -40,6 +40,8 @@ class DgqOptions(SchemeOptions):
     static: bool = False
 
     def __post_init__(self) -> None:
+        if self.group < 1:
+            raise ValueError(f"a group needs at least one value, got {self.group}")
         if not 0 <= self.outliers < 1 or self.group_steps < 2 or self.row_steps < 2:
             raise ValueError(
                 "outliers is a share below 1 and a grid has at least 2 steps, got "

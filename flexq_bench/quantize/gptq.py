@@ -13,6 +13,7 @@ our kernels read, so the forty lines of the algorithm are ours.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class GptqOptions:
     act_order: bool = False
 
     def __post_init__(self) -> None:
-        if not self.damping > 0 or self.block < 1:
+        if not 0 < self.damping < math.inf or self.block < 1:
             raise ValueError(
                 f"damping must be above 0 and a block at least 1 column, got {self.damping} and "
                 f"{self.block}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ class LearnedOptions(SchemeOptions):
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.epochs < 0 or not min(self.scale_rate, self.clip_rate) > 0:
+        rates = (self.scale_rate, self.clip_rate)
+        if self.epochs < 0 or not all(0 < rate < math.inf for rate in rates):
             raise ValueError(
                 "training takes 0 epochs or more and rates above 0, got "
                 f"{self.epochs}, {self.scale_rate} and {self.clip_rate}"

@@ -6,6 +6,7 @@ head are not among the sites: no scheme quantizes them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -177,6 +178,16 @@ _OPT = Architecture(
     ),
     gated=False,
 )
+# OPT-350M: as in OLMo 2, norms come after attention and after the feed-forward.
+_OPT_350M = replace(
+    _OPT,
+    feeds=(
+        replace(_OPT.feeds[0], source="", through=None),
+        _OPT.feeds[1],
+        Feed("self_attn_layer_norm", ("fc1",), None),
+        _OPT.feeds[3],
+    ),
+)
 
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
@@ -207,15 +218,13 @@ def map_model(model: nn.Module) -> ModelMap:
     if names is None:
         raise QuantizeError(unknown("layer map for the architecture", architecture, ARCHITECTURES))
     config: Any = model.config
-    if architecture == "OPTForCausalLM" and not config.do_layer_norm_before:
-        raise QuantizeError(
-            "OPT with its norms after the layers (opt-350m) has no layer map: take another size"
-        )
+    if names is _OPT and not config.do_layer_norm_before:
+        names = _OPT_350M
     blocks = int(config.num_hidden_layers)
     sites = tuple(
         _site(model, names, block, path) for block in range(blocks) for path in names.linears
     )
-    return ModelMap(architecture, names, sites, blocks, _feeds(model, names))
+    return ModelMap(architecture, names, sites, blocks, _feeds(model, names, sites))
 
 
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
@@ -232,18 +241,16 @@ def _site(model: nn.Module, names: Architecture, block: int, path: str) -> Linea
     return LinearSite(name, block, path.rsplit(".", 1)[-1], linear.out_features, linear.in_features)
 
 
-def _feeds(model: nn.Module, names: Architecture) -> tuple[Feed, ...]:
-    config: Any = model.config
-    heads = int(config.num_attention_heads)
-    kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-    return tuple(
-        replace(
-            feed,
-            through=feed.through if _passes(model, names, feed) else None,
-            shared_heads=heads // kv_heads if feed.source.endswith("v_proj") else 1,
-        )
-        for feed in names.feeds
-    )
+def _feeds(model: nn.Module, names: Architecture, sites: Sequence[LinearSite]) -> tuple[Feed, ...]:
+    sizes = {site.kind: site for site in sites if site.block == 0}
+    feeds = []
+    for feed in names.feeds:
+        through = feed.through if _passes(model, names, feed) else None
+        shared_heads = 1
+        if feed.source.endswith(".v_proj"):
+            shared_heads = sizes[feed.kinds[0]].k // sizes["v_proj"].n
+        feeds.append(replace(feed, through=through, shared_heads=shared_heads))
+    return tuple(feeds)
 
 
 def _passes(model: nn.Module, names: Architecture, feed: Feed) -> bool:
@@ -254,7 +261,7 @@ def _passes(model: nn.Module, names: Architecture, feed: Feed) -> bool:
     if getattr(source, "weight", None) is None:  # norms of OLMo, and of OPT in Galactica
         return False
     config: Any = model.config
-    if feed.source.endswith("v_proj"):
+    if feed.source.endswith(".v_proj"):
         return getattr(config, "clip_qkv", None) is None  # OLMo may clip values
     return feed.source != "fc1" or config.activation_function == "relu"
 

@@ -30,7 +30,8 @@ FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 # than 3 takes longer and finds no more, higher loses three points on a level of 3 sigma.
 _PENALTY = 3.0
 _SURROUNDINGS = 20  # values on either side of a candidate that tell how noisy it is there
-_CLIP_SIGMAS = 3.0  # of noise in the test: neither tails nor spikes decide it
+# Of noise in the test: neither tails nor spikes decide it, and the newest three nights still can.
+_CLIP_SIGMAS = 3.5
 # Standard errors that memory may be longer than it looks: levels that fit a short series well have
 # taken some of it away. None gives 40 points of AR(1) noise false steps in 5 % of the series.
 _DOUBT = 0.7
@@ -71,7 +72,7 @@ def change_points(
     Search: optimal partition of the logarithms under a linear kernel, which is least squares
     (Killick et al. 2012; ruptures' KernelCPD), after single spikes are replaced. Test: the step
     against the largest anywhere in `seed`ed permutations of the whole series about its other
-    levels, made independent first by taking out AR(1) memory, then clipped at 3 sigmas. The least
+    levels, made independent first by taking out AR(1) memory, then clipped at 3.5 sigmas. The least
     likely goes until all of them pass. Where noise has modes that it stays in, permuted are the
     visits to them.
     Raises ValueError if values is not one-dimensional.

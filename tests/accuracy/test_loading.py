@@ -188,6 +188,8 @@ def test_pickled_weights_are_not_read(folder):
     [
         ("/no/such/folder", "no model /no/such/folder: give a folder"),
         ("somewhere", "no model somewhere: give a folder"),
+        ("~nobody-of-this-name/x/y", "no model ~nobody"),
+        ("a" * 5000, "no model aaa"),
     ],
 )
 def test_what_is_not_there_is_said_in_one_line(spec, message):
@@ -233,3 +235,27 @@ def test_a_damaged_gguf_file_is_refused(tmp_path):
     (tmp_path / "a.gguf").write_bytes(b"GGUF" + bytes(20))
     with pytest.raises(UsageError, match=r"can't read .*a\.gguf \(.*download it again"):
         load_model(str(tmp_path / "a.gguf"), device=CPU)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_not_said_to_be_damaged(folder, monkeypatch, name):
+    opened = Path.open
+
+    def guarded(path: Path, *arguments, **options):
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    with pytest.raises(UsageError, match=rf"can't read .*{name}.*ermission denied") as raised:
+        load_model(str(folder), device=CPU)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder, monkeypatch):
+    def guarded(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", guarded)
+    with pytest.raises(UsageError, match=r"can't read .*model: permission denied"):
+        load_model(str(folder), device=CPU)

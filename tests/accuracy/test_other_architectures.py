@@ -45,7 +45,14 @@ MODELS = {
     "Olmo2ForCausalLM": {},
     "Phi3ForCausalLM": {},  # fused layers
     "Starcoder2ForCausalLM": {},  # GELU, no gate
+    "OPTForCausalLM": {  # as OPT-350M: norms after the layers, embeddings that are projected
+        "do_layer_norm_before": False,
+        "word_embed_proj_dim": 40,
+        "ffn_dim": 100,
+        "dropout": 0.0,
+    },
 }
+SITES = {"Phi3ForCausalLM": 8, "Starcoder2ForCausalLM": 12, "OPTForCausalLM": 12}
 EIGHT_BITS = (
     *("w8a8", "gptq-w8a8", "awq-w8a16", "smoothquant-w8a8", "abq-w8a8[epochs=1]"),
     *("omniquant-w8a8[epochs=1]",),
@@ -76,7 +83,7 @@ def folder(tmp_path, tiny_llama):
         model = cls(cls.config_class(**(SIZES | MODELS[architecture])))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if "_proj.weight" in name or "c_fc.weight" in name:
+                if any(f"{layer}.weight" in name for layer in ("_proj", "c_fc", "fc1", "fc2")):
                     parameter.mul_(5)  # blocks that matter to what is predicted
                 elif name.endswith("bias"):
                     parameter.normal_(std=0.3)
@@ -113,7 +120,7 @@ def test_a_model_goes_all_the_way(cli, folder, tiny_llama, tmp_path, architectur
     )
     assert ran.code == ExitCode.PASS, ran.error
     sites = json.loads(ran.out)["sites"]
-    assert len(sites) == {"Phi3ForCausalLM": 8, "Starcoder2ForCausalLM": 12}.get(architecture, 14)
+    assert len(sites) == SITES.get(architecture, 14)
 
     policy.write_text(POLICY)
     ran = cli("gate", "accuracy", *where, "--policy", str(policy), "--scheme", "flexq-w6ax")

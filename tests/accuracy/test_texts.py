@@ -78,6 +78,7 @@ def test_what_is_not_there_is_said_in_one_line(spec, message):
     [
         ("empty.txt", " \n", "holds no text"),
         ("bad.jsonl", '{"text": "a"}\n{"title": "b"}\n', "line 2 is no document"),
+        ("deep.jsonl", "[" * 100_000, "line 1 is no document"),
         ("number.jsonl", '{"text": 5}\n', "line 1 is no document"),
         ("cut.jsonl", '{"text": "a"}\n{"te', "line 2 is no document"),
     ],

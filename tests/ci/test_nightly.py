@@ -16,6 +16,7 @@ from ci.reports import night as night_report
 from db import queries
 from db.engine import open_database
 from db.records import DeviceInfo
+from db.releases import keep_releases
 from flexq_bench.cli import main
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
@@ -152,6 +153,67 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
 
 
+class Creeping(Site):
+    """A case takes 0.18 % longer with every commit after the third."""
+
+    def __init__(self, database, commit, compared, order):
+        super().__init__(database, commit, compared, us=self.level(order))
+
+    @staticmethod
+    def level(order):
+        return 20.0 * 1.0018 ** max(order - 3, 0)
+
+    def compare(self, gpu, repository, base, head, cases):
+        levels = [self.level(int(sha, 16)) for sha in (base, head)]
+        self.us = 20.0 * levels[1] / levels[0]
+        return super().compare(gpu, repository, base, head, cases)
+
+
+def test_what_crept_since_the_release_is_confirmed_against_it_once(
+    a_night, database, commits, sha, compared
+):
+    contests, opened = {}, {}
+    for order in range(1, 14):
+        site = Creeping(database, commits[sha(order)], compared, order)
+        _, [report] = a_night(order, site=site)
+        contests[order] = [base for base, _, _ in site.contests if base == sha(3)]
+        opened[order] = report.opened
+        if order == 3:
+            with database.session() as session:
+                keep_releases(session, {"v1": sha(3)})
+
+    night = next(order for order, found in opened.items() if found)
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert (alert.good.sha, alert.bad.sha) == (sha(3), sha(night))
+    assert 8 < night < 13  # 1 % at 0.18 % a night, and the median of five nights trails by two
+    assert not any(contests[order] for order in range(9, night))
+    assert not any(contests[order] for order in range(night + 1, 14))  # somebody is told
+
+
+class Aging(Creeping):
+    """The machine gets slower, and the code does not."""
+
+    def compare(self, gpu, repository, base, head, cases):
+        self.us = 20.0
+        return Site.compare(self, gpu, repository, base, head, cases)
+
+
+def test_a_machine_that_crept_is_held_against_the_release_once(
+    a_night, database, commits, sha, compared
+):
+    asked = []
+    for order in range(1, 16):
+        site = Aging(database, commits[sha(order)], compared, order)
+        a_night(order, site=site)
+        cases = [case for base, _, cases in site.contests if base == sha(3) for case in cases]
+        asked += [order] * (KEY in cases and order > 8)  # until then it is what nights trust
+        with database.session() as session:
+            keep_releases(session, {"v1": sha(3)})
+
+    assert len(asked) == 1
+
+
 @pytest.mark.parametrize("slow_nights", [1, 2, 4])
 def test_an_alert_whose_cause_was_reverted_is_fixed_in_that_night(a_night, database, slow_nights):
     for order in range(1, 8):
@@ -180,13 +242,14 @@ def test_what_got_slower_fails_the_job_also_where_nobody_is_alerted(a_night, dat
     assert (exit_code([joined], alerting=alerting) == ExitCode.PASS) == alerting
 
 
-def test_a_step_in_the_third_night_of_a_series_is_confirmed_and_alerts(a_night, sha):
-    a_night(1)
-    a_night(2)
+@pytest.mark.parametrize("order", [2, 3])
+def test_a_step_in_the_first_nights_of_a_series_is_confirmed_and_alerts(a_night, sha, order):
+    for quiet in range(1, order):
+        a_night(quiet)
 
-    site, [report] = a_night(3, us=21.0)
+    site, [report] = a_night(order, us=21.0)
 
-    assert site.contests[0][:2] == (sha(1), sha(3))
+    assert site.contests[0][:2] == (sha(1), sha(order))
     assert report.opened
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.cli import main
+from flexq_bench.commands.failures import exit_code_of
+from flexq_bench.commands.report_files import write_reports
+from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
 SHAPE = ("--n", "8", "--k", "8")
@@ -139,6 +142,14 @@ def test_a_full_disk_is_no_wrong_usage(cli, measured, tmp_path, monkeypatch):
 
     assert ran.code == ExitCode.INFRASTRUCTURE
     assert "r.jsonl: No space left on device" in ran.error
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_report_that_a_full_disk_does_not_take_is_no_wrong_usage():
+    with pytest.raises(UsageError, match="can't write /dev/full: No space left") as raised:
+        write_reports("text", {"--markdown": "/dev/full"}, {"--markdown": str})
+
+    assert exit_code_of(raised.value) == ExitCode.INFRASTRUCTURE
 
 
 @pytest.mark.parametrize("verb", [(), ("db",), ("alerts",)], ids=str)

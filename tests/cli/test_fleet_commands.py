@@ -85,6 +85,18 @@ def test_a_queued_sweep_is_measured_by_a_worker(path, capsys):
     assert "done, run" in capsys.readouterr().out
 
 
+def test_a_queued_sweep_can_be_taken_back(path, capsys):
+    assert main(["sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--db", path]) == 0
+    capsys.readouterr()
+    main(["status", "--json", "--db", path])
+    (request,) = json.loads(capsys.readouterr().out)["requests"]
+
+    assert main(["status", "--cancel", request["uuid"][:8], "--db", path]) == 0
+    assert capsys.readouterr().out.strip() == "nothing runs and nothing waits"
+    assert main(["status", "--cancel", request["uuid"][:8], "--db", path]) == ExitCode.USAGE
+    assert "is cancelled already" in capsys.readouterr().err
+
+
 def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
     asked = ("sweep", "--kernels", "cublas-fp16", *SHAPE, "--queue", "--gpus", "NVIDIA H200")
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from db.exchange import read_records
-from flexq_bench.commands.failures import INTERRUPTED
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.measure import Meter
 
 TINY = ("run", "smoke", "--kernels", "cublas-fp16,cublaslt-w8a8", "--layers", "256x256")

@@ -31,6 +31,15 @@ def test_a_cluster_that_is_not_there_is_said_at_once(form):
     assert time.monotonic() - began < 5
 
 
+@pytest.mark.parametrize("address", ["ray://", "ray://localhost", "ray://localhost:x"])
+def test_an_address_that_is_none_is_said_at_once(address):
+    with (
+        pytest.raises(InfrastructureError, match="an address is ray://HOST:PORT"),
+        ray_session(address, gpus=0),
+    ):
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Ray's own pipes
 def test_a_fleet_is_reached_from_outside_through_rays_client(

@@ -190,6 +190,7 @@ def test_a_reader_can_not_write(database, build):
         ("postgresl://ann:secret@host/x", "did you mean postgresql?"),
         ("postgresql+psycopg2://ann:secret@host/x", "unknown database scheme"),
         ("postgresql://ann:secret@host:port/x", "a postgresql URL that can't be read"),
+        ("", "'' names no database: write a path"),
     ],
 )
 def test_an_unknown_scheme_is_refused_without_showing_the_password(url, message):

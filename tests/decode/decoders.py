@@ -170,8 +170,7 @@ class FakeQuantized(LinearKernel):
         return PackedOperand({"values": values}, m, k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        codes = self._kernel.quantize_activation(x)
-        packed.buffers["values"].copy_(codes.dequantize())
+        packed.copy_from(self.pack_activation(self._kernel.quantize_activation(x)))
 
     def gemm(
         self,
@@ -213,9 +212,6 @@ class RoundedAlike(FakeQuantized):
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         values = super().empty_activation(m, k, device)
         return _both(values, self._kernel.empty_activation(m, k, device))
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
 
     def gemm(
         self,
@@ -269,9 +265,6 @@ class SumsInFp32(FakeQuantized):
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         return self.pack_activation(self.quantize_activation(torch.zeros(m, k, device=device)))
-
-    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(self.pack_activation(self.quantize_activation(x)))
 
     def gemm(
         self,

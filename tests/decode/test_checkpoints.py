@@ -150,6 +150,11 @@ def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
         open_model("lama-13b", 0)
 
 
+def test_a_name_that_no_file_can_have_is_no_model() -> None:
+    with pytest.raises(UsageError, match="no model 'xxx"):
+        open_model("x" * 5000, 0)
+
+
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
     with pytest.raises(UsageError, match="context of 512 tokens, and prompt and answer make 515"):
         check_capacity(515, 512, "small")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -138,3 +140,19 @@ def test_options_that_make_no_sense_are_refused_in_one_line():
     for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[outlier_bits=5]"):
         with pytest.raises(QuantizeError, match="got"):
             resolve(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dgq-w4a8[group=0]",
+        "gptq-w4a16[damping=inf]",
+        "awq-w4a16[steps=0]",
+        "awq-w4a16[clip_steps=-1]",
+        "abq-w6a6[compensated_blocks=-1]",
+        "omniquant-w6a6[clip_rate=inf]",
+    ],
+)
+def test_options_that_can_not_be_are_refused_before_anything_is_quantized(name):
+    with pytest.raises(QuantizeError, match=re.escape(name)):
+        resolve(name)

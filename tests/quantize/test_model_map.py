@@ -75,9 +75,11 @@ def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
         resolve("w4a4").quantize(model)
 
 
-def test_opt_with_norms_after_the_layers_is_refused(tiny_opt):
+def test_opt_with_norms_after_its_layers_passes_no_scale_through_them(tiny_opt):
     model = tiny_opt()
     model.config.do_layer_norm_before = False
 
-    with pytest.raises(QuantizeError, match="opt-350m"):
-        map_model(model)
+    found = map_model(model)
+
+    assert [feed.source for feed in found.scaled_feeds] == ["self_attn.v_proj", "fc1"]
+    assert sorted(kind for feed in found.feeds for kind in feed.kinds) == sorted(found.kinds)

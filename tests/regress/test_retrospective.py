@@ -90,6 +90,15 @@ def test_a_step_is_found_also_where_some_nights_run_in_another_mode(share, mode)
     assert sum(any(abs(at - 80) <= 3 for at in indices) for indices in found) >= 15
 
 
+def test_a_step_is_found_in_its_third_night():
+    rows = noise("gaussian", 40, seed=12)[:, :100]
+    rows[:, 97:] += np.log1p(0.05)
+
+    found = [[p.index for p in change_points(np.exp(row))] for row in rows]
+
+    assert sum(97 in indices for indices in found) >= 37
+
+
 def test_nights_in_another_mode_are_no_change():
     rows = [*rare_modes(0.15, 0.04, 30, seed=9), *rare_modes(0.35, 0.04, 30, seed=9)]
 

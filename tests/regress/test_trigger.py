@@ -51,13 +51,13 @@ def test_a_step_onto_the_other_mode_is_seen_against_the_newest_nights():
 
 @pytest.mark.parametrize(
     ("history", "latest"),
-    [([], 1.0), ([100.0], 100.0), ([float("nan")] * 30, 1.0), ([100.0] * 30, float("nan"))],
+    [([], 1.0), ([0.0], 100.0), ([float("nan")] * 30, 1.0), ([100.0] * 30, float("nan"))],
 )
-def test_too_little_history_or_no_result_is_no_data(history, latest):
+def test_no_history_or_no_result_is_no_data(history, latest):
     assert trigger(history, latest).verdict is Verdict.NO_DATA
 
 
-@pytest.mark.parametrize("nights", [2, 3, 4])
+@pytest.mark.parametrize("nights", [1, 2, 3, 4])
 def test_a_few_results_tell_a_change_and_no_sigma(nights):
     history = [100.0, 100.1, 99.9, 100.2][:nights]
 
