@@ -11,7 +11,8 @@
 // stay: they are floats without a conversion, and the FMA that scales them takes the bias away, exactly.
 //
 // Blocks stay, one an SM. Each takes an equal share of the first outputs' groups, then whole outputs (Shares).
-// Who has the first groups of a shared output adds what others have of it, in the order of k.
+// Who has the first groups of a shared output adds what others have of it, in the order of k. Those are blocks
+// with lower numbers, which get an SM first: nobody waits for a block that has none.
 // SHARERS neighbouring blocks, a cluster, have the same tokens, of which each copies a part to all.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "GRANULES, SHARERS and SPLIT choose the kernel"
@@ -223,12 +224,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
 flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
                 const __grid_constant__ TensorMap x, const float* sx, const half_bits* bias, half_bits* y, int m,
                 int n, int k, [[maybe_unused]] const half_bits* sn, [[maybe_unused]] float* sums_of_shares,
-                [[maybe_unused]] int* flags, int shared_outputs, int steps_of_share, int longer_shares, uint32_t inverse) {
+                [[maybe_unused]] int* flags, [[maybe_unused]] int launch, int shared_outputs, int steps_of_share,
+                int longer_shares, uint32_t inverse) {
   const Shares shares{shared_outputs, steps_of_share, longer_shares, inverse};
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   const uint32_t bias_at = empty + STAGES * 8;
-  const int cluster = blockIdx.x / SHARERS, rank = blockIdx.x % SHARERS;
+  const int cluster = (gridDim.x - 1 - blockIdx.x) / SHARERS, rank = blockIdx.x % SHARERS;
   const int warp = same_in_warp(threadIdx.x / 32), lane = threadIdx.x % 32;
 
   let_next_kernel_start();
@@ -312,17 +314,15 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
       if constexpr (SPLIT) {
         const int barrier = 1 + WARPGROUPS + warpgroup;
+        const auto share = [&](int c) { return sums_of_shares + (c * SHARERS + rank) * SHARE_FLOATS; };
+        const auto flag = [&](int c) { return flags + (c * SHARERS + rank) * WARPGROUPS + warpgroup; };
         if (part.from > 0) {
-          hand_over(total, sums_of_shares + static_cast<long long>(blockIdx.x) * SHARE_FLOATS,
-                    flags + blockIdx.x * WARPGROUPS + warpgroup, barrier);
+          hand_over(total, share(cluster), flag(cluster), launch, barrier);
           continue;
         }
         if (part.to < grid.steps)
-          for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c) {
-            const int block = c * SHARERS + rank;
-            take_over(total, sums_of_shares + static_cast<long long>(block) * SHARE_FLOATS,
-                      flags + block * WARPGROUPS + warpgroup, barrier);
-          }
+          for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c)
+            take_over(total, share(c), flag(c), launch, barrier);
       }
       write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
                  first_token, sx, sn);

@@ -64,24 +64,24 @@ struct Parts {
   }
 };
 
-// Sums of a warpgroup's 64 rows in memory, for the block that has the first groups of this output. `flag`
-// is zero until they are there.
-__device__ inline void hand_over(const float (&total)[GRANULES][GRANULE / 2], float* share, int* flag, int barrier) {
+// Sums of a warpgroup's 64 rows in memory, for the block that has the first groups of this output. `flag` has
+// the number of this launch from when they are there.
+__device__ inline void hand_over(const float (&total)[GRANULES][GRANULE / 2], float* share, int* flag, int launch,
+                                 int barrier) {
 #pragma unroll
   for (int i = 0; i < TOKENS / 2; i += 4) {
     const float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
     reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] = make_float4(t[0], t[1], t[2], t[3]);
   }
   wait_at_named(barrier, 128);
-  if (threadIdx.x % 128 == 0) release_flag(flag, 1);
+  if (threadIdx.x % 128 == 0) release_flag(flag, launch);
 }
 
-__device__ inline void take_over(float (&total)[GRANULES][GRANULE / 2], const float* share, int* flag, int barrier) {
-  if (threadIdx.x % 128 == 0) {
-    while (acquire_flag(flag) == 0) {
+__device__ inline void take_over(float (&total)[GRANULES][GRANULE / 2], const float* share, const int* flag,
+                                 int launch, int barrier) {
+  if (threadIdx.x % 128 == 0)
+    while (acquire_flag(flag) != launch) {
     }
-    release_flag(flag, 0);
-  }
   wait_at_named(barrier, 128);
 #pragma unroll
   for (int i = 0; i < TOKENS / 2; i += 4) {

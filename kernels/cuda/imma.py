@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
 
 import torch
 
@@ -33,11 +32,13 @@ from kernels.cuda.imma_configs import (
     WGMMA_ARCH,
     AnyImmaConfig,
     BulkConfig,
+    Shares,
     TileFormat,
 )
 from kernels.cuda.imma_heuristic import COSTS, Cost, ManyConfig, choose
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
+from kernels.runtime.launch_flags import launch_flags
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
 from kernels.runtime.tensor_map import plain_rows, swizzled_rows
@@ -60,8 +61,6 @@ class ImmaGemm(LinearKernel):
     costs: Mapping[ManyConfig, Cost] = COSTS
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
-        if device.type == "cuda" and self.in_mma_order(m):
-            _shares(torch.cuda.current_device())  # before a graph is captured that would own it
         groups = -(-k // GROUP)
         m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
         of_tokens = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
@@ -127,7 +126,7 @@ class ImmaGemm(LinearKernel):
                 plain_rows(scales, tile_rows, 2 * MMA_ROWS),
                 swizzled_rows(codes, c.tokens // c.sharers, GROUP),
                 *rest,
-                *_shares(torch.cuda.current_device()),
+                *_hand_over(c, shares, out.device),
                 shares.shared,
                 shares.each,
                 shares.longer,
@@ -233,15 +232,17 @@ class Int8TensorCoreGemm(ImmaGemm):
         return [self._packing]
 
 
-@cache
-def _shares(device: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where blocks of csrc/flexq_imma_bulk.cu hand over sums, and flags, zero between launches.
+def _hand_over(config: BulkConfig, shares: Shares, device: torch.device) -> tuple[Argument, ...]:
+    """Where blocks of a launch leave sums for others, the flags that say so, and their number.
 
-    One for all streams: a stream's launches must not overlap another's.
+    The memory is the launch's own: what comes after it on the stream may have it again.
     """
-    sms = current_gpu().sms
-    sums = torch.empty(sms, 128 * 256, dtype=torch.float32, device=f"cuda:{device}")
-    return sums, torch.zeros(sms, 4, dtype=torch.int32, device=f"cuda:{device}")
+    if not shares.shared:
+        return None, None, 0
+    sums = torch.empty(
+        shares.blocks, config.rows * config.tokens, dtype=torch.float32, device=device
+    )
+    return sums, *launch_flags(current_gpu().sms * config.warpgroups)
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:

@@ -203,12 +203,17 @@ class BulkConfig(Config):
         return 6 if self.granules == 1 else 4
 
     @property
+    def warpgroups(self) -> int:
+        """That multiply; a warp of one more copies."""
+        return 2
+
+    @property
     def threads(self) -> int:
-        return 3 * 128  # two warpgroups multiply, a warp of the third one copies
+        return (self.warpgroups + 1) * 128
 
     @property
     def rows(self) -> int:
-        return 128
+        return self.warpgroups * 64
 
     @property
     def tokens(self) -> int:

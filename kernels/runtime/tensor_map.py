@@ -8,7 +8,8 @@ from functools import lru_cache
 
 import torch
 
-from kernels.errors import KernelError, UnsupportedError
+from kernels.errors import KernelError
+from kernels.runtime.driver import cuda_driver
 
 _ALIGNMENT = 64  # of an encoded map, by the driver's reference
 _WORDS = 16
@@ -53,7 +54,7 @@ def _encoded(
     offset = -ctypes.addressof(room) % _ALIGNMENT
     words = (ctypes.c_uint64 * _WORDS).from_buffer(room, offset)
     size = _ELEMENT_BYTES[kind]
-    status = _driver().cuTensorMapEncodeTiled(
+    status = cuda_driver().cuTensorMapEncodeTiled(
         words,
         kind,
         ctypes.c_uint32(2),
@@ -70,10 +71,3 @@ def _encoded(
     if status != 0:
         raise KernelError(f"cuTensorMapEncodeTiled failed with {status}")
     return TensorMap(tuple(words))
-
-
-def _driver() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise UnsupportedError("tensor maps need NVIDIA's driver: libcuda.so.1") from error
