@@ -111,3 +111,102 @@ def test_a_scale_that_is_no_number_spoils_its_row_alone(config: BulkConfig) -> N
     others = torch.arange(n, device="cuda") != 5
     assert not bool(out[:, 5].isfinite().any())
     assert torch.equal(out[:, others], sound[:, others])
+
+
+class Launches:
+    """The same launch again and again, into an output of each; x and w are drawn by the seed."""
+
+    def __init__(self, config: BulkConfig, seed: int, count: int) -> None:
+        self.kernel, self.config = linear_kernel("flexq-imma-w6a6"), config
+        # 64 blocks of 4 groups of k: two launches fit on the GPU side by side.
+        m, n, k = config.tokens, 4 * config.rows, 8192
+        generator = torch.Generator("cuda").manual_seed(seed)
+        shapes = ((m, k, torch.float32), (n, k, torch.float16))
+        x, w = (
+            torch.randn(rows, k, generator=generator, device="cuda").to(dtype)
+            for rows, k, dtype in shapes
+        )
+        self.x = self.kernel.pack_activation(self.kernel.quantize_activation(x.half()))
+        self.w = self.kernel.pack_weight(self.kernel.quantize_weight(w))
+        self.outs = torch.full((count, m, n), torch.nan, dtype=torch.float16, device="cuda")
+
+    def enqueue(self) -> None:
+        for out in self.outs:
+            self.kernel.gemm(self.x, self.w, out, config=self.config)
+
+    def captured_on(self, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+        self.expected()  # loads the kernel, which can't be captured
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+            self.enqueue()
+        return graph
+
+    def expected(self) -> torch.Tensor:
+        """What one launch alone gives."""
+        torch.cuda.synchronize()
+        out = torch.empty_like(self.outs[0])
+        self.kernel.gemm(self.x, self.w, out, config=self.config)
+        torch.cuda.synchronize()
+        return out
+
+    def take_outputs(self) -> torch.Tensor:
+        """All outputs so far; from now on they are no numbers again."""
+        torch.cuda.synchronize()
+        outs = self.outs.clone()
+        self.outs.fill_(torch.nan)
+        torch.cuda.synchronize()
+        return outs
+
+
+SPLIT = [c for c in bulk() if c.split]
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+def test_launches_on_two_streams_at_once_share_no_sums(config: BulkConfig) -> None:
+    pair = [Launches(config, seed, count=30) for seed in (1, 2)]
+    expected = [launches.expected() for launches in pair]
+    streams = [torch.cuda.Stream() for _ in pair]
+    torch.cuda.synchronize()
+
+    for launches, stream in zip(pair, streams, strict=True):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(30_000_000)  # until all are enqueued: the host is slower than these
+            launches.enqueue()
+
+    for launches, right in zip(pair, expected, strict=True):
+        assert all(torch.equal(out, right) for out in launches.take_outputs())
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+def test_graphs_of_one_stream_may_replay_at_once_on_two(config: BulkConfig) -> None:
+    """Each has memory of its own. The same graph on two streams is another matter: CUDA lets one
+    replay follow the other, but they have the same output, and that is the caller's to see to."""
+    pair = [Launches(config, seed, count=30) for seed in (3, 4)]
+    expected = [launches.expected() for launches in pair]
+    capturing = torch.cuda.Stream()
+    graphs = [launches.captured_on(capturing) for launches in pair]
+    streams = [torch.cuda.Stream() for _ in pair]
+
+    for _ in range(3):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        for launches, right in zip(pair, expected, strict=True):
+            assert all(torch.equal(out, right) for out in launches.take_outputs())
+
+
+@pytest.mark.parametrize("config", SPLIT, ids=str)
+def test_a_replay_waits_for_its_own_sums_and_not_those_of_the_last(config: BulkConfig) -> None:
+    launches, other = Launches(config, 5, count=4), Launches(config, 6, count=1)
+    graph = launches.captured_on(torch.cuda.Stream())
+    graph.replay()
+    torch.cuda.synchronize()
+
+    for name, buffer in launches.x.buffers.items():
+        buffer.copy_(other.x.buffers[name])
+    launches.take_outputs()
+    graph.replay()
+
+    outs = launches.take_outputs()
+    right = launches.expected()
+    assert all(torch.equal(out, right) for out in outs)
