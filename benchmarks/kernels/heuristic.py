@@ -232,7 +232,7 @@ class CostSamples:
             away = np.log(costs / self.known)
             return float((share * price).sum() / len(chosen) + 0.02 * np.mean(away * away))
 
-        found, bounds = self.known, [(0.05, 9.0)] * self.known.size
+        found, bounds = self.known, [(0.05, 20.0)] * self.known.size
         for _ in range(4):
             found = minimize(cost, found, method="L-BFGS-B", bounds=bounds).x
         return np.asarray(found)
