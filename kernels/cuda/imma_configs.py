@@ -22,6 +22,9 @@ WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
 MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
 MOST_FEW = 64  # tokens: from here on the kernel for few never won
 LEAST_STEPS = 4  # of K that are worth a block of its own
+# Of a block that stays: writing an output and adding another block's sums, in the time of a step of
+# K, by a regression of times on an H200.
+_OUTPUT_STEPS, _ADDED_STEPS = 2.0, 1.5
 LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 
@@ -233,8 +236,10 @@ class BulkConfig(Config):
         # Two for each: were the rest alone shared, its first blocks would have many sums to add.
         shared = min(outputs, clusters + rest) if splits and rest else 0
         each, longer = divmod(shared * steps, clusters)
-        whole = -(-(outputs - shared) // clusters) * steps
-        longest = each + (longer > 0) + whole
+        whole = -(-(outputs - shared) // clusters)
+        longest = each + (longer > 0) + whole * (steps + _OUTPUT_STEPS)
+        if shared:
+            longest += -(-shared // clusters) * _OUTPUT_STEPS + -(-steps // each) * _ADDED_STEPS
         return Shares(
             clusters * self.sharers, shared, each, longer, -(-(1 << 32) // steps), longest
         )
@@ -244,14 +249,15 @@ class BulkConfig(Config):
 class Shares:
     """blocks: that stay, one an SM. They share the steps of K of the first `shared` outputs: each
     takes so many, the first `longer` one more. inverse: of the steps of K of an output, times 2^32.
-    longest: steps of the block that has the most, with those of whole outputs."""
+    longest: of the block that has the most, in the time of a step: all its steps, and what it takes
+    to write outputs and to add what others hand over."""
 
     blocks: int
     shared: int
     each: int
     longer: int
     inverse: int
-    longest: int
+    longest: float
 
 
 AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | BulkConfig

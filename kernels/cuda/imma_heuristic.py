@@ -59,23 +59,23 @@ COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 1, 2, 4, 4, 2): Cost(2.77, 0.497, 0.376, 101),
     TiledConfig(4, 1, 1, 4, 3, 1): Cost(1.94, 0.651, 0.05, 99),
     TiledConfig(2, 1, 2, 4, 4, 1): Cost(2.47, 0.727, 0.115, 100),
-    WgmmaConfig(1, 1, 3, 2): Cost(3.6, 0.943, 0.236, 115),
-    WgmmaConfig(1, 1, 4, 2): Cost(2.76, 0.817, 0.263, 115),
-    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
-    WgmmaConfig(1, 2, 3, 1): Cost(1.06, 1.01, 0.335, 166),
-    WgmmaConfig(1, 2, 3, 2): Cost(4.82, 1.03, 0.389, 166),
-    WgmmaConfig(1, 2, 3, 4): Cost(8.66, 1.21, 0.488, 166),
-    WgmmaConfig(1, 2, 4, 1): Cost(3.01, 0.634, 0.472, 255),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.43, 0.905, 0.3, 255),
-    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
-    WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
-    WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
-    BulkConfig(1, 1, 0): Cost(2.6, 0.7, 0.7, 168),
-    BulkConfig(1, 1, 1): Cost(11, 0.645, 0.645, 168),
-    BulkConfig(2, 1, 0): Cost(3.5, 1.26, 1.26, 168),
-    BulkConfig(2, 1, 1): Cost(15, 1.26, 1.26, 168),
-    BulkConfig(2, 2, 0): Cost(3, 1.22, 1.22, 168),
-    BulkConfig(2, 2, 1): Cost(15, 1.26, 1.26, 168),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.29, 1.03, 0.24, 115),
+    WgmmaConfig(1, 1, 4, 2): Cost(2.94, 0.819, 0.284, 115),
+    WgmmaConfig(1, 1, 4, 4): Cost(4.18, 0.636, 0.371, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(0.573, 1.17, 0.335, 166),
+    WgmmaConfig(1, 2, 3, 2): Cost(5.19, 1.05, 0.426, 166),
+    WgmmaConfig(1, 2, 3, 4): Cost(9, 1.21, 0.519, 166),
+    WgmmaConfig(1, 2, 4, 1): Cost(3.09, 0.722, 0.515, 255),
+    WgmmaConfig(1, 2, 4, 2): Cost(4.26, 0.97, 0.3, 255),
+    WgmmaConfig(1, 4, 2, 1): Cost(3.53, 1.8, 0.05, 254),
+    WgmmaConfig(1, 4, 2, 2): Cost(3.82, 1.81, 0.05, 254),
+    WgmmaConfig(2, 4, 2, 1): Cost(2.97, 1.46, 0.05, 254),
+    BulkConfig(1, 1, 0): Cost(1.15, 0.726, 0.726, 168),
+    BulkConfig(1, 1, 1): Cost(6.99, 0.619, 0.619, 168),
+    BulkConfig(2, 1, 0): Cost(1.8, 1.22, 1.22, 168),
+    BulkConfig(2, 1, 1): Cost(3.5, 1.29, 1.29, 168),
+    BulkConfig(2, 2, 0): Cost(1.87, 1.13, 1.13, 168),
+    BulkConfig(2, 2, 1): Cost(3.42, 1.37, 1.37, 168),
 }
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[ManyConfig, Cost] = {
@@ -84,6 +84,7 @@ MIXED_COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
     TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
     WgmmaConfig(1, 1, 3, 2): Cost(3.38, 0.518, 0.331, 128),
+    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
     WgmmaConfig(1, 2, 3, 1): Cost(6.38, 1.04, 0.345, 168),
     WgmmaConfig(1, 2, 3, 2): Cost(5.51, 0.588, 0.501, 168),
     WgmmaConfig(1, 2, 4, 2): Cost(5.03, 0.918, 0.422, 255),
@@ -97,17 +98,18 @@ GROUP_SCALED_COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
     TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
     WgmmaConfig(1, 1, 3, 2): Cost(5.18, 0.286, 0.215, 128),
+    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
     WgmmaConfig(1, 2, 3, 1): Cost(4.4, 0.726, 0.242, 168),
     WgmmaConfig(1, 2, 3, 2): Cost(7.82, 0.435, 0.509, 168),
     WgmmaConfig(1, 2, 4, 2): Cost(4.82, 0.591, 0.302, 255),
     WgmmaConfig(2, 4, 2, 1): Cost(5.6, 0.904, 0.2, 254),
     WgmmaConfig(2, 2, 4, 1): Cost(3.73, 0.494, 0.3, 255),
-    BulkConfig(1, 1, 0): Cost(2.6, 0.56, 0.56, 168),
-    BulkConfig(1, 1, 1): Cost(11, 0.53, 0.53, 168),
-    BulkConfig(2, 1, 0): Cost(3.5, 1.02, 1.02, 168),
-    BulkConfig(2, 1, 1): Cost(15, 1.02, 1.02, 168),
-    BulkConfig(2, 2, 0): Cost(3, 1.01, 1.01, 168),
-    BulkConfig(2, 2, 1): Cost(15, 1.02, 1.02, 168),
+    BulkConfig(1, 1, 0): Cost(1.75, 0.56, 0.56, 168),
+    BulkConfig(1, 1, 1): Cost(3.85, 0.56, 0.56, 168),
+    BulkConfig(2, 1, 0): Cost(1.8, 1.02, 1.02, 168),
+    BulkConfig(2, 1, 1): Cost(3.5, 1.05, 1.05, 168),
+    BulkConfig(2, 2, 0): Cost(1.7, 1.01, 1.01, 168),
+    BulkConfig(2, 2, 1): Cost(3.4, 1.05, 1.05, 168),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
@@ -129,12 +131,13 @@ DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
 @dataclass(frozen=True, slots=True)
 class Waves:
     """Blocks of a grid as they follow each other: whole waves of `resident` blocks an SM, then one
-    of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes."""
+    of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes,
+    and what takes it as long as so many."""
 
     whole: int
     resident: int
     last: int
-    steps: int
+    steps: float
 
 
 def choose(
