@@ -55,6 +55,21 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
     assert not any(isinstance(c, in_order) for c in configs_for(64, in_mma_order=False))
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kind"),
+    [
+        (64, 768, 5760, WgmmaConfig),
+        (128, 4096, 4096, WgmmaConfig),
+        (128, 28672, 8192, BulkConfig),
+        (2048, 8192, 28672, BulkConfig),
+    ],
+)
+def test_blocks_that_stay_get_what_was_faster_with_them(m, n, k, kind):
+    chosen = choose(configs_for(m, in_mma_order=True), GemmWorkload(m, n, k), 132)
+
+    assert isinstance(chosen, kind)
+
+
 @pytest.mark.parametrize("config", bulk(), ids=str)
 def test_blocks_that_stay_share_all_steps_of_k(config: BulkConfig) -> None:
     for m, n, steps in product((40, 257, 2048), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
@@ -68,6 +83,7 @@ def test_blocks_that_stay_share_all_steps_of_k(config: BulkConfig) -> None:
         assert shares.longer < clusters
         # A share begins in one place, and a block hands over no more than one part of an output.
         assert shares.shared == 0 or shares.each > 0
-        assert shares.longest * clusters >= outputs * steps
+        # Every block's steps and outputs, and of shared ones what others hand over.
+        assert shares.longest * clusters > outputs * steps
         for step in range(shares.shared * steps):
             assert step * shares.inverse >> 32 == step // steps
