@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 
 from kernels.errors import UnsupportedError
 
 
+@cache
 def cuda_driver() -> ctypes.CDLL:
     """libcuda. Raises UnsupportedError on a machine without NVIDIA's driver."""
     try:

@@ -11,6 +11,7 @@ import torch
 from kernels.errors import KernelError, UnsupportedError
 from kernels.runtime import driver as driver_module
 from kernels.runtime import launch_flags as module
+from kernels.runtime.driver import cuda_driver
 from kernels.runtime.launch_flags import launch_flags
 
 
@@ -107,16 +108,19 @@ def test_kernels_that_want_more_flags_have_others(machine: Machine) -> None:
     assert launch_flags(16)[0].shape == (16,)
 
 
-def test_a_refusal_and_a_missing_driver_say_so(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_says_so(machine: Machine) -> None:
     machine.error = 906
+
     with pytest.raises(KernelError, match="cuStreamGetCaptureInfo failed with 906"):
         launch_flags(8)
 
+
+def test_a_missing_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> ctypes.CDLL:
         raise OSError(name)
 
     monkeypatch.setattr(driver_module.ctypes, "CDLL", missing)
+    cuda_driver.cache_clear()
+
     with pytest.raises(UnsupportedError, match="needs NVIDIA's driver"):
-        driver_module.cuda_driver()
+        cuda_driver()
