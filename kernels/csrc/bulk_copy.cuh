@@ -47,14 +47,6 @@ __device__ inline void wait_for_phase(uint32_t mbarrier, uint32_t parity) {
       : "memory");
 }
 
-// Neighbouring bytes, a multiple of 16, all addresses too.
-__device__ inline void copy_bytes(uint32_t shared, const void* global, int bytes, uint32_t mbarrier) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
-      "l"(global), "r"(bytes), "r"(mbarrier)
-      : "memory");
-}
-
 // Before the first use: a map is read through a cache of its own.
 __device__ inline void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");

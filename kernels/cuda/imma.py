@@ -41,7 +41,7 @@ from kernels.runtime.gpu import current_gpu
 from kernels.runtime.launch_flags import launch_flags
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
-from kernels.runtime.tensor_map import plain_rows, swizzled_rows
+from kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
@@ -125,6 +125,9 @@ class ImmaGemm(LinearKernel):
                 plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
                 plain_rows(scales, tile_rows, 2 * MMA_ROWS),
                 swizzled_rows(codes, c.tokens // c.sharers, GROUP),
+                plain_rows(x.buffers["scales"], 1, c.tokens * 4)
+                if self.tiles.a_grouped
+                else NO_MAP,
                 *rest,
                 *_hand_over(c, shares, out.device),
                 shares.shared,

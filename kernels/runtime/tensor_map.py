@@ -26,6 +26,9 @@ class TensorMap:
     words: tuple[int, ...]
 
 
+NO_MAP = TensorMap((0,) * _WORDS)  # for a kernel that reads none there
+
+
 def swizzled_rows(codes: torch.Tensor, box_rows: int, box_bytes: int) -> TensorMap:
     """The map of a contiguous matrix [rows, bytes] in boxes, 128-byte swizzled.
 

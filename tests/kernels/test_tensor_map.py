@@ -53,6 +53,13 @@ def test_whole_tiles_are_rows_of_eight_bytes(driver: Driver) -> None:
     assert (sizes, strides, box) == ([32 * 192, 20], [32 * 1536], [192, 8])
 
 
+def test_a_group_of_tokens_scales_is_a_row(driver: Driver) -> None:
+    plain_rows(torch.zeros(7, 264), 1, 4 * 256)
+
+    _, _, _, sizes, strides, box, _, _, _, _, _ = driver.asked[0]
+    assert (sizes, strides, box) == ([132, 7], [4 * 264], [128, 1])
+
+
 def test_the_same_memory_is_encoded_once(driver: Driver) -> None:
     codes = torch.zeros(8, 128, dtype=torch.int8)
 
