@@ -8,6 +8,7 @@ csrc/flexq_imma_wgmma.cu and csrc/flexq_imma_bulk.cu.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import cache
 
 from kernels.contract import Config
 from kernels.runtime.nvrtc import Block, Build
@@ -276,6 +277,7 @@ def _ring_bytes(config: TiledConfig | WgmmaConfig | BulkConfig, tiles: TileForma
     return config.stages * stage
 
 
+@cache  # every launch asks
 def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(
