@@ -47,20 +47,23 @@ class TuningKey:
 
 
 def choose_config(
-    candidates: Sequence[Config], time_us: TimeUs, glance_us: TimeUs | None = None
+    candidates: Sequence[Config],
+    time_us: TimeUs,
+    glance_us: TimeUs | None = None,
+    near: float = NEAR,
 ) -> Config:
     """The fastest candidate. One that raises is passed over.
 
     time_us: microseconds a launch under a configuration. glance_us: the same, rougher and cheaper:
-    with it only those are timed that come near the fastest at a glance.
+    with it only those are timed that take at most 1 + near times the fastest one's at a glance.
     Raises ValueError if there is no candidate, and what the last one raised if all do.
     """
     if not candidates:
         raise ValueError("there is no candidate to choose from")
     if glance_us is not None:
         glances = _times(candidates, glance_us)
-        near = glances[0][0] * (1 + NEAR)
-        candidates = [config for microseconds, config in glances if microseconds <= near]
+        most = glances[0][0] * (1 + near)
+        candidates = [config for microseconds, config in glances if microseconds <= most]
         if len(candidates) == 1:
             return candidates[0]
     return _times(candidates, time_us)[0][1]
@@ -123,11 +126,12 @@ class TuningMemory:
         candidates: Sequence[Config],
         time_us: TimeUs,
         glance_us: TimeUs | None = None,
+        near: float = NEAR,
     ) -> Config:
         """The remembered choice of `key` if it is a candidate, else choose_config's."""
         known = self._chosen.get(key) or self._read(key, candidates)
         if known is None or known not in candidates:
-            known = choose_config(candidates, time_us, glance_us)
+            known = choose_config(candidates, time_us, glance_us, near)
             self._write(key, known)
         self._chosen[key] = known
         return known

@@ -31,6 +31,9 @@ STAGE = "decode-step"  # of the tuning key
 _COPIES_OF_L2 = 3  # bytes of weights that are read between two reads of the same one
 _FEWEST_BLOCKS = 6  # a step also has a head, which is not a part of any of them
 _WARM_UP, _SAMPLES = 3, 15  # steps
+# A glance at a bad moment made a configuration win that cost 3 % of a step: those that are this
+# near are timed again, with so many times as many steps.
+_NEAR, _SECOND_LOOK = 0.015, 6
 _TOKENS = 32  # that a sequence has room for while steps are timed
 
 
@@ -86,11 +89,17 @@ class StepTuner:
         if len(candidates) < 2:
             return
 
-        def time_us(config: Config) -> float:
+        def time_us(config: Config, samples: int = _SECOND_LOOK * _SAMPLES) -> float:
             self._chosen[key] = config
-            return step_us(model, self._operations, self, m)
+            return step_us(model, self._operations, self, m, samples)
 
-        self._chosen[key] = self._memory.choose(self._key(kernel, gemm), candidates, time_us)
+        self._chosen[key] = self._memory.choose(
+            self._key(kernel, gemm),
+            candidates,
+            time_us,
+            lambda config: time_us(config, _SAMPLES),
+            _NEAR,
+        )
 
     def _heuristic(self, kernel: LinearKernel, gemm: GemmWorkload) -> Config | None:
         chosen = kernel.default_config(gemm)
@@ -129,14 +138,23 @@ class StepTuner:
 _SOFTWARE = ("torch", "cuda", "cublas", "nvrtc", "nvmath")
 
 
-def step_us(model: Model, operations: DecoderOperations, choose: ChooseConfig, batch: int) -> float:
-    """Microseconds of a step of `batch` short sequences. Raises what a configuration raises."""
+def step_us(
+    model: Model,
+    operations: DecoderOperations,
+    choose: ChooseConfig,
+    batch: int,
+    samples: int = _SAMPLES,
+) -> float:
+    """Microseconds of a step of `batch` short sequences, the median of so many samples.
+
+    Raises what a configuration raises.
+    """
     engine = Engine(model, operations, choose, slots=batch, capacity=_TOKENS)
     try:
         engine.prepare(batch, _TOKENS)
         engine.positions.fill_(_TOKENS // 2)
         watch = stopwatch(model.device)
-        for step in range(_WARM_UP + _SAMPLES):
+        for step in range(_WARM_UP + samples):
             if step >= _WARM_UP:
                 watch.mark()
             engine.advance(batch, _TOKENS)

@@ -50,7 +50,9 @@ def timed(model: Model, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config | 
     """The choices of each step that was timed: of widen, down, qkv and out."""
     seen: list[tuple[Config | None, ...]] = []
 
-    def fake(some: Model, operations: object, choose: Callable[..., Config], m: int) -> float:
+    def fake(
+        some: Model, operations: object, choose: Callable[..., Config], m: int, samples: int
+    ) -> float:
         block = some.blocks[0]
         linears = (block.widen, block.down, block.qkv, block.out)
         of = [choose(li.kernel, m, li.weights.rows, li.weights.k) for li in linears]
@@ -86,6 +88,30 @@ def test_each_layer_is_chosen_behind_those_already_chosen(
     configs = tuner.configs(model, 1)
     assert (configs["gate_up_proj"], configs["down_proj"]) == ({"number": 2}, {"number": 1})
     assert chosen(tuner, model, 7) == [0, 0, 0, 0]  # nobody asked for 7 tokens
+
+
+def test_what_is_near_is_timed_again_at_more_length(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[tuple[int, int]] = []
+
+    def late_once(
+        some: Model, operations: object, choose: Callable[..., Config], m: int, samples: int
+    ) -> float:
+        widen = some.blocks[0].widen
+        config = choose(widen.kernel, m, widen.weights.rows, widen.weights.k)
+        looks.append((config.number, samples))
+        at_a_glance, longer = ((100.5, 100.0, 101.0, 110.0), (97.0, 99.0, 100.0, 90.0))
+        return (at_a_glance if samples == looks[0][1] else longer)[config.number]
+
+    monkeypatch.setattr(tuning, "step_us", late_once)
+    tuner = StepTuner(CPU, TorchOperations(), Tuning.FRESH, frozenset((1,)))
+
+    tuner.settle(model)
+
+    assert chosen(tuner, model, 1)[0] == 0
+    assert [number for number, samples in looks[:7] if samples == looks[0][1]] == [0, 1, 2, 3]
+    assert {number for number, samples in looks[4:7] if samples > looks[0][1]} == {0, 1, 2}
 
 
 def test_choices_are_remembered_unless_they_are_to_be_fresh(
