@@ -25,7 +25,7 @@ MOST_FEW = 64  # tokens: from here on the kernel for few never won
 LEAST_STEPS = 4  # of K that are worth a block of its own
 # Of a block that stays: writing an output and adding another block's sums, in the time of a step of
 # K, by a regression of times on an H200.
-_OUTPUT_STEPS, _ADDED_STEPS = 2.0, 1.5
+_OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
 LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 
