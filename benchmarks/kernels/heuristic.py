@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import UnionType
 
 import numpy as np
 from scipy.optimize import minimize
@@ -44,6 +45,7 @@ from kernels.cuda.imma_configs import (
     MMA_ROWS,
     MOST_NATURAL,
     AnyImmaConfig,
+    BulkConfig,
     ImmaConfig,
     TiledConfig,
     TileFormat,
@@ -181,7 +183,7 @@ class CostSamples:
     def __init__(
         self,
         times: Times,
-        kind: type,
+        kind: type | UnionType,
         sms: int,
         costs: Mapping[ManyConfig, Cost],
         tiles: TileFormat,
@@ -230,7 +232,7 @@ class CostSamples:
             away = np.log(costs / self.known)
             return float((share * price).sum() / len(chosen) + 0.02 * np.mean(away * away))
 
-        found, bounds = self.known, [(0.05, 9.0)] * self.known.size
+        found, bounds = self.known, [(0.05, 20.0)] * self.known.size
         for _ in range(4):
             found = minimize(cost, found, method="L-BFGS-B", bounds=bounds).x
         return np.asarray(found)
@@ -255,7 +257,10 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     border = found.few.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
-        (WgmmaConfig, {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL}),
+        (
+            WgmmaConfig | BulkConfig,
+            {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
+        ),
     )
     for kind, seen in parts:
         of_kind = CostSamples(seen, kind, sms, found.costs, found.tiles)

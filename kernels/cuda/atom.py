@@ -22,14 +22,8 @@ from kernels.contract import (
 )
 from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_configs import (
-    GROUP,
-    AnyImmaConfig,
-    TileFormat,
-    all_nibbles,
-    few_nibbles,
-    nibbles_for,
-)
+from kernels.cuda.imma_choices import all_nibbles, few_nibbles, nibbles_for
+from kernels.cuda.imma_configs import GROUP, AnyImmaConfig, TileFormat
 from kernels.cuda.imma_heuristic import MIXED_COSTS
 from kernels.cuda.nibbles import tile_nibbles
 from kernels.cuda.weight_only import tile_scales

@@ -22,6 +22,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.cuda.few_heuristic import FLEXQ, Few
+from kernels.cuda.imma_choices import all_configs, bucket_of, configs_for
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -30,16 +31,17 @@ from kernels.cuda.imma_configs import (
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
+    BulkConfig,
+    Shares,
     TileFormat,
-    all_configs,
-    bucket_of,
-    configs_for,
 )
 from kernels.cuda.imma_heuristic import COSTS, Cost, ManyConfig, choose
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
+from kernels.runtime.launch_flags import launch_flags
 from kernels.runtime.module import Argument, load_function
 from kernels.runtime.nvrtc import Build
+from kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
@@ -106,10 +108,7 @@ class ImmaGemm(LinearKernel):
     ) -> None:
         shape = check_gemm(x, w, out)
         c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
-        arguments: tuple[Argument, ...] = (
-            w.buffers["tiles"],
-            w.buffers["scales"],
-            x.buffers["codes"],
+        rest: tuple[Argument, ...] = (
             x.buffers["scales"],
             bias,
             out,
@@ -118,13 +117,35 @@ class ImmaGemm(LinearKernel):
             shape.k,
             w.buffers.get("features"),
         )
+        tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
+        if isinstance(c, BulkConfig):
+            tile_rows = c.rows // MMA_ROWS
+            shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
+            arguments: tuple[Argument, ...] = (
+                plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
+                plain_rows(scales, tile_rows, 2 * MMA_ROWS),
+                swizzled_rows(codes, c.tokens // c.sharers, GROUP),
+                plain_rows(x.buffers["scales"], 1, c.tokens * 4)
+                if self.tiles.a_grouped
+                else NO_MAP,
+                *rest,
+                *_hand_over(c, shares, out.device),
+                shares.shared,
+                shares.each,
+                shares.longer,
+                shares.inverse,
+            )
+            grid, cluster = (shares.blocks, 1, 1), c.sharers
+        else:
+            arguments = (tiles, scales, codes, *rest)
+            grid, cluster = c.grid(shape.m, shape.n), c.k_split
         load_function(c.build(self.tiles), c.function).launch(
-            c.grid(shape.m, shape.n),
+            grid,
             c.threads,
             arguments,
             shared_bytes=c.shared_bytes(self.tiles),
             overlap_previous=True,
-            cluster=c.k_split,
+            cluster=cluster,
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
@@ -212,6 +233,19 @@ class Int8TensorCoreGemm(ImmaGemm):
 
     def packing_builds(self) -> Sequence[Build]:
         return [self._packing]
+
+
+def _hand_over(config: BulkConfig, shares: Shares, device: torch.device) -> tuple[Argument, ...]:
+    """Where blocks of a launch leave sums for others, the flags that say so, and their number.
+
+    The memory is the launch's own: what comes after it on the stream may have it again.
+    """
+    if not shares.shared:
+        return None, None, 0
+    sums = torch.empty(
+        shares.blocks, config.rows * config.tokens, dtype=torch.float32, device=device
+    )
+    return sums, *launch_flags(current_gpu().sms * config.warpgroups)
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:

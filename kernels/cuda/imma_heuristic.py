@@ -18,6 +18,7 @@ from kernels.cuda.imma_configs import (
     MOST_NATURAL,
     SIX_BITS,
     AnyImmaConfig,
+    BulkConfig,
     ImmaConfig,
     TiledConfig,
     TileFormat,
@@ -30,7 +31,7 @@ _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for
 _BYTES_A_CODE = (1536 + 32) / 2048  # of 6-bit weights with their scales
 _READ_BYTES_US = 4.6e6  # of an H200's memory
 
-ManyConfig = TiledConfig | WgmmaConfig
+ManyConfig = TiledConfig | WgmmaConfig | BulkConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,17 @@ COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 1, 2, 4, 4, 2): Cost(2.77, 0.497, 0.376, 101),
     TiledConfig(4, 1, 1, 4, 3, 1): Cost(1.94, 0.651, 0.05, 99),
     TiledConfig(2, 1, 2, 4, 4, 1): Cost(2.47, 0.727, 0.115, 100),
-    WgmmaConfig(1, 1, 3, 2): Cost(3.6, 0.943, 0.236, 115),
-    WgmmaConfig(1, 1, 4, 2): Cost(2.76, 0.817, 0.263, 115),
-    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
-    WgmmaConfig(1, 2, 3, 1): Cost(1.06, 1.01, 0.335, 166),
-    WgmmaConfig(1, 2, 3, 2): Cost(4.82, 1.03, 0.389, 166),
-    WgmmaConfig(1, 2, 3, 4): Cost(8.66, 1.21, 0.488, 166),
-    WgmmaConfig(1, 2, 4, 1): Cost(3.01, 0.634, 0.472, 255),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.43, 0.905, 0.3, 255),
-    WgmmaConfig(1, 4, 2, 1): Cost(3.49, 1.58, 0.05, 254),
-    WgmmaConfig(1, 4, 2, 2): Cost(3.93, 1.59, 0.05, 254),
-    WgmmaConfig(2, 4, 2, 1): Cost(3.71, 1.28, 0.05, 254),
+    WgmmaConfig(1, 1, 3, 2): Cost(3.4, 1.04, 0.244, 115),
+    WgmmaConfig(1, 1, 4, 2): Cost(3.16, 0.74, 0.29, 115),
+    WgmmaConfig(1, 1, 4, 4): Cost(6.78, 0.486, 0.309, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(0.24, 1.29, 0.335, 166),
+    WgmmaConfig(1, 2, 3, 2): Cost(6.88, 1.11, 0.467, 166),
+    WgmmaConfig(1, 2, 4, 2): Cost(3.83, 1.17, 0.3, 255),
+    BulkConfig(1, 1, 0): Cost(0.726, 0.72, 0.72, 168),
+    BulkConfig(1, 1, 1): Cost(5.03, 0.703, 0.703, 168),
+    BulkConfig(2, 1, 0): Cost(0.835, 1.18, 1.18, 168),
+    BulkConfig(2, 1, 1): Cost(8.55, 1.12, 1.12, 168),
+    BulkConfig(2, 2, 1): Cost(3.46, 1.63, 1.63, 168),
 }
 # Of atom, whose groups are scaled by both sides.
 MIXED_COSTS: dict[ManyConfig, Cost] = {
@@ -76,12 +77,16 @@ MIXED_COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
     TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
-    WgmmaConfig(1, 1, 3, 2): Cost(3.38, 0.518, 0.331, 128),
-    WgmmaConfig(1, 2, 3, 1): Cost(6.38, 1.04, 0.345, 168),
-    WgmmaConfig(1, 2, 3, 2): Cost(5.51, 0.588, 0.501, 168),
-    WgmmaConfig(1, 2, 4, 2): Cost(5.03, 0.918, 0.422, 255),
-    WgmmaConfig(2, 4, 2, 1): Cost(4.97, 1.39, 0.149, 254),
-    WgmmaConfig(2, 2, 4, 1): Cost(2.23, 0.929, 0.3, 255),
+    WgmmaConfig(1, 1, 3, 2): Cost(2.29, 0.895, 0.28, 128),
+    WgmmaConfig(1, 1, 4, 4): Cost(5.93, 0.417, 0.303, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(0.835, 1.24, 0.364, 168),
+    WgmmaConfig(1, 2, 4, 2): Cost(5.14, 1.2, 0.422, 255),
+    WgmmaConfig(2, 2, 4, 1): Cost(2.26, 1.17, 0.3, 255),
+    BulkConfig(1, 1, 0): Cost(0.52, 0.68, 0.68, 168),
+    BulkConfig(1, 1, 1): Cost(2.39, 0.71, 0.71, 168),
+    BulkConfig(2, 1, 0): Cost(2.83, 1.08, 1.08, 168),
+    BulkConfig(2, 1, 1): Cost(10.3, 0.977, 0.977, 168),
+    BulkConfig(2, 2, 1): Cost(3.48, 1.48, 1.48, 168),
 }
 # Of group-w4a8, whose groups are scaled by the weights' side.
 GROUP_SCALED_COSTS: dict[ManyConfig, Cost] = {
@@ -89,12 +94,16 @@ GROUP_SCALED_COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 8, 3, 1): Cost(2.5, 0.598, 0.488, 229),
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(1.39, 0.498, 0.399, 166),
     TiledConfig(4, 2, 1, 4, 3, 2): Cost(4, 0.502, 0.231, 166),
-    WgmmaConfig(1, 1, 3, 2): Cost(5.18, 0.286, 0.215, 128),
-    WgmmaConfig(1, 2, 3, 1): Cost(4.4, 0.726, 0.242, 168),
-    WgmmaConfig(1, 2, 3, 2): Cost(7.82, 0.435, 0.509, 168),
-    WgmmaConfig(1, 2, 4, 2): Cost(4.82, 0.591, 0.302, 255),
-    WgmmaConfig(2, 4, 2, 1): Cost(5.6, 0.904, 0.2, 254),
-    WgmmaConfig(2, 2, 4, 1): Cost(3.73, 0.494, 0.3, 255),
+    WgmmaConfig(1, 1, 3, 2): Cost(2.86, 0.357, 0.237, 128),
+    WgmmaConfig(1, 1, 4, 4): Cost(4.55, 0.346, 0.247, 115),
+    WgmmaConfig(1, 2, 3, 1): Cost(4.17, 1.33, 0.23, 168),
+    WgmmaConfig(1, 2, 4, 2): Cost(5, 0.627, 0.559, 255),
+    WgmmaConfig(2, 2, 4, 1): Cost(3.81, 0.979, 0.3, 255),
+    BulkConfig(1, 1, 0): Cost(0.407, 0.544, 0.544, 168),
+    BulkConfig(1, 1, 1): Cost(3.52, 0.559, 0.559, 168),
+    BulkConfig(2, 1, 0): Cost(0.26, 0.972, 0.972, 168),
+    BulkConfig(2, 1, 1): Cost(7.46, 0.857, 0.857, 168),
+    BulkConfig(2, 2, 1): Cost(3.44, 1.35, 1.35, 168),
 }
 # Of weights whose sums stay integers over all of K: nothing is converted in between.
 DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
@@ -103,6 +112,7 @@ DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
     TiledConfig(4, 2, 1, 4, 4, 1): Cost(2.19, 0.282, 0.468, 166),
     TiledConfig(4, 2, 1, 4, 3, 2): Cost(3.95, 0.291, 0.274, 166),
     WgmmaConfig(1, 1, 4, 2): Cost(3.98, 0.247, 0.247, 90),
+    WgmmaConfig(1, 1, 4, 4): Cost(3.64, 1.03, 0.375, 115),
     WgmmaConfig(1, 2, 4, 1): Cost(1.85, 0.504, 0.252, 122),
     WgmmaConfig(1, 2, 4, 2): Cost(4.3, 0.419, 0.3, 122),
     WgmmaConfig(2, 1, 4, 1): Cost(3.83, 0.495, 0.292, 90),
@@ -116,12 +126,13 @@ DUAL_GRAINED_COSTS: dict[ManyConfig, Cost] = {
 @dataclass(frozen=True, slots=True)
 class Waves:
     """Blocks of a grid as they follow each other: whole waves of `resident` blocks an SM, then one
-    of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes."""
+    of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes,
+    and what takes it as long as so many."""
 
     whole: int
     resident: int
     last: int
-    steps: int
+    steps: float
 
 
 def choose(
@@ -154,6 +165,9 @@ def waves_of(
     config: ManyConfig, cost: Cost, gemm: GemmWorkload, sms: int, tiles: TileFormat
 ) -> Waves:
     """How the blocks of a configuration follow each other on a GPU."""
+    if isinstance(config, BulkConfig):
+        shares = config.shares(gemm.m, gemm.n, tiles.steps(gemm.k), sms)
+        return Waves(0, 1, 1, shares.longest)
     x, y, _ = config.grid(gemm.m, gemm.n)
     registers = -(-cost.registers // 8) * 8
     by_registers = _REGISTERS // (config.threads * registers)

@@ -14,6 +14,7 @@ from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_s
 from kernels.cuda.dense import padded
 from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
+from kernels.cuda.imma_choices import all_nibbles, few_nibbles, nibbles_for
 from kernels.cuda.imma_configs import (
     GROUP,
     MMA_ROWS,
@@ -21,9 +22,6 @@ from kernels.cuda.imma_configs import (
     AnyImmaConfig,
     ImmaConfig,
     TileFormat,
-    all_nibbles,
-    few_nibbles,
-    nibbles_for,
 )
 from kernels.cuda.imma_heuristic import GROUP_SCALED_COSTS
 from kernels.cuda.rows import INT8_ROWS

@@ -16,10 +16,11 @@ import torch
 from kernels.errors import KernelError, UnsupportedError
 from kernels.runtime.gpu import current_gpu, present_gpu
 from kernels.runtime.nvrtc import Build, Cubin, compile_build
+from kernels.runtime.tensor_map import TensorMap
 
 # A kernel gets more dynamic shared memory than this only after asking for it.
 _DEFAULT_SHARED_BYTES = 48 * 1024
-Argument = torch.Tensor | int | float | None
+Argument = torch.Tensor | TensorMap | int | float | None
 
 
 class CudaFunction:
@@ -44,7 +45,8 @@ class CudaFunction:
     ) -> None:
         """Enqueue on torch's current stream.
 
-        arguments: tensors become pointers, None a null pointer, ints int32, floats float32.
+        arguments: tensors become pointers, None a null pointer, ints int32, floats float32, tensor
+        maps themselves.
         overlap_previous: programmatic dependent launch (compute capability 9.0 and later): the
         kernel may start before the previous one in the stream has ended, and must itself wait
         (griddepcontrol.wait) before it touches what that one wrote.
@@ -137,6 +139,8 @@ def _check(answer: tuple[Any, ...], name: str) -> None:
 def _as_ctype(argument: Argument) -> Any:
     if isinstance(argument, torch.Tensor):
         return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, TensorMap):
+        return (ctypes.c_uint64 * len(argument.words))(*argument.words)
     if argument is None:
         return ctypes.c_void_p(0)
     if isinstance(argument, float):

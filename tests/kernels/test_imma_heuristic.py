@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from kernels.cuda.dual_grained import DualGrainedGemm
-from kernels.cuda.imma_configs import (
-    ImmaConfig,
-    TiledConfig,
-    WgmmaConfig,
-    configs_for,
-    nibbles_for,
-)
+from kernels.cuda.imma_choices import bulk, configs_for, nibbles_for
+from kernels.cuda.imma_configs import BulkConfig, ImmaConfig, TiledConfig, WgmmaConfig
 from kernels.cuda.imma_heuristic import DUAL_GRAINED_COSTS, choose
 from workloads.gemm import GemmWorkload
 
@@ -52,6 +49,41 @@ def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights()
     assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), 132), ImmaConfig)
 
 
-def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernel():
-    assert all(isinstance(c, WgmmaConfig) for c in configs_for(64, in_mma_order=True))
-    assert not any(isinstance(c, WgmmaConfig) for c in configs_for(64, in_mma_order=False))
+def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
+    in_order = WgmmaConfig | BulkConfig
+    assert all(isinstance(c, in_order) for c in configs_for(64, in_mma_order=True))
+    assert not any(isinstance(c, in_order) for c in configs_for(64, in_mma_order=False))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kind"),
+    [
+        (64, 768, 5760, WgmmaConfig),
+        (128, 4096, 4096, WgmmaConfig),
+        (128, 28672, 8192, BulkConfig),
+        (2048, 8192, 28672, BulkConfig),
+    ],
+)
+def test_blocks_that_stay_get_what_was_faster_with_them(m, n, k, kind):
+    chosen = choose(configs_for(m, in_mma_order=True), GemmWorkload(m, n, k), 132)
+
+    assert isinstance(chosen, kind)
+
+
+@pytest.mark.parametrize("config", bulk(), ids=str)
+def test_blocks_that_stay_share_all_steps_of_k(config: BulkConfig) -> None:
+    for m, n, steps in product((40, 257, 2048), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
+        shares = config.shares(m, n, steps, 132)
+        outputs = -(-n // (config.rows * config.sharers)) * -(-m // config.tokens)
+        clusters = shares.blocks // config.sharers
+
+        assert 0 < shares.blocks <= 132
+        assert shares.each * clusters + shares.longer == shares.shared * steps
+        assert shares.shared <= min(outputs, 2 * clusters)
+        assert shares.longer < clusters
+        # A share begins in one place, and a block hands over no more than one part of an output.
+        assert shares.shared == 0 or shares.each > 0
+        # Every block's steps and outputs, and of shared ones what others hand over.
+        assert shares.longest * clusters > outputs * steps
+        for step in range(shares.shared * steps):
+            assert step * shares.inverse >> 32 == step // steps

@@ -109,12 +109,26 @@ def test_a_kernel_runs_on_its_tensor_core(
 
 def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
-    builds = [build for build in all_builds() if build.source == "flexq_imma_wgmma.cu"]
+    sources = ("flexq_imma_wgmma.cu", "flexq_imma_bulk.cu")
+    builds = [build for build in all_builds() if build.source in sources]
 
     for build in builds:
-        counts = instructions(compile_build(build, "sm_90"))["flexq_imma_wgmma"]
+        counts = instructions(compile_build(build, "sm_90"))[build.source.removesuffix(".cu")]
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
     assert len(builds) > 10
+
+
+@pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8", "atom-w4a4"])
+def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
+    builds = [b for b in resolve(label, "cuda").builds() if b.source == "flexq_imma_bulk.cu"]
+    of_one_granule = [b for b in builds if dict(b.defines)["GRANULES"] == 1]
+
+    for build in of_one_granule:
+        counts = instructions(compile_build(build, "sm_90"))["flexq_imma_bulk"]
+        assert counts["I2FP"] + counts["I2F"] < 8, build.name  # a division's
+        assert counts["FFMA"] >= 2 * 64, build.name
+        assert counts["DFMA"] == 64 // 2, build.name  # one begins two sums
+    assert of_one_granule
 
 
 def test_defines_that_are_missing_are_a_compile_error() -> None:
