@@ -5,47 +5,14 @@
 // One warpgroup of a block multiplies 64x128x32, eight in a chain, until another one has issued its
 // instructions, all of one kind in as many chains of dependence as said. Cycles that each takes alone and both
 // take together. docs/kernels/flexq-imma.md says what follows.
-#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 
 #include <cuda_runtime.h>
 
+#include "../../kernels/csrc/ptx.cuh"
+
 constexpr int BLOCKS = 132, SHARED_BYTES = 128 * 1024, TOKENS_AT = 64 * 1024, CHAINED = 8;
-
-// d[64,128] += a[64,32] . b[32,128], int8; a in the registers of four warps, b at a descriptor.
-__device__ __forceinline__ void multiply(int (&d)[64], const uint32_t (&a)[4], uint64_t b) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, 1, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k32.s32.s8.s8 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, "
-      "{%64,%65,%66,%67}, %68, p;\n}"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3]),
-        "+r"(d[4]), "+r"(d[5]), "+r"(d[6]), "+r"(d[7]),
-        "+r"(d[8]), "+r"(d[9]), "+r"(d[10]), "+r"(d[11]),
-        "+r"(d[12]), "+r"(d[13]), "+r"(d[14]), "+r"(d[15]),
-        "+r"(d[16]), "+r"(d[17]), "+r"(d[18]), "+r"(d[19]),
-        "+r"(d[20]), "+r"(d[21]), "+r"(d[22]), "+r"(d[23]),
-        "+r"(d[24]), "+r"(d[25]), "+r"(d[26]), "+r"(d[27]),
-        "+r"(d[28]), "+r"(d[29]), "+r"(d[30]), "+r"(d[31]),
-        "+r"(d[32]), "+r"(d[33]), "+r"(d[34]), "+r"(d[35]),
-        "+r"(d[36]), "+r"(d[37]), "+r"(d[38]), "+r"(d[39]),
-        "+r"(d[40]), "+r"(d[41]), "+r"(d[42]), "+r"(d[43]),
-        "+r"(d[44]), "+r"(d[45]), "+r"(d[46]), "+r"(d[47]),
-        "+r"(d[48]), "+r"(d[49]), "+r"(d[50]), "+r"(d[51]),
-        "+r"(d[52]), "+r"(d[53]), "+r"(d[54]), "+r"(d[55]),
-        "+r"(d[56]), "+r"(d[57]), "+r"(d[58]), "+r"(d[59]),
-        "+r"(d[60]), "+r"(d[61]), "+r"(d[62]), "+r"(d[63])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
-// Operand whose rows are 128 bytes along k in the 128-byte swizzle (PTX ISA, matrix descriptor).
-__device__ __forceinline__ uint64_t descriptor(uint32_t shared) {
-  return (1ull << 62) | (64ull << 32) | (1ull << 16) | ((shared & 0x3FFFF) >> 4);
-}
 
 __device__ void fill(uint32_t* shared) {
   uint32_t state = threadIdx.x * 747796405u + blockIdx.x * 2891336453u + 1;
@@ -57,7 +24,9 @@ __device__ void fill(uint32_t* shared) {
     }
     shared[i] = word;
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  fence_async_proxy();
+#endif
   __syncthreads();
 }
 
@@ -92,24 +61,25 @@ __global__ void __launch_bounds__(256, 1) both(Taken* taken, int rounds, bool mu
   fill(shared);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   if (threadIdx.x < 128) {
-    const uint32_t tokens = static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + TOKENS_AT;
+    const uint32_t tokens = shared_address(shared) + TOKENS_AT;
     const uint32_t a[4] = {shared[threadIdx.x], shared[threadIdx.x + 128], shared[threadIdx.x + 256],
                            shared[threadIdx.x + 384]};
     int d[64] = {}, round = 0;
     const long long begin = clock64();
     while (multiplies && (issues || round < rounds)) {
-      asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+      wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < CHAINED; ++i) multiply(d, a, descriptor(tokens + i % 4 * 32));
-      asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+      for (int i = 0; i < CHAINED; ++i) wgmma_s8_k32(d, a, swizzled_operand(tokens + i % 4 * 32), true);
+      wgmma_commit();
+      wgmma_wait<0>();
 #pragma unroll
       for (int i = 0; i < 64; ++i) asm volatile("" : "+r"(d[i])::"memory");
       ++round;
       if (issues && round % 4 == 0) {  // all warps learn of the end in the same round
         if (threadIdx.x == 0) seen = done;
-        asm volatile("bar.sync 4, 128;" ::: "memory");
+        wait_at_named(4, 128);
         if (seen) break;
-        asm volatile("bar.sync 4, 128;" ::: "memory");
+        wait_at_named(4, 128);
       }
     }
     const long long cycles = clock64() - begin;
@@ -130,7 +100,7 @@ __global__ void __launch_bounds__(256, 1) both(Taken* taken, int rounds, bool mu
 #pragma unroll
     for (int i = 0; i < 64; ++i) all += t[i] + s[i];
     if (all == 1.2345f) taken[BLOCKS].issuing = 1;
-    asm volatile("bar.sync 5, 128;" ::: "memory");
+    wait_at_named(5, 128);
     if (threadIdx.x == 128) done = 1, taken[blockIdx.x].issuing = cycles;
   }
 #endif

@@ -40,8 +40,6 @@ constexpr bool BIASED = A_GROUPED && GRANULES == 1;
 // half of the conversions ahead of the first scale and what begins sums again together: 3 % slower. Where they
 // are not it doesn't, and this would be 2 to 3 % slower.
 constexpr bool SCALES_AHEAD = BIASED && SPLIT;
-constexpr float BIAS = 12582912.0f;  // 1.5 * 2^23: floats around it are whole numbers
-constexpr uint32_t BIAS_BITS = 0x4B400000;
 
 struct Stage {
   int slot = 0;

@@ -20,11 +20,6 @@ constexpr int CHAINS = 4;  // column tiles at once: independent MMAs hide each o
 static_assert(COL_TILES % CHAINS == 0, "whole chunks of column tiles");
 static_assert(STAGES >= 2, "one stage is computed while the others load");
 
-// Sums start at 1.5 * 2^23, whose float has the same bits plus the sum: reading the register as a float
-// is the conversion. |sum| <= 128 * 128 * 128 < 2^22. BIAS times an FP16 scale is exact in FP32.
-constexpr float BIAS = 12582912.0f;
-constexpr int BIAS_BITS = 0x4B400000;
-
 // 1: one block an SM is enough; else the compiler spills to make room for more.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 flexq_imma_tiled(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,

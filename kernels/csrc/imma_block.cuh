@@ -16,6 +16,10 @@ constexpr int TOKEN_SCALES_AT = SCALES_AT + TILES * SCALE_BYTES;
 constexpr int TOKEN_SCALES = A_GROUPED ? TOKENS : 0;  // of a stage; else a token has one scale
 constexpr int STAGE_BYTES =
     (TOKEN_SCALES_AT + TOKEN_SCALES * 4 + SWIZZLE_BYTES - 1) / SWIZZLE_BYTES * SWIZZLE_BYTES;
+// Sums may start at 1.5 * 2^23, whose float has the same bits plus the sum: reading the register as a float
+// is the conversion. |sum| <= 128 * 128 * 128 < 2^22. BIAS times an FP16 scale is exact in FP32.
+constexpr float BIAS = 12582912.0f;
+constexpr int BIAS_BITS = 0x4B400000;
 constexpr int OUT_STRIDE = ROWS + 4;  // floats; + 4: a token's rows start in other banks than the last's
 static_assert(THREADS % 64 == 0, "a thread's copies of codes all have the same place in the swizzle");
 static_assert(TILES * 2 <= 32 && TOKEN_SCALES / 4 <= THREADS - 32, "scales: first warp, of tokens: the others");
