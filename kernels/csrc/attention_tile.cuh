@@ -48,13 +48,13 @@ __device__ inline float least_of(uint32_t scale) {
 // query: this lane's, in shared memory.
 __device__ inline QuerySums sum_queries(uint32_t query) {
   constexpr uint32_t ONES = 0x3C003C00u, ENLARGED = KV_BITS == 4 ? 0x4C004C00u : ONES;  // 16
-  float c[4] = {};
+  float c[2][4] = {};  // two, because the next one waits for what it adds to
 #pragma unroll
   for (int mma = 0; mma < MMAS; ++mma) {
     const uint2 q = load_shared_words(query + mma * 8);
-    mma_f16_m16n8k16(c, {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR}, {q.x, q.y});
+    mma_f16_m16n8k16(c[mma % 2], {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR}, {q.x, q.y});
   }
-  return {{c[0], c[1]}, {c[2], c[3]}};
+  return {{c[0][0] + c[1][0], c[0][1] + c[1][1]}, {c[0][2] + c[1][2], c[0][3] + c[1][3]}};
 }
 
 // Scores of a tile in base 2, of column l / 4 and positions 4t to 4t + 3.

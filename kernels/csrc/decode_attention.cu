@@ -53,7 +53,7 @@ struct Shared {
   Arrived arrived[ARRIVED];
   float4 of_part[GROUP_HEADS][PARTS];  // largest score, sum of weights, of least values times weights
   uint32_t query[GROUP_HEADS][4][ROW];
-  float fresh[2][HEAD_DIM];  // keys and values of the new token
+  alignas(16) float fresh[2][HEAD_DIM];  // keys and values of the new token
   half_bits key[HEAD_DIM];   // of the new token
   uint64_t mbarrier;         // of what arrives
 };

@@ -37,11 +37,9 @@ __device__ inline int code_of(float value, const Divisor& by) {
   return min(max(nearest, -TOP_CODE<WIDTH> - 1), TOP_CODE<WIDTH>);
 }
 
-__device__ inline float warp_maximum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2)
-    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
-  return value;
+// Of magnitudes: floats without a sign are in the order of their bits, and one instruction takes those.
+__device__ inline float warp_maximum(float magnitude) {
+  return __uint_as_float(__reduce_max_sync(0xffffffffu, __float_as_uint(magnitude)));
 }
 
 // Which lanes have a bit set. In PTX, because __ballot_sync of an expression costs a shift more.
