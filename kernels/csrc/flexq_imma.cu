@@ -16,11 +16,14 @@
 // is for shapes whose blocks leave room on the SMs: without it, the next kernel's blocks take a share of
 // the bandwidth while this one's are at work; with it, they start when this one's have requested their
 // last weights.
+//
+// Activations and scales are on their way for AHEAD steps of a warp: where a step is short, one row of tiles,
+// the time until they come is what a warp waits for, and weights of more stages don't help.
 #include "imma_layout.cuh"
 
 #if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
-    !defined(K_SPLIT) || !defined(LATE)
-#error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"
+    !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD)
+#error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE and AHEAD choose the kernel"
 #endif
 #include "k_split.cuh"
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
@@ -137,11 +140,12 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
 
   Share total[ROW_TILES][COL_TILES] = {};
-  Small next;
-  if (first_step < steps) load_small(next, op, first_step);
+  Small queue[AHEAD == 1 ? 1 : AHEAD + 1];
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i)
+    if (first_step + i * STRIDE < steps) load_small(queue[i], op, first_step + i * STRIDE);
   int slot = 0;
-  for (int step = first_step; step < steps; step += STRIDE) {
-    const Small now = next;
+  const auto multiply = [&](int step, const Small& now, Small& last) {
     cp_async_wait<STAGES - 2>();
     __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
     const int ahead = step + (STAGES - 1) * STRIDE;
@@ -149,7 +153,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
     else if constexpr (LATE) let_next_kernel_start();
     cp_async_commit();
-    if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
+    if (step + AHEAD * STRIDE < steps) load_small(last, op, step + AHEAD * STRIDE);
 
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r) {
@@ -208,6 +212,18 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       }
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
+  };
+  if constexpr (AHEAD == 1) {
+    for (int step = first_step; step < steps; step += STRIDE) {
+      const Small now = queue[0];
+      multiply(step, now, queue[0]);
+    }
+  } else {  // no copies: each waits for what it copies
+    for (int step = first_step; step < steps;) {
+#pragma unroll
+      for (int i = 0; i <= AHEAD; ++i, step += STRIDE)
+        if (step < steps) multiply(step, queue[i], queue[(i + AHEAD) % (AHEAD + 1)]);
+    }
   }
 
   // The warps meet: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.

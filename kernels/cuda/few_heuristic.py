@@ -59,7 +59,7 @@ class Few:
     """
 
     table: str
-    many_rows: float = 4.0
+    many_rows: float = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _covariance(a: Floats, b: Floats) -> Floats:
 # integers; of fp6 and fp5. For one column tile only: of the same with a scale per 128 k; of w8a16
 # and w4a16.
 FLEXQ = Few("flexq")
-NIBBLES = Few("nibbles", many_rows=6.0)
+NIBBLES = Few("nibbles")
 DUAL_GRAINED = Few("dual-grained", many_rows=10.0)
 MINIFLOATS = Few("minifloats")
 FINE_MINIFLOATS = Few("fine-minifloats")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kernels.cuda.imma_configs import (
     LEAST_MANY,
     MMA_TOKENS,
@@ -14,52 +16,64 @@ from kernels.cuda.imma_configs import (
     WgmmaConfig,
 )
 
-# (row_tiles, warps, stages, k_split, late), by column tiles: those of some 50 that a greedy choice
-# needs to come within 0.5 % of the best, on average over the shapes that were timed on an H200,
-# and two that are faster inside steps of LLaMA-13B. None of them spills.
+# (row_tiles, warps, stages, k_split, late, ahead), by column tiles: what a greedy choice among some
+# 100 (40 for two tiles, 20 for four) takes to come within 0.4 % of the best, on average over the
+# shapes that were timed on an H200; those that were fastest inside steps of LLaMA-13B; and some for
+# GPUs without clusters. None of them spills.
 _FEW_TOKENS = {
     1: (
-        (1, 4, 2, 1, 0),
-        (1, 4, 2, 1, 1),
-        (1, 8, 2, 1, 0),
-        (1, 8, 2, 1, 1),
-        (1, 16, 3, 1, 0),
-        (2, 4, 2, 1, 0),
-        (2, 4, 2, 1, 1),
-        (2, 4, 2, 2, 0),
-        (2, 8, 2, 1, 0),
-        (2, 8, 2, 1, 1),
-        (2, 8, 4, 1, 0),
-        (2, 16, 2, 1, 0),
-        (2, 16, 3, 1, 0),
-        (4, 8, 2, 1, 0),
-        (4, 8, 2, 1, 1),
-        (4, 8, 3, 1, 0),
+        (1, 4, 2, 1, 0, 1),
+        (1, 4, 2, 1, 1, 1),
+        (1, 4, 3, 1, 0, 3),
+        (1, 8, 2, 1, 0, 1),
+        (1, 8, 2, 1, 0, 2),
+        (1, 8, 2, 1, 0, 3),
+        (1, 8, 3, 1, 0, 3),
+        (1, 8, 3, 1, 1, 3),
+        (1, 16, 3, 1, 0, 1),
+        (1, 16, 3, 1, 0, 3),
+        (2, 4, 2, 1, 0, 1),
+        (2, 4, 2, 1, 1, 1),
+        (2, 4, 3, 1, 0, 4),
+        (2, 8, 2, 1, 0, 2),
+        (2, 8, 2, 1, 0, 4),
+        (2, 8, 3, 1, 0, 4),
+        (2, 8, 3, 1, 1, 4),
+        (2, 8, 4, 1, 0, 3),
+        (2, 16, 3, 1, 0, 3),
+        (2, 16, 4, 1, 0, 3),
+        (3, 8, 2, 1, 0, 2),
+        (3, 8, 3, 1, 0, 4),
+        (4, 4, 3, 1, 0, 4),
+        (4, 8, 2, 1, 0, 2),
+        (4, 8, 2, 1, 1, 1),
+        (4, 8, 2, 1, 1, 2),
     ),
     2: (
-        (1, 4, 2, 1, 0),
-        (1, 4, 2, 2, 0),
-        (1, 16, 2, 1, 0),
-        (1, 16, 3, 1, 0),
-        (2, 4, 2, 1, 0),
-        (2, 4, 2, 1, 1),
-        (2, 8, 2, 1, 0),
-        (2, 8, 2, 1, 1),
-        (2, 8, 3, 1, 0),
-        (2, 16, 2, 1, 0),
-        (3, 4, 2, 1, 0),
-        (4, 4, 2, 1, 1),
-        (5, 4, 3, 1, 0),
+        (1, 4, 2, 1, 0, 1),
+        (1, 16, 2, 1, 0, 3),
+        (1, 16, 3, 1, 0, 3),
+        (2, 4, 2, 1, 0, 1),
+        (2, 4, 2, 1, 0, 3),
+        (2, 4, 3, 1, 0, 3),
+        (2, 8, 2, 1, 0, 2),
+        (2, 8, 2, 1, 1, 1),
+        (2, 8, 3, 1, 0, 1),
+        (2, 8, 3, 1, 0, 3),
+        (2, 16, 2, 1, 0, 1),
+        (3, 4, 2, 1, 0, 1),
+        (3, 4, 3, 1, 0, 2),
     ),
     4: (
-        (1, 4, 3, 1, 0),
-        (1, 8, 3, 1, 0),
-        (2, 4, 3, 1, 0),
-        (2, 8, 2, 1, 1),
-        (2, 8, 2, 2, 1),
-        (3, 4, 2, 1, 0),
-        (3, 4, 2, 2, 0),
-        (3, 4, 3, 1, 0),
+        (1, 4, 3, 1, 0, 1),
+        (1, 8, 3, 1, 0, 2),
+        (2, 4, 2, 1, 0, 2),
+        (2, 8, 2, 1, 1, 1),
+        (2, 8, 2, 2, 1, 1),
+        (2, 8, 3, 1, 0, 2),
+        (3, 4, 2, 1, 0, 1),
+        (3, 4, 2, 1, 0, 2),
+        (3, 4, 2, 2, 0, 1),
     ),
 }
 # (row_warps, row_tiles, token_warps, col_tiles, stages, k_split): those that a greedy choice needs
@@ -98,33 +112,48 @@ _BULK = (
 )
 
 
-# For 4-bit weights, by column tiles: what a greedy choice takes to come within 0.1 % of the best of
-# 62 (of 25 for two tiles), over the shapes that were timed on an H200.
+# The same for 4-bit weights, of some 50 (20 for two and for four tiles).
 _FEW_NIBBLES = {
     1: (
-        (1, 8, 2, 1, 0),
-        (1, 8, 2, 1, 1),
-        (1, 8, 2, 2, 0),
-        (1, 16, 2, 1, 0),
-        (1, 16, 2, 1, 1),
-        (1, 16, 3, 1, 1),
-        (2, 4, 2, 1, 1),
-        (2, 8, 2, 1, 0),
-        (2, 8, 2, 2, 1),
-        (2, 16, 2, 1, 0),
-        (2, 16, 2, 1, 1),
-        (3, 8, 2, 1, 0),
-        (4, 8, 2, 1, 0),
+        (1, 8, 2, 1, 0, 1),
+        (1, 8, 2, 1, 1, 1),
+        (1, 16, 2, 1, 0, 1),
+        (1, 16, 2, 1, 0, 2),
+        (1, 16, 3, 1, 0, 2),
+        (1, 16, 3, 1, 1, 1),
+        (1, 16, 3, 1, 1, 2),
+        (1, 16, 3, 1, 1, 3),
+        (2, 4, 2, 1, 1, 1),
+        (2, 8, 2, 1, 0, 1),
+        (2, 8, 3, 1, 0, 3),
+        (2, 16, 2, 1, 0, 1),
+        (2, 16, 2, 1, 1, 1),
+        (3, 8, 2, 1, 0, 1),
+        (3, 8, 2, 1, 0, 2),
+        (3, 8, 2, 1, 0, 3),
+        (4, 8, 2, 1, 0, 1),
     ),
     2: (
-        (1, 16, 2, 1, 0),
-        (2, 4, 2, 1, 1),
-        (2, 4, 4, 1, 0),
-        (2, 8, 2, 1, 0),
-        (2, 8, 3, 1, 0),
-        (5, 4, 3, 1, 0),
+        (1, 16, 2, 1, 0, 1),
+        (1, 16, 2, 1, 0, 2),
+        (1, 16, 3, 1, 0, 2),
+        (1, 16, 3, 1, 0, 3),
+        (2, 4, 2, 1, 1, 1),
+        (2, 4, 2, 1, 1, 2),
+        (2, 4, 3, 1, 1, 2),
+        (2, 4, 4, 1, 0, 2),
+        (2, 8, 2, 1, 0, 1),
+        (5, 4, 3, 1, 0, 1),
     ),
-    4: ((2, 8, 2, 1, 1), (3, 4, 2, 1, 0), (3, 4, 2, 2, 0), (3, 4, 3, 1, 0)),
+    4: (
+        (1, 8, 3, 1, 0, 2),
+        (2, 4, 2, 1, 0, 2),
+        (2, 8, 2, 1, 1, 1),
+        (2, 8, 3, 1, 0, 2),
+        (3, 4, 2, 1, 0, 1),
+        (3, 4, 2, 2, 0, 1),
+        (3, 4, 3, 1, 0, 1),
+    ),
 }
 _MANY_NIBBLES = ((4, 2, 1, 4, 3, 2), (4, 2, 1, 4, 4, 1), (4, 2, 1, 8, 3, 1))
 _WGMMA_NIBBLES = (
@@ -168,7 +197,7 @@ def col_tiles_for(m: int) -> int:
 
 def few_tokens(col_tiles: int) -> list[ImmaConfig]:
     """Every configuration of the kernel for few tokens with this many column tiles."""
-    return [ImmaConfig(*choice, col_tiles) for choice in _FEW_TOKENS[col_tiles]]
+    return _with_tiles(_FEW_TOKENS[col_tiles], col_tiles)
 
 
 def many_tokens() -> list[TiledConfig]:
@@ -195,7 +224,7 @@ def bulk() -> list[BulkConfig]:
 def few_nibbles(m: int) -> list[ImmaConfig]:
     """Every configuration of the kernel for few tokens for m of them and 4-bit weights."""
     tiles = col_tiles_for(m)
-    return [ImmaConfig(*choice, tiles) for choice in _FEW_NIBBLES[tiles]]
+    return _with_tiles(_FEW_NIBBLES[tiles], tiles)
 
 
 def every_few_nibbles() -> list[ImmaConfig]:
@@ -228,3 +257,12 @@ def all_nibbles(tiles: TileFormat) -> list[AnyImmaConfig]:
 def bucket_of(m: int) -> int:
     """The power of two that m tokens are rounded up to: they have the same configurations."""
     return 1 << (m - 1).bit_length()
+
+
+def _with_tiles(
+    choices: Iterable[tuple[int, int, int, int, int, int]], col_tiles: int
+) -> list[ImmaConfig]:
+    return [
+        ImmaConfig(row_tiles, warps, stages, k_split, late, col_tiles, ahead)
+        for row_tiles, warps, stages, k_split, late, ahead in choices
+    ]

@@ -68,7 +68,8 @@ SIX_BITS = TileFormat()
 class ImmaConfig(Config):
     """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
     ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
-    start only when the last weights are requested; col_tiles: of 8 tokens a block."""
+    start only when the last weights are requested; col_tiles: of 8 tokens a block; ahead: steps of
+    a warp whose activations are on their way."""
 
     row_tiles: int
     warps: int
@@ -76,6 +77,7 @@ class ImmaConfig(Config):
     k_split: int
     late: int
     col_tiles: int
+    ahead: int = 1
 
     @property
     def function(self) -> str:

@@ -84,7 +84,7 @@ def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(few, col_
         lost.append(row[table.configs.index(settings_of(chosen))])
 
     lost = [loss for loss in lost if not np.isnan(loss)]  # some shapes are older than some choices
-    assert len(lost) >= 70
+    assert len(lost) >= 50
     assert np.mean(lost) < 0.01
     assert np.quantile(lost, 0.95) < 0.08
 
