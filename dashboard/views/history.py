@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
@@ -18,13 +18,14 @@ from dashboard.database import current_database, errors_shown
 from dashboard.empty import say_that_it_is_empty
 from dashboard.head_start import let_figure_be_painted
 from dashboard.history_frame import history_frame
+from dashboard.history_patterns import NEWEST, pattern_frame
 from dashboard.links import Link
 from dashboard.spreadsheet import harmless
 from dashboard.views import measurement
 from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
 from db.engine import Database
-from db.queries import ReleaseRow, SeriesName
+from db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.commands import invocation
 from flexq_bench.probes import is_probe
 from workloads.models import load_catalog
@@ -68,6 +69,7 @@ def page() -> None:
             st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
         if drawn is not None:
             let_figure_be_painted()
+            _show_patterns(drawn)
             _show_points(drawn, zone_named(st.context.timezone))
 
 
@@ -77,6 +79,7 @@ class _Drawn:
 
     frame: pd.DataFrame
     value: str
+    histories: Mapping[SeriesName, Sequence[HistoryPoint]]
 
 
 def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
@@ -122,7 +125,7 @@ def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> _Drawn
         "another environment or after a change that was explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
-    return _Drawn(frame, f"{value} ({unit})")
+    return _Drawn(frame, f"{value} ({unit})", histories)
 
 
 def _draw(figure: go.Figure) -> None:
@@ -228,6 +231,15 @@ def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
     st.info(
         "No accepted result of these series yet. A result is accepted if it is right, was timed at "
         "a sound clock, and comes from a commit without local changes."
+    )
+
+
+def _show_patterns(drawn: _Drawn) -> None:
+    """One row a series: what its newest epoch shows."""
+    st.dataframe(harmless(pattern_frame(drawn.histories)), hide_index=True, key="patterns")
+    st.caption(
+        f"What the newest epoch of a series shows, of its newest {NEWEST} results, whatever is "
+        "drawn above. This explains; an alert needs a confirmation."
     )
 
 

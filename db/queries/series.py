@@ -81,6 +81,7 @@ class HistoryPoint:
     ci_low_us: float | None
     ci_high_us: float | None
     floor_us: float | None
+    sm_clock_mhz: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def series_history(
             Measurement.ci_low_us,
             Measurement.ci_high_us,
             Measurement.floor_us,
+            Measurement.sm_clock_mhz,
         )
         .select_from(Measurement)
         .join(Commit, Measurement.commit_id == Commit.id)

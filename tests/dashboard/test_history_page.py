@@ -57,6 +57,16 @@ def chart(app: AppTest) -> dict[str, Any]:
     return figure
 
 
+def listed_points(app: AppTest) -> Any:
+    return app.dataframe[1].value
+
+
+def patterns(app: AppTest) -> list[tuple[Any, ...]]:
+    """Pattern, since and missing nights of each series."""
+    table = app.dataframe[0].value
+    return [tuple(row)[1:] for row in table.itertuples(index=False)]
+
+
 def lines(app: AppTest) -> list[Any]:
     return [trace for trace in chart(app)["data"] if trace["mode"] == "lines+markers"]
 
@@ -66,7 +76,7 @@ def test_an_empty_database_says_how_to_fill_it(store, open_history):
 
 
 def test_points_follow_ancestry_not_the_clock_of_storing(told, open_history):
-    table = open_history(kernel="flexq-w6a6", m="1").dataframe[0].value
+    table = listed_points(open_history(kernel="flexq-w6a6", m="1"))
 
     assert table["commit"].str[:2].tolist() == ["01", "02", "03", "04", "05"]
     assert table["median time (µs)"].tolist() == [9.0, 10.0, 11.0, 12.0, 13.0]
@@ -105,7 +115,7 @@ def test_a_filter_chosen_on_the_page_goes_into_the_link(told, open_history):
 def test_percent_of_the_floor_is_asked_for_by_the_link(told, open_history):
     app = open_history(kernel="flexq-w6a6", m="1", show="% of floor")
 
-    table = app.dataframe[0].value
+    table = listed_points(app)
     assert table["floor / median (%)"].tolist() == pytest.approx(
         [100 * 4.0 / median for median in (9, 10, 11, 12, 13)]
     )
@@ -124,7 +134,7 @@ def test_relative_to_a_release_every_series_has_100_percent_there(told, open_his
 
     app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release", release="v1")
 
-    table = app.dataframe[0].value
+    table = listed_points(app)
     assert table["time / time at v1 (%)"].tolist() == pytest.approx([90, 100, 110, 120, 130])
     assert (table["low"] < table["high"]).all()
     assert chart(app)["layout"]["yaxis"]["title"]["text"] == "time / time at v1 (%)"
@@ -136,7 +146,7 @@ def test_the_newest_release_is_taken_and_linked(told, open_history):
     app = open_history(kernel="flexq-w6a6", m="1", show="relative to a release")
 
     assert app.query_params["release"] == "v2"
-    assert 100.0 in app.dataframe[0].value["time / time at v2 (%)"].round(6).tolist()
+    assert 100.0 in listed_points(app)["time / time at v2 (%)"].round(6).tolist()
 
 
 def test_a_release_between_two_measured_commits_has_the_level_before_it(told, open_history):
@@ -148,7 +158,7 @@ def test_a_release_between_two_measured_commits_has_the_level_before_it(told, op
 
     app = open_history(kernel="flexq-w6a6", m="1", shape="4096x4096", show="relative to a release")
 
-    table = app.dataframe[0].value
+    table = listed_points(app)
     assert (
         dict(zip(table["commit"].str[:2], table["time / time at v1 (%)"].round(6), strict=True))[
             "04"
@@ -176,7 +186,7 @@ def test_without_a_release_it_says_how_to_store_one(told, open_history):
 def test_a_point_knows_its_measurement(told, open_history):
     app = open_history(kernel="flexq-w6a6", m="1")
 
-    of_table = [link.partition("uuid=")[2] for link in app.dataframe[0].value["samples"]]
+    of_table = [link.partition("uuid=")[2] for link in listed_points(app)["samples"]]
     of_chart = [uuid for trace in lines(app) for uuid in trace["customdata"]]
     assert of_chart == of_table
     assert len(set(of_chart)) == 5
@@ -204,12 +214,12 @@ def test_a_long_history_lists_its_newest_commits_until_all_are_asked_for(store, 
     store.add(*(record for order in range(1, 53) for record in points(order, created_at=EVER)))
 
     app = open_history(kernel="flexq-w6a6")
-    listed = app.dataframe[0].value
+    listed = listed_points(app)
 
     assert set(listed["commit"].str[:2]) == {f"{order:02x}" for order in range(3, 53)}
     assert len(listed) == 2 * 50
     assert sum(len(trace["customdata"]) for trace in lines(app)) == 2 * 52  # the chart has all
-    assert len(app.toggle(key="all-points").set_value(True).run().dataframe[0].value) == 2 * 52
+    assert len(listed_points(app.toggle(key="all-points").set_value(True).run())) == 2 * 52
 
 
 def test_hovering_tells_run_and_commit(told, open_history):
@@ -237,7 +247,7 @@ def test_one_point_has_a_bar(store, open_history):
     (trace,) = lines(app)
 
     median, low, high = (
-        app.dataframe[0].value[name][0] for name in ("median time (µs)", "low", "high")
+        listed_points(app)[name][0] for name in ("median time (µs)", "low", "high")
     )
     assert numbers(trace["error_y"]["array"]) == pytest.approx([high - median])
     assert numbers(trace["error_y"]["arrayminus"]) == pytest.approx([median - low])
@@ -285,3 +295,37 @@ def test_probes_are_no_kernels_to_follow(told, open_history):
 def test_one_gpu_is_no_choice(told, open_history):
     assert H200 in lines(open_history())[0]["name"]
     assert "GPU" not in [widget.label for widget in open_history().multiselect]
+
+
+def nightly(store: Any, medians: list[float], clocks: list[float], *, left_out: int = -1) -> None:
+    """A result a day of November, each at a commit of its own."""
+    for day, (median, clock) in enumerate(zip(medians, clocks, strict=True), start=1):
+        commit = replace(COMMIT, sha=f"{day:02x}" * 20, topo_order=day)
+        created_at = f"2025-11-{day:02}T10:00:00+00:00"
+        run = a_run(f"run {day}")
+        record = a_record(run, median_us=median, commit=commit, created_at=created_at)
+        if day != left_out:
+            store.add(replace(record, sm_clock_mhz=clock))
+
+
+def wobbling(level: float, count: int) -> list[float]:
+    return [level * (1 + 0.001 * (-1) ** i) for i in range(count)]
+
+
+def test_a_step_is_named_with_its_commit_and_missing_nights_are_counted(store, open_history):
+    nightly(store, wobbling(10, 14) + wobbling(11, 14), [1980.0] * 28, left_out=5)
+
+    assert patterns(open_history()) == [("a step", "0f" * 5, 1)]
+
+
+def test_a_step_that_the_clock_explains_says_so(store, open_history):
+    nightly(store, wobbling(10, 14) + wobbling(11, 14), [1980.0] * 14 + [1800.0] * 14)
+
+    ((pattern, since, _),) = patterns(open_history())
+    assert (pattern, since) == ("the GPU's clock changed, not the work", "0f" * 5)
+
+
+def test_patterns_are_those_of_the_newest_epoch_series_by_series(told, open_history):
+    assert {pattern for pattern, _, _ in patterns(open_history())} == {
+        "a new environment, too few results since"
+    }

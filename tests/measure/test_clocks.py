@@ -120,7 +120,9 @@ def test_a_cold_case_launches_on_that_many_different_buffers(a_meter, a_case, fa
     copy_bytes = 256 * 256 * 8
     factor = meter.protocol.min_cache_factor
     assert copies * copy_bytes > meter.protocol.cold_bytes(meter.device_info.l2_bytes, factor)
-    assert len(set(kernel.weights_seen)) >= copies
+    # On a busy machine a placement may end before every copy has had its turn.
+    turns = measured.n_samples // len(measured.placement_medians_us)
+    assert len(set(kernel.weights_seen)) >= min(copies, turns)
 
 
 def test_a_hot_case_launches_on_one_buffer_a_placement(a_meter, a_case, fake_linear):
