@@ -112,7 +112,8 @@ _BULK = (
 )
 
 
-# The same for 4-bit weights, of some 50 (20 for two and for four tiles).
+# The same for 4-bit weights, of some 50 (20 for two tiles); for four tiles, what won for 6 bits and
+# what had won here.
 _FEW_NIBBLES = {
     1: (
         (1, 8, 2, 1, 0, 1),
