@@ -2,20 +2,16 @@
 // memory accesses, which the release of barrier.cluster is (MEMBAR.ALL.GPU): asynchronous stores, whose bytes
 // the receiver's mbarrier counts (PTX ISA, st.async).
 #pragma once
-#include "ptx.cuh"
+#include "mbarrier.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// An mbarrier, 8 bytes in shared memory, of one phase. One thread begins; other blocks may send once all have
-// met. The phase ends when as many bytes have come as one thread has said to expect, be it before or later.
+// An mbarrier of one phase. One thread begins, and says by arrive_expecting how many bytes are to come, be it
+// before they do or later; other blocks may send once all have met.
 __device__ inline void begin_to_count(uint32_t mbarrier) {
   asm volatile(
       "mbarrier.init.shared::cta.b64 [%0], 1;\n"
       "fence.mbarrier_init.release.cluster;" ::"r"(mbarrier)
       : "memory");
-}
-
-__device__ inline void expect_bytes(uint32_t mbarrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(mbarrier), "r"(bytes) : "memory");
 }
 
 // All threads, each warp together.
@@ -42,11 +38,6 @@ __device__ inline void send(uint32_t to, const float4& v, uint32_t mbarrier) {
       : "memory");
 }
 
-__device__ inline void wait_for_bytes(uint32_t mbarrier) {
-  asm volatile(
-      "{\n.reg .pred done;\nWAITING_%=:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n"
-      "@!done bra WAITING_%=;\n}" ::"r"(mbarrier)
-      : "memory");
-}
+// What begin_to_count began.
+__device__ inline void wait_for_bytes(uint32_t mbarrier) { wait_for_phase(mbarrier, 0); }
 #endif

@@ -222,7 +222,7 @@ decode_attention(const half_bits* qkv, const float2* table, const int* positions
   if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
 #if __CUDA_ARCH__ >= 900
   if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
-    expect_bytes(shared_address(&shared.mbarrier), finished * splits * static_cast<int>(sizeof(Arrived)));
+    arrive_expecting(shared_address(&shared.mbarrier), finished * splits * static_cast<int>(sizeof(Arrived)));
 #endif
   if (writes_keys) {
     const uint4 halves = lane < WRITERS ? reinterpret_cast<const uint4*>(shared.key)[lane] : uint4{};

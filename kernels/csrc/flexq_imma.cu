@@ -213,7 +213,7 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     }
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   };
-  if constexpr (AHEAD == 1) {
+  if constexpr (AHEAD == 1) {  // unrolled, as below, this was slower
     for (int step = first_step; step < steps; step += STRIDE) {
       const Small now = queue[0];
       multiply(step, now, queue[0]);
