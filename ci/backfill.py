@@ -15,7 +15,7 @@ from db import queries
 from db.engine import Database
 from db.nightly import NightInfo, set_night
 from flexq_bench.errors import FlexqError
-from flexq_bench.worktrees import worktree
+from flexq_bench.repository.worktrees import worktree
 
 _LIMIT_S = 4 * 3600.0  # of one gap: a night must end before the next one
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from flexq_bench.regress import Confirmation, Verdict
+from flexq_bench.verdicts import Confirmation, Verdict
 from kernels.runtime.files import cache_folder
 
 

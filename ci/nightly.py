@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from ci.looking_back import store_change_points
-from ci.suspects import Suspects, suspects_of
+from ci.candidates import Suspects, suspects_of
+from ci.change_points import store_change_points
 from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs
@@ -25,11 +25,12 @@ from db.nightly import NightInfo, set_night
 from db.records import CommitInfo, RunInfo
 from db.store import begin_run, finish_run
 from flexq_bench.errors import FlexqError
-from flexq_bench.execution import DeviceKind
-from flexq_bench.plan import build_plan
-from flexq_bench.provenance import commit_at
-from flexq_bench.running import OnRecord, new_run
-from flexq_bench.verdicts import Compared, Judged, Machine, record_night
+from flexq_bench.repository.provenance import commit_at
+from flexq_bench.runs.executor import DeviceKind
+from flexq_bench.runs.lifecycle import OnRecord, new_run
+from flexq_bench.runs.plan import build_plan
+from flexq_bench.verdicts import Compared, Judged, Machine
+from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite
 

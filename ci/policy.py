@@ -29,11 +29,11 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from flexq_bench.probes import is_probe
 from workloads.case import Case
 from workloads.errors import WorkloadError
 from workloads.names import unknown
 from workloads.patterns import check_pattern, is_glob, matches
+from workloads.probes import is_probe
 from workloads.ranges import parse_ranges
 from workloads.suite import Suite
 from workloads.suites import load_suite

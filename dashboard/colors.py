@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from flexq_bench.probes import is_probe
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 # Each has a contrast of at least 3 on white and on Streamlit's dark grey, and each pair stays
 # apart for normal, protan, deutan and tritan eyes: tests/dashboard/test_colors.py measures both.

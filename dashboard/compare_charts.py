@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from dashboard.charts import GREY, log_axis
 from dashboard.colors import Style
-from flexq_bench.regress.confirm import SMALLEST_CHANGE
+from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
 
 _HEIGHT = 480
 _ROW_PX = 24

@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 
 from db.queries import DecisionRow, ResultRow
-from flexq_bench.regress import Interval, Verdict, geometric_mean
-from flexq_bench.stored_runs import StoredComparison, compare_labels, compare_stored
+from flexq_bench.runs.stored_comparison import StoredComparison, compare_labels, compare_stored
+from flexq_bench.stats import Interval, geometric_mean
+from flexq_bench.verdicts import Verdict
 from workloads.case import kernel_label
 
 TURNS = "took turns, 99 %"

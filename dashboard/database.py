@@ -18,7 +18,7 @@ from db.errors import DatabaseError, ReadOnlyError
 from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
 from db.verdict_store import decide_on_alert
-from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
+from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
 
 
 def current_database() -> Database:
@@ -40,7 +40,7 @@ def write_request(request: RequestInfo) -> None:
     Raises DatabaseError, LimitError where its requester has too much open, and ReadOnlyError where
     the app was started to write nothing.
     """
-    from flexq_bench.requests import submit  # brings torch, which no other page waits for
+    from flexq_bench.fleet.requests import submit  # brings torch, which no other page waits for
 
     with _writing() as session:
         submit(session, request)

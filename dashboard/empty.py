@@ -6,7 +6,7 @@ import streamlit as st
 
 from dashboard.words import as_code
 from db.engine import Database
-from flexq_bench.commands import invocation
+from flexq_bench.runs import command_lines as invocation
 
 
 def say_that_it_is_empty(database: Database) -> None:

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from dashboard.charts import GREY
 from dashboard.colors import Style
-from flexq_bench.regress import Comparison, Confirmation
+from flexq_bench.verdicts import Comparison, Confirmation
 from flexq_bench.verdicts.evidence_plot import placements_of
 
 _ROW_PX = 34

@@ -10,10 +10,10 @@ import pandas as pd
 
 from dashboard.spreadsheet import to_csv
 from db.queries import ResultRow
-from flexq_bench.comparing import Row, compare_with_baseline, half_width_percent
-from flexq_bench.probes import is_probe
-from flexq_bench.regress import Interval
+from flexq_bench.stats import Interval
+from flexq_bench.stats.baseline import Row, compare_with_baseline, half_width_percent
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 # Units as in db.records.Record; _low and _high are ends of 95 % intervals. `label` names a kernel
 # with its variant, `is_timed` says that the time is of a right result and may be compared.

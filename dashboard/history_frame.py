@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from db.queries import HistoryPoint, SeriesName
-from flexq_bench.regress import Interval, ratio_interval
+from flexq_bench.stats import Interval, ratio_interval
 from workloads.case import kernel_label
 
 # `name` is what people read, `series` tells series apart, `label` is the kernel with its variant.

@@ -10,7 +10,7 @@ import pandas as pd
 from dashboard.history_frame import series_name
 from dashboard.words import short_commit
 from db.queries import HistoryPoint, SeriesName
-from flexq_bench.regress import Nights, Pattern, classify
+from flexq_bench.verdicts import Nights, Pattern, classify
 
 _WORDS = {
     Pattern.NEW_SERIES: "new: nothing to compare with",
@@ -29,7 +29,7 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
     """A row a series that has results, in the order given: COLUMNS.
 
     since: the commit at which the pattern begins, empty where it is that of all results. The
-    pattern is of the newest results, and of the newest epoch (flexq_bench.regress.classify).
+    pattern is of the newest results, and of the newest epoch (flexq_bench.verdicts.patterns).
     """
     rows = [
         (series_name(series), *_pattern(tuple(points[-NEWEST:])))

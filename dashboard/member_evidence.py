@@ -14,8 +14,9 @@ from dashboard.evidence_chart import block_changes
 from dashboard.words import as_code, as_text
 from db.engine import Session
 from db.queries import DecisionRow
-from flexq_bench.regress.confirm import usable_blocks
-from flexq_bench.verdicts import Evidence, recompute_decision
+from flexq_bench.verdicts import Evidence
+from flexq_bench.verdicts.confirmation import usable_blocks
+from flexq_bench.verdicts.recompute import recompute_decision
 from workloads.case import kernel_label
 
 

@@ -10,8 +10,8 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from dashboard.charts import GREY
+from dashboard.paper_results import Ours
 from db.reference_store import ReferenceInfo
-from flexq_bench.beside_papers import Ours
 
 _OURS = "#0072B2"
 _ROW_PX = 30

@@ -15,8 +15,9 @@ from db import queries
 from db.engine import Database
 from db.errors import NotFoundError
 from db.queries import Filters, ResultRow, RunName, RunSummary
-from flexq_bench import accuracy, decode, static
-from flexq_bench.commands import invocation
+from flexq_bench import accuracy, decode
+from flexq_bench.measure import machine_code as static
+from flexq_bench.runs import command_lines as invocation
 
 # Of runs that time no kernel by itself: what compilers made of them, and whole models.
 OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)

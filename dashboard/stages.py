@@ -11,9 +11,9 @@ import plotly.graph_objects as go
 from dashboard.charts import by_layer, rule
 from dashboard.colors import Style
 from db.queries import ResultRow
-from flexq_bench.comparing import time_of
-from flexq_bench.probes import is_probe
-from flexq_bench.regress import ratio_interval
+from flexq_bench.stats import ratio_interval
+from flexq_bench.stats.baseline import time_of
+from workloads.probes import is_probe
 
 _GEMM, _LINEAR = "gemm", "linear"
 

@@ -17,15 +17,15 @@ from db.engine import Database
 from db.errors import DatabaseError
 from db.queries import WorkerRow
 from db.requests import RequestInfo
-from flexq_bench.commands import invocation
-from flexq_bench.commands.sweep_text import parse_sweep
 from flexq_bench.errors import FlexqError
-from flexq_bench.probes import is_probe
-from flexq_bench.sweeps import CACHES, STAGES
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs.sweep import CACHES, STAGES
+from flexq_bench.runs.sweep_text import parse_sweep
 from kernels.errors import KernelError
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.models import load_catalog
+from workloads.probes import is_probe
 
 if TYPE_CHECKING:
     from kernels.contract import Backend
@@ -79,7 +79,7 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
             model=asked.model, layers=asked.layers, stage=",".join(asked.stages),
             cache=",".join(asked.caches),
         )  # fmt: skip
-        from flexq_bench.requests import sweep_request
+        from flexq_bench.fleet.requests import sweep_request
 
         with database.session() as session:
             request = sweep_request(

@@ -14,8 +14,8 @@ def main() -> int:
     """Run this process's command line and return its exit code."""
     # Importing takes a second, and an exception in the middle of it may end up anywhere.
     signal.signal(signal.SIGINT, _leave)
-    from flexq_bench.cli import main as run
-    from flexq_bench.commands.stopping import hear_interrupts
+    from flexq_bench.cli.app import main as run
+    from flexq_bench.cli.interrupts import hear_interrupts
 
     hear_interrupts()
     return run()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 # Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
-# flexq_bench.cluster.runtime).
+# flexq_bench.fleet.ray_session).
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
 
 
@@ -52,8 +52,8 @@ def compared() -> Callable[..., Any]:
     """
     import numpy as np
 
-    from flexq_bench.interleave.values import CaseComparison
-    from flexq_bench.regress import Comparison, confirm
+    from flexq_bench.measure.ab.case_comparison import CaseComparison
+    from flexq_bench.verdicts import Comparison, confirm
     from workloads.case import Case
     from workloads.gemm import GemmWorkload
 

@@ -19,11 +19,11 @@ from torch import nn
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.quantize.block_training import Learned
-from flexq_bench.quantize.calibration import calibration_segments
-from flexq_bench.quantize.learned import LearnedScheme
-from flexq_bench.quantize.registry import resolve
-from flexq_bench.quantize.scheme import Job
+from flexq_bench.schemes.block_training import Learned
+from flexq_bench.schemes.calibration import calibration_segments
+from flexq_bench.schemes.learned import LearnedScheme
+from flexq_bench.schemes.registry import resolve
+from flexq_bench.schemes.scheme import Job
 
 
 def main() -> None:

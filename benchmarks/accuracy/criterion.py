@@ -21,13 +21,13 @@ from scipy import stats
 from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.preparing import best_device
+from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.setup import best_device
 from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.quantize.calibration import Calibration
-from flexq_bench.quantize.damage import SiteDamage, activation_damage
-from flexq_bench.quantize.model_map import map_model
-from flexq_bench.quantize.uniform import FULL_BITS, round_site
-from flexq_bench.sensitivity.trying import restoring
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.layer_sensitivity import SiteDamage, activation_damage
+from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.uniform import FULL_BITS, round_site
 from kernels.formats import NumberFormat
 
 

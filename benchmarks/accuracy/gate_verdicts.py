@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import Any
 
 from ci.accuracy_policy import load_accuracy_policy
-from flexq_bench.accuracy.preparing import best_device
-from flexq_bench.cli import main as flexq_bench
+from flexq_bench.accuracy.setup import best_device
+from flexq_bench.cli.app import main as flexq_bench
 from kernels.contract import Backend, LinearKernel, PackedOperand
 from kernels.formats import Operand
 from kernels.registry import resolve

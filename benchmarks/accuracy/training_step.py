@@ -18,9 +18,9 @@ import torch
 
 from flexq_bench.accuracy.loading import LoadedModel, load_model
 from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.quantize import replay
-from flexq_bench.quantize.calibration import Calibration, calibration_segments
-from flexq_bench.quantize.registry import resolve
+from flexq_bench.schemes import replay
+from flexq_bench.schemes.calibration import Calibration, calibration_segments
+from flexq_bench.schemes.registry import resolve
 
 NEVER = 10**9  # calls
 

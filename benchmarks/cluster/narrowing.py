@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexq_bench.cluster import RayCrew
-from flexq_bench.cluster.crew import Event, Joined, Lost
+from flexq_bench.fleet import RayCrew
+from flexq_bench.fleet.pool import Event, Joined, Lost
 
 
 class NarrowingCrew(RayCrew):

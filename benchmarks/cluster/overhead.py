@@ -14,12 +14,12 @@ from pathlib import Path
 
 from db.engine import open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.cluster import RayCrew, Times, open_fleet
-from flexq_bench.cluster.actor import Greeting
-from flexq_bench.cluster.crew import Report
-from flexq_bench.execution import Worker
+from flexq_bench.fleet import RayCrew, Times, open_fleet
+from flexq_bench.fleet.pool import Report
+from flexq_bench.fleet.ray_worker import Greeting
 from flexq_bench.measure import Measured
-from flexq_bench.provenance import ROOT, source_hash
+from flexq_bench.repository.provenance import ROOT, source_hash
+from flexq_bench.runs.executor import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 

@@ -34,17 +34,17 @@ from narrowing import NarrowingCrew
 from prebuild import architecture, builds_of, compile_all
 
 from ci.nightly import Rules, conclude, measure_night
-from ci.nightly_sites import FleetSite
+from ci.nightly_pools import FleetSite
 from db import queries
 from db.engine import Database, open_database
 from db.exchange import write_records
 from db.records import Record
-from flexq_bench.cluster import Fleet, Times, open_fleet
 from flexq_bench.errors import CancelledError, FlexqError
+from flexq_bench.fleet import Fleet, Times, open_fleet
 from flexq_bench.measure import Tuning
-from flexq_bench.plan import build_plan
-from flexq_bench.probes import EMPTY_KERNEL
-from flexq_bench.provenance import current_commit
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.runs.plan import build_plan
+from workloads.probes import EMPTY_KERNEL
 from workloads.suite import Suite
 from workloads.suites import load_suite
 

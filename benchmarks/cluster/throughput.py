@@ -22,11 +22,11 @@ from db.queries import progress
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from db.tuning import ChoiceInfo
-from flexq_bench.cluster.coordinator import Coordinator, Work
-from flexq_bench.cluster.crew import Event, Finished, Joined, Member, Report
-from flexq_bench.cluster.times import Times
-from flexq_bench.execution import Worker
+from flexq_bench.fleet.coordinator import Coordinator, Work
+from flexq_bench.fleet.pool import Event, Finished, Joined, Member, Report
+from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure import Measured
+from flexq_bench.runs.executor import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 

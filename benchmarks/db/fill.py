@@ -40,8 +40,9 @@ from db.tables import (
 )
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
-from flexq_bench.references import keep_references
-from flexq_bench.verdicts import Machine, detector, judge_night, record_night
+from flexq_bench.runs.published_numbers import keep_references
+from flexq_bench.verdicts import Machine, detector, judge_night
+from flexq_bench.verdicts.nightly import record_night
 
 NIGHTS = 400
 DRIVERS = ("570.86", "580.65")  # one after the other: each opens an epoch in every series

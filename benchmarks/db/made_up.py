@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from db.records import CommitInfo, DeviceInfo
-from flexq_bench.interleave.values import CaseComparison
-from flexq_bench.regress import Comparison, confirm
+from flexq_bench.measure.ab.case_comparison import CaseComparison
+from flexq_bench.verdicts import Comparison, confirm
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 from workloads.models import get_model

@@ -27,11 +27,11 @@ from heuristic import named
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
 from flexq_bench.measure.protocol import PROTOCOL_CUDA
-from flexq_bench.probes import floor_kernel
 from kernels.contract import Config
 from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
+from workloads.probes import floor_kernel
 from workloads.ranges import parse_ranges
 from workloads.suites import load_suite
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ci.gate_perf import Finding, GateReport, Outcome
 from ci.reports.headline import between, change, headline, shape
-from flexq_bench.regress import Cause, Verdict
+from flexq_bench.verdicts import Cause, Verdict
 
 # Invisible on the page: by it the next run finds the comment that it replaces.
 MARKER = "<!-- flexq-bench gate perf -->"

@@ -21,8 +21,8 @@ from db import queries
 from db.decisions import OPEN_STATES
 from db.engine import Database, Session
 from db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
-from flexq_bench.commands import invocation
-from flexq_bench.commands.reproducing import reproduction
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs.reproduction import reproduction
 from workloads.case import kernel_label
 
 _URL = "alert"

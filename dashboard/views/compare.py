@@ -30,10 +30,10 @@ from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import CommitRow, Filters
-from flexq_bench.commands import invocation
-from flexq_bench.comparing import BASELINE
-from flexq_bench.probes import is_probe
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
 _LISTED = 200  # newest commits that can be chosen; an older one is shown to who has its link

@@ -20,7 +20,7 @@ from dashboard.words import as_code, as_text, local_time, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import DecodeRow
-from flexq_bench.commands import invocation
+from flexq_bench.runs import command_lines as invocation
 
 _GIB = 2**30
 _Lengths = tuple[int, int]  # prompt, new tokens

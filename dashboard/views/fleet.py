@@ -25,7 +25,7 @@ from db import queries
 from db.engine import Database
 from db.fleet import LIVE_WORKER_STATES
 from db.queries import OffsetRow, WorkerRow
-from flexq_bench.commands import invocation
+from flexq_bench.runs import command_lines as invocation
 
 _LISTED = 100  # of each kind, newest first
 _RUNS = 20

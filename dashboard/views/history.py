@@ -26,9 +26,9 @@ from dashboard.words import as_code, as_text, short_commit, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import HistoryPoint, ReleaseRow, SeriesName
-from flexq_bench.commands import invocation
-from flexq_bench.probes import is_probe
+from flexq_bench.runs import command_lines as invocation
 from workloads.models import load_catalog
+from workloads.probes import is_probe
 
 _FILTERS = {  # field: what people call it; the field's name is its name in the URL
     "kernel": "Kernel",

@@ -23,10 +23,10 @@ from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
 from db.queries import Filters, ResultRow
-from flexq_bench.commands import invocation
-from flexq_bench.comparing import BASELINE
-from flexq_bench.probes import is_probe
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
 _FILTERS = {"kernel": "Kernel", "model": "Model", "layer": "Layer"}

@@ -19,8 +19,8 @@ from dashboard.words import as_code, as_text, local_time, short_commit, zone_nam
 from db import queries
 from db.errors import NotFoundError
 from db.queries import ResultDetail, ResultRow
-from flexq_bench.probes import is_probe
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 URL = "measurement"
 _UUID = "uuid"  # in the link

@@ -20,8 +20,8 @@ from db import queries
 from db.decisions import OPEN_STATES
 from db.engine import Database
 from db.queries import AlertRow, FalseAlarmRow, NightRow
-from flexq_bench.commands import invocation
-from flexq_bench.regress import Verdict
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.verdicts import Verdict
 
 _ANY = ""
 _LISTED = 30  # open alerts; who has more of them needs the table of `alerts list`

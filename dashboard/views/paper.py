@@ -11,14 +11,14 @@ from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_figure_be_painted
 from dashboard.links import Link
 from dashboard.paper_frame import beside_each_other, paper_frame
+from dashboard.paper_results import ours_of
 from dashboard.spreadsheet import harmless, to_csv
 from dashboard.words import as_code, as_text
 from db import queries
 from db.engine import Database
 from db.queries import Filters
 from db.reference_store import ReferenceInfo
-from flexq_bench.beside_papers import ours_of
-from flexq_bench.commands import invocation
+from flexq_bench.runs import command_lines as invocation
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.published import absent_tables

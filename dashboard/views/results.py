@@ -24,10 +24,10 @@ from dashboard.words import as_code, as_text, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import ResultRow, RunName
-from flexq_bench.commands import invocation
-from flexq_bench.comparing import BASELINE
-from flexq_bench.probes import is_probe
+from flexq_bench.runs import command_lines as invocation
+from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
+from workloads.probes import is_probe
 
 _FILTERS = {  # column: what people call it; the column's name is its name in the URL
     "gpu": "GPU",

@@ -20,7 +20,7 @@ from db.engine import Database
 from db.errors import AmbiguousError, NotFoundError
 from db.queries import RequestRow
 from db.requests import OPEN_REQUEST_STATES
-from flexq_bench.comparing import BASELINE
+from flexq_bench.stats.baseline import BASELINE
 
 _LISTED = 50  # newest requests that can be chosen; an older one is shown to who has its link
 _EVERY_S = 2.0  # between two looks at a request that is being measured

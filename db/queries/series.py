@@ -14,7 +14,7 @@ from db.decisions import OPEN_STATES
 from db.queries.filters import Filters
 from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
 
-TRAIL = 5  # nights in which a step of 2 % is found (docs/regress.md)
+TRAIL = 5  # nights in which a step of 2 % is found (docs/statistics.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
 
     The newest of its newest epoch that is `trail` commits older than its latest and not newer than
     the last good commit of any open alert about the series. It trails, since a step that was not
-    confirmed in its first night would otherwise become the base of the second (docs/regress.md).
+    confirmed in its first night would otherwise become the base of the second (docs/statistics.md).
     """
     points = series_history(session, series_id, without_sweeps=True)
     if not points:

@@ -16,8 +16,8 @@ from torch import nn
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
-from flexq_bench.quantize.model_map import map_model
-from flexq_bench.quantize.smoothing import Folds
+from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.smoothing import Folds
 
 _ROWS_AT_ONCE = 512
 _HEAD_TOLERANCE = 1e-2  # of the largest logit: FP16 logits recomputed in one row are not bit-equal

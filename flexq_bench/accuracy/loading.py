@@ -13,7 +13,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
-from flexq_bench.model_files import CONFIG, ModelFiles, find_model
+from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from flexq_bench.measure.check import relative_error
-from flexq_bench.quantize.activations import DynamicActivation
-from flexq_bench.quantize.calibration import observing
-from flexq_bench.quantize.fake import FakeQuantizedLinear
-from flexq_bench.quantize.model_map import map_model
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.calibration import observing
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.model_map import map_model
 from kernels.contract import Backend, LinearKernel
 from kernels.errors import KernelError
 from kernels.reference import Reference

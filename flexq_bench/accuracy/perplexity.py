@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.quantize.calibration import segments_at_once
+from flexq_bench.schemes.calibration import segments_at_once
 
 GPTQ_CONTEXT = 2048  # tokens of a segment
 _ROWS_AT_ONCE = 512  # rows of logits whose logarithms are in memory together

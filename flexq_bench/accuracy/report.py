@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from flexq_bench.accuracy.findings import (
+from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KL,
     LAYER_ERROR,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import UsageError
-from flexq_bench.model_files import CONFIG
+from flexq_bench.schemes.model_files import CONFIG
 from workloads.errors import WorkloadError
 from workloads.models import Block, ModelSpec
 

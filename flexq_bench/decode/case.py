@@ -10,7 +10,7 @@ from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.measure import Tuning
-from flexq_bench.model_files import is_there
+from flexq_bench.schemes.model_files import is_there
 from kernels.decoder import KV_BITS
 from workloads.models import load_catalog
 from workloads.names import unknown

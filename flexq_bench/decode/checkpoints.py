@@ -13,7 +13,7 @@ import torch
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
 from flexq_bench.decode.weights import Affine, BlockWeights, Ends, WeightSource
 from flexq_bench.errors import UsageError
-from flexq_bench.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
+from flexq_bench.schemes.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
 
 # Where transformers has a block's layers and norms, by the name of the fused layer.
 _LLAMA_LAYERS = {

@@ -8,7 +8,7 @@ import torch
 
 from flexq_bench.decode.decoder import Decoder, Model, Pieces
 from flexq_bench.decode.layers import ChooseConfig, Workspace
-from flexq_bench.decode.prompts import PromptReader
+from flexq_bench.decode.prefill import PromptReader
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import UsageError
 from kernels.decoder import DecoderOperations

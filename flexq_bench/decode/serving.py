@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from flexq_bench.decode.continuous_batching import Piece, Reading, Schedule, Turn, step_sizes
 from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.requests import Request
-from flexq_bench.decode.schedule import Piece, Reading, Schedule, Turn, step_sizes
 from flexq_bench.decode.stopwatch import stopwatch
 from flexq_bench.errors import MeasureError
 

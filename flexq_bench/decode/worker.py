@@ -1,4 +1,4 @@
-"""A fresh process that loads and decodes when asked to (see flexq_bench.interleave.messages).
+"""A fresh process that loads and decodes when asked to (see flexq_bench.measure.worker_messages).
 
 python -m flexq_bench.decode.worker --device cuda --seed 0
 """
@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from flexq_bench.decode.stand import DecodeStand
-from flexq_bench.interleave.worker import own_stdout, serve
+from flexq_bench.decode.operations import DecodeStand
+from flexq_bench.measure.ab.worker import own_stdout, serve
 
 MODULE = "flexq_bench.decode.worker"
 COMMAND = (sys.executable, "-m", MODULE)

@@ -29,12 +29,12 @@ from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
-from flexq_bench.probes import EMPTY_KERNEL, floor_kernel
 from kernels import registry
 from kernels.autotune import TuningMemory
 from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
 from workloads.case import Case
+from workloads.probes import EMPTY_KERNEL, floor_kernel
 
 # What of the environment decides which configuration is fastest.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from flexq_bench.measure.clocks import Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
-from flexq_bench.regress import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 
 _MAX_BATCH = 256  # samples, so that the device's queue of launches never fills
 Place = Callable[[int], AbstractContextManager[Rotation]]

@@ -1,24 +1,44 @@
-"""From interleaved comparisons to stored verdicts, and to alerts that people can trust."""
+"""From measured times to verdicts and alerts: triggers, confirmation, patterns, noise, evidence.
+
+What is exported here computes on plain values. Storing verdicts and opening alerts
+(`verdicts.nightly`) and recomputing stored ones (`verdicts.recompute`) need the database and are
+imported by name, so that a worker process that only measures does not load SQLAlchemy.
+"""
 
 from __future__ import annotations
 
+from flexq_bench.verdicts.anchors import attribute, creep
 from flexq_bench.verdicts.compared import Compared, Comparer, Machine
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_night
 from flexq_bench.verdicts.detector import Judged, judge, judge_night
 from flexq_bench.verdicts.evidence import Evidence
-from flexq_bench.verdicts.explaining import Recomputed, recompute, recompute_decision
-from flexq_bench.verdicts.night import Night, record_night
+from flexq_bench.verdicts.history_trigger import Trigger, trigger
+from flexq_bench.verdicts.noise import NoiseLevels, noise_levels
+from flexq_bench.verdicts.patterns import Classification, Nights, Pattern, classify
+from flexq_bench.verdicts.verdict import Cause, Verdict
 
 __all__ = [
+    "Cause",
+    "Classification",
     "Compared",
     "Comparer",
+    "Comparison",
+    "Confirmation",
     "Evidence",
     "Judged",
     "Machine",
-    "Night",
-    "Recomputed",
+    "Nights",
+    "NoiseLevels",
+    "Pattern",
+    "Trigger",
+    "Verdict",
+    "attribute",
+    "classify",
+    "confirm",
+    "confirm_night",
+    "creep",
     "judge",
     "judge_night",
-    "recompute",
-    "recompute_decision",
-    "record_night",
+    "noise_levels",
+    "trigger",
 ]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from db.decisions import OPEN_STATES
 from db.queries import AlertRow, DecisionRow
 from db.records import CommitInfo
-from flexq_bench.regress import Verdict
 from flexq_bench.verdicts.detector import Judged
 from flexq_bench.verdicts.families import kernel_family
+from flexq_bench.verdicts.verdict import Verdict
 
 _NOT_WORSE = (Verdict.SAME, Verdict.FASTER)
 

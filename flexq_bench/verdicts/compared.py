@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from db.records import DeviceInfo
-from flexq_bench.probes import is_probe
-from flexq_bench.regress import Comparison
+from flexq_bench.verdicts.confirmation import Comparison
 from workloads.case import Case
+from workloads.probes import is_probe
 
 if TYPE_CHECKING:
     from kernels.contract import Backend
 
 
 class Compared(Protocol):
-    """Fields of flexq_bench.interleave.CaseComparison.
+    """Fields of flexq_bench.measure.ab.CaseComparison.
 
     base, head: full shas. base_binary, head_binary: hash of the machine code; None: not ours, or
     it never ran. detail: why there is no data, or what is wrong; else empty.

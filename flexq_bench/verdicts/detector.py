@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flexq_bench.comparing import BASELINE
-from flexq_bench.probes import calibrates, floor_kernel, is_probe
-from flexq_bench.regress import Cause, Confirmation, Verdict, attribute, confirm, confirm_night
-from flexq_bench.regress.confirm import (
+from flexq_bench.stats.baseline import BASELINE
+from flexq_bench.verdicts.anchors import attribute
+from flexq_bench.verdicts.compared import Compared
+from flexq_bench.verdicts.confirmation import (
     CLOCK_TOLERANCE,
     CONFIDENCE,
     FALSE_DISCOVERY_RATE,
@@ -18,10 +18,14 @@ from flexq_bench.regress.confirm import (
     FEWEST_PLACEMENTS,
     LOOKS,
     SMALLEST_CHANGE,
+    Confirmation,
+    confirm,
+    confirm_night,
 )
-from flexq_bench.verdicts.compared import Compared
 from flexq_bench.verdicts.evidence import Evidence
+from flexq_bench.verdicts.verdict import Cause, Verdict
 from workloads.case import Case
+from workloads.probes import calibrates, floor_kernel, is_probe
 
 NAME = "interleaved"
 # Raise it with every change that can give the same evidence another verdict.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.regress import Comparison
+from flexq_bench.verdicts.confirmation import Comparison
 
 _BLOCKS = ("base_us", "head_us", "base_mhz", "head_mhz")  # a number a block, or unknown
 

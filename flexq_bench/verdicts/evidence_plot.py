@@ -12,8 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.regress import Comparison, Confirmation
-from flexq_bench.regress.confirm import usable_blocks
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation, usable_blocks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

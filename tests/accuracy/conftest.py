@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flexq_bench.cli import main
+from flexq_bench.cli.app import main
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,9 +9,9 @@ import pytest
 
 from db import queries
 from db.engine import open_database
-from flexq_bench.accuracy import evaluating
+from flexq_bench.accuracy import evaluator as evaluating
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.quantize.scheme import Scheme
+from flexq_bench.schemes.scheme import Scheme
 
 DATA = str(Path(__file__).parents[2] / "examples" / "models" / "tiny-llama" / "calibration.txt")
 

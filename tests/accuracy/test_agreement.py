@@ -9,9 +9,9 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from flexq_bench.accuracy.agreement import AgreementMeter, layer_errors, record_reference
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.quantize.calibration import Calibration
-from flexq_bench.quantize.registry import resolve
-from flexq_bench.quantize.smoothing import Folds
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.registry import resolve
+from flexq_bench.schemes.smoothing import Folds
 
 
 def test_predictions_are_compared_token_by_token(a_model, some_tokens):

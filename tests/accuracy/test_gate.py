@@ -16,7 +16,7 @@ import torch
 from db import queries
 from db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.quantize import uniform
+from flexq_bench.schemes import uniform
 from kernels.cpu.bitplane import BitPlaneGemm
 from kernels.formats import NumberFormat
 

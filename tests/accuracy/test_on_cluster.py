@@ -14,15 +14,15 @@ from db.engine import open_database
 from db.records import DeviceInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.evaluating import EvaluationPlan
-from flexq_bench.accuracy.findings import Finding
-from flexq_bench.accuracy.on_cluster import Introduction, Units, _Drive, _Worker
-from flexq_bench.accuracy.recording import Origin
+from flexq_bench.accuracy.evaluator import EvaluationPlan
+from flexq_bench.accuracy.ray_evaluation import Introduction, Units, _Drive, _Worker
+from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.results import Finding
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.provenance import current_commit
-from flexq_bench.running import new_run
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.runs.lifecycle import new_run
 
 PLAN = EvaluationPlan(
     schemes=("w6a6", "w4a4"), texts=(Text("one", "text", "a", "0" * 64),), tasks=("piqa",)

@@ -7,7 +7,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 from flexq_bench.accuracy.parity import kernel_parity
-from flexq_bench.quantize.registry import resolve
+from flexq_bench.schemes.registry import resolve
 from kernels.errors import UnknownKernelError
 
 KERNELS = ("flexq-w6a6", "flexq-w6a8")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ci.bisect import Journal, Outcome, Step, search, step_of
-from flexq_bench.regress import Comparison, confirm
+from flexq_bench.verdicts import Comparison, confirm
 
 COMMITS = [f"c{i:02}" for i in range(1, 33)]
 

@@ -14,10 +14,10 @@ from ci.accuracy_policy import load_accuracy_policy
 from ci.gate_accuracy import AccuracyReport, gate_accuracy
 from db.records import CommitInfo, DeviceInfo
 from flexq_bench.accuracy.errors import MissingTaskError
-from flexq_bench.accuracy.findings import PERPLEXITY, Finding
-from flexq_bench.accuracy.recording import Origin
+from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.results import PERPLEXITY, Finding
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.running import new_run
+from flexq_bench.runs.lifecycle import new_run
 
 HEAD = 'version = 1\nschemes = ["w6a6"]\n'
 NLL = np.linspace(2.0, 3.0, 20)

@@ -6,7 +6,7 @@ import pytest
 
 from db import queries
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.probes import calibrates
+from workloads.probes import calibrates
 
 WAIVER = """
 [[waiver]]

@@ -11,20 +11,20 @@ import pytest
 
 from ci.backfill import fill_gap, find_gaps
 from ci.nightly import Rules, conclude, measure_night
-from ci.nightly_command import exit_code
-from ci.reports import night as night_report
+from ci.reports import nightly as night_report
 from db import queries
 from db.engine import open_database
 from db.records import DeviceInfo
 from db.releases import keep_releases
-from flexq_bench.cli import main
+from flexq_bench.cli.app import main
+from flexq_bench.cli.nightly import exit_code
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
-from flexq_bench.probes import is_probe
-from flexq_bench.recording import build_record
-from flexq_bench.running import new_run
+from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.record import build_record
 from flexq_bench.verdicts import Machine
+from workloads.probes import is_probe
 from workloads.suite import Group, Shape, Suite
 
 SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))

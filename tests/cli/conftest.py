@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.cli import main
+from flexq_bench.cli.app import main
 
 
 @dataclass(frozen=True)

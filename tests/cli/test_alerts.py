@@ -10,7 +10,8 @@ import pytest
 from db.engine import open_database
 from db.records import DeviceInfo
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.verdicts import Machine, record_night
+from flexq_bench.verdicts import Machine
+from flexq_bench.verdicts.nightly import record_night
 
 
 @pytest.fixture

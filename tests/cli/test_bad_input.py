@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from flexq_bench.cli import main
-from flexq_bench.commands.failures import exit_code_of
-from flexq_bench.commands.report_files import write_reports
+from flexq_bench.cli.app import main
+from flexq_bench.cli.failures import exit_code_of
+from flexq_bench.cli.report_files import write_reports
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 

@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-import flexq_bench.interleave
-from flexq_bench.interleave import CaseComparison
-from flexq_bench.interleave.process import WorkerError
-from flexq_bench.regress import Comparison, confirm
+import flexq_bench.measure.ab
+from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.verdicts import Comparison, confirm
 
 CASE = "cublas-fp16 gemm hot m1n32k32"
 
@@ -20,7 +20,7 @@ CASE = "cublas-fp16 gemm hot m1n32k32"
 def commits(tmp_path, monkeypatch):
     """Eight commits that look like ours, oldest first; the current folder is their checkout."""
     folder = tmp_path / "checkout"
-    package = folder / "flexq_bench" / "interleave"
+    package = folder / "flexq_bench" / "measure" / "ab"
     package.mkdir(parents=True)
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
 
@@ -32,7 +32,7 @@ def commits(tmp_path, monkeypatch):
         return done.stdout.strip()
 
     git("init", "-q", "-b", "main")
-    (package.parent / "__init__.py").touch()
+    (folder / "flexq_bench" / "__init__.py").touch()
     made = []
     for number in range(8):
         (package / "worker.py").write_text(str(number))
@@ -62,7 +62,7 @@ def speeds(monkeypatch):
             )
             yield CaseComparison(cases[0], base, head, comparison, confirm(comparison))
 
-        monkeypatch.setattr(flexq_bench.interleave, "compare_commits", compare)
+        monkeypatch.setattr(flexq_bench.measure.ab, "compare_commits", compare)
         return asked
 
     return use

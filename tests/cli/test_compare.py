@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-import flexq_bench.interleave
+import flexq_bench.measure.ab
 from db.engine import open_database
 from db.exchange import read_records, write_records
 from db.queries import runs
-from flexq_bench.cli import main
-from flexq_bench.interleave import CaseComparison
-from flexq_bench.interleave.process import WorkerError
-from flexq_bench.interleave.report import exit_code_of_verdicts
-from flexq_bench.regress import Comparison, Verdict, confirm
-from flexq_bench.stored_runs import compare_stored
+from flexq_bench.cli.app import main
+from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.ab.report import exit_code_of_verdicts
+from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.runs.stored_comparison import compare_stored
+from flexq_bench.verdicts import Comparison, Verdict, confirm
 
 ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend", "cpu")
 
@@ -29,7 +29,7 @@ ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend
 def repository(tmp_path, monkeypatch):
     """A checkout with two commits that look like ours, and the current folder."""
     folder = tmp_path / "checkout"
-    package = folder / "flexq_bench" / "interleave"
+    package = folder / "flexq_bench" / "measure" / "ab"
     package.mkdir(parents=True)
 
     def git(*arguments: str) -> None:
@@ -37,7 +37,7 @@ def repository(tmp_path, monkeypatch):
         subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
 
     git("init", "-q", "-b", "main")
-    (package.parent / "__init__.py").touch()
+    (folder / "flexq_bench" / "__init__.py").touch()
     for version in ("1", "2"):
         (package / "worker.py").write_text(version)
         git("add", ".")
@@ -64,8 +64,8 @@ def compared(monkeypatch):
                 )
                 yield CaseComparison(case, base, head, comparison, confirm(comparison))
 
-        monkeypatch.setattr(flexq_bench.interleave, "compare_commits", compare)
-        monkeypatch.setattr(flexq_bench.interleave, "compare_kernels", compare)
+        monkeypatch.setattr(flexq_bench.measure.ab, "compare_commits", compare)
+        monkeypatch.setattr(flexq_bench.measure.ab, "compare_kernels", compare)
 
     return use
 

@@ -23,7 +23,7 @@ def started(database: Path, cli: Any, monkeypatch: pytest.MonkeyPatch) -> Callab
         calls.append(SimpleNamespace(options=_options(command), environment=env))
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr("flexq_bench.commands.dashboard.subprocess.run", start)
+    monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", start)
     monkeypatch.delenv("FLEXQ_BENCH_COMMIT_URL", raising=False)
 
     def run(*arguments: str) -> Any:

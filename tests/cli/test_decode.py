@@ -12,7 +12,7 @@ import pytest
 
 from db.decode_records import DecodeRecord
 from db.exchange import read_records
-from flexq_bench.decode import measuring
+from flexq_bench.decode import measurement as measuring
 from flexq_bench.decode.report import decode_table, explain, explanation_table, explanations
 
 

@@ -12,11 +12,11 @@ from db.engine import open_database
 from db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
-from flexq_bench.cli import main
-from flexq_bench.cluster import parse_times
-from flexq_bench.commands.measuring import Setup, report
+from flexq_bench.cli.app import main
+from flexq_bench.cli.measuring import Setup, report
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.fleet import parse_times
 from flexq_bench.logs import JsonFormatter
 
 CASE = "flexq-w6a6 gemm cold m1n64k64"
@@ -107,7 +107,7 @@ def test_a_queued_sweep_may_ask_for_a_kind_that_is_elsewhere(path, capsys):
 
 def test_a_worker_ends_when_its_sources_change(path, capsys, monkeypatch):
     hashes = iter(["before", "after"])
-    monkeypatch.setattr("flexq_bench.provenance.source_hash", lambda root: next(hashes))
+    monkeypatch.setattr("flexq_bench.repository.provenance.source_hash", lambda root: next(hashes))
 
     assert main(["worker", "--backend", "cpu", "--db", path]) == 0
 

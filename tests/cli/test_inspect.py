@@ -137,7 +137,7 @@ def test_dashboard_runs_the_app_on_the_database_asked_for(cli, tmp_path, monkeyp
         started.append((command, env))
         return Done()
 
-    monkeypatch.setattr("flexq_bench.commands.dashboard.subprocess.run", start)
+    monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", start)
 
     ran = cli("dashboard", "--db", other, "--read-only", "--json")
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.commands.output import print_json, show_by_words, show_whole
+from flexq_bench.cli.output import print_json, show_by_words, show_whole
 
 
 def test_what_is_printed_as_json_is_json(capsys):

@@ -23,7 +23,8 @@ from db.engine import Session, open_database
 from db.exchange import import_file, write_records
 from db.records import DeviceInfo, Record, RunInfo
 from db.store import begin_run
-from flexq_bench.verdicts import Machine, Night, record_night
+from flexq_bench.verdicts import Machine
+from flexq_bench.verdicts.nightly import Night, record_night
 
 FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"

@@ -16,7 +16,7 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wai
 from db import queries
 from db.engine import open_database
 from db.exchange import import_file
-from flexq_bench.references import keep_references
+from flexq_bench.runs.published_numbers import keep_references
 
 POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER

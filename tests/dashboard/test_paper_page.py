@@ -12,11 +12,11 @@ import pytest
 from made_results import a_record, a_run
 from streamlit.testing.v1 import AppTest
 
+from dashboard.paper_results import ours_of
 from db.engine import open_database
 from db.queries import DecodeRow, ScoreRow
 from db.reference_store import ReferenceInfo
-from flexq_bench.beside_papers import ours_of
-from flexq_bench.references import keep_references
+from flexq_bench.runs.published_numbers import keep_references
 
 Opened = Callable[..., AppTest]
 AT = datetime(2026, 1, 1, tzinfo=UTC)

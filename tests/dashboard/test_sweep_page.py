@@ -22,7 +22,7 @@ from db.requests import (
     finish_request,
     give_request_run,
 )
-from flexq_bench.requests import LIMITS
+from flexq_bench.fleet.requests import LIMITS
 
 Opened = Callable[..., AppTest]
 CPU = "A CPU"
@@ -204,7 +204,7 @@ def test_one_person_can_t_fill_the_fleet(staffed, open_sweep):
 
 
 def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
-    from flexq_bench.commands.dashboard import READ_ONLY_VARIABLE
+    from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
 
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
 

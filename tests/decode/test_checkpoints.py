@@ -14,7 +14,7 @@ from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.case import open_model
 from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.loading import footprint, linear_kernel, packed_bytes
-from flexq_bench.decode.stand import check_capacity
+from flexq_bench.decode.operations import check_capacity
 from flexq_bench.errors import UsageError
 from workloads.schemes import get_scheme
 

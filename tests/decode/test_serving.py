@@ -8,8 +8,8 @@ import pytest
 import torch
 from decoders import an_engine, prompts, small_llama
 
+from flexq_bench.decode.continuous_batching import Schedule, step_sizes
 from flexq_bench.decode.requests import Request, drawn_requests, read_requests
-from flexq_bench.decode.schedule import Schedule, step_sizes
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.errors import MeasureError, UsageError
 from kernels.decoder.torch_operations import TorchOperations

@@ -10,9 +10,9 @@ import pytest
 import torch
 from decoders import small_llama
 
-from flexq_bench.decode import stand as of_stand
+from flexq_bench.decode import operations as of_stand
 from flexq_bench.decode.loading import Footprint, check_memory
-from flexq_bench.decode.stand import DecodeStand
+from flexq_bench.decode.operations import DecodeStand
 from flexq_bench.errors import MeasureError, UsageError
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError

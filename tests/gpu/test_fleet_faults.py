@@ -8,8 +8,8 @@ import torch
 from db import queries
 from db.engine import open_database
 from db.records import CommitInfo, RunInfo
-from flexq_bench.cluster import RayCrew, Times, open_fleet
-from flexq_bench.cluster.actor import MeterActor
+from flexq_bench.fleet import RayCrew, Times, open_fleet
+from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.measure import Tuning
 from workloads.case import Case
 from workloads.gemm import GemmWorkload

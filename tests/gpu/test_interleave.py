@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from flexq_bench.interleave import InterleaveRules, compare_kernels
-from flexq_bench.regress import Verdict
+from flexq_bench.measure.ab import InterleaveRules, compare_kernels
+from flexq_bench.verdicts import Verdict
 from kernels.registry import resolve
 from workloads.case import Case
 from workloads.gemm import GemmWorkload

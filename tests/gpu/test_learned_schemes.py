@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flexq_bench.quantize import fused, losses, replay, straight_through
-from flexq_bench.quantize.block_training import BlockTrainer
-from flexq_bench.quantize.calibration import Calibration
-from flexq_bench.quantize.registry import resolve
+from flexq_bench.schemes import fused, losses, replay, straight_through
+from flexq_bench.schemes.block_training import BlockTrainer
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.registry import resolve
 from kernels.formats import NumberFormat
 
 SEGMENTS, EPOCHS = 6, 3

@@ -11,7 +11,7 @@ import typer.main
 
 from db.records import STATUSES
 from db.tables import Base
-from flexq_bench.cli import app
+from flexq_bench.cli.app import app
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from workloads.suites import read_suite

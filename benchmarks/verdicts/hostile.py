@@ -1,0 +1,185 @@
+"""Series unlike those that the retrospective pass was made on: rare modes, ticks, switches, spells.
+
+Prints the tables that docs/statistics.md quotes, from fixed seeds (2 minutes):
+    python benchmarks/verdicts/hostile.py
+"""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flexq_bench.stats import change_points
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+SERIES = 200
+NIGHTS = 150
+STEP_AT = 80
+STEPS = (0.02, 0.05, 0.10)  # every second one is down
+LENGTHS = (15, 20, 30, 40, 60)
+QUIET = 0.003
+
+
+def quiet(rng: np.random.Generator, nights: int, sigma: float = QUIET) -> Floats:
+    return sigma * rng.standard_normal(nights)
+
+
+def rare(share: float, mode: float) -> Draw:
+    """Every night draws anew whether it runs in the mode."""
+    return lambda rng, nights: quiet(rng, nights) + mode * (rng.random(nights) < share)
+
+
+def sticky(enter: float, leave: float, mode: float) -> Draw:
+    """Chances a night to go into the mode and out of it."""
+
+    def draw(rng: np.random.Generator, nights: int) -> Floats:
+        inside = rng.random() < enter / (enter + leave)
+        modes = np.zeros(nights)
+        for night in range(nights):
+            inside ^= rng.random() < (leave if inside else enter)
+            modes[night] = inside
+        return quiet(rng, nights) + mode * modes
+
+    return draw
+
+
+def three_modes(rng: np.random.Generator, nights: int) -> Floats:
+    return quiet(rng, nights) + rng.choice([0, 0.02, 0.05], size=nights, p=[0.7, 0.2, 0.1])
+
+
+def memory(phi: float) -> Draw:
+    def draw(rng: np.random.Generator, nights: int) -> Floats:
+        noise = rng.standard_normal(nights)
+        noise[1:] *= np.sqrt(1 - phi**2)
+        for night in range(1, nights):
+            noise[night] += phi * noise[night - 1]
+        return 0.01 * noise
+
+    return draw
+
+
+def ticks(tick: float) -> Draw:
+    """A clock of so many ticks a result."""
+
+    def draw(rng: np.random.Generator, nights: int) -> Floats:
+        exact = np.exp(quiet(rng, nights)) * (1 + tick * (rng.random() - 0.5))
+        rounded: Floats = np.log(np.round(exact / tick) * tick)
+        return rounded
+
+    return draw
+
+
+def devices(stay: float) -> Draw:
+    """One of four devices, with 0, +0.8, -0.8 and +2 %, measures a night; stay: the same again."""
+
+    def draw(rng: np.random.Generator, nights: int) -> Floats:
+        device = rng.integers(4, size=nights)
+        for night in range(1, nights):
+            if rng.random() < stay:
+                device[night] = device[night - 1]
+        return quiet(rng, nights, 0.002) + np.array([0, 0.008, -0.008, 0.02])[device]
+
+    return draw
+
+
+def burst(rng: np.random.Generator, nights: int) -> Floats:
+    """25 nights of noise seven times as large."""
+    sigma = np.full(nights, QUIET)
+    start = int(rng.integers(0, max(1, nights - 25)))
+    sigma[start : start + 25] = 0.02
+    return sigma * rng.standard_normal(nights)
+
+
+def spells(rng: np.random.Generator, nights: int) -> Floats:
+    """Every 25 nights or so 1 to 4 nights that are 5 % slower."""
+    slow = np.zeros(nights)
+    night = int(rng.exponential(25))
+    while night < nights:
+        length = int(rng.integers(1, 5))
+        slow[night : night + length] = 0.05
+        night += length + int(rng.exponential(25)) + 1
+    return quiet(rng, nights) + slow
+
+
+def week(rng: np.random.Generator, nights: int) -> Floats:
+    weekend = (np.arange(nights) + rng.integers(7)) % 7 >= 5
+    return quiet(rng, nights) - 0.015 * weekend
+
+
+def month(rng: np.random.Generator, nights: int) -> Floats:
+    return quiet(rng, nights) + 0.01 * np.sin(2 * np.pi * (np.arange(nights) / 30 + rng.random()))
+
+
+KINDS: dict[str, Draw] = {
+    "quiet, σ 0.3 %": quiet,
+    "Student t(2)": lambda rng, nights: 0.005 * rng.standard_t(2, nights),
+    "one-sided (exponential)": lambda rng, nights: rng.exponential(0.01, nights),
+    "10 % of nights 4 % slower": rare(0.10, 0.04),
+    "15 % of nights 4 % slower": rare(0.15, 0.04),
+    "20 % of nights 4 % slower": rare(0.20, 0.04),
+    "15 % of nights 12 % slower": rare(0.15, 0.115),
+    "35 % of nights 4 % slower": rare(0.35, 0.04),
+    "three modes, 0, 2, 5 %": three_modes,
+    "ticks of 2.5 %": ticks(0.025),
+    "AR(1) 0.8": memory(0.8),
+    "AR(1) 0.95": memory(0.95),
+    "weekends 1.5 % faster": week,
+    "a month's wave of ± 1 %": month,
+    "noise x 7 for 25 nights": burst,
+    "another device each night": devices(0.0),
+    "another device each 10 nights": devices(0.9),
+    "spells of 1 to 4 nights": spells,
+    "4 % mode, visits of 3 nights": sticky(0.03, 0.3, 0.04),
+    "4 % mode, visits of 20 nights": sticky(0.05, 0.05, 0.04),
+}
+SHORT: dict[str, Draw] = {
+    "Gaussian, σ 1 %": lambda rng, nights: quiet(rng, nights, 0.01),
+    "Student t(2)": KINDS["Student t(2)"],
+    "15 % of nights 4 % slower": KINDS["15 % of nights 4 % slower"],
+    "ticks of 2.5 %": KINDS["ticks of 2.5 %"],
+    "AR(1) 0.6": memory(0.6),
+    "AR(1) 0.8": memory(0.8),
+    "4 % mode, visits of 20 nights": KINDS["4 % mode, visits of 20 nights"],
+}
+
+
+def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[int]:
+    rng = np.random.default_rng(zlib.crc32(f"{kind} {nights} {step} {number}".encode()))
+    logs = draw(rng, nights)
+    logs[STEP_AT:] += np.log1p(step) * (-1) ** number
+    return [point.index for point in change_points(20 * np.exp(logs))]
+
+
+def false_share(kind: str, draw: Draw, nights: int) -> float:
+    return float(np.mean([bool(found(kind, draw, nights, 0.0, i)) for i in range(SERIES)]))
+
+
+def main() -> None:
+    out = sys.stdout.write
+    out("| noise, 150 nights | a false one | 2 % found within ±3 nights | 5 % | 10 % |\n")
+    out("| --- | ---: | ---: | ---: | ---: |\n")
+    for kind, draw in KINDS.items():
+        out(f"| {kind} | {false_share(kind, draw, NIGHTS):.1%} |")
+        for step in STEPS:
+            near = [
+                any(abs(at - STEP_AT) <= 3 for at in found(kind, draw, NIGHTS, step, number))
+                for number in range(SERIES)
+            ]
+            out(f" {np.mean(near):.1%} |")
+        out("\n")
+        sys.stdout.flush()
+    out(f"\n| noise, a false one in | {' | '.join(f'{n} nights' for n in LENGTHS)} |\n")
+    out(f"| --- |{' ---: |' * len(LENGTHS)}\n")
+    for kind, draw in SHORT.items():
+        shares = " | ".join(f"{false_share(kind, draw, nights):.1%}" for nights in LENGTHS)
+        out(f"| {kind} | {shares} |\n")
+
+
+if __name__ == "__main__":
+    main()

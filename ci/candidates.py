@@ -1,0 +1,163 @@
+"""Which series of a run are worth a comparison: what stands out, has crept, or may be fixed."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from db import queries
+from db.decisions import OPEN_STATES
+from db.engine import Session
+from db.queries import AlertRow, HistoryPoint
+from db.records import CommitInfo
+from flexq_bench.verdicts import Verdict, creep, trigger
+from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
+from workloads.case import Case
+from workloads.probes import EMPTY_KERNEL
+
+_AT_RELEASE = 5  # results up to the release's that tell its level
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A series that a run measured, by its id, and the case that it is of.
+
+    latest: the run's own result. earlier: those of the same epoch before it, oldest first.
+    """
+
+    series: int
+    case: Case
+    latest: HistoryPoint
+    earlier: Sequence[HistoryPoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """What a run gives to compare, those that changed most first.
+
+    comparable: every case that it measured and that can be compared. standing_out: of their
+    history. crept, perhaps_fixed: with the commit that each is held against.
+    """
+
+    comparable: Sequence[Case]
+    standing_out: Sequence[Suspect]
+    crept: Sequence[tuple[str, Suspect]]
+    perhaps_fixed: Sequence[tuple[str, Suspect]]
+
+    @property
+    def candidates(self) -> int:
+        """How many series their history made suspicious."""
+        of_release = (suspect for _, suspect in self.crept)
+        return len({suspect.series for suspect in (*self.standing_out, *of_release)})
+
+
+def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
+    """Of a run that measured this commit. The empty kernel is no GEMM to slow down."""
+    cases, measured = [], []
+    for row in queries.run_results(session, run):
+        if row.median_us is None or row.status not in ("ok", "noisy"):
+            continue
+        if row.kernel == EMPTY_KERNEL:
+            continue
+        case = replace(Case.from_key(row.case), model=row.model, layer=row.layer)
+        cases.append(case)
+        points = queries.series_history(session, row.series_id, without_sweeps=True)
+        for latest in [point for point in points if point.run == run][-1:]:
+            earlier = [p for p in points if p.run != run and p.epoch == latest.epoch]
+            measured.append(Suspect(row.series_id, case, latest, earlier))
+    alerts = queries.alerts(session, states=OPEN_STATES)
+    return Suspects(
+        cases,
+        _standing_out(measured),
+        _crept(session, measured, alerts, commit),
+        _perhaps_fixed(measured, alerts),
+    )
+
+
+def _standing_out(measured: Sequence[Suspect]) -> list[Suspect]:
+    found = []
+    for suspect in measured:
+        looked = trigger([p.median_us for p in suspect.earlier], suspect.latest.median_us)
+        if looked.verdict is Verdict.CANDIDATE:
+            found.append((abs(looked.log_change), suspect))
+    return [suspect for _, suspect in sorted(found, key=lambda one: -one[0])]
+
+
+def _crept(
+    session: Session, measured: Sequence[Suspect], alerts: Sequence[AlertRow], commit: CommitInfo
+) -> list[tuple[str, Suspect]]:
+    """Series that are slower than at the release before the commit, with that release's commit.
+
+    Each of many small steps is within the noise of its night. Left out are series of open alerts,
+    and those that a comparison with the release has answered, unless they have changed further.
+    """
+    head = commit.topo_order or 0
+    places = ((r.sha, r.topo_order) for r in queries.releases(session) if r.topo_order is not None)
+    release, place = next(((sha, at) for sha, at in places if at < head), ("", head))
+    if not release:
+        return []
+    told = {series for alert in alerts for series in alert.series}
+    changes = {}
+    for suspect in measured:
+        change = _since(suspect, place, up_to=head)
+        if change > 0 and suspect.series not in told:
+            changes[suspect.series] = change, suspect
+    for series, known in queries.latest_decisions_from(session, release, changes).items():
+        change, suspect = changes[series]
+        # Then the history said so, too: it takes more to be asked again.
+        then = _since(suspect, place, up_to=known.head_order or head)
+        if change - max(then, 0.0) < SMALLEST_CHANGE:
+            del changes[series]
+    found = sorted(changes.values(), key=lambda one: -one[0])
+    return [(release, suspect) for _, suspect in found]
+
+
+def _perhaps_fixed(
+    measured: Sequence[Suspect], alerts: Sequence[AlertRow]
+) -> list[tuple[str, Suspect]]:
+    """Series of open alerts that are back near their good level, with the last good commit.
+
+    What was slow for a night or two does not stand out when it is back, as its history is what it
+    was: nobody would compare it, and its alert would stay open.
+    """
+    by_series = {suspect.series: suspect for suspect in measured}
+    return [
+        (alert.good.sha, by_series[series])
+        for alert in alerts
+        for series in alert.series
+        if alert.good is not None
+        and series in by_series
+        and _is_back(by_series[series].earlier, by_series[series].latest, alert)
+    ]
+
+
+def _since(suspect: Suspect, release: int, *, up_to: int) -> float:
+    """ln of how much slower a series is than at a place in the ancestry; 0: it may be as fast.
+
+    up_to: a later place, whose results are the newest to look at.
+    """
+    points = (*suspect.earlier, suspect.latest)
+    placed = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
+    until = [us for place, us in placed if place <= release]
+    since = [us for place, us in placed if release < place <= up_to]
+    looked = creep(until[-_AT_RELEASE:], since)
+    return looked.log_change if looked.verdict is Verdict.CANDIDATE else 0.0
+
+
+def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: AlertRow) -> bool:
+    """Whether tonight is nearer to the results up to the good commit than to those since."""
+    last_good = None if alert.good is None else alert.good.topo_order
+    first_bad = alert.bad.topo_order
+    if last_good is None or first_bad is None or (latest.topo_order or 0) <= first_bad:
+        return False
+    good = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order <= last_good]
+    bad = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order >= first_bad]
+    if not good or not bad:
+        return True  # it was wrong, so it has no time: any that it has now is news
+    return _apart(latest, good) < _apart(latest, bad)
+
+
+def _apart(latest: HistoryPoint, level: Sequence[float]) -> float:
+    return abs(math.log(latest.median_us / statistics.median(level)))

@@ -1,0 +1,72 @@
+"""What an accuracy gate decided as the records that are stored: one a scheme."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime
+
+from ci.accuracy_policy import AccuracyPolicy
+from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_perf import Outcome, exit_code_of
+from db.gate_records import GateLimit, GateRecord
+from flexq_bench.accuracy.records import Origin
+
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy gate")
+
+
+def gate_records(
+    report: AccuracyReport, policy: AccuracyPolicy, origin: Origin, *, at: datetime
+) -> list[GateRecord]:
+    """A record for each scheme that was judged, in order. at: when, with its zone."""
+    schemes = dict.fromkeys(one.scheme for one in report.judged)
+    return [
+        _record(scheme, [one for one in report.judged if one.scheme == scheme],
+                report, policy, origin, at)
+        for scheme in schemes
+    ]  # fmt: skip
+
+
+def _record(
+    scheme: str,
+    judged: Sequence[Judged],
+    report: AccuracyReport,
+    policy: AccuracyPolicy,
+    origin: Origin,
+    at: datetime,
+) -> GateRecord:
+    found = {one.outcome for one in judged}
+    identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
+    return GateRecord(
+        uuid=str(uuid.uuid5(_NAMESPACE, " ".join(identity))),
+        model=report.model,
+        model_hash=report.model_hash,
+        scheme=scheme,
+        base=report.base,
+        policy=policy.name,
+        policy_version=policy.version,
+        policy_hash=policy.fingerprint,
+        verdict=next(outcome for outcome in Outcome if outcome in found).value,
+        exit_code=int(exit_code_of(found)),
+        limits=tuple(_limit(one) for one in judged),
+        created_at=at.isoformat(),
+        run=origin.run,
+        commit=origin.commit,
+        device=origin.device,
+        environment=origin.environment,
+    )
+
+
+def _limit(one: Judged) -> GateLimit:
+    return GateLimit(
+        check=one.check,
+        limit=one.limit,
+        outcome=one.outcome.value,
+        reason=one.reason,
+        base=one.base,
+        value=one.value,
+        change=one.change,
+        low=one.low,
+        high=one.high,
+        unit=one.unit,
+    )

@@ -1,0 +1,221 @@
+"""Findings as the records that are stored, and back; and going through a plan with both."""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from db import queries
+from db.accuracy_records import AccuracyRecord
+from db.accuracy_store import add_accuracy
+from db.engine import Database
+from db.errors import DatabaseError
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from db.store import begin_run, finish_run
+from flexq_bench.accuracy.evaluator import Evaluator
+from flexq_bench.accuracy.results import Direction, Finding
+from flexq_bench.accuracy.tasks import task_name
+from flexq_bench.errors import UsageError
+
+Unit = tuple[str, str]  # scheme and task
+OnUnit = Callable[[Unit, Sequence[Finding]], None]
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
+_OBSERVED = "observed"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where findings come from: what every record of a run has in common."""
+
+    model: str
+    model_hash: str
+    seed: int
+    run: RunInfo
+    commit: CommitInfo
+    device: DeviceInfo
+    environment: dict[str, str]
+
+
+class Recording:
+    """A run in the database that findings are added to as they come.
+
+    Raises UsageError where a unit is asked for that the run evaluated with other options.
+    """
+
+    def __init__(self, database: Database, origin: Origin) -> None:
+        self._database, self._origin = database, origin
+        with database.session() as session:
+            self._run = begin_run(session, origin.run, origin.commit)
+            self._stored = _by_unit(queries.accuracy_results(session, runs=[self._run.uuid]))
+        self.failed = False
+
+    def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[Finding]:
+        """What the run has of a unit under these parameters; nothing, if it failed or is not there.
+
+        Raises UsageError if what it has is of another model, commit or seed, or of other options:
+        one run's numbers belong together.
+        """
+        return _reusable(self._of(unit), self._origin, parameters)
+
+    def add(self, unit: Unit, findings: Sequence[Finding], origin: Origin) -> None:
+        """Store the findings of a unit. origin: of this run, with the device that found them."""
+        attempt = self._of(unit).attempts + 1
+        with self._database.session() as session:
+            add_accuracy(session, [build_record(found, origin, attempt) for found in findings])
+        self.failed |= any(finding.value is None for finding in findings)
+
+    def finish(self, status: str) -> None:
+        """Mark the run."""
+        _finish(self._database, self._run, status)
+
+    def _of(self, unit: Unit) -> _Stored:
+        return self._stored.get((unit[0], task_name(unit[1])), _Stored())
+
+
+@contextmanager
+def recording(database: Database, origin: Origin) -> Iterator[Recording]:
+    """Store findings while it lasts.
+
+    On an error and on KeyboardInterrupt what was stored stays, and the run is marked failed or
+    interrupted.
+    """
+    kept = Recording(database, origin)
+    try:
+        yield kept
+    except KeyboardInterrupt:
+        kept.finish("interrupted")
+        raise
+    except Exception:
+        kept.finish("failed")
+        raise
+    kept.finish("failed" if kept.failed else "complete")
+
+
+def execute(
+    database: Database,
+    evaluator: Evaluator,
+    units: Sequence[Unit],
+    origin: Origin,
+    *,
+    on_unit: OnUnit,
+) -> list[Finding]:
+    """Evaluate the units in order and store each one's findings as they come; all of them.
+
+    Units whose findings the run has already, with the same parameters, are not evaluated again.
+    Raises UsageError as Recording.reusable.
+    """
+    found: list[Finding] = []
+    with recording(database, origin) as kept:
+        for unit in units:
+            findings = kept.reusable(unit, evaluator.parameters(*unit))
+            if not findings:
+                findings = evaluator.evaluate(*unit)
+                kept.add(unit, findings, origin)
+            found += findings
+            on_unit(unit, findings)
+    return found
+
+
+def build_record(finding: Finding, origin: Origin, attempt: int = 1) -> AccuracyRecord:
+    """The record of a finding, made now. attempt: counts from 1 within the run."""
+    identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
+    return AccuracyRecord(
+        uuid=str(uuid.uuid5(_NAMESPACE, identity)),
+        model=origin.model,
+        model_hash=origin.model_hash,
+        scheme=finding.scheme,
+        task=finding.task,
+        task_version=finding.task_version,
+        data_hash=finding.data_hash,
+        metric=finding.metric,
+        direction=finding.direction,
+        status="failed" if finding.value is None else "ok",
+        detail=finding.detail,
+        value=finding.value,
+        standard_error=finding.standard_error,
+        n_items=finding.n_items,
+        values=finding.values,
+        seed=origin.seed,
+        parameters={**finding.parameters, _OBSERVED: dict(finding.observed)},
+        created_at=datetime.now(UTC).isoformat(),
+        run=origin.run,
+        commit=origin.commit,
+        device=origin.device,
+        environment=origin.environment,
+    )
+
+
+def finding_of(record: AccuracyRecord) -> Finding:
+    """The finding that a record was made of."""
+    parameters = dict(record.parameters)
+    observed = parameters.pop(_OBSERVED, {})
+    return Finding(
+        scheme=record.scheme,
+        task=record.task,
+        task_version=record.task_version,
+        data_hash=record.data_hash,
+        metric=record.metric,
+        direction=cast(Direction, record.direction),
+        value=record.value,
+        standard_error=record.standard_error,
+        n_items=record.n_items,
+        values=record.values,
+        parameters=parameters,
+        detail=record.detail,
+        observed=observed,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a run has of a unit. records: of the last attempt."""
+
+    attempts: int = 0
+    records: tuple[AccuracyRecord, ...] = ()
+
+
+def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
+    units: dict[Unit, _Stored] = {}
+    for record in records:  # in the order that they were evaluated in
+        unit = (record.scheme, record.task)
+        before = units.get(unit, _Stored())
+        again = record.metric in {known.metric for known in before.records}
+        if again or before.attempts == 0:
+            units[unit] = _Stored(before.attempts + 1, (record,))
+        else:
+            units[unit] = _Stored(before.attempts, (*before.records, record))
+    return units
+
+
+def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[Finding]:
+    if any(record.status != "ok" for record in stored.records):
+        return []
+    wanted = json.loads(json.dumps(parameters))
+    for record in stored.records:
+        here = (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty)
+        there = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
+        given = {name: record.parameters.get(name) for name in wanted}
+        if here != there or given != wanted:
+            what = "of another model, commit or seed" if here != there else "with other options"
+            raise UsageError(
+                f"{record.scheme} on {record.task} was evaluated {what} in run "
+                f"{record.run.uuid[:8]}: start a new run"
+            )
+    return [finding_of(record) for record in stored.records]
+
+
+def _finish(database: Database, run: RunInfo, status: str) -> None:
+    try:
+        with database.session() as session:
+            finish_run(session, run.uuid, status)
+    except DatabaseError as error:
+        # The results are stored one by one before this; only the label is lost.
+        log.warning("run %s could not be marked %s: %s", run.uuid, status, error)

@@ -1,0 +1,199 @@
+"""What evaluating one task of one model under one scheme finds, and what differs between two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from flexq_bench.stats import (
+    Interval,
+    is_clear,
+    item_difference,
+    mean_difference_interval,
+)
+
+if TYPE_CHECKING:  # torch and models: who reads stored findings does not wait for them
+    from flexq_bench.accuracy.agreement import Agreement
+    from flexq_bench.accuracy.perplexity import PerplexityResult
+    from flexq_bench.accuracy.tasks import TaskResult
+    from flexq_bench.accuracy.texts import Text
+
+FULL_PRECISION = "fp16"  # the scheme that leaves a model as it is
+PERPLEXITY = "perplexity"
+KL = "kl_divergence"
+TOP1 = "top1_agreement"
+LAYER_ERROR = "layer_error"
+PERPLEXITY_VERSION = "1"  # raised when the same text would give another number
+
+Direction = Literal["lower", "higher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One metric of one task under one scheme.
+
+    value: None: it failed, `detail` says why. values: by segment (mean nats a token for the
+    perplexity) or question; empty: there are none. parameters: what the number depends on, of
+    quantization and evaluation. observed: what else was seen, such as tokens_per_s.
+    """
+
+    scheme: str
+    task: str
+    task_version: str
+    data_hash: str
+    metric: str
+    direction: Direction
+    value: float | None
+    standard_error: float | None
+    n_items: int
+    values: tuple[float, ...]
+    parameters: Mapping[str, Any]
+    detail: str = ""
+    observed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A scheme's metric minus the base's, on the same segments or questions.
+
+    interval: 95 %; of a perplexity it is the relative change of it (0.01: 1 % more), else in the
+    metric's unit. clear: the interval leaves out zero. p_value: McNemar's; None: not of questions.
+    """
+
+    base: float
+    value: float
+    interval: Interval
+    clear: bool
+    p_value: float | None
+
+
+def difference(base: Finding, head: Finding, *, seed: int = 0) -> Difference | None:
+    """What differs between two findings of one metric; None: they can't be paired.
+
+    Pairs need the same task, data and metric, and at least two values each.
+    """
+    same = (base.task, base.data_hash, base.metric) == (head.task, head.data_hash, head.metric)
+    if base.value is None or head.value is None or not same:
+        return None
+    if len(base.values) != len(head.values) or len(base.values) < 2:
+        return None
+    if set(base.values) | set(head.values) <= {0.0, 1.0}:
+        items = item_difference(base.values, head.values)
+        clear = is_clear(items.interval)
+        return Difference(base.value, head.value, items.interval, clear, items.p_value)
+    interval = mean_difference_interval(base.values, head.values, seed=seed)
+    clear = is_clear(interval)
+    if head.metric == PERPLEXITY:
+        ends = (interval.estimate, interval.low, interval.high)
+        interval = Interval(*(math.expm1(end) for end in ends))
+    return Difference(base.value, head.value, interval, clear, None)
+
+
+def perplexity_findings(
+    scheme: str,
+    text: Text,
+    result: PerplexityResult,
+    agreement: Agreement | None,
+    parameters: Mapping[str, Any],
+) -> list[Finding]:
+    """Perplexity and, beside a reference, KL divergence and top-1 agreement."""
+    common: dict[str, Any] = {
+        "scheme": scheme,
+        "task": text.name,
+        "task_version": PERPLEXITY_VERSION,
+        "data_hash": text.content_hash,
+        "n_items": result.tokens,
+        "parameters": {**parameters, "text": text.kind},
+        "observed": {"tokens_per_s": result.tokens_per_s},
+    }
+    value = result.perplexity
+    if not math.isfinite(value):
+        what = f"the perplexity is {value}: the model's output is not finite, or far too large"
+        return [_finding(common, PERPLEXITY, "lower", None, None, (), what)]
+    findings = [
+        _finding(common, PERPLEXITY, "lower", value, result.standard_error, result.nll),
+    ]
+    if agreement is not None:
+        findings += [
+            _finding(common, KL, "lower", agreement.mean_kl, _error(agreement.kl), agreement.kl),
+            _finding(
+                common, TOP1, "higher", agreement.mean_top1, _error(agreement.top1), agreement.top1
+            ),
+        ]
+    return findings
+
+
+def task_findings(scheme: str, result: TaskResult, parameters: Mapping[str, Any]) -> list[Finding]:
+    """A finding a metric of a task of lm-eval."""
+    return [
+        Finding(
+            scheme=scheme,
+            task=result.task,
+            task_version=result.version,
+            data_hash=result.data_hash,
+            metric=metric.metric,
+            direction="higher" if metric.higher_is_better else "lower",
+            value=metric.value if math.isfinite(metric.value) else None,
+            standard_error=_error(metric.items),
+            n_items=result.n_items,
+            values=metric.items,
+            parameters=parameters,
+            detail="" if math.isfinite(metric.value) else f"the metric is {metric.value}",
+        )
+        for metric in result.metrics
+    ]
+
+
+def layer_finding(
+    scheme: str, text: Text, errors: Mapping[str, float], parameters: Mapping[str, Any]
+) -> Finding:
+    """Relative squared output error of every layer; the value is the worst one's."""
+    worst = max(errors, key=lambda name: errors[name])
+    finite = all(math.isfinite(error) for error in errors.values())
+    return Finding(
+        scheme=scheme,
+        task=text.name,
+        task_version=PERPLEXITY_VERSION,
+        data_hash=text.content_hash,
+        metric=LAYER_ERROR,
+        direction="lower",
+        value=errors[worst] if finite else None,
+        standard_error=None,
+        n_items=len(errors),
+        values=tuple(errors.values()) if finite else (),
+        parameters={**parameters, "layers": list(errors)},
+        detail="" if finite else f"the output of {worst} is not finite",
+        observed={"worst": worst},
+    )
+
+
+def _finding(
+    common: Mapping[str, Any],
+    metric: str,
+    direction: Direction,
+    value: float | None,
+    standard_error: float | None,
+    values: tuple[float, ...],
+    detail: str = "",
+) -> Finding:
+    return Finding(
+        metric=metric,
+        direction=direction,
+        value=value,
+        standard_error=standard_error,
+        values=values,
+        detail=detail,
+        **common,
+    )
+
+
+def _error(values: tuple[float, ...]) -> float | None:
+    """Standard error of the mean; None: fewer than two values."""
+    count = len(values)
+    if count < 2:
+        return None
+    mean = math.fsum(values) / count
+    variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+    return math.sqrt(variance / count)

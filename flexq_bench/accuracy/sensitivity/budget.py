@@ -1,0 +1,148 @@
+"""A8 for a share of the layers: which, and how much of the way from W6A6 to W6A8 it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
+from flexq_bench.accuracy.sensitivity.layer_kinds import OnStep
+from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.flexq import FlexqOptions, named_sites, paper_choice
+from flexq_bench.schemes.layer_sensitivity import (
+    Cost,
+    SiteDamage,
+    activation_damage,
+    choose_sites,
+    layers_of,
+)
+from flexq_bench.schemes.model_map import ModelMap, map_model
+from flexq_bench.schemes.uniform import round_site
+from flexq_bench.stats import Interval, closed_share_interval
+from kernels.formats import NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """FlexQ with these sites' activations in more bits.
+
+    layers, matrices, work: the share that has them of layers as engines run them (q, k and v are
+    one, gate and up too), of weight matrices, and of products.
+    predicted: the part of all gain that damage.py expects of them.
+    closed: (PPL(W6A6) - PPL) / (PPL(W6A6) - PPL(W6A8)); None: one segment, or W6A8 is not
+    clearly better.
+    """
+
+    name: str
+    sites: tuple[str, ...]
+    layers: float
+    matrices: float
+    work: float
+    predicted: float
+    result: PerplexityResult
+    closed: Interval | None
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetReport:
+    """choices: none, all, the paper's, then one for each cost asked for. damages: of every site."""
+
+    damages: tuple[SiteDamage, ...]
+    choices: tuple[Choice, ...]
+
+
+def try_budget(
+    model: nn.Module,
+    tokens: torch.Tensor,
+    calibration: Calibration,
+    budget: float,
+    costs: Sequence[Cost],
+    *,
+    context: int,
+    max_tokens: int | None = None,
+    options: FlexqOptions | None = None,
+    seed: int = 0,
+    on_step: OnStep | None = None,
+) -> BudgetReport:
+    """Choose on calibration data, evaluate on tokens [T]; the model is dense again afterwards.
+
+    options: bits and group. Raises QuantizeError if the model has no map or the budget is no share,
+    AccuracyError as `perplexity`.
+    """
+    options = options or FlexqOptions()
+    layout = map_model(model)
+    damages = activation_damage(
+        model,
+        layout,
+        calibration,
+        low=NumberFormat(options.a_bits, options.group),
+        high=NumberFormat(options.high_bits, options.group),
+        generator=torch.Generator().manual_seed(seed),
+        progress=on_step,
+    )
+    names = _names(options)
+    chosen = {
+        names[0]: (),
+        names[1]: tuple(site.name for site in layout.sites),
+        "paper": named_sites(layout, paper_choice(layout)),
+    } | {f"{budget:g} of {cost}": choose_sites(damages, layout, budget, cost) for cost in costs}
+
+    results: dict[str, PerplexityResult] = {}
+    for done, (name, sites) in enumerate(chosen.items()):
+        if on_step is not None:
+            on_step(done, len(chosen), name)
+        with restoring(model, layout.sites):
+            for site in layout.sites:
+                a_bits = options.high_bits if site.name in sites else options.a_bits
+                round_site(model, site, options.w_bits, a_bits, options.group)
+            results[name] = perplexity(model, tokens, context=context, max_tokens=max_tokens)
+    ends = results[names[0]], results[names[1]]
+    return BudgetReport(
+        damages,
+        tuple(
+            _choice(name, sites, damages, layout, results[name], ends, seed)
+            for name, sites in chosen.items()
+        ),
+    )
+
+
+def _names(options: FlexqOptions) -> tuple[str, str]:
+    return (
+        f"W{options.w_bits}A{options.a_bits}",
+        f"W{options.w_bits}A{options.high_bits}",
+    )
+
+
+def _choice(
+    name: str,
+    sites: tuple[str, ...],
+    damages: tuple[SiteDamage, ...],
+    layout: ModelMap,
+    result: PerplexityResult,
+    ends: tuple[PerplexityResult, PerplexityResult],
+    seed: int,
+) -> Choice:
+    worse, better = ends
+    closed = None
+    if len(result.nll) > 1:
+        closed = closed_share_interval(worse.nll, result.nll, better.nll, seed=seed)
+
+    def share(weight: Callable[[SiteDamage], float]) -> float:
+        total = sum(weight(damage) for damage in damages)
+        return sum(weight(d) for d in damages if d.site.name in sites) / total if total else 0.0
+
+    layers = layers_of(damages, layout)
+    return Choice(
+        name,
+        sites,
+        layers=sum(any(d.site.name in sites for d in layer) for layer in layers) / len(layers),
+        matrices=share(lambda damage: 1),
+        work=share(lambda damage: damage.site.n * damage.site.k),
+        predicted=share(lambda damage: damage.gain),
+        result=result,
+        closed=closed,
+    )

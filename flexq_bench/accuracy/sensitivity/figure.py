@@ -1,0 +1,92 @@
+"""Sensitivity as a picture: how much each kind of layer loses, and where the gain of A8 lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flexq_bench.accuracy.perplexity import PerplexityResult
+from flexq_bench.accuracy.sensitivity.layer_kinds import KindDamage
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.schemes.layer_sensitivity import SiteDamage
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PANEL_IN = (7.0, 3.2)
+_DPI = 150
+_BAR = 0.8  # of the distance between kinds, for all settings together
+
+
+def write_figure(
+    path: Path,
+    title: str,
+    dense: PerplexityResult,
+    kinds: Sequence[KindDamage],
+    damages: Sequence[SiteDamage] = (),
+) -> None:
+    """A PNG: bars of the increase of each kind, then, if given, a map of each site's gain.
+
+    Raises UsageError if the file can't be written, InfrastructureError without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise InfrastructureError("a PNG needs matplotlib: pip install matplotlib") from error
+    panels = 2 if damages else 1
+    figure = Figure((_PANEL_IN[0], panels * _PANEL_IN[1]), dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    axes[0].set_title(f"{title}: perplexity {dense.perplexity:.2f} as it is")
+    _bars(axes[0], dense, kinds)
+    if damages:
+        _gains(axes[1], damages)
+        axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    try:
+        figure.savefig(path, format="png")
+    except OSError as error:
+        raise UsageError(f"can't write {path}: {error.strerror or error}") from error
+
+
+def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindDamage]) -> None:
+    names = list(dict.fromkeys(damage.kind for damage in kinds))
+    settings = list(dict.fromkeys(damage.bits.name for damage in kinds))
+    width = _BAR / len(settings)
+    for number, setting in enumerate(settings):
+        found = [damage for damage in kinds if damage.bits.name == setting]
+        places = [
+            names.index(damage.kind) + (number - (len(settings) - 1) / 2) * width
+            for damage in found
+        ]
+        heights = [damage.result.perplexity / dense.perplexity - 1 for damage in found]
+        axis.bar(places, heights, width, label=setting)
+        for place, damage in zip(places, found, strict=True):
+            if damage.relative_ends is not None:
+                axis.plot([place, place], damage.relative_ends, color="black", linewidth=0.8)
+    axis.set_yscale("symlog", linthresh=0.01)
+    axis.set_xticks(range(len(names)), names, rotation=20)
+    axis.set_ylabel("perplexity, increase")
+    axis.yaxis.set_major_formatter(_percent)
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.legend(fontsize="small")
+
+
+def _gains(axis: Axes, damages: Sequence[SiteDamage]) -> None:
+    kinds = list(dict.fromkeys(damage.site.kind for damage in damages))
+    blocks = 1 + max(damage.site.block for damage in damages)
+    total = sum(damage.gain for damage in damages)
+    table = [[0.0] * blocks for _ in kinds]
+    for damage in damages:
+        table[kinds.index(damage.site.kind)][damage.site.block] = damage.gain / total
+    image = axis.imshow(table, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
+    axis.set_yticks(range(len(kinds)), kinds)
+    axis.set_xlabel("block")
+    axis.set_title("share of what 8-bit activations save, by layer", fontsize="medium")
+    axis.figure.colorbar(image, ax=axis, format=_percent)
+
+
+def _percent(value: float, _: object = None) -> str:
+    return f"{100 * value:g} %"

@@ -1,0 +1,24 @@
+"""Quantizing a model for the length of one evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
+
+
+@contextmanager
+def restoring(model: nn.Module, sites: Sequence[LinearSite]) -> Iterator[None]:
+    """Put the dense layers of these sites back afterwards.
+
+    For schemes that replace layers and change nothing else of the model.
+    """
+    dense = {site.name: linear_at(model, site.name) for site in sites}
+    try:
+        yield
+    finally:
+        for name, layer in dense.items():
+            replace_module(model, name, layer)

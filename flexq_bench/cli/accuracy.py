@@ -1,0 +1,325 @@
+"""`flexq-bench accuracy`: what a model loses under quantization schemes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flexq_bench.cli.interrupts import ended_by_terminate
+from flexq_bench.cli.options import (
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    JsonFileOption,
+    SeedOption,
+    split_names,
+)
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from db.engine import Database
+    from db.records import RunInfo
+    from flexq_bench.accuracy.evaluator import EvaluationPlan
+    from flexq_bench.accuracy.records import OnUnit, Unit
+    from flexq_bench.accuracy.results import Finding
+    from flexq_bench.accuracy.setup import Setup
+    from flexq_bench.runs.result_files import ResultFiles
+    from flexq_bench.schemes.scheme import Progress as OnBlock
+    from kernels.contract import Backend
+
+    Evaluate = Callable[[], list[Finding]]
+
+log = logging.getLogger(__name__)
+
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="A folder with config.json and safetensors, a .gguf file, or owner/name on the "
+        "Hugging Face hub.",
+        show_default=False,
+    ),
+]
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--data",
+        metavar="[NAME=][KIND:]PATH",
+        help="A text for the perplexity; may be given several times. KIND: wikitext (.raw), c4 "
+        "(.jsonl), ptb or text. Online also wikitext2 and c4.",
+        show_default=False,
+    ),
+]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        metavar="NAMES",
+        help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six of the papers.",
+        show_default=False,
+    ),
+]
+TaskDataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task-data",
+        metavar="DIR",
+        help="A folder with the zero-shot tasks' data, for machines that are offline.",
+        show_default=False,
+    ),
+]
+CalibrationOption = Annotated[
+    str | None,
+    typer.Option(
+        "--calibration",
+        metavar="[KIND:]PATH",
+        help="A text that calibrated schemes learn from; not one that is evaluated on.",
+        show_default=False,
+    ),
+]
+SegmentsOption = Annotated[
+    int, typer.Option("--calibration-segments", min=1, help="How many segments of it.")
+]
+LengthOption = Annotated[
+    int | None,
+    typer.Option(
+        "--calibration-length",
+        min=2,
+        help="Tokens of each. Default: the context.",
+        show_default=False,
+    ),
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=2,
+        help="Tokens of a segment. Default: 2048, or what the model has.",
+        show_default=False,
+    ),
+]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=1,
+        help="Predict at most so many tokens of each text.",
+        show_default=False,
+    ),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="Only so many questions of each task.", show_default=False),
+]
+BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Questions at once.")]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="NAME",
+        help="float16, bfloat16 or float32. Default: float16 on a GPU, float32 on a CPU.",
+        show_default=False,
+    ),
+]
+
+
+def accuracy(
+    model: ModelOption,
+    schemes: Annotated[
+        str,
+        typer.Option("--schemes", metavar="NAMES", help="Comma-separated; list schemes has all."),
+    ] = "flexq-w6ax",
+    data: DataOption = None,
+    tasks: TasksOption = None,
+    task_data: TaskDataOption = None,
+    calibration: CalibrationOption = None,
+    calibration_segments: SegmentsOption = 128,
+    calibration_length: LengthOption = None,
+    context: ContextOption = None,
+    max_tokens: MaxTokensOption = None,
+    limit: LimitOption = None,
+    batch: BatchOption = 8,
+    layers: Annotated[
+        bool, typer.Option("--layers", help="Also the output error of each layer.")
+    ] = False,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    seed: SeedOption = 0,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with this run: what it has of the same plan is not evaluated again.",
+        ),
+    ] = None,
+    db: DbOption = None,
+    as_json: JsonFileOption = None,
+) -> None:
+    """Evaluate a model as it is and under schemes, store each result, print tables.
+
+    Exit code 0: evaluated; 2: something named isn't there or doesn't fit; 5: an evaluation failed;
+    130: interrupted (go on with --resume).
+    """
+    from db.engine import open_database
+    from flexq_bench.accuracy import SUITE
+    from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan
+    from flexq_bench.accuracy.setup import named_tasks, prepare
+    from flexq_bench.accuracy.tasks import check_tasks
+    from flexq_bench.accuracy.texts import read_text
+    from flexq_bench.runs.lifecycle import new_run
+    from flexq_bench.runs.result_files import ResultFiles
+
+    files = ResultFiles(as_json)
+    plan = EvaluationPlan(
+        schemes=split_names(schemes) or (),
+        texts=tuple(read_text(spec) for spec in data or ()),
+        tasks=named_tasks(tasks),
+        task_data=None if task_data is None else Path(task_data),
+        context=context,
+        max_tokens=max_tokens,
+        limit=limit,
+        batch=batch,
+        layers=layers,
+        calibration=None
+        if calibration is None
+        else CalibrationPlan(read_text(calibration), calibration_segments, calibration_length),
+        seed=seed,
+    )
+    with open_database(db) as database:
+        run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
+        if cluster == "none":
+            setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
+            evaluate = _here(database, setup)
+        else:
+            check_tasks(plan.tasks, plan.task_data)
+            evaluate = _on_cluster(database, model, plan, run, cluster, device, dtype)
+        raise typer.Exit(_carry_out(database, run, evaluate, files))
+
+
+def _resumed(database: Database, prefix: str) -> RunInfo:
+    from db import queries
+    from flexq_bench.accuracy import SUITE
+
+    with database.session() as session:
+        run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
+    if run.suite != SUITE:
+        raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: go on with it by `run`")
+    return replace(run, status="running")
+
+
+def _here(database: Database, setup: Setup) -> Evaluate:
+    from flexq_bench.accuracy.records import execute
+
+    def evaluate() -> list[Finding]:
+        with progress(setup) as on_unit:
+            return execute(
+                database, setup.evaluator, setup.plan.units, setup.origin, on_unit=on_unit
+            )
+
+    return evaluate
+
+
+def _on_cluster(
+    database: Database,
+    model: str,
+    plan: EvaluationPlan,
+    run: RunInfo,
+    address: str,
+    device: str | None,
+    dtype: str | None,
+) -> Evaluate:
+    from flexq_bench.accuracy.ray_evaluation import execute_on_cluster
+
+    if device not in (None, "cpu", "cuda"):
+        raise UsageError(f"--device {device} with --cluster: give cpu or cuda, Ray chooses which")
+    backend: Backend | None = None if device is None else "cpu" if device == "cpu" else "cuda"
+
+    def evaluate() -> list[Finding]:
+        with unit_progress(len(plan.units)) as (on_unit, _):
+            return execute_on_cluster(
+                database,
+                model,
+                plan,
+                run,
+                address=address,
+                backend=backend,
+                dtype=dtype,
+                on_unit=on_unit,
+            )
+
+    return evaluate
+
+
+def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: ResultFiles) -> int:
+    from db import queries
+
+    out = console(stderr=files.uses_stdout)
+    try:
+        with ended_by_terminate():
+            found = evaluate()
+    except KeyboardInterrupt:
+        again = f"the same command with --resume {run.uuid[:8]} goes on"
+        say(console(stderr=True), f"interrupted: what was evaluated is stored, {again}")
+        return INTERRUPTED
+    print_tables(found, out)
+    with database.session() as session:
+        files.write(queries.accuracy_results(session, runs=[run.uuid]))
+    for path in files.paths:
+        say(out, f"records: {path}")
+    say(out, f"stored {len(found)} results of run {run.uuid[:8]} in {database.url}")
+    failed = any(finding.value is None for finding in found)
+    return int(ExitCode.INFRASTRUCTURE if failed else ExitCode.PASS)
+
+
+def print_tables(findings: Sequence[Finding], out: Console) -> None:
+    """Texts, tasks and layers, those that there are."""
+    from flexq_bench.accuracy import report
+
+    tables = (report.texts_table, report.tasks_table, report.layers_table)
+    for table in (make(findings) for make in tables):
+        if table is not None:
+            show_by_words(out, table)
+
+
+@contextmanager
+def progress(setup: Setup) -> Iterator[OnUnit]:
+    """unit_progress of a plan that is evaluated in this process."""
+    with unit_progress(len(setup.plan.units)) as (on_unit, on_block):
+        setup.evaluator.on_block = on_block
+        yield on_unit
+
+
+@contextmanager
+def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
+    """A bar on stderr where a person looks at it, else a log line a unit."""
+    err = console(stderr=True)
+    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    name = TextColumn("{task.description}")
+    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
+        units = bar.add_task("evaluating", total=total)
+        blocks = bar.add_task("quantizing", visible=False)
+
+        def on_unit(unit: Unit, findings: Sequence[Finding]) -> None:
+            for finding in findings:
+                log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
+            bar.update(units, advance=1, description=" on ".join(unit))
+
+        def on_block(block: int, total: int, what: str) -> None:
+            log.info("%s of %d", what, total)
+            bar.update(blocks, completed=block, total=total, description=what, visible=True)
+
+        yield on_unit, on_block

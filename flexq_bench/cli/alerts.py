@@ -1,0 +1,170 @@
+"""`flexq-bench alerts`: what got worse, and what people say about it."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say, show_by_words
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.command_lines import user_name
+from workloads.names import unknown
+
+if TYPE_CHECKING:
+    from db.queries import AlertRow
+
+_ALL = "all"
+_OPEN = "open"
+_SHA = 10
+
+app = typer.Typer(help="List what got worse, and say what is known about it.", no_args_is_help=True)
+
+AlertArgument = Annotated[
+    int, typer.Argument(metavar="ALERT", max=LARGEST_ID, help="Its id: alerts list.")
+]
+NoteOption = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why.")]
+ByOption = Annotated[
+    str | None,
+    typer.Option("--by", metavar="NAME", help="Who says so. Default: you.", show_default=False),
+]
+
+
+@app.command("list")
+def list_(
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            help="open (new or acknowledged), all, or one of: new, acknowledged, explained, fixed, "
+            "false-alarm.",
+        ),
+    ] = _OPEN,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the alerts, newest first."""
+    from db import queries
+    from db.decisions import ALERT_STATES, OPEN_STATES
+    from db.engine import open_database
+
+    chosen = {_OPEN: OPEN_STATES, _ALL: ALERT_STATES, **{one: (one,) for one in ALERT_STATES}}
+    if state not in chosen:
+        raise UsageError(unknown("state", state, chosen))
+    with open_database(db, read_only=True) as database, database.session() as session:
+        found = queries.alerts(session, states=chosen[state])
+    if as_json:
+        print_json(found)
+    elif found:
+        show_by_words(console(), _table(found))
+    else:
+        say(console(), f"no alert is {state}" if state != _ALL else "no alert was ever opened")
+
+
+@app.command()
+def acknowledge(
+    alert: AlertArgument,
+    note: NoteOption = "",
+    by: ByOption = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Somebody is on it; this also opens a closed alert again."""
+    _set(alert, "acknowledged", note, by, db, as_json)
+
+
+@app.command()
+def explained(
+    alert: AlertArgument,
+    note: NoteOption,
+    by: ByOption = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """The change is wanted, or accepted: its series start a new epoch at the first bad commit."""
+    _set(alert, "explained", note, by, db, as_json)
+
+
+@app.command()
+def fixed(
+    alert: AlertArgument,
+    note: NoteOption = "",
+    by: ByOption = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """It is mended. Alerts close by themselves once all their series are measured back."""
+    _set(alert, "fixed", note, by, db, as_json)
+
+
+@app.command("false-alarm")
+def false_alarm(
+    alert: AlertArgument,
+    note: NoteOption,
+    by: ByOption = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """There was nothing."""
+    _set(alert, "false-alarm", note, by, db, as_json)
+
+
+def _set(alert: int, state: str, note: str, by: str | None, db: str | None, as_json: bool) -> None:
+    from db import queries
+    from db.decisions import STATES_WITH_A_REASON
+    from db.engine import open_database
+    from db.verdict_store import set_alert_state
+
+    if state in STATES_WITH_A_REASON and not note.strip():
+        raise UsageError(f"--note is empty: say why alert {alert} is {state}")
+    person = (by or "").strip() or user_name()
+    now = datetime.now(UTC)
+    with open_database(db, create=False) as database, database.session() as session:
+        before = queries.alert_by_id(session, alert).state
+        set_alert_state(session, alert, state, person=person, note=note.strip(), at=now)
+        after = queries.alert_by_id(session, alert)
+    if as_json:
+        print_json(after)
+    else:
+        say(console(), f"alert {alert}: {before} -> {state}, by {person}")
+
+
+def _table(rows: list[AlertRow]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in (
+        "alert",
+        "state",
+        "family",
+        "commits",
+        "worst",
+        "series",
+        "gpus",
+        "opened",
+        "note",
+    ):
+        right = name in ("alert", "worst", "series")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            str(row.id),
+            row.state,
+            row.family,
+            commit_range(row),
+            "wrong" if row.worst is None else f"{math.expm1(row.worst):+.1%}",
+            str(len(row.series)),
+            ", ".join(row.gpus),
+            row.opened_at.date().isoformat(),
+            row.note,
+        )
+    return table
+
+
+def commit_range(alert: AlertRow) -> str:
+    """`abcdef1234..1234abcdef`: after the first, up to the second."""
+    good = alert.good.sha[:_SHA] if alert.good else ""
+    return f"{good}..{alert.bad.sha[:_SHA]}"

@@ -1,0 +1,172 @@
+"""The composition root: the command line that ties the rooms together."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli import (
+    accuracy,
+    alerts,
+    bisect,
+    compare,
+    dashboard,
+    database,
+    decode,
+    detect,
+    doctor,
+    explain,
+    gate,
+    gate_accuracy,
+    gate_perf,
+    listing,
+    nightly,
+    run,
+    sensitivity,
+    static,
+    status,
+    sweep,
+    worker,
+)
+from flexq_bench.cli.failures import exit_code_of, one_line
+from flexq_bench.cli.interrupts import was_interrupted
+from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
+from flexq_bench.logs import JsonFormatter
+from flexq_bench.runs.command_lines import NAME
+
+DEBUG = "--debug"
+ROOMS = ("workloads", "kernels", "flexq_bench", "db", "dashboard", "ci")
+
+app = typer.Typer(
+    name=NAME,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Measure quantized LLM kernels, keep every result, find what made them worse.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run")(run.run)
+app.command("sweep")(sweep.sweep)
+app.command("status")(status.status)
+app.command("worker")(worker.worker)
+app.command("accuracy")(accuracy.accuracy)
+app.command("sensitivity")(sensitivity.sensitivity)
+app.command("decode")(decode.decode)
+app.command("compare")(compare.compare)
+app.command("detect")(detect.detect)
+app.command("nightly")(nightly.nightly)
+app.command("bisect")(bisect.bisect)
+gate.app.command("perf")(gate_perf.perf)
+gate.app.command("accuracy")(gate_accuracy.accuracy)
+app.add_typer(gate.app, name="gate")
+app.add_typer(alerts.app, name="alerts")
+app.command("explain")(explain.explain)
+app.command("static")(static.static)
+app.command("list")(listing.list_)
+app.add_typer(database.app, name="db")
+app.command("doctor")(doctor.doctor)
+app.command("dashboard")(dashboard.dashboard)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from flexq_bench.repository.provenance import package_version
+
+        typer.echo(f"{NAME} {package_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    debug: Annotated[bool, typer.Option(DEBUG, help="Tracebacks, and every log line.")] = False,
+    verbose: Annotated[
+        int, typer.Option("-v", "--verbose", count=True, help="Say what is done; -vv: all of it.")
+    ] = 0,
+    log_json: Annotated[
+        bool,
+        typer.Option("--log-json", help="Log lines as JSON, with run, job and worker; as -v."),
+    ] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version."),
+    ] = False,
+) -> None:
+    said = verbose or log_json
+    level = logging.DEBUG if debug or verbose > 1 else logging.INFO if said else logging.WARNING
+    handler = logging.StreamHandler(sys.stderr)
+    people = logging.Formatter(f"{NAME}: %(message)s")
+    handler.setFormatter(JsonFormatter() if log_json else people)
+    for room in ROOMS:  # ours only: what libraries log is not for the person at the terminal
+        logger = logging.getLogger(room)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line (None: this process's) and return its exit code.
+
+    An expected error is one line on stderr; with --debug its traceback.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    _make_streams_take_all()
+    code = _run(given)
+    try:
+        sys.stdout.flush()  # here, where a failure still has its exit code
+    except OSError as error:
+        # What could not be written is tried again as Python ends, which must not fail once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if code != ExitCode.PASS:
+            return code
+        if isinstance(error, BrokenPipeError):
+            return UNREAD
+        typer.echo(f"{NAME}: stdout: {one_line(error)}", err=True)
+        return ExitCode.INFRASTRUCTURE
+    return code
+
+
+def _run(given: list[str]) -> int:
+    try:
+        code = app(given, prog_name=NAME, standalone_mode=False)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except SystemExit:  # Rich's and the parser's answer to a broken pipe; verbs raise typer.Exit
+        return UNREAD
+    except Exception as error:
+        if DEBUG in given:
+            raise
+        if exit_code_of(error) is None and was_interrupted():
+            return INTERRUPTED
+        message, code = _explain(error)
+        typer.echo(f"{NAME}: {message}", err=True)
+    return int(code or ExitCode.PASS)
+
+
+def _make_streams_take_all() -> None:
+    """What is printed must not end the program, whatever it was started with."""
+    # Python has none where the program was started without (`>&-`, some daemons).
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # µ and × where the locale is not UTF-8
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    expected = exit_code_of(error)
+    if expected is not None:
+        return one_line(error), expected
+    # What the parser of options raises has its own message; its class is not public.
+    message = getattr(error, "format_message", None)
+    if callable(message):
+        said = " ".join(str(message()).split())
+        return said or f"which verb? `{NAME} --help` lists them", ExitCode.USAGE
+    return (
+        f"unexpected {type(error).__name__}: {one_line(error)} (a defect: run it again with "
+        f"`{NAME} {DEBUG} …` and report what it prints)",
+        ExitCode.INFRASTRUCTURE,
+    )

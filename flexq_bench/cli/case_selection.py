@@ -1,0 +1,71 @@
+"""Which cases a comparison is about: a suite, narrowed by options, on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from flexq_bench.cli.measuring import device_name
+from flexq_bench.cli.options import BackendChoice
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.device import capability, find_device
+from flexq_bench.runs.plan import build_plan
+from kernels.contract import Backend
+from workloads.case import Case
+from workloads.probes import is_probe
+from workloads.suite import Suite
+from workloads.suites import load_suite
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a person asked for. restrictions: as Suite.restrict takes them, without m."""
+
+    suite: str
+    m: Sequence[int] | None
+    restrictions: Mapping[str, Sequence[str] | None]
+
+
+def chosen_device(backend: BackendChoice, device: str | None) -> str:
+    """The device that a person asked for, or the best there is. Raises UsageError."""
+    asked: Backend | None = None
+    if backend is not BackendChoice.AUTO:
+        asked = "cuda" if backend is BackendChoice.CUDA else "cpu"
+    name = device_name(asked, device)
+    find_device(name)
+    return name
+
+
+def chosen_cases(choice: Choice, device: str) -> tuple[Case, ...]:
+    """The cases of a suite; probes only where they are asked for."""
+    asked = choice.restrictions.get("kernels") or ()
+    suite = load_suite(choice.suite).restrict(m=choice.m, **choice.restrictions)
+    return _planned(suite, device, asked, keep_probes=bool(asked))
+
+
+def chosen_shapes(choice: Choice, label: str, device: str) -> tuple[Case, ...]:
+    """A kernel on the shapes of a suite, whichever kernels the suite names."""
+    if choice.restrictions.get("kernels"):
+        raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
+    suite = load_suite(choice.suite).restrict(m=choice.m, **choice.restrictions)
+    groups = tuple(
+        replace(group, kernels=(label,))
+        for group in suite.groups
+        if not all(map(is_probe, group.kernels))
+    )
+    return _planned(replace(suite, groups=groups), device, (label,), keep_probes=True)
+
+
+def _planned(
+    suite: Suite, device: str, asked: Sequence[str], *, keep_probes: bool
+) -> tuple[Case, ...]:
+    found = find_device(device)
+    backend: Backend = "cpu" if found.type == "cpu" else "cuda"
+    plan = build_plan(suite, backend, capability(found), asked_kernels=asked)
+    offered = list(dict.fromkeys(case.label for case in plan.cases))
+    # A plan adds the probes that put a time in proportion: two times side by side need none.
+    cases = (c for c in suite.cases(offered) if keep_probes or not is_probe(c.kernel))
+    chosen = tuple(cases)
+    if not chosen:
+        raise UsageError(f"nothing to compare: all of suite {suite.name} that is left are probes")
+    return chosen

@@ -1,0 +1,316 @@
+"""`flexq-bench compare`: two commits or two kernels that take turns, or two stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexq_bench.cli.options import (
+    BackendChoice,
+    BackendOption,
+    CacheOption,
+    DbOption,
+    DeviceOption,
+    JsonFlag,
+    KernelsOption,
+    LayersOption,
+    ModelsOption,
+    SeedOption,
+    SizesOption,
+    StageOption,
+    restrictions_of,
+    split_sizes,
+)
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.command_lines import command
+
+if TYPE_CHECKING:
+    from db.queries import RunSummary
+    from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules
+    from workloads.case import Case
+
+
+class Kind(StrEnum):
+    AUTO = "auto"
+    COMMITS = "commits"
+    KERNELS = "kernels"
+    RUNS = "runs"
+
+
+ProcessesOption = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        min=1,
+        help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
+    ),
+]
+RepositoryOption = Annotated[
+    str, typer.Option("--repository", metavar="FOLDER", help="The git checkout of commits.")
+]
+
+
+def compare(
+    base: Annotated[str, typer.Argument(help="A revision, a kernel's label, or a run's uuid.")],
+    head: Annotated[str, typer.Argument(help="The same kind. A dot is the working tree.")],
+    kind: Annotated[
+        Kind, typer.Option("--kind", help="auto: kernels, else revisions, else stored runs.")
+    ] = Kind.AUTO,
+    suite: Annotated[
+        str, typer.Option("--suite", metavar="SUITE", help="The cases: list suites, or a .toml.")
+    ] = "smoke",
+    models: ModelsOption = None,
+    m: SizesOption = None,
+    kernels: KernelsOption = None,
+    layers: LayersOption = None,
+    stage: StageOption = None,
+    cache: CacheOption = None,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    processes: ProcessesOption = 6,
+    repository: RepositoryOption = ".",
+    seed: SeedOption = 0,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which cases are slower in HEAD than in BASE.
+
+    Two commits, or two kernels, take turns on one device in blocks of base, head, head, base, over
+    fresh buffers and fresh processes. Two stored runs can't any more: their medians are set beside
+    each other.
+
+    Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
+    5: this machine, a commit's worker or the database failed; 130: interrupted.
+    """
+    from flexq_bench.cli.case_selection import Choice
+
+    restrictions = restrictions_of(
+        models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
+    )
+    choice = Choice(suite, split_sizes(m), restrictions)
+    if kind is Kind.AUTO:
+        kind = _kind_of(base, head, repository, db)
+    if kind is Kind.RUNS:
+        raise typer.Exit(_compare_runs(base, head, db, as_json))
+    from flexq_bench.measure.ab import InterleaveRules
+
+    rules = InterleaveRules.with_processes(processes)
+    compared = _commits if kind is Kind.COMMITS else _kernels
+    raise typer.Exit(
+        compared(base, head, choice, (backend, device), Path(repository), rules, seed, as_json)
+    )
+
+
+def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
+    """What both names are. Raises UsageError where they are not of one kind."""
+    from flexq_bench.repository.worktrees import repository_of, resolve_revision
+    from kernels import registry
+
+    labels = {*registry.labels("cpu"), *registry.labels("cuda")}
+    if base in labels and head in labels:
+        return Kind.KERNELS
+    for name, other in ((base, head), (head, base)):
+        if name in labels:
+            raise UsageError(f"{name} is a kernel and {other} is none: compare like with like")
+    try:
+        found = repository_of(Path(repository))
+        for name in (base, head):
+            if name != ".":
+                resolve_revision(found, name)
+    except UsageError as error:
+        if _are_runs(base, head, db):
+            return Kind.RUNS
+        raise UsageError(f"{error} (nor are they two kernels, or two stored runs)") from None
+    return Kind.COMMITS
+
+
+def _are_runs(base: str, head: str, db: str | None) -> bool:
+    from db import queries
+    from db.engine import open_database
+    from db.errors import DatabaseError
+
+    try:
+        with open_database(db, read_only=True) as database, database.session() as session:
+            for prefix in (base, head):
+                queries.run_by_uuid_prefix(session, prefix)
+    except DatabaseError:
+        return False
+    return True
+
+
+def _commits(
+    base: str,
+    head: str,
+    choice: Any,
+    where: tuple[BackendChoice, str | None],
+    repository: Path,
+    rules: InterleaveRules,
+    seed: int,
+    as_json: bool,
+) -> int:
+    from flexq_bench.cli.case_selection import chosen_cases, chosen_device
+    from flexq_bench.measure.ab import compare_commits
+    from flexq_bench.measure.ab.revisions import resolve_pair
+    from flexq_bench.repository.worktrees import repository_of
+
+    resolve_pair(repository_of(repository), base, head)  # before the device is looked for
+    device = chosen_device(*where)
+    cases = chosen_cases(choice, device)
+    with progress(len(cases) * rules.blocks_at_first) as on_block:
+        results = list(
+            compare_commits(
+                repository,
+                base,
+                head,
+                cases,
+                device=device,
+                seed=seed,
+                rules=rules,
+                on_block=on_block,
+            )
+        )
+    return _show("commits", base, head, cases, results, rules, device, as_json)
+
+
+def _kernels(
+    base: str,
+    head: str,
+    choice: Any,
+    where: tuple[BackendChoice, str | None],
+    _repository: Path,
+    rules: InterleaveRules,
+    seed: int,
+    as_json: bool,
+) -> int:
+    from flexq_bench.cli.case_selection import chosen_device, chosen_shapes
+    from flexq_bench.measure.ab import compare_kernels
+
+    device = chosen_device(*where)
+    chosen_shapes(choice, head, device)  # says whether this backend has it
+    cases = chosen_shapes(choice, base, device)
+    with progress(len(cases) * rules.blocks_at_first) as on_block:
+        results = list(
+            compare_kernels(
+                base, head, cases, device=device, seed=seed, rules=rules, on_block=on_block
+            )
+        )
+    return _show("kernels", base, head, cases, results, rules, device, as_json)
+
+
+def _show(
+    kind: str,
+    base: str,
+    head: str,
+    cases: Sequence[Case],
+    results: Sequence[CaseComparison],
+    rules: InterleaveRules,
+    device: str,
+    as_json: bool,
+) -> int:
+    from flexq_bench.cli.output import console, plain, print_json, say, show_whole
+    from flexq_bench.measure.ab import judge, report
+
+    position = {case: i for i, case in enumerate(cases)}
+    night = judge(sorted(results, key=lambda found: position[found.case]), rules)
+    verdicts = [found.confirmation.verdict for found in night]
+    code = report.exit_code_of_verdicts(verdicts)
+    if as_json:
+        print_json(
+            {
+                "kind": kind,
+                "base": night[0].base,
+                "head": night[0].head,
+                "device": device,
+                "rules": plain(rules),
+                "exit_code": int(code),
+                "cases": [report.as_plain(found) for found in night],
+            }
+        )
+        return int(code)
+    out = console()
+    show_whole(out, report.comparison_table(night))
+    for line in report.problem_lines(night):
+        say(out, line)
+    say(out, f"{head} against {base}, taking turns on {device}: {report.counts_line(verdicts)}")
+    return int(code)
+
+
+def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
+    from db import queries
+    from db.engine import open_database
+    from flexq_bench.cli.output import console, print_json, say, show_whole
+    from flexq_bench.measure.ab import report
+    from flexq_bench.runs.stored_comparison import compare_stored
+
+    with open_database(db, read_only=True) as database, database.session() as session:
+        runs = [queries.run_by_uuid_prefix(session, prefix) for prefix in (base, head)]
+        results = compare_stored(*(queries.run_results(session, run.uuid) for run in runs))
+    if not results:
+        raise UsageError(f"neither run has a result: see {base} and {head} in list runs")
+    verdicts = [found.verdict for found in results]
+    code = report.exit_code_of_verdicts(verdicts)
+    if as_json:
+        print_json(
+            {
+                "kind": "runs",
+                "interleaved": False,
+                "base": runs[0].uuid,
+                "head": runs[1].uuid,
+                "exit_code": int(code),
+                "cases": [report.stored_as_plain(found) for found in results],
+            }
+        )
+        return int(code)
+    out = console()
+    show_whole(out, report.stored_table(results))
+    for line in report.problem_lines(results):
+        say(out, line)
+    first, second = (run.uuid[:8] for run in runs)
+    say(out, f"run {second} against {first}: {report.counts_line(verdicts)}")
+    say(
+        out,
+        f"the runs were measured apart, so what differs may be the machine; {_to_be_sure(runs)}",
+    )
+    return int(code)
+
+
+def _to_be_sure(runs: Sequence[RunSummary]) -> str:
+    from workloads.suites import list_suites
+
+    commits, suites = ({getattr(run, name) for run in runs} for name in ("commit", "suite"))
+    if len(commits) == 1 and len({run.dirty for run in runs}) == 1:
+        return "both are of one commit: it is not the code"
+    known = [name for name in suites if len(suites) == 1 and name in list_suites()]
+    turns = ("compare", *(run.commit[:10] for run in runs), *(("--suite", *known) if known else ()))
+    return f"to be sure: {command(*turns)}"
+
+
+@contextmanager
+def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
+    """A bar of blocks on stderr where a person looks at it; SIGTERM ends it as Ctrl-C does."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from flexq_bench.cli.interrupts import ended_by_terminate
+    from flexq_bench.cli.output import console
+
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Progress(
+        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
+    )
+    with ended_by_terminate(), bar:
+        task = bar.add_task("comparing", total=total)
+        done = 0
+
+        def advance(case: Case, _block: Block) -> None:
+            nonlocal done
+            done += 1
+            # A second look at what is ambiguous makes it more.
+            bar.update(task, completed=done, total=max(total, done), description=case.key)
+
+        yield advance

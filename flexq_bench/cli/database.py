@@ -1,0 +1,206 @@
+"""`flexq-bench db`: the database itself, and results in and out of it as files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flexq_bench.cli.options import DbOption, JsonFlag, split_names, split_sizes
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from db.encoding import AnyRecord
+
+app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
+
+
+@app.command()
+def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
+    """Bring the tables up to this version."""
+    from db import engine
+    from flexq_bench.runs.published_numbers import keep_references
+
+    with engine.open_database(db, check_schema=False) as database:
+        before = engine.revision_of(database)
+        after = engine.upgrade(database).after
+        keep_references(database)
+        if as_json:
+            print_json({"database": database.url, "before": before, "after": after})
+        elif before == after:
+            say(console(), f"{database.url} is up to date (revision {after})")
+        else:
+            say(console(), f"{database.url}: revision {before or 'none'} -> {after}")
+
+
+@app.command("import")
+def import_(
+    files: Annotated[list[str], typer.Argument(help=".jsonl, .jsonl.gz or .parquet files.")],
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Store the records of files, each file whole or not at all; known ones change nothing."""
+    from db.engine import open_database
+    from db.exchange import ImportSummary, import_file
+    from flexq_bench.runs.published_numbers import keep_references
+
+    done: list[ImportSummary] = []
+    with open_database(db) as database:
+        keep_references(database)
+        for path in files:
+            with database.session() as session:
+                done.append(import_file(session, path))
+            if not as_json:
+                new = f"{done[-1].added} of {done[-1].read} records are new"
+                say(console(), f"{path}: {new} in {database.url}")
+    if as_json:
+        print_json(done)
+
+
+@app.command()
+def export(
+    file: Annotated[str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file.")],
+    runs: Annotated[
+        str | None, typer.Option("--run", metavar="RUNS", help="Only of these runs.")
+    ] = None,
+    suites: Annotated[str | None, typer.Option("--suites", metavar="NAMES")] = None,
+    kernels: Annotated[
+        str | None, typer.Option("--kernels", metavar="NAMES", help="Names without variant.")
+    ] = None,
+    models: Annotated[str | None, typer.Option("--models", metavar="NAMES")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", metavar="SKUS", help="As list devices shows them.")
+    ] = None,
+    m: Annotated[str | None, typer.Option("--m", metavar="RANGES")] = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write stored records to a file. Every option narrows; without one all are written."""
+    from db import queries
+    from db.engine import open_database
+    from db.exchange import export_records, write_records
+    from db.queries import Filters
+
+    with open_database(db, read_only=True) as database, database.session() as session:
+        known = queries.filter_values(session)
+        filters = Filters(
+            runs=tuple(
+                queries.run_by_uuid_prefix(session, prefix).uuid
+                for prefix in split_names(runs) or ()
+            ),
+            suites=_known("suite", suites, known.suites),
+            kernels=_known("kernel", kernels, known.kernels),
+            models=_known("model", models, known.models),
+            gpus=_known("device", devices, known.gpus),
+            m=split_sizes(m) or (),
+        )
+        others = [
+            *queries.export_accuracy(session, filters),
+            *queries.export_decodes(session, filters),
+            *queries.export_gates(session, filters),
+        ]
+        left_out = len(others) if file.endswith(".parquet") else 0
+        records: Iterable[AnyRecord] = chain(
+            export_records(session, filters), [] if left_out else others
+        )
+        count = write_records(file, records)
+    if as_json:
+        print_json({"file": file, "records": count, "left_out": left_out})
+    else:
+        say(console(), f"{count} records in {file}")
+        if left_out:
+            say(
+                console(),
+                f"{left_out} results that are no GEMMs are left out: a .jsonl file holds them",
+            )
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        int | None,
+        typer.Option(
+            "--older-than", min=0, max=36_500, metavar="DAYS", help="Only of results this old."
+        ),
+    ] = None,
+    keep_accepted: Annotated[
+        bool, typer.Option("--keep-accepted", help="Only of results that may not be compared.")
+    ] = False,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Delete raw samples and give their space back. Summaries stay."""
+    from db.engine import open_database
+    from db.maintenance import compact, prune_samples
+
+    if older_than is None and not keep_accepted:
+        raise UsageError(
+            "prune what? Give --older-than DAYS, or --keep-accepted, or both: else all would go"
+        )
+    limit = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
+    with open_database(db, create=False) as database:
+        with database.session() as session:
+            count = prune_samples(session, older_than=limit, keep_accepted=keep_accepted)
+        compact(database)
+        if as_json:
+            print_json({"database": database.url, "pruned": count})
+        else:
+            say(console(), f"deleted the samples of {count} measurements in {database.url}")
+
+
+@app.command()
+def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
+    """Remember the release tags of the git tree you are in, as `nightly` does.
+
+    Pages and nights compare with releases.
+    """
+    from db.engine import open_database
+    from db.releases import keep_releases
+    from flexq_bench.repository.git import commits_of_tags
+
+    found = commits_of_tags(Path.cwd())
+    with open_database(db, create=False) as database:
+        with database.session() as session:
+            changed = keep_releases(session, found)
+        if as_json:
+            print_json({"database": database.url, "tags": len(found), "changed": changed})
+        elif changed:
+            say(console(), f"{', '.join(changed)} in {database.url}")
+        else:
+            say(console(), f"{len(found)} tags, none of them new at a commit in {database.url}")
+
+
+@app.command()
+def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
+    """Rows, size and schema revision."""
+    from db import maintenance
+    from db.engine import open_database
+
+    with open_database(db, read_only=True) as database, database.session() as session:
+        found = maintenance.stats(session)
+        if as_json:
+            print_json({"database": database.url, **asdict(found)})
+            return
+        out = console()
+        size = found.size_bytes / 2**20
+        say(out, f"{database.url}: revision {found.revision}, {size:.1f} MiB")
+        for table, rows in found.rows.items():
+            out.print(f"{rows:>10,}  {table}")
+
+
+def _known(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, ...]:
+    """The names asked for. Raises UsageError if nothing is stored of one, nearest names first."""
+    from workloads.names import unknown
+
+    asked = split_names(text) or ()
+    for name in asked:
+        if name not in stored:
+            there_are = unknown(kind, name, stored) if stored else f"no {kind} {name!r}: nothing is"
+            raise UsageError(f"{there_are} stored")
+    return asked

@@ -1,0 +1,154 @@
+"""`flexq-bench decode`: a whole model under one or more schemes, decoded or served."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli.options import (
+    BackendChoice,
+    BackendOption,
+    DbOption,
+    DeviceOption,
+    JsonFileOption,
+    NoTuneOption,
+    RetuneOption,
+    SeedOption,
+    split_names,
+    split_sizes,
+    tuning_of,
+)
+from flexq_bench.errors import UsageError
+
+_DEFAULT_SCHEMES = "fp16,smoothquant-w8a8,flexq-w6ax"
+
+
+def decode(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name of list models (random weights of its shapes), a Hugging Face folder or a "
+            ".gguf file."
+        ),
+    ],
+    scheme: Annotated[
+        str,
+        typer.Option(
+            "--scheme",
+            metavar="NAMES",
+            help="Comma-separated; the first is the base. NAME+kv8 has a KV cache of 8 bits.",
+        ),
+    ] = _DEFAULT_SCHEMES,
+    batch: Annotated[
+        str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
+    ] = "1",
+    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")] = 15,
+    new: Annotated[
+        str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
+    ] = "128",
+    kv_bits: Annotated[
+        int, typer.Option("--kv-bits", help="Of every scheme's KV cache: 16, 8 or 4.")
+    ] = 16,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            help="Fresh processes that measure everything. Default: on a GPU 5, and 3 for more "
+            "than 512 new tokens; else 1.",
+            show_default=False,
+        ),
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve requests by continuous batching instead.")
+    ] = False,
+    batch_limit: Annotated[
+        str,
+        typer.Option("--batch-limit", metavar="RANGES", help="With --serve: most at a time."),
+    ] = "8,16,32,64",
+    memory_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--memory-gib",
+            min=0.001,
+            help="With --serve: as many at a time as fit, weights included.",
+            show_default=False,
+        ),
+    ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", min=1, help="With --serve: how many are served.")
+    ] = 256,
+    longest: Annotated[
+        int, typer.Option("--longest", min=2, help="With --serve: most tokens of a sequence.")
+    ] = 1024,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            "--lengths",
+            metavar="FILE",
+            help="With --serve: lines of prompt,new. Default: lognormal, like chats.",
+            show_default=False,
+        ),
+    ] = None,
+    step_tokens: Annotated[
+        int,
+        typer.Option(
+            "--step-tokens",
+            min=1,
+            help="With --serve: most tokens of prompts that are read between two steps.",
+        ),
+    ] = 512,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Go on with this run (its uuid's beginning); all else as it was begun.",
+            show_default=False,
+        ),
+    ] = None,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
+    db: DbOption = None,
+    as_json: JsonFileOption = None,
+) -> None:
+    """Decode a model end to end under each scheme; store and compare times, memory and energy.
+
+    What a process measures is stored at once. Exit code 0: measured; 2: it can't be as asked
+    (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
+    (go on with --resume).
+    """
+    from flexq_bench.cli import decode_runs as decoding
+    from flexq_bench.cli.measuring import device_name
+    from flexq_bench.decode.case import Setup, read_scheme
+    from flexq_bench.runs.result_files import ResultFiles
+    from kernels.contract import Backend
+
+    schemes = tuple(read_scheme(name, kv_bits) for name in split_names(scheme) or ())
+    if not schemes:
+        raise UsageError("which schemes? Give --scheme (see list schemes)")
+    asked: Backend | None = None
+    if backend is not BackendChoice.AUTO:
+        asked = "cuda" if backend is BackendChoice.CUDA else "cpu"
+    where = device_name(asked, device)
+    setup = Setup(
+        model,
+        schemes,
+        where,
+        processes or (5 if where.startswith("cuda") else 1),
+        processes or (3 if where.startswith("cuda") else 1),
+        seed,
+        tuning_of(no_tune=no_tune, retune=retune),
+    )
+    files = ResultFiles(as_json)
+    if serve:
+        wanted = decoding.Serving(
+            split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
+        )
+        raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))
+    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
+    raise typer.Exit(decoding.decode(setup, *sizes, resume, db, files))

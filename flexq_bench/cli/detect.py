@@ -1,0 +1,144 @@
+"""`flexq-bench detect`: change points of a stored series, or of a CSV given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A series and what stands beside each value: labels by name, one a value."""
+
+    name: str
+    values: tuple[float, ...]
+    labels: dict[str, Sequence[Any]]
+
+
+def detect(
+    series: Annotated[
+        int | None,
+        typer.Argument(max=LARGEST_ID, help="Its id: flexq-bench list series.", show_default=False),
+    ] = None,
+    csv: Annotated[
+        str | None,
+        typer.Option("--csv", metavar="FILE", help="One number a row.", show_default=False),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            "--column",
+            metavar="NAME",
+            help="Of the CSV. Default: the only one beside commit and time.",
+            show_default=False,
+        ),
+    ] = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show where the level of a series changed.
+
+    A level holds for three values or more, ten come before the first change, and a change is 1 % or
+    more. Indices count from 0. What is empty, NaN, zero or negative is a gap.
+    """
+    if column is not None and csv is None:
+        raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")
+    if csv is not None and series is None:
+        _show(_from_csv(csv, column), as_json)
+    elif series is not None and csv is None:
+        _show(_from_database(series, db), as_json)
+    else:
+        raise UsageError("detect what? Give the id of a stored series, or --csv FILE")
+
+
+def _from_csv(path: str, column: str | None) -> _Source:
+    from flexq_bench.cli.csv_series import read_numbers
+
+    found = read_numbers(path, column)
+    labels: dict[str, Sequence[Any]] = {"row": found.rows, **found.labels}
+    return _Source(path, found.values, labels)
+
+
+def _from_database(series: int, db: str | None) -> _Source:
+    from db import queries
+    from db.engine import open_database
+
+    with open_database(db, read_only=True) as database, database.session() as session:
+        points = queries.series_history(session, series)
+        if not points and series not in {row.id for row in queries.list_series(session)}:
+            raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
+    labels: dict[str, Sequence[Any]] = {
+        "commit": [point.commit for point in points],
+        "time": [point.created_at for point in points],
+        "epoch": [point.epoch for point in points],
+    }
+    return _Source(f"series {series}", tuple(point.median_us for point in points), labels)
+
+
+def _show(source: _Source, as_json: bool) -> None:
+    from flexq_bench.stats.change_points import FEWEST_POINTS, change_points
+    from flexq_bench.stats.series import positive_logs
+
+    usable = positive_logs(source.values)[1].size
+    rows = [
+        {
+            "index": found.index,
+            **{name: values[found.index] for name, values in source.labels.items()},
+            "mean_before": found.mean_before,
+            "mean_after": found.mean_after,
+            "relative_change": found.relative_change,
+            "p_value": found.p_value,
+        }
+        for found in change_points(source.values)
+    ]
+    enough = usable >= FEWEST_POINTS
+    if as_json:
+        print_json(
+            {
+                "source": source.name,
+                "values": len(source.values),
+                "gaps": len(source.values) - usable,
+                "enough": enough,
+                "change_points": rows,
+            }
+        )
+        return
+    out = console()
+    gaps = len(source.values) - usable
+    counted = f"{source.name}: {usable} values" + (f" and {gaps} gaps" if gaps else "")
+    if not enough:
+        say(out, f"{counted}: too few to say, {FEWEST_POINTS} are needed")
+    elif not rows:
+        say(out, f"{counted}: no change point")
+    else:
+        say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
+        out.print(_table(rows))
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in rows[0]:
+        labelled = name in ("commit", "time")
+        table.add_column(name.replace("_", " "), justify="left" if labelled else "right")
+    for row in rows:
+        table.add_row(*(_cell(name, value) for name, value in row.items()))
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if name == "commit":
+        return str(value) if str(value).startswith("pkg-") else str(value)[:10]
+    if name == "relative_change":
+        return f"{value:+.2%}"
+    if name == "p_value":
+        return f"{value:.3f}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,39 @@
+"""`flexq-bench doctor`: what this machine has, what is missing, how to get it."""
+
+from __future__ import annotations
+
+import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, show_by_words
+from flexq_bench.exit_codes import ExitCode
+
+_STYLE = {"ok": "green", "missing": "yellow", "broken": "bold red"}
+
+
+def doctor(db: DbOption = None, as_json: JsonFlag = False) -> None:
+    """Look at Python, torch, the GPU stack, Ray, the database and the git tree.
+
+    Exit code 0, also where something optional is missing; 5 if something that every use needs is
+    broken.
+    """
+    from flexq_bench.cli.machine_checks import examine
+
+    findings = examine(db)
+    broken = any(finding.state == "broken" for finding in findings)
+    if as_json:
+        print_json(findings)
+    else:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for name in ("what", "state", "found"):
+            table.add_column(name, overflow="fold")
+        for finding in findings:
+            advice = f"\n-> {finding.advice}" if finding.advice else ""
+            state = Text(finding.state, style=_STYLE[finding.state])
+            table.add_row(finding.name, state, finding.detail + advice)
+        show_by_words(console(), table)
+    if broken:
+        raise typer.Exit(int(ExitCode.INFRASTRUCTURE))

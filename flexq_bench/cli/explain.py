@@ -1,0 +1,159 @@
+"""`flexq-bench explain`: an alert's evidence, with every verdict computed again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from flexq_bench.cli.alerts import AlertArgument, commit_range
+from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.output import console, plain, print_json, say, show_by_words
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs.command_lines import command, database_arguments
+from workloads.case import kernel_label
+
+if TYPE_CHECKING:
+    from db.engine import Database
+    from db.queries import AlertEventRow, AlertRow, DecisionRow
+    from flexq_bench.verdicts.evidence_plot import Panel
+    from flexq_bench.verdicts.recompute import Recomputed
+
+
+def explain(
+    alert: AlertArgument,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            "--png", metavar="FILE", help="Draw the evidence into a PNG.", show_default=False
+        ),
+    ] = None,
+    most: Annotated[
+        int, typer.Option("--most", min=1, help="Verdicts to draw, the slowest first.")
+    ] = 3,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Compute every verdict of an alert again from its stored evidence, and show the evidence.
+
+    Exit code 0: all agree to the last bit; 5: one does not, so it can't be trusted.
+    """
+    from db import queries
+    from db.engine import open_database
+    from flexq_bench.verdicts.recompute import recompute
+
+    with open_database(db, read_only=True) as database:
+        with database.session() as session:
+            row = queries.alert_by_id(session, alert)
+            events = queries.alert_events(session, alert)
+            again = recompute(session, alert)
+        panels = _panels(again, most)
+        if png is not None:
+            from flexq_bench.verdicts.evidence_plot import write_png
+
+            write_png(png, panels)
+        wrong = [one for one in again if one.differences]
+        if as_json:
+            _print_json(row, events, again)
+        else:
+            _print(console(), database, row, events, again, panels)
+    raise typer.Exit(int(ExitCode.INFRASTRUCTURE if wrong else ExitCode.PASS))
+
+
+def _print_json(
+    row: AlertRow, events: Sequence[AlertEventRow], again: Sequence[Recomputed]
+) -> None:
+    decisions = [
+        plain(one.decision)
+        | {
+            "evidence": None if one.evidence is None else one.evidence.as_dict(),
+            "agrees": not one.differences,
+            "differences": list(one.differences),
+        }
+        for one in again
+    ]
+    print_json({"alert": row, "events": events, "decisions": decisions})
+
+
+def _print(
+    out: Console,
+    database: Database,
+    row: AlertRow,
+    events: Sequence[AlertEventRow],
+    again: Sequence[Recomputed],
+    panels: Sequence[Panel],
+) -> None:
+    from flexq_bench.verdicts.evidence_plot import terminal_plot
+
+    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}")
+    say(out, f"first bad: {row.bad.sha} {row.bad.subject} ({row.bad.author or 'unknown'})")
+    for event in events:
+        who = event.person or "flexq-bench"
+        note = f": {event.note}" if event.note else ""
+        say(out, f"{event.created_at:%Y-%m-%d %H:%M} UTC {event.state}, by {who}{note}")
+    show_by_words(out, _table(again))
+    for panel in panels:
+        say(out, panel.title)
+        for line in terminal_plot(panel):
+            out.print(line, soft_wrap=True)
+        say(out, f"{panel.confirmation.reason}; cause: {panel.confirmation.cause}")
+        say(out, "")
+    for one in again:
+        for difference in one.differences:
+            say(out, f"{_name(one.decision)}: {difference}")
+    agree = sum(not one.differences for one in again)
+    say(out, f"{agree} of {len(again)} verdicts agree with their evidence to the last bit")
+    if row.good is not None and again:
+        arguments = database_arguments(database)
+        series = str(again[0].decision.series_id)
+        commits = ("--good", row.good.sha[:10], "--bad", row.bad.sha[:10])
+        say(out, f"find the commit: {command('bisect', series, *commits, *arguments)}")
+
+
+def _panels(again: Sequence[Recomputed], most: int) -> list[Panel]:
+    from flexq_bench.verdicts.evidence_plot import Panel
+
+    drawn = [
+        Panel(_name(one.decision), one.evidence.comparison, one.confirmation)
+        for one in again
+        if one.evidence is not None and one.confirmation is not None
+    ]
+    return drawn[:most]
+
+
+def _table(again: Sequence[Recomputed]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("series", "kernel", "gpu", "change", "verdict", "cause", "machine code", "again"):
+        table.add_column(name, overflow="fold", justify="right" if name == "change" else "left")
+    for one in again:
+        row = one.decision
+        change = "" if row.log_ratio is None else f"{math.expm1(row.log_ratio):+.2%}"
+        table.add_row(
+            str(row.series_id),
+            _name(row),
+            row.gpu,
+            change,
+            row.verdict,
+            row.cause,
+            _machine_code(one),
+            "differs" if one.differences else "agrees",
+        )
+    return table
+
+
+def _machine_code(one: Recomputed) -> str:
+    evidence = one.evidence
+    if evidence is None or evidence.base_binary is None or evidence.head_binary is None:
+        return "unknown"
+    return "same" if evidence.comparison.same_binary else "differs"
+
+
+def _name(row: DecisionRow) -> str:
+    label = kernel_label(row.kernel, row.variant)
+    return f"{label} {row.stage} {row.cache} m{row.m}n{row.n}k{row.k}"

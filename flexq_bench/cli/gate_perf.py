@@ -1,0 +1,179 @@
+"""`flexq-bench gate perf`: parse, call the gate, write its reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flexq_bench.cli.interrupts import ended_by_terminate
+from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import (
+    STDOUT,
+    JsonReportOption,
+    JunitOption,
+    MarkdownOption,
+    PolicyOption,
+    check_folders,
+    write_reports,
+)
+from flexq_bench.errors import MissingResultsError
+from flexq_bench.runs.command_lines import command
+from workloads.case import Case
+
+if TYPE_CHECKING:
+    from ci.gate_perf import GateReport
+    from db.records import CommitInfo
+    from flexq_bench.verdicts import Compared, Comparer, Machine
+    from kernels.contract import Backend
+    from workloads.suite import Suite
+
+
+def perf(
+    base: Annotated[str, typer.Option("--base", metavar="REV", help="What to compare with.")],
+    head: Annotated[str, typer.Option("--head", metavar="REV", help="What to judge.")] = "HEAD",
+    policy: PolicyOption = "default",
+    markdown: MarkdownOption = None,
+    junit: JunitOption = None,
+    as_json: JsonReportOption = None,
+    alert: Annotated[
+        bool,
+        typer.Option("--alert", help="Open and close alerts: for the line that people watch."),
+    ] = False,
+    repository: Annotated[
+        Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
+    ] = Path(),
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    db: DbOption = None,
+) -> None:
+    """Compare two revisions, taking turns on one device, and hold every case against a policy.
+
+    Exit code 0: within the limits; 1: slower or wrong; 3: it can't be told; 4: planned results are
+    missing. Verdicts are stored with their evidence. A revision against itself measures the noise.
+    """
+    from ci.gate_perf import gate_perf
+    from ci.policy import load_policy
+    from db.engine import open_database
+    from flexq_bench.repository.worktrees import repository_of
+
+    files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
+    check_folders(files)
+    rules = load_policy(policy)
+    name = _device_name(device)
+    machine, plan = _plan(rules.suite, name)
+    tree = repository_of(repository)
+    first, second = _commits(tree, (base, head))
+    out = console(stderr=as_json == STDOUT)
+    with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
+        report = gate_perf(
+            rules,
+            plan,
+            _comparer(tree, first.sha, second.sha, name, seed),
+            database,
+            machine,
+            first,
+            second,
+            alerting=alert,
+            today=datetime.now(UTC).date(),
+            on_result=advance,
+        )
+    _write(report, files)
+    if plan and report.compared == 0:
+        raise MissingResultsError(
+            f"nothing of suite {report.suite} could be compared between {first.sha[:10]} and "
+            f"{second.sha[:10]}: {report.findings[0].reason}"
+        )
+    _print(report, out)
+    raise typer.Exit(int(report.exit_code))
+
+
+def _comparer(repository: Path, base: str, head: str, device: str, seed: int) -> Comparer:
+    from flexq_bench.measure.ab import compare_commits
+
+    def compare(cases: Sequence[Case]) -> Iterator[Compared]:
+        return compare_commits(repository, base, head, cases, device=device, seed=seed)
+
+    return compare
+
+
+def _device_name(device: str | None) -> str:
+    if device is not None:
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _plan(suite: Suite, device: str) -> tuple[Machine, tuple[Case, ...]]:
+    """The suite's cases on this device with their floors; not the empty kernel, which is no GEMM
+    that a commit could slow down."""
+    from flexq_bench.measure.device import capability, find_device
+    from flexq_bench.measure.local_devices import device_info
+    from flexq_bench.runs.plan import build_plan
+    from flexq_bench.verdicts import Machine
+    from workloads.probes import EMPTY_KERNEL
+
+    found = find_device(device)
+    backend: Backend = "cpu" if found.type == "cpu" else "cuda"
+    plan = build_plan(suite, backend, capability(found))
+    cases = tuple(case for case in plan.cases if case.kernel != EMPTY_KERNEL)
+    return Machine(backend, device_info(device)), cases
+
+
+def _commits(repository: Path, revisions: Sequence[str]) -> list[CommitInfo]:
+    """What git says of them. Raises UsageError for a revision that can't be judged."""
+    from flexq_bench.repository.provenance import commit_at
+    from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
+
+    found = [resolve_revision(repository, revision) for revision in revisions]
+    for sha in found:
+        refuse_local_changes(repository, sha)
+    return [commit_at(repository, sha) for sha in found]
+
+
+def _write(report: GateReport, files: dict[str, str | None]) -> None:
+    from ci import reports
+
+    writers = {
+        "--markdown": reports.markdown,
+        "--junit": reports.junit,
+        "--json": reports.as_json,
+    }
+    write_reports(report, files, writers)
+
+
+def _print(report: GateReport, out: Console) -> None:
+    from ci import reports
+    from ci.reports.terminal import findings_table
+
+    table = findings_table(report)
+    if table is not None:
+        show_by_words(out, table)
+    for note in report.notes:
+        say(out, note)
+    for word, alerts in (
+        ("opened", report.opened),
+        ("joined", report.joined),
+        ("fixed", report.fixed),
+    ):
+        for alert in alerts:
+            say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
+    say(out, reports.headline(report))
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[Compared], None]]:
+    """A bar on stderr while cases are compared; only a person at a terminal sees it."""
+    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    err = console(stderr=True)
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=total)
+        yield lambda _: progress.advance(task)

@@ -1,0 +1,321 @@
+"""`flexq-bench list`: what there is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.table import Table
+
+from flexq_bench.cli.options import BackendChoice, BackendOption, DbOption, JsonFlag
+from flexq_bench.cli.output import console, print_json, show_by_words
+from flexq_bench.errors import UsageError
+from workloads.case import kernel_label
+from workloads.names import unknown
+
+if TYPE_CHECKING:
+    from db.engine import Session
+    from db.queries import ModelResults, NoiseRow, RunSummary
+
+Row = dict[str, Any]
+
+
+def list_(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="kernels, schemes, suites, models, devices, runs, series, noise or false-alarms."
+        ),
+    ],
+    backend: BackendOption = BackendChoice.AUTO,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, help="Of runs or false-alarms, newest first.")
+    ] = 50,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show the kernels, schemes, suites, models, devices, runs, series there are, or the noise.
+
+    --backend narrows kernels; auto shows both. Devices are this machine's, then those with results.
+    noise: of each series, by commits compared with themselves; in --json as ln(head / base).
+    false-alarms: how often such a comparison was called slower or faster, over time.
+    """
+    sources: dict[str, Callable[[], list[Row]]] = {
+        "kernels": lambda: _kernels(backend),
+        "schemes": _schemes,
+        "suites": _suites,
+        "models": _models,
+        "devices": lambda: _devices(db),
+        "runs": lambda: _runs(db, limit),
+        "series": lambda: _series(db),
+        "noise": lambda: _noise(db),
+        "false-alarms": lambda: _false_alarms(db, limit),
+    }
+    if what not in sources:
+        raise UsageError(unknown("list of", what, sources))
+    rows = sources[what]()
+    if as_json:
+        print_json(rows)
+        return
+    out = console()
+    if rows:
+        show_by_words(out, _table(rows))
+    else:
+        first = _FIRST.get(what, "measure something first (flexq-bench run smoke)")
+        out.print(f"no {what} yet: {first}")
+
+
+def _kernels(backend: BackendChoice) -> list[Row]:
+    from kernels.registry import list_kernels
+
+    return [
+        {
+            "kernel": spec.label,
+            "backend": spec.backend,
+            "weights": spec.weight.name,
+            "activations": spec.activation.name,
+            "stages": list(spec.stages),
+            "capability": "" if spec.backend == "cpu" else "{}.{}".format(*spec.min_capability),
+            "version": spec.version,
+            "summary": spec.summary,
+        }
+        for name in ("cuda", "cpu")
+        if backend in (BackendChoice.AUTO, BackendChoice(name))
+        for spec in list_kernels("cuda" if name == "cuda" else "cpu")
+    ]
+
+
+def _schemes() -> list[Row]:
+    """What `accuracy` quantizes, and what `decode` runs: by which kernels on LLaMA's layers."""
+    from flexq_bench.schemes.registry import summaries
+    from workloads.schemes import load_schemes
+
+    decoded = dict(load_schemes())
+    rows: list[Row] = []
+    for name, summary, source in summaries():
+        found = decoded.pop(name, None)
+        kernels = list(found.kernels("llama")) if found else []
+        rows.append({"scheme": name, "decode": kernels, "summary": summary, "source": source})
+    for scheme in decoded.values():
+        kernels = list(scheme.kernels("llama"))
+        row = {"decode": kernels, "summary": scheme.summary, "source": scheme.source}
+        rows.append({"scheme": scheme.name, **row})
+    return rows
+
+
+def _suites() -> list[Row]:
+    from workloads.suites import list_suites, load_suite
+
+    return [
+        {
+            "suite": suite.name,
+            "shapes": len(suite.shapes),
+            "m": list(suite.m),
+            "models": list(suite.models),
+            "description": suite.description,
+        }
+        for suite in map(load_suite, list_suites())
+    ]
+
+
+def _models() -> list[Row]:
+    from workloads.models import load_catalog
+
+    return [
+        {
+            "model": model.name,
+            "hidden": model.hidden,
+            "ffn": model.ffn,
+            "layers": model.layers,
+            "heads": model.heads,
+            "kv_heads": model.kv_heads,
+            "vocab": model.vocab,
+            "linear": {shape.name: f"{shape.n}x{shape.k}" for shape in model.linear_layers()},
+        }
+        for model in load_catalog().values()
+    ]
+
+
+def _devices(db: str | None) -> list[Row]:
+    from flexq_bench.measure.local_devices import local_devices
+
+    here = [
+        {
+            "device": name,
+            "sku": info.sku,
+            "capability": info.compute_capability or "",
+            "memory_gib": round((info.memory_bytes or 0) / 2**30, 1),
+            "uuid": info.uuid,
+        }
+        for name, info in local_devices()
+    ]
+    skus = {row["sku"] for row in here}
+    stored = [
+        {"device": "stored", "sku": sku, "capability": "", "memory_gib": None, "uuid": ""}
+        for sku in _stored_skus(db)
+        if sku not in skus
+    ]
+    return [*here, *stored]
+
+
+def _stored_skus(db: str | None) -> tuple[str, ...]:
+    from db import queries
+
+    with _stored(db) as session:
+        return queries.filter_values(session).gpus if session else ()
+
+
+@contextmanager
+def _stored(db: str | None) -> Iterator[Session | None]:
+    """A session that reads; None: nobody measured yet, and no database was asked for by name."""
+    from db.engine import open_database
+    from db.errors import MissingDatabaseError
+
+    try:
+        database = open_database(db, read_only=True)
+    except MissingDatabaseError:
+        if db is not None:
+            raise
+        yield None
+        return
+    with database, database.session() as session:
+        yield session
+
+
+def _runs(db: str | None, limit: int) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        if session is None:
+            return []
+        runs = queries.runs(session, limit=limit)
+        models = queries.model_results(session, [run.uuid for run in runs])
+    return [_run(run, models.get(run.uuid)) for run in runs]
+
+
+def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
+    """of_models: what a run of `accuracy` or `decode` has in place of measurements."""
+    received = run.received + (of_models.count if of_models else 0)
+    return {
+        "run": run.uuid,
+        "suite": run.suite,
+        "trigger": run.trigger,
+        "status": run.status,
+        "results": f"{received}/{run.planned}" if run.planned else str(received),
+        "gpus": sorted({*run.gpus, *(of_models.gpus if of_models else ())}),
+        "commit": run.commit,
+        "dirty": run.dirty,
+        "created_at": run.created_at.isoformat(timespec="seconds"),
+    }
+
+
+def _series(db: str | None) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        return [asdict(series) for series in queries.list_series(session)] if session else []
+
+
+def _noise(db: str | None) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        return [
+            {
+                "series_id": page.series_id,
+                "case": _case_key(page),
+                "gpu": page.gpu,
+                "comparisons": page.comparisons,
+                "block_sigma": page.block_sigma,
+                "placement_sigma": page.placement_sigma,
+                "comparison_sigma": page.comparison_sigma,
+                "noise_floor": page.noise_floor,
+                "smallest_step": page.smallest_step,
+                "computed_at": _minute(page.computed_at),
+            }
+            for page in (queries.noise_book(session) if session else ())
+        ]
+
+
+def _case_key(page: NoiseRow) -> str:
+    label = kernel_label(page.kernel, page.variant)
+    return f"{label} {page.stage} {page.cache} m{page.m}n{page.n}k{page.k}"
+
+
+def _false_alarms(db: str | None, limit: int) -> list[Row]:
+    from db import queries
+
+    with _stored(db) as session:
+        rows = queries.false_alarm_rates(session, limit=limit) if session else []
+        return [
+            asdict(row) | {"since": _minute(row.since), "until": _minute(row.until)} for row in rows
+        ]
+
+
+def _minute(moment: datetime) -> str:
+    return moment.isoformat(timespec="minutes")
+
+
+_COMPARED = "compare a commit with itself first (flexq-bench gate perf --base HEAD --head HEAD)"
+_FIRST = {"noise": _COMPARED, "false-alarms": _COMPARED}
+# Shown in percent: logarithms of ratios, and shares.
+_LOG_RATIOS = {
+    "block_sigma",
+    "placement_sigma",
+    "comparison_sigma",
+    "noise_floor",
+    "smallest_step",
+}
+_SHARES = {"rate", "low", "high", "confidence"}
+
+_HEADINGS = {"created_at": "created (UTC)"}
+# Columns of a series that tell it apart at a glance; --json has all of them.
+_HIDDEN = {
+    "kernel_version",
+    "unit",
+    "direction",
+    "input_distribution",
+    "protocol_version",
+    "group",
+    "weight_bits",
+    "act_bits",
+    "version",
+    "linear",
+    "computed_at",
+}
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    shown = [name for name in rows[0] if name not in _HIDDEN]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in shown:
+        numeric = all(isinstance(row[name], int | float) for row in rows)
+        heading = _HEADINGS.get(name, name.replace("_", " "))
+        table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(name, row[name]) for name in shown))
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name in _LOG_RATIOS:
+        return f"{100 * math.expm1(value):.3g} %"
+    if name in _SHARES:
+        return f"{100 * value:.3g} %"
+    if name == "created_at":
+        return str(value).replace("T", " ").replace("+00:00", "")
+    if name in ("run", "commit"):
+        return str(value) if str(value).startswith("pkg-") else str(value)[:10]
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        return str(value)
+    return ", ".join(map(str, value))

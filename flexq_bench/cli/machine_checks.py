@@ -1,0 +1,200 @@
+"""What a machine has of what we use, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata, util
+from typing import Literal
+
+from db.engine import open_database, revision_of
+from db.errors import DatabaseError, MissingDatabaseError
+from flexq_bench.repository.provenance import current_commit, package_version
+from kernels.errors import UnsupportedError
+from kernels.peers.packages import PACKAGES, Package, check
+
+State = Literal["ok", "missing", "broken"]
+_SUPPORTED_PYTHON = ((3, 11), (3, 13))
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. missing: some uses need it; broken: every use does.
+
+    advice: what to do about it; empty: nothing.
+    """
+
+    name: str
+    state: State
+    detail: str
+    advice: str = ""
+
+
+def examine(db: str | None) -> list[Finding]:
+    """Look at everything; nothing is changed, and nothing raises."""
+    driver = _driver()
+    has_gpu = driver.state == "ok"
+    extra = _cuda_extra(driver.detail)
+    return [
+        _python(),
+        Finding("flexq-bench", "ok", package_version()),
+        _module("torch", "torch", required=True, show=_torch),
+        driver,
+        *_gpus(has_gpu),
+        _for_gpu("cupy", "cupy", extra, has_gpu),
+        _for_gpu("nvrtc", "cuda.bindings.nvrtc", extra, has_gpu),
+        _for_gpu("nvmath", "nvmath", extra, has_gpu),
+        *(_peer(package) for package in PACKAGES),
+        _module("ray", "ray", required=False),
+        _database(db),
+        _module("psycopg", "psycopg", required=False, advice=_pip("postgres")),
+        _tree(),
+        _tool("git", "results are then not tied to a commit: install git"),
+        _module("streamlit", "streamlit", required=False),
+    ]
+
+
+def _python() -> Finding:
+    low, high = _SUPPORTED_PYTHON
+    version = platform.python_version()
+    if low <= sys.version_info[:2] < high:
+        return Finding("python", "ok", f"{version} ({sys.executable})")
+    return Finding("python", "broken", version, "install Python 3.11 or 3.12")
+
+
+def _torch() -> str:
+    import torch
+
+    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    return f"{torch.__version__}, {built}"
+
+
+def _driver() -> Finding:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except ImportError:
+        return Finding("CUDA driver", "missing", "nvidia-ml-py is not installed", _pip(None))
+    except pynvml.NVMLError as error:
+        advice = "for GPUs, install an NVIDIA driver; the CPU works"
+        return Finding("CUDA driver", "missing", f"{error}", advice)
+    try:
+        driver = pynvml.nvmlSystemGetDriverVersion()
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Finding("CUDA driver", "ok", f"{driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}")
+    except pynvml.NVMLError as error:
+        return Finding("CUDA driver", "missing", f"{error}", "install the NVIDIA driver again")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpus(has_driver: bool) -> list[Finding]:
+    if not has_driver:
+        return [Finding("GPU", "missing", "none", "kernels run on the CPU backend instead")]
+    import torch
+
+    if not torch.cuda.is_available():
+        return [
+            Finding(
+                "GPU",
+                "missing",
+                "torch can't use it",
+                "install a torch built for CUDA no newer than the driver's",
+            )
+        ]
+    findings = []
+    for i in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(i)
+        detail = (
+            f"{properties.name}, capability {properties.major}.{properties.minor}, "
+            f"{properties.total_memory / 2**30:.0f} GiB"
+        )
+        enough = (properties.major, properties.minor) >= (8, 0)
+        findings.append(
+            Finding(f"cuda:{i}", "ok", detail)
+            if enough
+            else Finding(f"cuda:{i}", "missing", detail, "our kernels need capability 8.0")
+        )
+    return findings
+
+
+def _cuda_extra(driver: str) -> str:
+    return "cuda12" if "CUDA 12." in driver else "cuda13"
+
+
+def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Finding:
+    advice = _pip(extra) if has_gpu else f"only GPUs need it: {_pip(extra)}"
+    return _module(name, module, required=False, advice=advice)
+
+
+def _peer(package: Package) -> Finding:
+    """Whether a package is there whose kernels are measured beside ours; it is not imported."""
+    try:
+        check(package)
+    except UnsupportedError as error:
+        return Finding(package.name, "missing", f"{error}".partition(":")[0], _pip("peers"))
+    return Finding(package.name, "ok", _version(package.module))
+
+
+def _module(
+    name: str,
+    module: str,
+    *,
+    required: bool,
+    advice: str | None = None,
+    show: Callable[[], str] | None = None,
+) -> Finding:
+    """Whether a module is there. required: also whether it can be imported, which may be slow."""
+    state: State = "broken" if required else "missing"
+    hint = advice or _pip(None)
+    try:
+        if util.find_spec(module) is None:
+            return Finding(name, state, "not installed", hint)
+        return Finding(name, "ok", show() if show else _version(module))
+    except Exception as error:  # whatever a broken installation raises is what we are looking for
+        return Finding(name, state, f"{type(error).__name__}: {error}".splitlines()[0], hint)
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()  # reads every installed package: a third of a second
+
+
+def _version(module: str) -> str:
+    owners = _distributions().get(module.partition(".")[0], [])
+    versions = [f"{name} {metadata.version(name)}" for name in dict.fromkeys(owners)]
+    return ", ".join(versions) or "found"
+
+
+def _database(db: str | None) -> Finding:
+    try:
+        with open_database(db, read_only=True) as database:
+            return Finding("database", "ok", f"{database.url}, revision {revision_of(database)}")
+    except MissingDatabaseError as error:
+        return Finding("database", "ok", f"{error}")
+    except DatabaseError as error:
+        return Finding("database", "broken", f"{error}", "name another one with --db")
+
+
+def _tree() -> Finding:
+    commit = current_commit()
+    if commit.sha.startswith("pkg-"):
+        return Finding("code", "ok", f"{commit.sha}, not a git tree")
+    changed = "; has changes: its results never become a baseline" if commit.dirty else ""
+    return Finding("code", "ok", f"{commit.sha[:10]} {commit.subject}{changed}")
+
+
+def _tool(name: str, advice: str) -> Finding:
+    path = shutil.which(name)
+    if path is None:
+        return Finding(name, "missing", "not found on PATH", advice)
+    return Finding(name, "ok", path)
+
+
+def _pip(extra: str | None) -> str:
+    return f"pip install 'flexq-bench[{extra}]'" if extra else "pip install flexq-bench"

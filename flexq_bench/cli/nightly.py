@@ -1,0 +1,219 @@
+"""`flexq-bench nightly`: parse, measure, conclude, backfill, report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flexq_bench.cli.options import (
+    BackendChoice,
+    BackendOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    GpusOption,
+    JsonFlag,
+    NoTuneOption,
+    RepeatOption,
+    RetuneOption,
+    SeedOption,
+    TimesOption,
+    split_names,
+    tuning_of,
+)
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from ci.nightly import KindReport, Rules, Site
+    from db.engine import Database
+    from db.records import CommitInfo
+    from flexq_bench.cli.measuring import Setup
+
+
+def nightly(
+    suite: Annotated[str, typer.Argument(help="A suite's name or .toml file.")] = "nightly",
+    night: Annotated[
+        str | None,
+        typer.Option("--night", metavar="NAME", help="Default: today's date, UTC."),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the latest night that is not done.")
+    ] = False,
+    cluster: ClusterOption = "none",
+    gpus: GpusOption = None,
+    repeat: RepeatOption = 1,
+    times: TimesOption = None,
+    backfill: Annotated[
+        int,
+        typer.Option("--backfill", min=0, metavar="CASES", help="Of earlier nights, at most."),
+    ] = 500,
+    canaries: Annotated[
+        int,
+        typer.Option("--canaries", min=0, help="Series of each kind compared with themselves."),
+    ] = 2,
+    alert: Annotated[
+        bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")
+    ] = True,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="FOLDER", help="Write Markdown and JSON.")
+    ] = None,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure this commit on every kind of GPU, compare what looks changed, conclude, report.
+
+    A second start of the same night goes on where the first was stopped, and does nothing if it is
+    done. Earlier nights that lack results are then completed at their own commits, newest first.
+
+    Exit code 0: nothing got worse; 1: something did, or is wrong; 4: planned results are missing;
+    5: a case failed; 130: interrupted (go on with --resume).
+    """
+    from ci.nightly import Rules, conclude, measure_night
+    from db.engine import open_database
+    from flexq_bench.cli.interrupts import ended_by_terminate
+    from flexq_bench.cli.measuring import FleetSetup, Setup, progress
+    from flexq_bench.cli.output import console, say
+    from flexq_bench.repository.provenance import current_commit
+    from flexq_bench.runs.command_lines import command, database_arguments
+    from workloads.suites import load_suite
+
+    if report is not None and not report.is_dir():
+        raise UsageError(f"--report {report}: there is no such folder: make it first")
+    chosen, commit = load_suite(suite), current_commit()
+    tuning = tuning_of(no_tune=no_tune, retune=retune)
+    fleet = FleetSetup(split_names(gpus) or (), repeat, times)
+    setup = Setup(db, cluster, fleet, backend, device, seed, tuning)
+    with open_database(db) as database, ended_by_terminate():
+        name = _unfinished(database, chosen.name) if resume else night or f"{datetime.now(UTC):%F}"
+        rules = Rules(name, _repository(), canaries, alerting=alert)
+        try:
+            with _site(database, setup, commit) as site, progress(None) as advance:
+                nights = measure_night(database, site, chosen, commit, rules, on_record=advance)
+                _remember_releases(database, rules.repository)
+                reports = [conclude(database, site, info, commit, rules) for info in nights]
+                present = [kind.gpu for kind in site.kinds]
+            _backfill(database, setup, chosen.name, present, rules, backfill)
+        except KeyboardInterrupt:
+            again = command("nightly", suite, "--night", name, *database_arguments(database))
+            say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
+            raise
+        _show(reports, as_json, report)
+    raise typer.Exit(int(exit_code(reports, alerting=alert)))
+
+
+def _remember_releases(database: Database, repository: Path | None) -> None:
+    """What is measured tonight is also held against the last of them."""
+    from db.releases import keep_releases
+    from flexq_bench.repository.git import commits_of_tags
+
+    if repository is not None:
+        with database.session() as session:
+            keep_releases(session, commits_of_tags(repository))
+
+
+def _unfinished(database: Database, suite: str) -> str:
+    from db import queries
+
+    with database.session() as session:
+        found = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
+    if not found:
+        raise UsageError(f"no night of suite {suite} is unfinished: start one without --resume")
+    return found[0].name
+
+
+def _repository() -> Path | None:
+    from flexq_bench.repository.worktrees import repository_of
+
+    try:
+        return repository_of(Path(__file__).resolve().parent)
+    except UsageError:
+        return None
+
+
+@contextmanager
+def _site(database: Database, setup: Setup, commit: CommitInfo) -> Iterator[Site]:
+    from ci.nightly_pools import FleetSite, LocalSite
+    from flexq_bench.cli.measuring import (
+        NO_CLUSTER,
+        asked_backend,
+        device_name,
+        local_executor,
+    )
+
+    if setup.cluster == NO_CLUSTER:
+        device = device_name(asked_backend(setup), setup.device)
+        yield LocalSite(database, local_executor(setup), device, commit)
+        return
+    from flexq_bench.cli.fleet_runs import chosen_kinds, fleet_of
+
+    with fleet_of(database, setup, commit) as fleet:
+        kinds = chosen_kinds(fleet, setup)
+        yield FleetSite(fleet, kinds, repeat=setup.fleet.repeat, seed=setup.seed or 0)
+
+
+def _backfill(
+    database: Database, setup: Setup, suite: str, gpus: Sequence[str], rules: Rules, cases: int
+) -> None:
+    """After the fleet is let go: each gap's own code starts its own."""
+    from ci.backfill import fill_gap, find_gaps, resume_in
+    from flexq_bench.cli.output import console, say
+
+    if rules.repository is None or not cases:
+        return
+    options = ["--cluster", setup.cluster, "--seed", str(setup.seed or 0)]
+    if setup.device is not None:
+        options += ["--device", setup.device]
+    if setup.db is not None:
+        options += ["--db", setup.db if "://" in setup.db else str(Path(setup.db).absolute())]
+    for gap in find_gaps(database, suite, gpus, night=rules.night, cases=cases):
+        filled = fill_gap(database, gap, rules.repository, options, resume=resume_in)
+        done = gap.missing - filled.left
+        why = f": {filled.detail}" if filled.detail else ""
+        say(
+            console(stderr=True),
+            f"{gap.night} on {gap.gpu}: {done} of {gap.missing} missing results filled in{why}",
+        )
+
+
+def _show(reports: Sequence[KindReport], as_json: bool, folder: Path | None) -> None:
+    from ci.reports import nightly as night
+    from flexq_bench.cli.output import console, print_json, say
+
+    if as_json:
+        print_json([asdict(report) for report in reports])
+    else:
+        for line in night.lines(reports):
+            say(console(), line)
+    if folder is not None:
+        (folder / "nightly.md").write_text(night.markdown(reports), encoding="utf-8")
+        data = json.dumps([asdict(report) for report in reports], indent=2, ensure_ascii=False)
+        (folder / "nightly.json").write_text(data + "\n", encoding="utf-8")
+
+
+def exit_code(reports: Sequence[KindReport], *, alerting: bool) -> ExitCode:
+    """What joins an open alert is known, and no news; without alerts all that is worse is."""
+    from flexq_bench.runs.lifecycle import worst
+
+    codes = []
+    for report in reports:
+        news = report.opened if alerting else report.worse
+        if news or report.statuses.get("incorrect"):
+            codes.append(ExitCode.REGRESSION)
+        if report.received < report.planned:
+            codes.append(ExitCode.MISSING)
+        if report.statuses.get("failed"):
+            codes.append(ExitCode.INFRASTRUCTURE)
+    return ExitCode(worst(codes))

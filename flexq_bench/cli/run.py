@@ -1,0 +1,103 @@
+"""`flexq-bench run`: measure a suite now."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli.options import (
+    LARGEST_SEED,
+    BackendChoice,
+    BackendOption,
+    CacheOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    GpusOption,
+    JsonFileOption,
+    KernelsOption,
+    LayersOption,
+    ModelsOption,
+    NoTuneOption,
+    OutOption,
+    RepeatOption,
+    RetuneOption,
+    SizesOption,
+    StageOption,
+    TimesOption,
+    restrictions_of,
+    split_names,
+    split_sizes,
+    tuning_of,
+)
+from flexq_bench.errors import UsageError
+
+
+def run(
+    suite: Annotated[
+        str | None, typer.Argument(help="A suite's name (list suites) or .toml file.")
+    ] = None,
+    models: ModelsOption = None,
+    m: SizesOption = None,
+    kernels: KernelsOption = None,
+    layers: LayersOption = None,
+    stage: StageOption = None,
+    cache: CacheOption = None,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    gpus: GpusOption = None,
+    repeat: RepeatOption = 1,
+    times: TimesOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with this run (its uuid's beginning)."),
+    ] = None,
+    trigger: Annotated[
+        str, typer.Option("--trigger", help="Why it runs: manual, nightly or gate.")
+    ] = "manual",
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs. Default: 0."),
+    ] = None,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
+    db: DbOption = None,
+    as_json: JsonFileOption = None,
+    out: OutOption = None,
+) -> None:
+    """Measure a suite, store each result as it comes, print a table.
+
+    Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
+    or this machine or the database did; 130: interrupted (go on with --resume).
+    """
+    from flexq_bench.cli import measuring, resuming
+    from flexq_bench.runs.result_files import ResultFiles
+    from workloads.suites import list_suites, load_suite
+
+    restrictions = restrictions_of(
+        models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
+    )
+    sizes = split_sizes(m)
+    tuning = tuning_of(no_tune=no_tune, retune=retune)
+    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
+    setup = measuring.Setup(
+        db, cluster, fleet, backend, device, seed, tuning, ResultFiles(as_json, out)
+    )
+    if resume is not None:
+        if sizes is not None or any(asked is not None for asked in restrictions.values()):
+            raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
+        raise typer.Exit(resuming.resume_run(resume, suite, setup))
+    if suite is None:
+        raise UsageError(f"which suite? There are {', '.join(list_suites())}")
+    chosen = load_suite(suite).restrict(m=sizes, **restrictions)
+    asked = restrictions["kernels"] or ()
+    raise typer.Exit(measuring.measure_suite(chosen, asked, _known_trigger(trigger), setup))
+
+
+def _known_trigger(trigger: str) -> str:
+    known = ("manual", "sweep", "nightly", "gate")
+    if trigger not in known:
+        raise UsageError(f"no trigger {trigger!r}: there are {', '.join(known)}")
+    return trigger

@@ -1,0 +1,301 @@
+"""`flexq-bench sensitivity`: which layers suffer most from quantization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import box
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from flexq_bench.cli.accuracy import (
+    CalibrationOption,
+    ContextOption,
+    DtypeOption,
+    LengthOption,
+    MaxTokensOption,
+    ModelOption,
+)
+from flexq_bench.cli.options import DeviceOption, JsonFlag, SeedOption, split_names
+from flexq_bench.cli.output import console, plain, print_json, say
+from flexq_bench.errors import UsageError
+from workloads.names import unknown
+
+if TYPE_CHECKING:
+    from flexq_bench.accuracy.perplexity import PerplexityResult
+    from flexq_bench.accuracy.sensitivity.budget import BudgetReport, Choice
+    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, KindDamage, OnStep
+    from flexq_bench.accuracy.texts import Text
+    from flexq_bench.schemes.layer_sensitivity import Cost
+
+_BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
+_TOP_SITES = 12  # that the table names
+
+
+def sensitivity(
+    model: ModelOption,
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            metavar="[KIND:]PATH",
+            help="The text for the perplexity. KIND: wikitext (.raw), c4 (.jsonl), ptb or text.",
+            show_default=False,
+        ),
+    ],
+    bits: Annotated[
+        str,
+        typer.Option("--bits", metavar="LIST", help="Settings to try on each kind; none: skip it."),
+    ] = "w6a6,w4a4",
+    group: Annotated[
+        int, typer.Option("--group", min=1, help="Values along K that share a scale.")
+    ] = 128,
+    a8_budget: Annotated[
+        float | None,
+        typer.Option(
+            "--a8-budget",
+            min=0.0,
+            max=1.0,
+            help="Give 8-bit activations to this share of the layers, chosen on --calibration.",
+            show_default=False,
+        ),
+    ] = None,
+    a8_cost: Annotated[
+        str,
+        typer.Option(
+            "--a8-cost",
+            metavar="LIST",
+            help="What the budget is a share of: layers (q, k and v are one), matrices, work.",
+        ),
+    ] = "layers",
+    calibration: CalibrationOption = None,
+    calibration_segments: Annotated[
+        int, typer.Option("--calibration-segments", min=1, help="How many segments of it.")
+    ] = 16,
+    calibration_length: LengthOption = None,
+    context: ContextOption = None,
+    max_tokens: MaxTokensOption = None,
+    figure: Annotated[
+        str | None,
+        typer.Option("--figure", metavar="FILE", help="Draw it as a PNG.", show_default=False),
+    ] = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Quantize one kind of layer at a time and show what the model's perplexity loses.
+
+    With --a8-budget also W6A6, W6A8, FlexQ's fixed choice, and FlexQ with 8-bit activations where
+    they gain most. Exit code 2: something named isn't there or doesn't fit.
+    """
+    from flexq_bench.accuracy.loading import load_model
+    from flexq_bench.accuracy.sensitivity.budget import try_budget
+    from flexq_bench.accuracy.sensitivity.layer_kinds import kinds_damage
+    from flexq_bench.accuracy.setup import best_device
+    from flexq_bench.accuracy.texts import read_text, tokenize
+    from flexq_bench.measure.device import find_device
+    from flexq_bench.schemes.calibration import calibration_segments as segments_of
+    from flexq_bench.schemes.flexq import FlexqOptions
+
+    settings, costs = _settings(bits, group), _costs(a8_cost)
+    if a8_budget is not None and calibration is None:
+        raise UsageError(
+            "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
+        )
+    if figure is not None and not Path(figure).absolute().parent.is_dir():
+        raise UsageError(f"can't write {figure}: there is no such folder")
+    text = read_text(data)
+    chosen_on = None if calibration is None else read_text(calibration)
+    if chosen_on is not None and chosen_on.content_hash == text.content_hash:
+        raise UsageError("--calibration is the text of --data: choose layers on another one")
+    loaded = load_model(model, device=find_device(device or best_device()), dtype=dtype)
+    tokens = tokenize(text, loaded.tokenizer)
+    length = loaded.context(context)
+    report = None
+    with _progress() as on_step:
+        dense, kinds = kinds_damage(
+            loaded.model,
+            tokens,
+            settings,
+            context=length,
+            max_tokens=max_tokens,
+            seed=seed,
+            on_step=on_step,
+        )
+        if a8_budget is not None and chosen_on is not None:
+            report = try_budget(
+                loaded.model,
+                tokens,
+                segments_of(
+                    tokenize(chosen_on, loaded.tokenizer),
+                    segments=calibration_segments,
+                    length=loaded.context(calibration_length or length),
+                    seed=seed,
+                ),
+                a8_budget,
+                costs,
+                context=length,
+                max_tokens=max_tokens,
+                options=FlexqOptions(group=group),
+                seed=seed,
+                on_step=on_step,
+            )
+    if figure is not None:
+        from flexq_bench.accuracy.sensitivity.figure import write_figure
+
+        title = f"{loaded.name} on {text.name}"
+        write_figure(Path(figure), title, dense, kinds, report.damages if report else ())
+    if as_json:
+        print_json(_document(loaded.name, loaded.content_hash, text, dense, kinds, report))
+    else:
+        _print(loaded.name, dense, kinds, report)
+        if figure is not None:
+            say(console(), f"figure: {figure}")
+
+
+def _settings(text: str, group: int) -> tuple[Bits, ...]:
+    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits
+
+    names = split_names(text) or ()
+    if names == ("none",):
+        return ()
+    matches = [_BITS.fullmatch(name) for name in names]
+    wrong = [name for name, match in zip(names, matches, strict=True) if match is None]
+    if wrong or not names:
+        raise UsageError(f"--bits {text}: write w6a6 or w4a16, 2 to 8 bits or 16, or none")
+    return tuple(Bits(int(m[1]), int(m[2]), group) for m in matches if m is not None)
+
+
+def _costs(text: str) -> tuple[Cost, ...]:
+    from flexq_bench.schemes.layer_sensitivity import COSTS
+
+    names = split_names(text) or ()
+    for name in names:
+        if name not in COSTS:
+            raise UsageError(unknown("cost named", name, COSTS))
+    return tuple(cost for cost in COSTS if cost in names)
+
+
+@contextmanager
+def _progress() -> Iterator[OnStep]:
+    """A bar on stderr where a person looks at it."""
+    err = console(stderr=True)
+    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    name = TextColumn("{task.description}")
+    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("sensitivity", total=None)
+
+        def on_step(number: int, total: int, what: str) -> None:
+            bar.update(task, completed=number, total=total, description=what)
+
+        yield on_step
+
+
+def _print(
+    name: str, dense: PerplexityResult, kinds: Sequence[KindDamage], report: BudgetReport | None
+) -> None:
+    out = console()
+    say(out, f"{name}: perplexity {dense.perplexity:.4f} as it is, {dense.tokens:,} tokens")
+    if kinds:
+        out.print(_kinds_table(dense, kinds))
+    if report is not None:
+        out.print(_choices_table(report.choices))
+        out.print(_sites_table(report))
+
+
+def _kinds_table(dense: PerplexityResult, kinds: Sequence[KindDamage]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("quantized")
+    settings = list(dict.fromkeys(damage.bits for damage in kinds))
+    for setting in settings:
+        for title in (setting.name, "increase", "95 % interval"):
+            table.add_column(title, justify="right")
+    for kind in dict.fromkeys(damage.kind for damage in kinds):
+        cells = [kind]
+        for setting in settings:
+            found = next(d for d in kinds if d.kind == kind and d.bits == setting)
+            increase = found.result.perplexity / dense.perplexity - 1
+            cells += [f"{found.result.perplexity:.3f}", f"{increase:+.2%}", _ends(found)]
+        table.add_row(*cells)
+    return table
+
+
+def _ends(damage: KindDamage) -> str:
+    if damage.relative_ends is None:
+        return "one segment"
+    low, high = damage.relative_ends
+    return f"{low:+.2%} … {high:+.2%}"
+
+
+def _choices_table(choices: Sequence[Choice]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("8-bit activations")
+    titles = ("layers", "matrices", "work", "perplexity", "gap closed", "95 % interval", "expected")
+    for title in titles:
+        table.add_column(title, justify="right")
+    for choice in choices:
+        closed = choice.closed
+        table.add_row(
+            choice.name,
+            *(f"{share:.1%}" for share in (choice.layers, choice.matrices, choice.work)),
+            f"{choice.result.perplexity:.3f}",
+            "" if closed is None else f"{closed.estimate:.1%}",
+            "" if closed is None else f"{closed.low:.1%} … {closed.high:.1%}",
+            f"{choice.predicted:.1%}",
+        )
+    return table
+
+
+def _sites_table(report: BudgetReport) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("gains most from 8 bits")
+    table.add_column("nats a token", justify="right")
+    table.add_column("of all", justify="right")
+    total = sum(damage.gain for damage in report.damages)
+    for damage in sorted(report.damages, key=lambda damage: -damage.gain)[:_TOP_SITES]:
+        share = damage.gain / total if total else 0.0
+        table.add_row(damage.site.name, f"{damage.gain:.2e}", f"{share:.1%}")
+    return table
+
+
+def _document(
+    name: str,
+    content_hash: str,
+    text: Text,
+    dense: PerplexityResult,
+    kinds: Sequence[KindDamage],
+    report: BudgetReport | None,
+) -> dict[str, Any]:
+    return {
+        "model": name,
+        "model_hash": content_hash,
+        "data": text.name,
+        "data_hash": text.content_hash,
+        "perplexity": dense.perplexity,
+        "tokens": dense.tokens,
+        "nll": dense.nll,
+        "kinds": [
+            {
+                "kind": damage.kind,
+                **plain(damage.bits),
+                "perplexity": damage.result.perplexity,
+                "nll": damage.result.nll,
+                "increase": damage.increase,
+            }
+            for damage in kinds
+        ],
+        "sites": [
+            {"name": d.site.name, "low": d.low, "high": d.high}
+            for d in (report.damages if report else ())
+        ],
+        "choices": [
+            {**plain(choice), "perplexity": choice.result.perplexity}
+            for choice in (report.choices if report else ())
+        ],
+    }

@@ -1,0 +1,130 @@
+"""`flexq-bench status`: how far runs and nights are, who measures, what waits."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexq_bench.cli.options import DbOption, JsonFlag
+
+if TYPE_CHECKING:
+    from db.engine import Session
+    from db.queries import Progress, WorkerRow
+
+_MOST = 20  # of each list
+_SILENT_S = 120.0
+
+
+def status(
+    prometheus: Annotated[
+        bool, typer.Option("--prometheus", help="Print metrics as Prometheus reads them.")
+    ] = False,
+    cancel: Annotated[
+        str | None,
+        typer.Option(
+            "--cancel",
+            metavar="REQUEST",
+            help="Take a request back first (its uuid's beginning); what is measured of it stays.",
+            show_default=False,
+        ),
+    ] = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show unfinished runs, nights, workers and requests, from anywhere that reaches the database.
+
+    --prometheus: for the text collector of a node exporter, or whatever serves a file.
+    """
+    from db.engine import open_database
+    from flexq_bench.cli.output import console, print_json, say
+    from flexq_bench.fleet.prometheus import prometheus_text
+
+    if cancel is not None:
+        _cancel(cancel, db)
+    with open_database(db, read_only=True) as database, database.session() as session:
+        found = _read(session)
+        text = prometheus_text(session) if prometheus else ""
+    if prometheus:
+        typer.echo(text, nl=False)
+    elif as_json:
+        print_json(
+            {name: [asdict(row) | _derived(row) for row in rows] for name, rows in found.items()}
+        )
+    else:
+        for line in _lines(found):
+            say(console(), line)
+
+
+def _cancel(prefix: str, db: str | None) -> None:
+    from db import queries
+    from db.engine import open_database
+    from db.requests import cancel_request
+    from flexq_bench.runs.command_lines import user_name
+
+    with open_database(db, create=False) as database, database.session() as session:
+        request = queries.request_by_uuid_prefix(session, prefix)
+        cancel_request(session, request.uuid, person=user_name(), at=datetime.now(UTC))
+
+
+def _read(session: Session) -> dict[str, list[Any]]:
+    from db import queries
+    from db.requests import OPEN_REQUEST_STATES
+
+    return {
+        "runs": queries.progress(session, limit=_MOST),
+        "nights": queries.night_states(session, limit=_MOST),
+        "workers": queries.workers(session, live=True),
+        "requests": queries.requests(session, states=OPEN_REQUEST_STATES, limit=_MOST),
+    }
+
+
+def _derived(row: Any) -> dict[str, Any]:
+    """What a machine would have to compute from the row and this moment."""
+    from db.queries import Progress, WorkerRow
+
+    if isinstance(row, WorkerRow):
+        return {"silent_s": _silent_s(row)}
+    if isinstance(row, Progress):
+        return {"open": row.open, "total": row.total}
+    return {}
+
+
+def _lines(found: dict[str, list[Any]]) -> list[str]:
+    runs = [_run_line(row) for row in found["runs"]]
+    nights = [
+        f"night {row.name} {row.suite} on {row.gpu}: {row.state}, run {row.run[:8]}"
+        for row in found["nights"]
+    ]
+    workers = [_worker_line(row) for row in found["workers"]]
+    requests = [
+        f"request {row.uuid[:8]} of {row.requester}: {row.state}, {row.cases} cases"
+        + (f", about {row.expected_s:.0f} s" if row.expected_s else "")
+        for row in found["requests"]
+    ]
+    return [*runs, *nights, *workers, *requests] or ["nothing runs and nothing waits"]
+
+
+def _run_line(row: Progress) -> str:
+    states = ", ".join(f"{count} {state}" for state, count in sorted(row.states.items()))
+    left = f", about {row.expected_s:.0f} GPU seconds left" if row.expected_s else ""
+    return (
+        f"run {row.run[:8]} {row.suite} ({row.trigger}) at {row.commit[:10]}: {row.status}, "
+        f"{states}{left}"
+    )
+
+
+def _worker_line(row: WorkerRow) -> str:
+    what = row.case_key or "idle"
+    warm = f", {row.temperature_c:.0f} °C" if row.temperature_c is not None else ""
+    silent = _silent_s(row)
+    note = f", silent for {silent:.0f} s" if silent > _SILENT_S else ""
+    return (
+        f"worker {row.uuid[:8]} on {row.host}, {row.gpu}: {what}, {row.finished} done{warm}{note}"
+    )
+
+
+def _silent_s(row: WorkerRow) -> float:
+    return max(0.0, (datetime.now(UTC) - row.heartbeat_at).total_seconds())

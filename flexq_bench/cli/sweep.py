@@ -1,0 +1,115 @@
+"""`flexq-bench sweep`: kernels on shapes that a person types, or on those of a model or a run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli.options import (
+    BackendChoice,
+    BackendOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    GpusOption,
+    JsonFileOption,
+    KernelsOption,
+    NoTuneOption,
+    OutOption,
+    RepeatOption,
+    RetuneOption,
+    SeedOption,
+    TimesOption,
+    split_names,
+    tuning_of,
+)
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import parse_sweep, sizes_of
+
+
+def sweep(
+    kernels: KernelsOption = None,
+    m: Annotated[
+        str | None,
+        typer.Option(
+            "--m",
+            metavar="RANGES",
+            help="Tokens: 1,2,4:64:x2, or @FILE with such. Default: 1,2,4,8,16.",
+            show_default=False,
+        ),
+    ] = None,
+    n: Annotated[str | None, typer.Option("--n", metavar="RANGES", help="Output features.")] = None,
+    k: Annotated[str | None, typer.Option("--k", metavar="RANGES", help="Input features.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="A model's layers, not --n and --k."),
+    ] = None,
+    layers: Annotated[
+        str,
+        typer.Option("--layers", metavar="NAMES", help="With --model: fused, separate, or names."),
+    ] = "fused",
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="RUN",
+            help="The cases of this run (its uuid's beginning); --kernels and --m replace its own.",
+        ),
+    ] = None,
+    stage: Annotated[
+        str, typer.Option("--stage", metavar="STAGES", help="gemm, linear or both: gemm,linear.")
+    ] = "gemm",
+    cache: Annotated[
+        str, typer.Option("--cache", metavar="MODES", help="cold, hot or both: cold,hot.")
+    ] = "cold",
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Draw times over M as a .png file.")
+    ] = None,
+    queue: Annotated[
+        bool,
+        typer.Option("--queue", help="Have `flexq-bench worker` measure it, wherever one runs."),
+    ] = False,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    gpus: GpusOption = None,
+    repeat: RepeatOption = 1,
+    times: TimesOption = None,
+    seed: SeedOption = 0,
+    no_tune: NoTuneOption = False,
+    retune: RetuneOption = False,
+    db: DbOption = None,
+    as_json: JsonFileOption = None,
+    out: OutOption = None,
+) -> None:
+    """Measure kernels on every combination of M, N and K, on a model's layers, or as a run had.
+
+    Says first how long it will take, if anything like it was measured before. The results are
+    stored like any others and never become a baseline. Exit codes as of `run`.
+    """
+    from flexq_bench.cli import measuring
+    from flexq_bench.runs.result_files import ResultFiles
+
+    asked = split_names(kernels)
+    tuning = tuning_of(no_tune=no_tune, retune=retune)
+    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
+    files = ResultFiles(as_json, out, plot)
+    setup = measuring.Setup(db, cluster, fleet, backend, device, seed, tuning, files, streams=True)
+    if like is not None:
+        if n is not None or k is not None or model is not None or queue:
+            raise UsageError("--like has the run's own shapes: drop --n, --k, --model and --queue")
+        from flexq_bench.cli.sweep_like import suite_like
+
+        suite = suite_like(like, asked, sizes_of("--m", m), db)
+    else:
+        chosen = parse_sweep(
+            kernels=kernels, m=m, n=n, k=k, model=model, layers=layers, stage=stage, cache=cache
+        )
+        if queue:
+            from flexq_bench.cli.sweep_like import queue_sweep
+
+            queue_sweep(chosen, setup)
+            raise typer.Exit(0)
+        suite = chosen.suite()
+    raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", setup))

@@ -1,0 +1,111 @@
+"""`flexq-bench worker`: serve what people ask for, from the dashboard or with `sweep --queue`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flexq_bench.cli.options import (
+    BackendChoice,
+    BackendOption,
+    ClusterOption,
+    DbOption,
+    DeviceOption,
+    SeedOption,
+    TimesOption,
+)
+
+if TYPE_CHECKING:
+    from db.engine import Database
+    from flexq_bench.cli.measuring import Setup
+    from flexq_bench.fleet.request_worker import Station
+
+log = logging.getLogger(__name__)
+
+
+def worker(
+    once: Annotated[
+        bool, typer.Option("--once", help="End when nothing waits, rather than wait for more.")
+    ] = False,
+    poll: Annotated[
+        float, typer.Option("--poll", min=0.1, metavar="S", help="Seconds between two looks.")
+    ] = 2.0,
+    backend: BackendOption = BackendChoice.AUTO,
+    device: DeviceOption = None,
+    cluster: ClusterOption = "none",
+    times: TimesOption = None,
+    seed: SeedOption = 0,
+    db: DbOption = None,
+) -> None:
+    """Measure the requests in the database one after the other, until it is stopped.
+
+    Each becomes a run with trigger `sweep`, which is never a baseline. A worker that dies loses
+    nothing: the next one goes on with its request. Any number of workers may serve one database.
+    It ends when its kernels' sources change: what started it starts the new ones.
+    """
+    from db.engine import open_database
+    from flexq_bench.cli.interrupts import ended_by_terminate
+    from flexq_bench.cli.measuring import FleetSetup, Setup
+    from flexq_bench.cli.output import console, say
+    from flexq_bench.fleet.request_worker import serve_next, server_name
+    from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
+
+    out = console()
+    setup = Setup(db, cluster, FleetSetup(times=times), backend, device, seed)
+    with (
+        open_database(db) as database,
+        _stations(database, setup) as stations,
+        ended_by_terminate(),
+    ):
+        name, sources = server_name(), source_hash(ROOT)
+        kinds = ", ".join(station.kind.gpu for station in stations())
+        say(out, f"{name} serves {kinds} from {database.url}")
+        while source_hash(ROOT) == sources:
+            served = None
+            for station in stations():
+                served = served or serve_next(
+                    database,
+                    station,
+                    current_commit(),
+                    name,
+                    on_record=lambda record: log.info("%s: %s", record.case, record.status),
+                )
+            if served is not None:
+                run = f", run {served.run[:8]}" if served.run else ""
+                why = f": {served.detail}" if served.detail else ""
+                say(out, f"request {served.request[:8]} {served.state}{run}{why}")
+            elif once:
+                return
+            else:
+                time.sleep(poll)
+        say(out, "the kernels' sources changed since this worker began: start it again")
+
+
+@contextmanager
+def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequence[Station]]]:
+    """What tells the stations that there are now."""
+    from flexq_bench.cli.measuring import NO_CLUSTER, local_executor
+    from flexq_bench.fleet.presence import present
+    from flexq_bench.fleet.request_worker import local_station
+    from flexq_bench.repository.provenance import current_commit
+
+    if setup.cluster == NO_CLUSTER:
+        executor = local_executor(setup)
+        with present(database, executor.worker):
+            station = local_station(database, executor, current_commit())
+            yield lambda: (station,)
+        return
+    from flexq_bench.cli.fleet_runs import fleet_of
+
+    with fleet_of(database, setup, current_commit()) as fleet:
+
+        def stations() -> Sequence[Station]:
+            fleet.refresh()
+            return [fleet.station(kind) for kind in fleet.kinds]
+
+        yield stations

@@ -1,1 +1,0 @@
-"""The command line, one file a verb. A verb parses, calls, prints."""

@@ -1,0 +1,261 @@
+"""Decoding and serving in fresh processes, each of whose results is told as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.decode.case import DecodeCase, Setup
+from flexq_bench.decode.continuous_batching import step_sizes
+from flexq_bench.decode.records import (
+    Found,
+    Served,
+    ServingCase,
+    Source,
+    decode_record,
+    serving_record,
+)
+from flexq_bench.decode.worker import COMMAND
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
+
+_ROOT = Path(__file__).resolve().parents[2]
+_TIMEOUT_S = 3600.0  # of one answer: a large model from disk takes minutes
+
+
+def cases_of(
+    setup: Setup, batches: tuple[int, ...], prompt_tokens: int, new_tokens: tuple[int, ...]
+) -> list[DecodeCase]:
+    """Every combination, in the order in which they are measured: what is short comes first."""
+    return [
+        DecodeCase(setup.model, of.scheme, batch, prompt_tokens, new, of.kv_bits)
+        for of, new, batch in product(setup.schemes, sorted(new_tokens), batches)
+    ]
+
+
+def decode_all(
+    setup: Setup,
+    cases: Sequence[DecodeCase],
+    run: RunInfo,
+    commit: CommitInfo,
+    before: Mapping[str, DecodeRecord],
+) -> Iterator[DecodeRecord]:
+    """A case's record again each time that one more process has measured it.
+
+    before: records of the same run by case, of processes that are not asked again. Cases that were
+    refused come last. Raises UsageError if every one is, or `before` is of another GPU or other
+    options; WorkerError if a process dies.
+    """
+    found = {case: _found_before(before.get(case.key)) for case in cases}
+    for record in before.values():
+        _check_options(setup, record)
+    source: Source | None = None
+    for number in range(max(setup.wanted(case) for case in cases)):
+        lacking = [case for case in cases if _lacks(setup, case, found[case], number)]
+        if not lacking:
+            continue
+        with _worker(setup, number) as (worker, device, environment):
+            _check_device(device, before)
+            source = Source(run, commit, device, environment)
+            for scheme in dict.fromkeys(case.scheme for case in lacking):
+                mine = [case for case in lacking if case.scheme == scheme]
+                fitting = [case for case in mine if _fits(worker, case, found[case])]
+                if not fitting:
+                    continue
+                try:
+                    loaded = _load(worker, setup, fitting)
+                except RefusedError as error:
+                    for case in fitting:
+                        found[case].refused = str(error)
+                    continue
+                for case in fitting:
+                    found[case].loaded = loaded
+                    _ask_decode(worker, case, found[case], number, device.uuid)
+                    if found[case].processes:
+                        yield decode_record(setup, case, found[case], source)
+                worker.ask("unload")
+    refused = [case for case in cases if found[case].refused and not found[case].processes]
+    if len(refused) == len(cases):
+        raise UsageError(found[cases[0]].refused)
+    for case in refused:
+        assert source is not None  # a process refused it
+        yield decode_record(setup, case, found[case], source)
+
+
+def count_lacking(
+    setup: Setup, cases: Sequence[DecodeCase], before: Mapping[str, DecodeRecord]
+) -> int:
+    """Decodes that are still to be measured, each process's by itself."""
+    done = {case.key: len(before[case.key].processes) for case in cases if case.key in before}
+    return sum(max(0, setup.wanted(case) - done.get(case.key, 0)) for case in cases)
+
+
+def serve_all(
+    setup: Setup, cases: Sequence[ServingCase], run: RunInfo, commit: CommitInfo
+) -> Iterator[ServingRecord]:
+    """A record a case, by scheme. Raises as decode_all."""
+    refused: list[str] = []
+    with _worker(setup, 0) as (worker, device, environment):
+        source = Source(run, commit, device, environment)
+        for scheme in dict.fromkeys(case.scheme for case in cases):
+            mine = [case for case in cases if case.scheme == scheme]
+            for served in _serve_scheme(worker, setup, mine):
+                refused += [served.refused] if served.refused else []
+                yield serving_record(setup, served, source)
+    if len(refused) == len(cases):
+        raise UsageError(refused[0])
+
+
+def _serve_scheme(
+    worker: WorkerProcess, setup: Setup, cases: Sequence[ServingCase]
+) -> Iterator[Served]:
+    slots: dict[ServingCase, int] = {}
+    for case in cases:
+        try:
+            slots[case] = _slots(worker, setup, case)
+        except RefusedError as error:
+            yield Served(case, case.batch_limit, refused=str(error))
+    if not slots:
+        return
+    sizes = {size for at_a_time in slots.values() for size in step_sizes(at_a_time)}
+    try:
+        loaded = worker.ask(
+            "load",
+            model=setup.model,
+            scheme=cases[0].scheme,
+            batches=sorted(sizes, reverse=True),
+            capacity=max(case.capacity for case in slots),
+            tuning=setup.tuning.value,
+        )
+    except RefusedError as error:
+        for case, at_a_time in slots.items():
+            yield Served(case, at_a_time, refused=str(error))
+        return
+    for case, at_a_time in slots.items():
+        try:
+            answer = worker.ask(
+                "serve",
+                slots=at_a_time,
+                capacity=case.capacity,
+                kv_bits=case.kv_bits,
+                requests=[[r.prompt_tokens, r.new_tokens] for r in case.requests],
+                step_tokens=case.step_tokens,
+            )
+        except RefusedError as error:
+            yield Served(case, at_a_time, loaded, refused=str(error))
+        else:
+            yield Served(case, at_a_time, loaded, answer)
+
+
+def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
+    """Sequences at a time. Raises RefusedError if not one can be, or not so many."""
+    of_model = {
+        "model": setup.model,
+        "scheme": case.scheme,
+        "capacity": case.capacity,
+        "kv_bits": case.kv_bits,
+    }
+    most = min(case.batch_limit, len(case.requests))
+    given = worker.ask("slots", **of_model, batch_limit=most, memory_limit_bytes=case.memory_limit)
+    worker.ask("check", **of_model, batch=given["slots"])
+    return int(given["slots"])
+
+
+@contextmanager
+def _worker(
+    setup: Setup, number: int
+) -> Iterator[tuple[WorkerProcess, DeviceInfo, dict[str, str]]]:
+    with WorkerProcess(
+        "decode",
+        _ROOT,
+        device=setup.device,
+        seed=setup.seed + number,
+        timeout_s=_TIMEOUT_S,
+        command=COMMAND,
+    ) as worker:
+        told = worker.ask("describe")
+        yield worker, DeviceInfo(**told["device"]), told["environment"]
+
+
+def _fits(worker: WorkerProcess, case: DecodeCase, found: Found) -> bool:
+    try:
+        worker.ask(
+            "check",
+            model=case.model,
+            scheme=case.scheme,
+            batch=case.batch,
+            capacity=case.capacity,
+            kv_bits=case.kv_bits,
+        )
+    except RefusedError as error:
+        found.refused = str(error)
+        return False
+    return True
+
+
+def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> dict[str, Any]:
+    """Load what these cases of one scheme need."""
+    return worker.ask(
+        "load",
+        model=setup.model,
+        scheme=cases[0].scheme,
+        batches=sorted({case.batch for case in cases}),
+        capacity=max(case.capacity for case in cases),
+        tuning=setup.tuning.value,
+    )
+
+
+def _ask_decode(
+    worker: WorkerProcess, case: DecodeCase, found: Found, number: int, gpu: str
+) -> None:
+    try:
+        answer = worker.ask(
+            "decode",
+            batch=case.batch,
+            prompt_tokens=case.prompt_tokens,
+            new_tokens=case.new_tokens,
+            kv_bits=case.kv_bits,
+            profiled=not found.parts,
+        )
+    except RefusedError as error:
+        found.refused = str(error)
+        return
+    parts, found.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
+    found.parts = found.parts or parts
+    steps = tuple(answer.pop("step_ms"))
+    found.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
+
+
+def _lacks(setup: Setup, case: DecodeCase, found: Found, number: int) -> bool:
+    done = {process.number for process in found.processes}
+    return number < setup.wanted(case) and number not in done and not found.refused
+
+
+def _found_before(record: DecodeRecord | None) -> Found:
+    if record is None or record.status != "ok":
+        return Found()
+    return Found(list(record.processes), record.parts)
+
+
+def _check_options(setup: Setup, record: DecodeRecord) -> None:
+    for name, asked in (("seed", setup.seed), ("tuning", setup.tuning.value)):
+        had = record.parameters.get(name)
+        if had != asked:
+            raise UsageError(
+                f"run {record.run.uuid[:8]} was begun with {name} {had}, and this is {asked}: "
+                "give the same, or start a new run"
+            )
+
+
+def _check_device(device: DeviceInfo, before: Mapping[str, DecodeRecord]) -> None:
+    for record in before.values():
+        if record.device.sku != device.sku:
+            raise UsageError(
+                f"run {record.run.uuid[:8]} was begun on {record.device.sku} and this is "
+                f"{device.sku}: pick it by --device, or start a new run"
+            )

@@ -1,0 +1,194 @@
+"""What processes found of a decode or a serving, as records."""
+
+from __future__ import annotations
+
+import statistics
+import uuid
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from db.decode_records import DecodeRecord, ProcessDecode, ServingRecord
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
+from flexq_bench.decode.requests import Request
+from flexq_bench.stats.bootstrap import hierarchical_interval
+from workloads.models import Block, load_catalog
+from workloads.schemes import get_scheme
+
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where and as part of what something was measured."""
+
+    run: RunInfo
+    commit: CommitInfo
+    device: DeviceInfo
+    environment: dict[str, str]
+
+
+@dataclass(slots=True)
+class Found:
+    """What processes found of one case. loaded: what loading said last; refused: why it can't be.
+
+    parts: of a step, where one of the processes looked. spent_s: by the last process, by phase.
+    """
+
+    processes: list[ProcessDecode] = field(default_factory=list)
+    parts: tuple[dict[str, Any], ...] = ()
+    loaded: dict[str, Any] = field(default_factory=dict)
+    refused: str = ""
+    spent_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingCase:
+    """Requests served under a scheme. lengths: where theirs come from. memory_limit: bytes.
+
+    step_tokens: of prompts, between two steps, at most. kv_bits: of the cache.
+    """
+
+    scheme: str
+    batch_limit: int
+    memory_limit: int | None
+    requests: tuple[Request, ...]
+    lengths: str
+    step_tokens: int
+    kv_bits: int = 16
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of the longest sequence at its end."""
+        return max(request.length for request in self.requests)
+
+    def key(self, setup: Setup) -> str:
+        """Its identity within a run."""
+        within = "" if self.memory_limit is None else f" m{self.memory_limit}"
+        return (
+            f"serve {setup.model} {self.scheme} kv{self.kv_bits} b{self.batch_limit}{within} "
+            f"r{len(self.requests)} t{self.step_tokens}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """slots: sequences at a time. loaded: what loading said. answer: of the process.
+
+    refused: why there is no answer.
+    """
+
+    case: ServingCase
+    slots: int
+    loaded: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] | None = None
+    refused: str = ""
+
+
+def decode_record(setup: Setup, case: DecodeCase, found: Found, source: Source) -> DecodeRecord:
+    """The record of a case, of the processes that there are so far."""
+    done = found.processes
+    steps = [process.step_ms for process in done if process.step_ms]
+    interval = hierarchical_interval(steps, seed=setup.seed) if steps else None
+    joules = [process.energy_j for process in done if process.energy_j is not None]
+    tokens = case.batch * case.new_tokens
+    shared = _shared(setup, case, case.key, found.loaded, source)
+    shared["parameters"] |= {"processes": len(done), "spent_s": found.spent_s}
+    shared["parameters"]["configs"] = found.loaded.get("configs", {}).get(str(case.batch), {})
+    return DecodeRecord(
+        **shared,
+        status="ok" if done else "refused",
+        detail="" if done else found.refused,
+        batch=case.batch,
+        prompt_tokens=case.prompt_tokens,
+        new_tokens=case.new_tokens,
+        prefill_ms=statistics.median(p.prefill_ms for p in done) if done else None,
+        token_ms=interval.estimate if interval else None,
+        token_ci_low_ms=interval.low if interval else None,
+        token_ci_high_ms=interval.high if interval else None,
+        token_p95_ms=float(np.percentile(np.concatenate(steps), 95)) if steps else None,
+        process_medians_ms=tuple(float(statistics.median(of_process)) for of_process in steps),
+        tokens_per_s=1000 * case.batch / interval.estimate if interval else None,
+        steady_memory_bytes=_median_bytes([p.steady_memory_bytes for p in done]),
+        peak_memory_bytes=_median_bytes([p.peak_memory_bytes for p in done]),
+        energy_j_per_token=None if not joules else float(statistics.median(joules)) / tokens,
+        parts=found.parts,
+        processes=tuple(done),
+    )
+
+
+def serving_record(setup: Setup, served: Served, source: Source) -> ServingRecord:
+    """The record of a serving, or of why there was none."""
+    case, answer = served.case, served.answer
+    new = sum(request.new_tokens for request in case.requests)
+
+    def percentile(name: str, percent: int) -> float | None:
+        values = answer[name] if answer else []
+        return float(np.percentile(values, percent)) if values else None
+
+    shared = _shared(setup, case, case.key(setup), served.loaded, source)
+    shared["parameters"] |= {"slots": served.slots, "step_tokens": case.step_tokens}
+    return ServingRecord(
+        **shared,
+        status="ok" if answer else "refused",
+        detail=served.refused,
+        batch_limit=case.batch_limit,
+        memory_limit_bytes=case.memory_limit,
+        requests=len(case.requests),
+        prompt_tokens=sum(request.prompt_tokens for request in case.requests),
+        new_tokens=new,
+        lengths=case.lengths,
+        tokens_per_s=new / answer["seconds"] if answer else None,
+        latency_p50_s=percentile("latency_s", 50),
+        latency_p95_s=percentile("latency_s", 95),
+        latency_p99_s=percentile("latency_s", 99),
+        token_p50_ms=percentile("token_ms", 50),
+        token_p95_ms=percentile("token_ms", 95),
+        ttft_p50_ms=percentile("ttft_ms", 50),
+        ttft_p95_ms=percentile("ttft_ms", 95),
+        steady_memory_bytes=answer["steady_bytes"] if answer else None,
+    )
+
+
+def _shared(
+    setup: Setup,
+    case: DecodeCase | ServingCase,
+    key: str,
+    loaded: dict[str, Any],
+    source: Source,
+) -> dict[str, Any]:
+    of_scheme = get_scheme(case.scheme)
+    block: Block = loaded.get("block", "llama")
+    synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
+    return {
+        "uuid": str(uuid.uuid5(_NAMESPACE, f"{source.run.uuid} {key}")),
+        "case": key,
+        "model": setup.model if synthetic else Path(setup.model).stem,
+        "weights": "synthetic" if synthetic else str(setup.model),
+        "scheme": case.scheme,
+        "kernels": {name: of_scheme.kernel_of(block, name) for name in loaded.get("linears", ())},
+        "backend": source.device.backend,
+        "kv_bits": case.kv_bits,
+        "protocol_version": PROTOCOL_VERSION,
+        "weights_bytes": loaded.get("weights_bytes"),
+        "parameters": {
+            "seed": setup.seed,
+            "tuning": setup.tuning.value,
+            "load_s": loaded.get("load_s"),
+            "load_peak_bytes": loaded.get("load_peak_bytes"),
+        },
+        "created_at": datetime.now(UTC).isoformat(),
+        "run": source.run,
+        "commit": source.commit,
+        "device": source.device,
+        "environment": source.environment,
+    }
+
+
+def _median_bytes(values: list[int | None]) -> int | None:
+    known = [value for value in values if value is not None]
+    return int(statistics.median(known)) if known else None

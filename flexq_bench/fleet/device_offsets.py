@@ -1,0 +1,34 @@
+"""What a run shows of single GPUs: those that measured the same cases are held side by side."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from datetime import UTC, datetime
+from statistics import fmean
+
+from db.engine import Session
+from db.fleet import OffsetInfo, add_offsets
+from db.queries import device_medians
+from db.records import DeviceInfo
+from flexq_bench.stats import device_offsets
+
+
+def store_offsets(session: Session, run_uuid: str) -> None:
+    """Compute and store the offsets of the run's devices; none shared enough cases: nothing."""
+    times: dict[DeviceInfo, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for case, device, median_us in device_medians(session, run_uuid):
+        times[device][case].append(median_us)
+    cases = sorted({case for of_device in times.values() for case in of_device})
+    devices = {device.uuid: device for device in times}
+    if len(devices) < 2:
+        return
+    table = {
+        device.uuid: [fmean(found[case]) if case in found else math.nan for case in cases]
+        for device, found in times.items()
+    }
+    offsets = [
+        OffsetInfo(devices[uuid], one.cases, one.log_offset, one.low, one.high)
+        for uuid, one in device_offsets(table).items()
+    ]
+    add_offsets(session, run_uuid, offsets, at=datetime.now(UTC))

@@ -1,0 +1,23 @@
+"""What runs in a Ray worker process that compares two commits on the GPU that it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from flexq_bench.measure import Tuning
+from flexq_bench.measure.ab import CaseComparison, compare_commits
+from kernels.contract import Backend
+from workloads.case import Case
+
+
+class ComparerActor:
+    """Starts the workers of both commits itself: they see the one GPU that this process sees."""
+
+    def __init__(self, backend: Backend, seed: int, tuning: Tuning) -> None:
+        self._device = "cpu" if backend == "cpu" else "cuda:0"
+
+    def compare(
+        self, repository: Path, base: str, head: str, cases: Sequence[Case], seed: int
+    ) -> list[CaseComparison]:
+        return list(compare_commits(repository, base, head, cases, device=self._device, seed=seed))

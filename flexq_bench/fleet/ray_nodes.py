@@ -1,0 +1,70 @@
+"""Where workers can sit: the GPUs of a Ray cluster's nodes, or their CPU slots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from flexq_bench.fleet.ray_session import MAX_CPU_SLOTS, cpu_slots
+from kernels.contract import Backend
+
+_ACCELERATOR = "accelerator_type:"
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Room for one worker on a node. number: of the seat there, not of the GPU: Ray gives that.
+
+    accelerator: Ray's name for the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
+    """
+
+    node: str  # Ray's id
+    host: str
+    number: int
+    backend: Backend
+    accelerator: str = ""
+
+    def create(self, actor: type, *arguments: object) -> Any:
+        """A new actor(backend, *arguments) here; one at a time can have the seat's device."""
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options: dict[str, Any] = {
+            "num_gpus": 1 if self.backend == "cuda" else 0,
+            "num_cpus": 0 if self.backend == "cuda" else 1,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node, soft=False),
+        }
+        if self.accelerator:
+            options["accelerator_type"] = self.accelerator
+        return ray.remote(actor).options(**options).remote(self.backend, *arguments)
+
+
+def seats(backend: Backend, *, local: bool) -> tuple[Seat, ...]:
+    """The seats of the nodes that are alive. local: the cluster is this machine's own."""
+    import ray
+
+    found: list[Seat] = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            found.extend(_of_node(node, backend, local))
+    return tuple(found if backend == "cuda" else found[:MAX_CPU_SLOTS])
+
+
+def is_alive(node: str) -> bool:
+    """Whether a node is still one of the cluster's."""
+    import ray
+
+    return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
+
+
+def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Seat]:
+    resources = node["Resources"]
+    if backend == "cuda":
+        count = int(resources.get("GPU", 0))
+        names = [name for name in resources if name.startswith(_ACCELERATOR)]
+        accelerator = names[0].removeprefix(_ACCELERATOR) if names and count else ""
+    else:
+        count, accelerator = (cpu_slots() if local else int(resources.get("CPU", 0))), ""
+    for number in range(count):
+        yield Seat(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator)

@@ -1,0 +1,95 @@
+"""What runs in a Ray worker process: one meter on one device that nobody else uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from db.tuning import ChoiceInfo
+from flexq_bench.errors import InfrastructureError, MeasureError
+from flexq_bench.fleet.pool import Report
+from flexq_bench.measure import Meter, Tuning
+from flexq_bench.repository.provenance import ROOT, source_hash
+from flexq_bench.runs.executor import Worker, measure_case, worker_of
+from kernels.autotune import TuningKey
+from kernels.contract import Backend
+from workloads.case import Case
+
+_LEAVING_S = 15.0  # for the process that had the device before to be gone
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a worker says when it is ready. sources: hash of the kernels that it would run."""
+
+    worker: Worker
+    sources: str
+    software: str
+
+
+class MeterActor:
+    """Measures one case at a time on the device that Ray gave this process.
+
+    On a CPU it uses one thread, so that actors beside each other don't share cores.
+    Raises InfrastructureError if another process computes on its GPU.
+    """
+
+    def __init__(self, backend: Backend, seed: int, tuning: Tuning) -> None:
+        if backend == "cpu":
+            torch.set_num_threads(1)
+        # Ray shows a process only its own GPU, so that one is always the first.
+        device = "cpu" if backend == "cpu" else "cuda:0"
+        self._meter = Meter(device, seed=seed, tuning=tuning)
+        self._told: set[TuningKey] = set()
+        _wait_until_alone(self._meter)
+
+    def describe(self) -> Greeting:
+        machine = self._meter.tuning_machine
+        return Greeting(worker_of(self._meter), source_hash(ROOT), machine.software)
+
+    def unfit(self, cases: Sequence[Case]) -> dict[str, str]:
+        """By key, why cases don't fit the memory that is free."""
+        reasons = {}
+        for case in cases:
+            try:
+                self._meter.check_memory(case)
+            except MeasureError as error:
+                reasons[case.key] = str(error)
+        return reasons
+
+    def measure(self, case: Case, choices: Sequence[ChoiceInfo]) -> Report:
+        """Measure with what other workers chose.
+
+        Raises InfrastructureError if the device is broken: a fresh process must go on.
+        """
+        memory = self._meter.choices
+        for choice in choices:
+            key = _key(choice.key)
+            memory.offer(key, choice.config)
+            self._told.add(key)
+        measured = measure_case(self._meter, case)
+        new = {key: one for key, one in memory.chosen.items() if key not in self._told}
+        self._told |= new.keys()
+        return Report(
+            measured, tuple(ChoiceInfo(asdict(key), one.as_dict()) for key, one in new.items())
+        )
+
+
+def _key(data: Mapping[str, object]) -> TuningKey:
+    return TuningKey(**data)  # type: ignore[arg-type]  # the fields of one, from `asdict`
+
+
+def _wait_until_alone(meter: Meter) -> None:
+    """Raise InfrastructureError if others still compute on the device after a while."""
+    give_up = time.monotonic() + _LEAVING_S
+    while others := meter.other_processes():
+        if time.monotonic() > give_up:
+            raise InfrastructureError(
+                f"{others} other processes compute on {meter.device_info.sku} "
+                f"{meter.device_info.uuid}: end them (nvidia-smi shows them), a worker needs the "
+                "GPU alone"
+            )
+        time.sleep(0.5)

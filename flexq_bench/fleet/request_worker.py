@@ -1,0 +1,151 @@
+"""Serving requests: one after the other becomes a run, measured on the station that is given."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from db import queries
+from db.engine import Database
+from db.records import CommitInfo, Record, RunInfo
+from db.requests import (
+    ClaimedRequest,
+    claim_request,
+    finish_request,
+    give_request_run,
+    renew_request,
+)
+from db.store import begin_run, finish_run
+from flexq_bench.errors import CancelledError, FlexqError, MeasureError
+from flexq_bench.fleet.requests import request_plan
+from flexq_bench.runs.executor import DeviceKind, LocalExecutor
+from flexq_bench.runs.lifecycle import OnRecord, execute_plan, new_run
+from kernels.errors import KernelError
+from workloads.case import Case
+from workloads.errors import WorkloadError
+
+# Longer than any case may take: only between two cases a server says that it is alive.
+LEASE = timedelta(minutes=10)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that came to an end. run None: it was refused before one began."""
+
+    request: str  # uuid
+    state: str
+    run: str | None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """A kind of device, and what declares a run and measures these cases of it there.
+
+    measure raises what execute_plan raises.
+    """
+
+    kind: DeviceKind
+    measure: Callable[[RunInfo, Sequence[Case], OnRecord], None]
+
+
+def local_station(database: Database, executor: LocalExecutor, commit: CommitInfo) -> Station:
+    """This process on its device. A case that doesn't fit its memory is a MeasureError."""
+
+    def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
+        executor.check(cases)
+        execute_plan(database, executor, cases, run, commit, on_record=on_record)
+
+    return Station(executor, measure)
+
+
+def server_name() -> str:
+    """Who serves: the host and the process, and what tells two of the same number apart."""
+    return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+
+
+def serve_next(
+    database: Database,
+    station: Station,
+    commit: CommitInfo,
+    server: str,
+    *,
+    on_record: OnRecord,
+) -> Served | None:
+    """Measure the oldest request that fits the station; None: there is none.
+
+    What can't be measured as asked is a failed request, not an exception. Raises what the device
+    and the database raise; the request's lease then runs out, and the next server goes on with it.
+    """
+    now = datetime.now(UTC)
+    with database.session() as session:
+        request = claim_request(session, server, (station.kind.gpu,), until=now + LEASE, at=now)
+    if request is None:
+        return None
+    log.info("request %s of %s", request.uuid[:8], request.requester)
+    try:
+        kind = station.kind
+        plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
+    except (FlexqError, WorkloadError, KernelError) as error:
+        return _finish(database, request, "failed", request.run, str(error))
+    run = _run_of(database, request, plan.suite, plan.keys, commit)
+    try:
+        cases = _still_missing(database, run, plan.cases)
+        renewing = _renewing(database, request, server, on_record)
+        station.measure(run, cases, renewing)
+    except MeasureError as error:
+        with database.session() as session:
+            finish_run(session, run.uuid, "failed")
+        return _finish(database, request, "failed", run.uuid, str(error))
+    except CancelledError as error:
+        return Served(request.uuid, "cancelled", run.uuid, str(error))
+    return _finish(database, request, "done", run.uuid, "")
+
+
+def _run_of(
+    database: Database,
+    request: ClaimedRequest,
+    suite: str,
+    plan: Sequence[str],
+    commit: CommitInfo,
+) -> RunInfo:
+    """The run of a request: the one it has, where a server died, else a new one."""
+    planned = replace(new_run(suite, "sweep", plan), idempotency_key=f"request {request.uuid}")
+    with database.session() as session:
+        run = begin_run(session, planned, commit)
+        give_request_run(session, request.uuid, run.uuid)
+    return run
+
+
+def _still_missing(database: Database, run: RunInfo, cases: Sequence[Case]) -> list[Case]:
+    with database.session() as session:
+        missing = set(queries.missing_cases(session, run.uuid))
+    return [case for case in cases if case.key in missing]
+
+
+def _renewing(
+    database: Database, request: ClaimedRequest, server: str, on_record: OnRecord
+) -> OnRecord:
+    def renew(record: Record) -> None:
+        until = datetime.now(UTC) + LEASE
+        with database.session() as session:
+            if not renew_request(session, request.uuid, server, until=until):
+                raise CancelledError(f"request {request.uuid[:8]} was taken back")
+        on_record(record)
+
+    return renew
+
+
+def _finish(
+    database: Database, request: ClaimedRequest, state: str, run: str | None, detail: str
+) -> Served:
+    with database.session() as session:
+        finish_request(session, request.uuid, state, detail=detail, at=datetime.now(UTC))
+    return Served(request.uuid, state, run, detail)

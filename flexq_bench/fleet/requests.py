@@ -1,0 +1,114 @@
+"""What people ask the fleet to measure: checked before it is queued, and again when it is served.
+
+A request is data: names that the registry, the suites and the catalog know, and bounded whole
+numbers. Nothing in it is ever run, imported or opened.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from db.engine import Session
+from db.queries import capability_of
+from db.requests import Limits, RequestInfo, add_request
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.cost_estimate import read_costs
+from flexq_bench.runs.plan import Plan, build_plan
+from flexq_bench.runs.sweep import Sweep, check_fields, sweep_of
+from kernels.contract import Backend, Capability
+from workloads.names import unknown
+from workloads.suite import Suite
+from workloads.suites import list_suites, load_suite
+
+MAX_CASES = 2000  # of one request, floors included
+# What one requester may have waiting and running together.
+LIMITS = Limits(requests=4, cases=4000)
+_LONGEST_NAME = 80
+# Of a GPU that nothing is known of: one that all kernels run on, so that none is left uncounted.
+_MOST_CAPABLE: Capability = (9, 0)
+
+
+def sweep_request(
+    session: Session, sweep: Sweep, *, requester: str, gpu: str = "", backend: Backend = "cuda"
+) -> RequestInfo:
+    """A request for a sweep, checked and estimated but not queued. Raises as `checked_request`."""
+    return checked_request(
+        session, "sweep", sweep.as_data(), requester=requester, gpu=gpu, backend=backend
+    )
+
+
+def checked_request(
+    session: Session,
+    kind: str,
+    content: Mapping[str, Any],
+    *,
+    requester: str,
+    gpu: str = "",
+    backend: Backend = "cuda",
+) -> RequestInfo:
+    """A request of this content; `submit` queues it.
+
+    kind: "sweep" (content as Sweep.as_data gives) or "suite" ({"suite": NAME}). gpu: a SKU; empty:
+    any. backend: of the GPU asked for, which decides what the kernels are.
+    Raises UsageError or WorkloadError if it is not what a request may be, or too large.
+    """
+    name = requester.strip()
+    if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise UsageError(
+            f"a requester has a name of 1 to {_LONGEST_NAME} letters, got {name!r:.60}"
+        )
+    if len(gpu) > _LONGEST_NAME or not (gpu == "" or gpu.isprintable()):
+        raise UsageError(f"{gpu!r:.60} is no name of a GPU: see `flexq-bench list devices`")
+    plan = request_plan(kind, content, backend, _capability(session, gpu, backend))
+    if len(plan.cases) > MAX_CASES:
+        raise UsageError(
+            f"this makes {len(plan.cases):,} cases, and a request may have {MAX_CASES:,}: "
+            "leave some sizes or kernels out"
+        )
+    return RequestInfo(
+        uuid=str(uuid.uuid4()),
+        kind=kind,
+        content=dict(content),
+        requester=name,
+        gpu=gpu,
+        cases=len(plan.cases),
+        expected_s=read_costs(session, gpu or None).total(plan.cases),
+        created_at=datetime.now(UTC),
+    )
+
+
+def submit(session: Session, request: RequestInfo) -> None:
+    """Queue a request. Raises LimitError if its requester has too much waiting already."""
+    add_request(session, request, limits=LIMITS)
+
+
+def request_plan(
+    kind: str, content: Mapping[str, Any], backend: Backend, capability: Capability | None
+) -> Plan:
+    """The plan of a request on a device. Raises UsageError or WorkloadError."""
+    suite, asked = _suite(kind, content)
+    return build_plan(suite, backend, capability, asked_kernels=asked)
+
+
+def _suite(kind: str, content: Mapping[str, Any]) -> tuple[Suite, tuple[str, ...]]:
+    """The suite asked for, and the kernels that must exist."""
+    if kind == "sweep":
+        sweep = sweep_of(content)
+        return sweep.suite(), sweep.kernels
+    if kind == "suite":
+        check_fields(content, ("suite",), "a request for a suite")
+        # By name only: a path would let who asks choose what the server reads.
+        name = str(content.get("suite", ""))
+        if name not in list_suites():
+            raise UsageError(unknown("suite", name, list_suites()))
+        return load_suite(name), ()
+    raise UsageError(unknown("kind of request", kind, ("sweep", "suite")))
+
+
+def _capability(session: Session, gpu: str, backend: Backend) -> Capability | None:
+    if backend == "cpu":
+        return None
+    return capability_of(session, gpu) or _MOST_CAPABLE

@@ -1,0 +1,187 @@
+"""What the coordinator tells the database, kept while the database is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TypeVar
+
+from db.engine import Database, Session
+from db.errors import DatabaseError, LockedError, UnreachableError
+from db.fleet import (
+    Beat,
+    WorkerInfo,
+    abandon_jobs,
+    beat,
+    claim_jobs,
+    end_worker,
+    finish_jobs,
+    register_worker,
+    return_jobs,
+)
+from db.records import Record
+from db.tuning import ChoiceInfo, add_choices
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.timeouts import Times
+
+_AWAY = (LockedError, UnreachableError)
+_PAUSE_S = 1.0  # between two attempts on a database that is away
+
+Answer = TypeVar("Answer")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A job that comes back without a result."""
+
+    job: int
+    reason: str
+    death: bool
+
+
+@dataclass(slots=True)
+class _Pending:
+    joined: list[WorkerInfo] = field(default_factory=list)
+    ended: list[tuple[str, str]] = field(default_factory=list)
+    results: dict[int, Record] = field(default_factory=dict)
+    quarantined: dict[int, Record] = field(default_factory=dict)
+    returned: list[Return] = field(default_factory=list)
+    abandoned: list[tuple[str, str]] = field(default_factory=list)
+    choices: list[ChoiceInfo] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) for name in self.__slots__)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one transaction did. claimed: the attempt by job. deaths: by job that was returned."""
+
+    claimed: Mapping[int, int]
+    stored: Mapping[int, Record]
+    deaths: Mapping[int, int]
+
+
+class Ledger:
+    """Everything since the last turn becomes one transaction, with the leases that are asked for.
+
+    While the database is away nothing is lost: what is known waits here, and no lease is granted.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        times: Times,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database, self._times, self._clock = database, times, clock
+        self._pending = _Pending()
+        self._away_since: float | None = None
+        self._next_attempt = 0.0
+
+    def joined(self, info: WorkerInfo) -> None:
+        self._pending.joined.append(info)
+
+    def ended(self, worker: str, detail: str) -> None:
+        """detail: why it is lost; empty: it stopped as it should."""
+        self._pending.ended.append((worker, detail))
+
+    def result(self, job: int, record: Record, *, quarantined: bool = False) -> None:
+        """quarantined: the record says why the job is given up."""
+        (self._pending.quarantined if quarantined else self._pending.results)[job] = record
+
+    def returned(self, job: int, reason: str, *, death: bool) -> None:
+        self._pending.returned.append(Return(job, reason, death))
+
+    def abandoned(self, run: str, reason: str) -> None:
+        """No device is there for the run's jobs that wait."""
+        self._pending.abandoned.append((run, reason))
+
+    def learnt(self, choices: Sequence[ChoiceInfo]) -> None:
+        self._pending.choices.extend(choices)
+
+    def turn(self, claims: Mapping[int, str], beats: Sequence[Beat]) -> Turn | None:
+        """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
+
+        claims: the worker's uuid by job. Raises InfrastructureError when it has been away too
+        long, DatabaseError for what waiting does not mend.
+        """
+        if not (self._pending or claims or beats):
+            return Turn({}, {}, {})
+        if self._clock() < self._next_attempt:
+            return None
+        try:
+            with self._database.session() as session:
+                turn = self._write(session, claims, beats)
+        except _AWAY as error:
+            self._wait(error)
+            return None
+        if self._away_since is not None:
+            log.warning("the database is back after %.0f s", self._clock() - self._away_since)
+        self._away_since, self._next_attempt = None, 0.0
+        self._pending = _Pending()
+        return turn
+
+    def read(self, question: Callable[[Session], Answer]) -> Answer | None:
+        """What the database answers; None: it is away. Raises what `turn` raises."""
+        try:
+            with self._database.session() as session:
+                return question(session)
+        except _AWAY as error:
+            self._wait(error)
+            return None
+
+    @property
+    def unwritten_jobs(self) -> set[int]:
+        """Jobs whose end or return is not written yet."""
+        pending = self._pending
+        returned = {one.job for one in pending.returned}
+        return returned | pending.results.keys() | pending.quarantined.keys()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing waits to be written."""
+        return not self._pending
+
+    def _write(self, session: Session, claims: Mapping[int, str], beats: Sequence[Beat]) -> Turn:
+        now = datetime.now(UTC)
+        until = now + timedelta(seconds=self._times.lease)
+        pending = self._pending
+        for info in pending.joined:
+            register_worker(session, info, at=now)
+        stored: set[int] = set()
+        for results, state in ((pending.results, "done"), (pending.quarantined, "quarantined")):
+            if results:
+                stored |= finish_jobs(session, results, state=state)
+        deaths: dict[int, int] = {}
+        for death in (False, True):
+            reasons = {one.job: one.reason for one in pending.returned if one.death is death}
+            if reasons:
+                deaths |= return_jobs(session, reasons, death=death)
+        for run, reason in pending.abandoned:
+            abandon_jobs(session, run, reason)
+        add_choices(session, pending.choices, at=now)
+        beat(session, beats, until=until, at=now)
+        for worker, detail in pending.ended:
+            end_worker(session, worker, detail=detail, at=now)
+        claimed = claim_jobs(session, claims, until=until, at=now) if claims else {}
+        records = {**pending.results, **pending.quarantined}
+        return Turn(claimed, {job: records[job] for job in stored}, deaths)
+
+    def _wait(self, error: DatabaseError) -> None:
+        now = self._clock()
+        if self._away_since is None:
+            self._away_since = now
+            log.warning("%s; results wait here meanwhile", error)
+        if now - self._away_since > self._times.database:
+            raise InfrastructureError(
+                f"the database was away for {now - self._away_since:.0f} s ({error}): "
+                "go on with --resume when it is back"
+            ) from error
+        self._next_attempt = now + _PAUSE_S

@@ -1,0 +1,176 @@
+"""What a comparison is asked for and what it answers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from flexq_bench.errors import UsageError
+from flexq_bench.verdicts import (
+    Comparison,
+    Confirmation,
+    Verdict,
+    confirm_night,
+)
+from flexq_bench.verdicts.confirmation import (
+    FALSE_DISCOVERY_RATE,
+    FEWEST_BLOCKS,
+    FEWEST_PLACEMENTS,
+    LOOKS,
+    SURE_PLACEMENTS,
+)
+from workloads.case import Case
+
+
+@dataclass(frozen=True, slots=True)
+class InterleaveRules:
+    """How much one look measures of a case, and how often is looked.
+
+    processes: fresh pairs of worker processes. Some kernels run at one of two speeds that each
+    process settles on when it starts, so placements within one pair can't tell that from a change.
+    placements: in each pair. blocks: ABBA blocks on each placement. looks: the first, and where it
+    is ambiguous more, each of which doubles what there is. What looks slower or faster on fewer
+    than 12 placements is looked at again, too. timeout_s: for one answer of a worker; compiling and
+    tuning are the longest. Raises UsageError if a look would be too small to judge.
+    """
+
+    processes: int = 6
+    placements: int = 1
+    blocks: int = 2
+    looks: int = LOOKS
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        placements = self.processes * self.placements
+        if placements < FEWEST_PLACEMENTS or placements * self.blocks < FEWEST_BLOCKS:
+            raise UsageError(
+                f"{self.processes} processes with {self.placements} placements of {self.blocks} "
+                f"blocks are too few to judge: {FEWEST_BLOCKS} blocks over {FEWEST_PLACEMENTS} "
+                "placements are needed"
+            )
+        if self.looks < 1 or self.timeout_s <= 0:
+            raise UsageError("a comparison needs at least one look, and time for it")
+
+    @classmethod
+    def with_processes(cls, processes: int) -> InterleaveRules:
+        """The default number of placements, spread over fewer or more pairs of processes."""
+        if processes < 1:
+            raise UsageError(f"a comparison needs at least one pair of processes, not {processes}")
+        return cls(processes=processes, placements=-(-cls().processes // processes))
+
+    @property
+    def rate(self) -> float:
+        """The share of one look in the false discoveries of a night."""
+        return FALSE_DISCOVERY_RATE / self.looks
+
+    @property
+    def blocks_at_first(self) -> int:
+        return self.processes * self.placements * self.blocks
+
+    def pairs_of(self, look: int) -> range:
+        """Numbers of the pairs of processes that a look adds; the first look is 0."""
+        return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
+
+    def is_decided(self, found: Confirmation) -> bool:
+        """Whether more looks could tell nothing else."""
+        if found.verdict in (Verdict.SLOWER, Verdict.FASTER):
+            return found.placements >= SURE_PLACEMENTS
+        return found.verdict is not Verdict.AMBIGUOUS
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side measured while it had the device: microseconds a launch, in order.
+
+    mhz: SM clock, mean of before and after; None: the device doesn't tell. valid: the clock was
+    high enough throughout.
+    """
+
+    samples_us: tuple[float, ...]
+    mhz: float | None
+    valid: bool
+
+    @property
+    def median_us(self) -> float:
+        """NaN where the turn does not count."""
+        return statistics.median(self.samples_us) if self.valid else float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Two turns of each side, the outer ones by the same side.
+
+    process: which pair of processes. placement: which placement of that pair.
+    """
+
+    process: int
+    placement: int
+    base: tuple[Turn, Turn]
+    head: tuple[Turn, Turn]
+
+    @property
+    def base_us(self) -> float:
+        return _mean(turn.median_us for turn in self.base)
+
+    @property
+    def head_us(self) -> float:
+        return _mean(turn.median_us for turn in self.head)
+
+    @property
+    def base_mhz(self) -> float | None:
+        return _clock(self.base)
+
+    @property
+    def head_mhz(self) -> float | None:
+        return _clock(self.head)
+
+
+@dataclass(frozen=True, slots=True)
+class CaseComparison:
+    """Two sides of one case.
+
+    base, head: full commit ids (with "-dirty" for a working tree with changes), or kernel labels;
+    the case is then the base's. comparison holds tuples of floats, so that it can be stored and
+    judged again. confirmation: of this case alone. base_binary, head_binary: hash of the machine
+    code; None: a library's. detail: why there is no data, or what is wrong; empty: nothing.
+    """
+
+    case: Case
+    base: str
+    head: str
+    comparison: Comparison
+    confirmation: Confirmation
+    base_binary: str | None = None
+    head_binary: str | None = None
+    base_config: dict[str, Any] = field(default_factory=dict)
+    head_config: dict[str, Any] = field(default_factory=dict)
+    detail: str = ""
+
+
+Comparer = Callable[[Sequence[Case]], Iterator[CaseComparison]]
+OnResult = Callable[[CaseComparison], None]
+OnBlock = Callable[[Case, Block], None]
+
+
+def judge(
+    results: Sequence[CaseComparison], rules: InterleaveRules | None = None
+) -> tuple[CaseComparison, ...]:
+    """All comparisons of a night judged together, in the order given (see confirm_night)."""
+    night = confirm_night(
+        [found.confirmation for found in results], rate=(rules or InterleaveRules()).rate
+    )
+    return tuple(
+        replace(found, confirmation=confirmation)
+        for found, confirmation in zip(results, night, strict=True)
+    )
+
+
+def _mean(values: Iterator[float]) -> float:
+    return statistics.fmean(values)
+
+
+def _clock(turns: tuple[Turn, Turn]) -> float | None:
+    clocks = [turn.mhz for turn in turns if turn.mhz is not None]
+    return statistics.fmean(clocks) if len(clocks) == len(turns) else None

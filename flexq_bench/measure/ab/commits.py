@@ -1,0 +1,90 @@
+"""Two commits that take turns on one device, each from its own worktree in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from flexq_bench.measure.ab.case_comparison import (
+    CaseComparison,
+    InterleaveRules,
+    OnBlock,
+    OnResult,
+)
+from flexq_bench.measure.ab.experiment import Contender, Contest
+from flexq_bench.measure.ab.revisions import resolve_pair
+from flexq_bench.measure.device import find_device
+from flexq_bench.measure.worker_process import COMMAND
+from flexq_bench.repository.worktrees import repository_of, worktree
+from workloads.case import Case
+
+_DEFAULT_RULES = InterleaveRules()
+
+
+def compare_commits(
+    repository: Path,
+    base: str,
+    head: str,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+    on_result: OnResult | None = None,
+    on_block: OnBlock | None = None,
+    command: Sequence[str] = COMMAND,
+) -> Iterator[CaseComparison]:
+    """One result a case; those that are decided at the first look come first.
+
+    base, head: revisions, `.` for the working tree. on_result, on_block: told of each result and
+    each block as it comes. command: what a worker is. Every case gets a result, also one that
+    could not be measured. The caller judges the night (see `judge`).
+    Raises UsageError for what can't be compared, WorkerError if a commit's worker
+    does not start, InfrastructureError if git fails.
+    """
+    find_device(device)
+    repository = repository_of(repository)
+    revisions = resolve_pair(repository, base, head)
+    with ExitStack() as stack:
+        first, second = (
+            Contender(revision.name, stack.enter_context(worktree(repository, revision.commit)))
+            for revision in revisions
+        )
+        yield from compare_trees(
+            first,
+            second,
+            cases,
+            device=device,
+            seed=seed,
+            rules=rules,
+            on_result=on_result,
+            on_block=on_block,
+            command=command,
+        )
+
+
+def compare_trees(
+    base: Contender,
+    head: Contender,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+    on_result: OnResult | None = None,
+    on_block: OnBlock | None = None,
+    command: Sequence[str] = COMMAND,
+) -> Iterator[CaseComparison]:
+    """As compare_commits, of two folders that are there already."""
+    contest = Contest(
+        base,
+        head,
+        rules,
+        device,
+        seed,
+        command=command,
+        on_result=on_result,
+        on_block=on_block,
+    )
+    yield from contest.compare([(case, case) for case in cases])

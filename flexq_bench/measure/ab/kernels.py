@@ -1,0 +1,62 @@
+"""Two kernels that take turns in one process, over the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import flexq_bench
+from flexq_bench.measure.ab.case_comparison import (
+    CaseComparison,
+    InterleaveRules,
+    OnBlock,
+    OnResult,
+)
+from flexq_bench.measure.ab.experiment import Contender, Contest
+from flexq_bench.measure.device import find_device
+from flexq_bench.measure.worker_process import COMMAND
+from workloads.case import Case, parse_kernel_label
+
+_DEFAULT_RULES = InterleaveRules()
+
+
+def compare_kernels(
+    base: str,
+    head: str,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+    on_result: OnResult | None = None,
+    on_block: OnBlock | None = None,
+    command: Sequence[str] = COMMAND,
+) -> Iterator[CaseComparison]:
+    """One result a case of `cases`, whose own kernels don't matter.
+
+    base, head: labels, of the code that runs now. Both have the same real values, and the same
+    weight buffers where they pack them into the same bytes. A pair of processes is one process
+    here. Raises WorkloadError for what is no label, DeviceError, WorkerError if a worker does not
+    start.
+    """
+    find_device(device)
+    tree = Path(flexq_bench.__file__).resolve().parents[1]
+    contest = Contest(
+        Contender(base, tree),
+        Contender(head, tree),
+        rules,
+        device,
+        seed,
+        one_process=True,
+        command=command,
+        on_result=on_result,
+        on_block=on_block,
+    )
+    pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
+    yield from contest.compare(list(pairs))
+
+
+def _with_label(case: Case, label: str) -> Case:
+    kernel, variant = parse_kernel_label(label)
+    return replace(case, kernel=kernel, variant=variant)

@@ -1,0 +1,146 @@
+"""What a worker does when it is asked: one case at a time in each of its slots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import flexq_bench
+from flexq_bench.measure import Meter
+from flexq_bench.measure.prepared import Placed, PreparedCase
+from flexq_bench.measure.sampling import batch_size, warm_up
+from flexq_bench.measure.telemetry import DeviceState, Telemetry
+from flexq_bench.measure.worker_messages import VERSION
+from kernels.autotune import TuningMemory
+from workloads.case import Case
+
+
+@dataclass
+class _Slot:
+    """A prepared case, and its placement while there is one. samples: of a turn."""
+
+    prepared: PreparedCase
+    held: ExitStack = field(default_factory=ExitStack)
+    placed: Placed | None = None
+    samples: int = 1
+
+
+class Stand:
+    """The operations of a worker on one device, by the names that messages have.
+
+    Each takes and returns plain values. Raises what preparing and measuring a case raise, and
+    LookupError for a slot that nothing was prepared in.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self._tuning = TuningMemory()
+        self._slots: dict[str, _Slot] = {}
+        self._is_warm = False
+
+    def describe(self) -> dict[str, Any]:
+        """Who measures: version of the messages and of the protocol, the code and the device."""
+        device = self._meter.device_info
+        return {
+            "version": VERSION,
+            "protocol": self._meter.protocol.version,
+            "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
+            "device": {"uuid": device.uuid, "sku": device.sku},
+        }
+
+    def memory(self, case: str) -> dict[str, Any]:
+        """Bytes that the case takes, and bytes that are free."""
+        needed = self._meter.memory_needed(Case.from_key(case))
+        return {"needed": needed, "free": self._meter.free_memory()}
+
+    def prepare(
+        self,
+        slot: str,
+        case: str,
+        config: Mapping[str, Any] | None = None,
+        favourite: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Draw inputs, choose a configuration unless one is given, check the result."""
+        self.release(slot)
+        prepared = self._meter.prepare(Case.from_key(case))
+        if config is None:
+            machine = self._meter.tuning_machine
+            prepared.choose_config(self._tuning, machine, favourite=favourite)
+        else:
+            prepared.use_config(config)
+        self._slots[slot] = _Slot(prepared)
+        wrong = prepared.check("before").detail
+        self._meter.release_memory()  # for the other side, which may be another process
+        return {
+            "config": {} if prepared.config is None else prepared.config.as_dict(),
+            "binary": prepared.binary_hash,
+            "wrong": wrong,
+        }
+
+    def place(self, slot: str, index: int, beside: str | None = None) -> dict[str, Any]:
+        """Allocate the buffers of placement `index` and warm up.
+
+        beside: a slot whose weight copies are used where they are the same bytes.
+        """
+        mine = self._slots[slot]
+        mine.held.close()
+        other = self._slots[beside].placed if beside is not None else None
+        buffers = None if other is None else other.buffers
+        mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
+        protocol = self._meter.protocol
+        phase = protocol.rewarm if self._is_warm else protocol.warm_up
+        sample_s = warm_up(mine.placed.rotation, phase, protocol.batch_s, time.perf_counter)
+        mine.samples = batch_size(sample_s, protocol.batch_s)
+        self._is_warm = True
+        shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
+        return {"copies": mine.prepared.copies, "shared": shared}
+
+    def turn(self, slot: str) -> dict[str, Any]:
+        """A batch of samples on the placement, with the clock around it."""
+        placed = self._placed(slot)
+        protocol = self._meter.protocol
+        telemetry = Telemetry(
+            self._meter.sensor,
+            min_clock_fraction=protocol.min_clock_fraction,
+            period_s=protocol.telemetry_period_s,
+        )
+        with telemetry:
+            began = time.perf_counter()
+            samples = placed.rotation.sample(self._slots[slot].samples)
+            valid = telemetry.is_clock_valid(began, time.perf_counter())
+        mhz = _mean_clock(telemetry.before, telemetry.after)
+        return {"samples_us": samples, "mhz": mhz, "valid": valid}
+
+    def leave(self, slot: str) -> dict[str, Any]:
+        """Look at what the timed launches computed, and free the placement."""
+        wrong = self._placed(slot).inspect()
+        self._slots[slot].held.close()
+        self._slots[slot].placed = None
+        return {"wrong": wrong}
+
+    def release(self, slot: str) -> dict[str, Any]:
+        """Let go of the case and of all that it allocated; of nothing where there is none."""
+        old = self._slots.pop(slot, None)
+        if old is not None:
+            old.held.close()
+            del old
+            self._meter.release_memory()
+        return {}
+
+    def _placed(self, slot: str) -> Placed:
+        placed = self._slots[slot].placed
+        if placed is None:
+            raise LookupError(f"slot {slot!r} has no placement")
+        return placed
+
+
+def _mean_clock(before: DeviceState | None, after: DeviceState | None) -> float | None:
+    if before is None or after is None:
+        return None
+    if before.sm_clock_mhz is None or after.sm_clock_mhz is None:
+        return None
+    return (before.sm_clock_mhz + after.sm_clock_mhz) / 2

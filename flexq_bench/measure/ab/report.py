@@ -1,0 +1,171 @@
+"""Comparisons as a table for people, as plain values for machines, and as an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.measure.ab.case_comparison import CaseComparison
+from flexq_bench.runs.stored_comparison import StoredComparison
+from flexq_bench.verdicts import Verdict
+from workloads.case import Case
+
+_STYLES = {
+    Verdict.SLOWER: "bold red",
+    Verdict.INCORRECT: "bold red",
+    Verdict.FASTER: "green",
+    Verdict.AMBIGUOUS: "yellow",
+    Verdict.NO_DATA: "yellow",
+}
+
+
+def exit_code_of_verdicts(verdicts: Iterable[Verdict]) -> ExitCode:
+    """1: one is slower or wrong; else 4: one has no data; else 3: one is ambiguous; else 0."""
+    found = set(verdicts)
+    if found & {Verdict.SLOWER, Verdict.INCORRECT}:
+        return ExitCode.REGRESSION
+    if Verdict.NO_DATA in found:
+        return ExitCode.MISSING
+    return ExitCode.AMBIGUOUS if Verdict.AMBIGUOUS in found else ExitCode.PASS
+
+
+def comparison_table(results: Sequence[CaseComparison]) -> Table:
+    """One row a case; `results` as the night judged them."""
+    table = _table("99 % bounds")
+    for found in results:
+        c, confirmed = found.comparison, found.confirmation
+        bounds = (confirmed.low, confirmed.log_ratio, confirmed.high)
+        cause = "" if confirmed.cause == "none" else f", {confirmed.cause}"
+        table.add_row(
+            *_case_cells(found.case),
+            _microseconds(_median(c.base_us)),
+            _microseconds(_median(c.head_us)),
+            *_change_cells(*(math.expm1(bound) for bound in bounds)),
+            Text(f"{confirmed.verdict}{cause}", style=_STYLES.get(confirmed.verdict, "")),
+        )
+    return table
+
+
+def stored_table(results: Sequence[StoredComparison]) -> Table:
+    """One row a case of two stored runs."""
+    table = _table("95 % interval")
+    nan = math.nan
+    for found in results:
+        ratio = found.ratio
+        bounds = (nan, nan, nan) if ratio is None else (ratio.low, ratio.estimate, ratio.high)
+        table.add_row(
+            *_case_cells(Case.from_key(found.case)),
+            _microseconds(found.base_us.estimate if found.base_us else nan),
+            _microseconds(found.head_us.estimate if found.head_us else nan),
+            *_change_cells(*(bound - 1 for bound in bounds)),
+            Text(str(found.verdict), style=_STYLES.get(found.verdict, "")),
+        )
+    return table
+
+
+def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[str]:
+    """Why cases have no data, are wrong or were not decided; one line for equal reasons."""
+    alike: dict[tuple[Verdict, str], list[str]] = {}
+    for found in results:
+        if isinstance(found, CaseComparison):
+            confirmed = found.confirmation
+            verdict, reason, key = confirmed.verdict, confirmed.reason, found.case.key
+            if verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+                reason = found.detail or reason
+        else:
+            verdict, reason, key = found.verdict, found.reason, found.case
+        if verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+            alike.setdefault((verdict, reason), []).append(key)
+    return [
+        f"{verdict}: {keys[0]}{f' and {len(keys) - 1} more' if len(keys) > 1 else ''}: {reason}"
+        for (verdict, reason), keys in alike.items()
+    ]
+
+
+def counts_line(verdicts: Iterable[Verdict]) -> str:
+    """How many of each, for example `12 same, 1 slower`."""
+    counts = Counter(str(verdict) for verdict in verdicts)
+    return ", ".join(f"{counts[word]} {word}" for word in map(str, Verdict) if counts[word])
+
+
+def as_plain(found: CaseComparison) -> dict[str, Any]:
+    """A comparison with its blocks, as JSON knows it; NaN is null."""
+    confirmed, comparison = found.confirmation, found.comparison
+    blocks = {f.name: getattr(comparison, f.name) for f in dataclasses.fields(comparison)}
+    values: dict[str, Any] = _without_nan(
+        {
+            "case": found.case.key,
+            "model": found.case.model,
+            "layer": found.case.layer,
+            "base": found.base,
+            "head": found.head,
+            **{f.name: getattr(confirmed, f.name) for f in dataclasses.fields(confirmed)},
+            "detail": found.detail,
+            "base_median_us": _median(comparison.base_us),
+            "head_median_us": _median(comparison.head_us),
+            "base_binary": found.base_binary,
+            "head_binary": found.head_binary,
+            "base_config": found.base_config,
+            "head_config": found.head_config,
+            "comparison": blocks,
+        }
+    )
+    return values
+
+
+def stored_as_plain(found: StoredComparison) -> dict[str, Any]:
+    return dataclasses.asdict(found)
+
+
+def _table(bounds: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name in ("kernel", "layer", "stage"):
+        table.add_column(name, no_wrap=True)
+    for name in ("M", "N", "K", "base µs", "head µs", "change", bounds):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    return table
+
+
+def _case_cells(case: Case) -> list[str]:
+    gemm = case.gemm
+    return [
+        case.label,
+        f"{case.model} {case.layer}".strip(),
+        case.stage if case.cache == "cold" else f"{case.stage} {case.cache}",
+        *(str(size) for size in (gemm.m, gemm.n, gemm.k)),
+    ]
+
+
+def _change_cells(low: float, estimate: float, high: float) -> tuple[str, str]:
+    if math.isnan(estimate):
+        return "", ""
+    return f"{estimate:+.2%}", f"{low:+.2%} … {high:+.2%}"
+
+
+def _microseconds(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
+
+
+def _median(values: Any) -> float:
+    usable = [float(value) for value in values if not math.isnan(value)]
+    return statistics.median(usable) if usable else math.nan
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(item) for item in value]
+    return value

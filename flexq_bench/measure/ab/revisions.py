@@ -1,0 +1,137 @@
+"""What a person named, as commits that can be compared."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.worker_messages import MODULE
+from flexq_bench.repository.git import GitError, git_output
+from flexq_bench.repository.provenance import PACKAGES
+from flexq_bench.repository.worktrees import resolve_revision
+
+WORKING_TREE = "."
+_FULL_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
+# A commit of the working tree is nobody's: it is made for a comparison and no branch holds it.
+_NOBODY = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
+}
+
+
+class RevisionError(UsageError):
+    """A revision that can't be compared; the message says why and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """name: the full id of a commit, with "-dirty" for a working tree with changes.
+    commit: what is checked out."""
+
+    name: str
+    commit: str
+
+
+def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revision]:
+    """The commits that two revisions name; `.` is the working tree as it is now.
+
+    Raises UsageError if git knows no such commit, if a commit has no worker of ours, or if a name
+    stands for the commit that is checked out while files differ from it and neither is `.`: who
+    edits a file and compares HEAD would take one for the other. A full id is no such name.
+    """
+    found = tuple(_resolve(repository, revision) for revision in (base, head))
+    if WORKING_TREE not in (base, head):
+        for written, revision in zip((base, head), found, strict=True):
+            _refuse_changes(repository, written, revision)
+    return found[0], found[1]
+
+
+def commits_between(repository: Path, good: str, bad: str) -> list[str]:
+    """Commits after `good` up to `bad` that change our packages, oldest first, by first parents.
+
+    good, bad: ids. Raises RevisionError if good is not an ancestor of bad.
+    """
+    try:
+        git_output(repository, "merge-base", "--is-ancestor", good, bad)
+    except GitError:
+        raise RevisionError(
+            f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
+            "made from"
+        ) from None
+    between = f"{good}..{bad}"
+    listed = git_output(
+        repository, "rev-list", "--first-parent", "--reverse", between, "--", *PACKAGES
+    )
+    return listed.splitlines()
+
+
+def subject_of(repository: Path, commit: str) -> str:
+    """The first line of a commit's message."""
+    return git_output(repository, "log", "-1", "--format=%s", commit)
+
+
+def _resolve(repository: Path, revision: str) -> Revision:
+    if revision == WORKING_TREE:
+        found = _working_tree(repository)
+    else:
+        sha = resolve_revision(repository, revision)
+        found = Revision(sha, sha)
+    worker = MODULE.replace(".", "/") + ".py"
+    if not _has(repository, found.commit, "flexq_bench/__init__.py"):
+        raise RevisionError(f"{revision} is not a commit of FlexQ Bench: it has no flexq_bench/")
+    if not _has(repository, found.commit, worker):
+        raise RevisionError(
+            f"{revision} is from before commits could be compared: it has no {worker}"
+        )
+    return found
+
+
+def _refuse_changes(repository: Path, written: str, revision: Revision) -> None:
+    if _FULL_ID.fullmatch(written) or revision.commit != resolve_revision(repository, "HEAD"):
+        return
+    if _tree_now(repository) != _tree_of(repository, revision.commit):
+        raise RevisionError(
+            f"the working tree has changes that {written} has not: commit them, compare them as "
+            f"`{WORKING_TREE}`, or leave them out by the commit's full id, {revision.commit}"
+        )
+
+
+def _has(repository: Path, commit: str, path: str) -> bool:
+    try:
+        git_output(repository, "cat-file", "-e", f"{commit}:{path}")
+    except GitError:
+        return False
+    return True
+
+
+def _working_tree(repository: Path) -> Revision:
+    """The packages as they are in the folder now, as a commit that no branch holds.
+
+    A copy: what is edited during the comparison is not part of it.
+    """
+    head = resolve_revision(repository, "HEAD")
+    tree = _tree_now(repository)
+    if tree == _tree_of(repository, head):
+        return Revision(head, head)
+    message = ("-m", "the working tree, for a comparison")
+    made = git_output(repository, "commit-tree", tree, "-p", head, *message, environment=_NOBODY)
+    return Revision(f"{head}-dirty", made)
+
+
+def _tree_now(repository: Path) -> str:
+    """The tree that committing all of our packages now would make; the index stays as it is."""
+    with tempfile.TemporaryDirectory() as folder:
+        index = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
+        git_output(repository, "read-tree", "HEAD", environment=index)
+        present = [name for name in PACKAGES if (repository / name).is_dir()]
+        if present:
+            git_output(repository, "add", "--all", "--", *present, environment=index)
+        return git_output(repository, "write-tree", environment=index)
+
+
+def _tree_of(repository: Path, commit: str) -> str:
+    return git_output(repository, "rev-parse", f"{commit}^{{tree}}")

@@ -1,0 +1,272 @@
+"""Two revisions' builds side by side: what has to be compiled, and what came out different."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.machine_code.limits import (
+    Change,
+    Function,
+    Limits,
+    Values,
+    is_regression,
+    judge,
+)
+from flexq_bench.measure.machine_code.metrics import instruction_values, resource_values
+from flexq_bench.measure.machine_code.revision_builds import (
+    Compiled,
+    ListedBuild,
+    Revision,
+    open_revision,
+)
+from flexq_bench.repository.provenance import is_dirty
+from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision, worktree
+from kernels.runtime.machine_code import instructions, resources
+from kernels.runtime.nvrtc import Build, Cubin
+from kernels.runtime.occupancy import TARGETS
+from kernels.runtime.resource_row import resource_row
+from workloads.names import unknown
+from workloads.patterns import matches
+
+OnProgress = Callable[[int, int], None]  # compiled so far, to be compiled
+WORKING_TREE = "."  # the files as they are in the folder now
+_Key = tuple[str, str]  # name of a build, target
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A build that the head has and that does not compile: its results are missing."""
+
+    build: str
+    target: str
+    kernels: tuple[str, ...]
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StaticReport:
+    """What `gate static` found. Counts are of builds for one target each.
+
+    same_source: not compiled, since the compiler would be given the same. same_code: compiled to
+    the same machine code. uncompared: of the differing ones, those whose base does not compile.
+    added, removed: only the head, only the base has them. kernels: by build, the labels that may
+    compile it.
+    """
+
+    base: str
+    head: str
+    targets: tuple[str, ...]
+    same_source: int
+    same_code: int
+    differing: int
+    uncompared: int
+    added: int
+    removed: int
+    changes: tuple[Change, ...]
+    broken: tuple[Broken, ...]
+    kernels: dict[str, tuple[str, ...]]
+
+    @property
+    def is_regression(self) -> bool:
+        return is_regression(self.changes)
+
+
+def short_name(revision: str) -> str:
+    """The beginning of a sha, for people; what says that it is dirty stays."""
+    sha, dash, rest = revision.partition("-")
+    return f"{sha[:10]}{dash}{rest}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    base: ListedBuild | None
+    head: ListedBuild
+    target: str
+
+    @property
+    def is_same(self) -> bool:
+        if self.base is None or self.base.identity != self.head.identity:
+            return False
+        # A base that doesn't tell of its block yet is no reason to compile everything.
+        return self.has_same_block or self.base.build.block is None
+
+    @property
+    def has_same_block(self) -> bool:
+        return self.base is not None and self.base.build.block == self.head.build.block
+
+    @property
+    def is_a_default(self) -> bool:
+        return bool(self.head.default_of or (self.base and self.base.default_of))
+
+
+def compare_revisions(
+    repository: Path,
+    base: str,
+    head: str,
+    *,
+    patterns: Sequence[str] | None = None,
+    targets: Sequence[str] = TARGETS,
+    limits: Limits | None = None,
+    on_progress: OnProgress = lambda _done, _all: None,
+) -> StaticReport:
+    """Compile what differs between two revisions and judge what comes of it. Needs no GPU.
+
+    base, head: as git understands them, or "." for the working tree with its local changes.
+    patterns: labels or globs of kernels; None: all of them, with their variants. Raises UsageError
+    for a revision or a kernel that is not there, or local changes on top of the head;
+    InfrastructureError if a revision's own code fails.
+    """
+    with ExitStack() as stack:
+        names, revisions = zip(
+            *(
+                _opened(stack, repository, side, written)
+                for side, written in (("base", base), ("head", head))
+            ),
+            strict=True,
+        )
+        listed = [revision.builds() for revision in revisions]
+        old, new = (_chosen(builds, patterns) for builds in listed)
+        _check_patterns(patterns or (), [build for builds in listed for build in builds])
+        pairs = [
+            _Pair(old.get(name), build, target)
+            for name, build in new.items()
+            for target in targets
+            if build.build.runs_on(target)
+        ]
+        same = [pair for pair in pairs if pair.is_same]
+        work = [pair for pair in pairs if not pair.is_same]
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        codes = _compile(revisions, work, out, on_progress)
+        limits = limits or Limits()
+        same_code, changes, broken = _judged(work, codes, limits)
+    removed = [build for name, build in old.items() if name not in new]
+    return StaticReport(
+        base=names[0],
+        head=names[1],
+        targets=tuple(targets),
+        same_source=len(same),
+        same_code=same_code,
+        uncompared=sum(
+            pair.base is not None and codes[0][pair.base.build.name, pair.target].cubin is None
+            for pair in work
+        ),
+        differing=sum(pair.base is not None for pair in work) - same_code,
+        added=sum(pair.base is None for pair in work),
+        removed=sum(build.build.runs_on(target) for build in removed for target in targets),
+        changes=tuple(changes),
+        broken=tuple(broken),
+        kernels={name: build.kernels for name, build in new.items()},
+    )
+
+
+def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tuple[str, Revision]:
+    """What a revision is called, and its process, which starts to list its builds at once."""
+    if written == WORKING_TREE:
+        head = resolve_revision(repository, "HEAD")
+        name, folder = (f"{head}-dirty" if is_dirty(repository) else head), repository
+    else:
+        name = resolve_revision(repository, written)
+        # A full id is never meant to be the working tree.
+        if side == "head" and written != name:
+            refuse_local_changes(repository, name)
+        folder = stack.enter_context(worktree(repository, name))
+    revision = open_revision(f"{side} {short_name(name)}", folder)
+    return name, stack.enter_context(revision)
+
+
+def _chosen(
+    builds: Iterable[ListedBuild], patterns: Sequence[str] | None
+) -> dict[str, ListedBuild]:
+    return {
+        listed.build.name: listed
+        for listed in builds
+        if patterns is None
+        or any(matches(pattern, label) for pattern in patterns for label in _labels(listed))
+    }
+
+
+def _labels(listed: ListedBuild) -> tuple[str, ...]:
+    return (*listed.kernels, *listed.default_of)
+
+
+def _check_patterns(patterns: Sequence[str], builds: Iterable[ListedBuild]) -> None:
+    labels = sorted({label for build in builds for label in _labels(build)})
+    for pattern in patterns:
+        if not any(matches(pattern, label) for label in labels):
+            raise UsageError(unknown("kernel with code of ours", pattern, labels))
+
+
+def _compile(
+    revisions: Sequence[Revision], work: Sequence[_Pair], out: Path, on_progress: OnProgress
+) -> tuple[dict[_Key, Compiled], dict[_Key, Compiled]]:
+    """Machine code of both sides by build and target; both processes compile at the same time."""
+    asked = (
+        [(pair.base, pair.target) for pair in work if pair.base is not None],
+        [(pair.head, pair.target) for pair in work],
+    )
+    for revision, items, side in zip(revisions, asked, ("base", "head"), strict=True):
+        (out / side).mkdir()
+        revision.start(items, out / side)
+    total, done = sum(map(len, asked)), 0
+    codes: tuple[dict[_Key, Compiled], dict[_Key, Compiled]] = ({}, {})
+    for revision, found in zip(revisions, codes, strict=True):
+        for compiled in revision.compiled():
+            found[compiled.build.build.name, compiled.target] = compiled
+            done += 1
+            on_progress(done, total)
+    return codes
+
+
+def _judged(
+    work: Sequence[_Pair],
+    codes: tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]],
+    limits: Limits,
+) -> tuple[int, list[Change], list[Broken]]:
+    """How many are the same machine code after all, what changed, and what does not compile."""
+    same_code = 0
+    broken: list[Broken] = []
+    differing: list[tuple[_Pair, Cubin | None, Cubin]] = []
+    for pair in work:
+        key = (pair.head.build.name, pair.target)
+        before = codes[0][key].cubin if key in codes[0] else None
+        after = codes[1][key].cubin
+        if after is None:
+            broken.append(Broken(*key, pair.head.kernels, codes[1][key].error))
+        elif before == after and pair.has_same_block:
+            same_code += 1
+        else:
+            differing.append((pair, before, after))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a tool
+        parts = pool.map(lambda d: _changes(d[0], d[1], d[2], limits), differing)
+        return same_code, [change for part in parts for change in part], broken
+
+
+def _changes(pair: _Pair, before: Cubin | None, after: Cubin, limits: Limits) -> list[Change]:
+    # Disassembling takes time: only defaults are counted, and only where there is a base.
+    counted = pair.is_a_default and before is not None
+    old = _functions(pair.base.build, before, counted) if pair.base and before else {}
+    new = _functions(pair.head.build, after, counted)
+    return [
+        change
+        for name, values in new.items()
+        for change in judge(
+            old.get(name), values, Function(pair.head.build.name, pair.target, name), limits
+        )
+    ]
+
+
+def _functions(build: Build, cubin: Cubin, is_counted: bool) -> dict[str, Values]:
+    """The metrics of each function."""
+    counts = instructions(cubin) if is_counted else {}
+    return {
+        name: resource_values(resource_row(build, cubin.arch, name, usage))
+        | (instruction_values(counts[name]) if name in counts else {})
+        for name, usage in resources(cubin).items()
+    }

@@ -1,0 +1,174 @@
+"""What `gate static` says: regressions one by one, all other changes summed up."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.table import Table
+
+from flexq_bench.measure.machine_code.comparison import Broken, StaticReport, short_name
+from flexq_bench.measure.machine_code.limits import Change
+
+_SHOWN = 30  # regressions, and builds that don't compile, that are listed by name
+_ERROR_LENGTH = 200  # of what the compiler says
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Changes of one metric over the builds of one source. lowest, highest: head minus base."""
+
+    source: str
+    metric: str
+    verdict: str
+    count: int
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """What got worse in one function of one build in the same metric, on one target or several."""
+
+    build: str
+    function: str
+    metric: str
+    changes: tuple[Change, ...]
+
+    @property
+    def targets(self) -> str:
+        return ", ".join(change.function.target for change in self.changes)
+
+
+def regressions(changes: Sequence[Change]) -> list[Regression]:
+    """All that is worse, by build, function and metric."""
+    groups: dict[tuple[str, str, str], list[Change]] = defaultdict(list)
+    for change in changes:
+        if change.verdict == "worse":
+            where = change.function
+            groups[where.build, where.name, change.metric.name].append(change)
+    return [Regression(*key, tuple(found)) for key, found in sorted(groups.items())]
+
+
+def summarize(changes: Sequence[Change]) -> list[Summary]:
+    """Changes by source, metric and verdict, in that order."""
+    groups: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    for change in changes:
+        key = (change.function.build.split()[0], change.metric.name, change.verdict)
+        groups[key].append(change.head - (change.base or 0))
+    return [
+        Summary(*key, len(deltas), min(deltas), max(deltas))
+        for key, deltas in sorted(groups.items())
+    ]
+
+
+def headline(report: StaticReport) -> str:
+    """One line: the verdict."""
+    what = f"{short_name(report.head)} against {short_name(report.base)}"
+    if report.broken:
+        return f"{what}: does not compile for {_counted(len(report.broken), 'build')}"
+    worse = regressions(report.changes)
+    if worse:
+        return f"{what}: {_counted(len(worse), 'regression')} of the machine code"
+    return f"{what}: no regression of the machine code"
+
+
+def coverage(report: StaticReport) -> str:
+    """One line: what was looked at, so that silence means something."""
+    parts = (
+        f"{report.same_source} of unchanged sources",
+        f"{report.same_code} with the same machine code",
+        f"{report.differing} that differ",
+        f"{report.added} added",
+        f"{report.removed} removed",
+    )
+    return f"builds for {', '.join(report.targets)}: {', '.join(parts)}"
+
+
+def regressions_table(report: StaticReport) -> Table | None:
+    """What is worse, one row a function and metric; None: nothing is."""
+    worse = regressions(report.changes)
+    if not worse:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, justify in _COLUMNS:
+        table.add_column(name, justify="right" if justify else "left", overflow="fold")
+    for regression in worse[:_SHOWN]:
+        table.add_row(*_cells(report, regression))
+    return table
+
+
+def further_lines(report: StaticReport) -> list[str]:
+    """What stands below the table: what was left out of it, broken builds, other changes."""
+    lines = []
+    if report.uncompared:
+        builds = _counted(report.uncompared, "build")
+        lines.append(f"the base does not compile for {builds}: of them only spills count")
+    left_out = len(regressions(report.changes)) - _SHOWN
+    if left_out > 0:
+        lines.append(f"and {left_out} more regressions: --json has them")
+    lines += [_broken_line(broken) for broken in report.broken[:_SHOWN]]
+    if len(report.broken) > _SHOWN:
+        lines.append(f"and {len(report.broken) - _SHOWN} more that do not compile: --json has them")
+    return lines + [_summary_line(s) for s in summarize(report.changes) if s.verdict != "worse"]
+
+
+def as_markdown(report: StaticReport) -> str:
+    """The same as a comment on a pull request: its first line stays equal when it is updated."""
+    lines = ["## Static gate", "", f"**{headline(report)}**", "", coverage(report)]
+    worse = regressions(report.changes)
+    if worse:
+        names = [name for name, _ in _COLUMNS]
+        rules = ["---:" if right else "---" for _, right in _COLUMNS]
+        rows = [names, rules, *(_cells(report, regression) for regression in worse[:_SHOWN])]
+        lines += ["", *(f"| {' | '.join(row)} |" for row in rows)]
+    if further := further_lines(report):
+        lines += ["", *(f"- {line}" for line in further)]
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS = (
+    ("kernels", False),
+    ("build", False),
+    ("function", False),
+    ("targets", False),
+    ("metric", False),
+    ("base", True),
+    ("head", True),
+)
+
+
+def _cells(report: StaticReport, regression: Regression) -> tuple[str, ...]:
+    labels = report.kernels[regression.build]
+    shown = ", ".join(labels[:2]) + (f" and {len(labels) - 2} more" if len(labels) > 2 else "")
+    bases = [change.base for change in regression.changes]
+    base = "new" if None in bases else _range([b for b in bases if b is not None])
+    head = _range([change.head for change in regression.changes])
+    named = (shown, regression.build, regression.function, regression.targets, regression.metric)
+    return (*named, base, head)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):g}", f"{max(values):g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _broken_line(broken: Broken) -> str:
+    error = broken.error
+    if len(error) > _ERROR_LENGTH:
+        error = f"{error[: _ERROR_LENGTH - 3]}..."
+    return f"{broken.build} for {broken.target}: {error}"
+
+
+def _summary_line(summary: Summary) -> str:
+    low, high = f"{summary.lowest:+g}", f"{summary.highest:+g}"
+    by = low if low == high else f"{low} to {high}"
+    word = "better" if summary.verdict == "better" else "changed"
+    functions = _counted(summary.count, "function")
+    return f"{summary.source}: {summary.metric} {word} in {functions}, by {by}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

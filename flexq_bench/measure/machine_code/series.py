@@ -1,0 +1,214 @@
+"""Static metrics of this tree's kernels as records: series like any other, one value a commit.
+
+Every build, target and metric would be tens of thousands of numbers a night, most of them of
+configurations that no tuner picks. Stored are, of each kernel and target: its default configuration
+for one token and for a full block of tokens, since that is code that runs; and the worst of each
+resource over all its builds, since a spill anywhere must show.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.measure.machine_code import SUITE
+from flexq_bench.measure.machine_code.metrics import (
+    RESOURCES,
+    WARPS_PER_SM,
+    Metric,
+    instruction_values,
+    resource_values,
+)
+from flexq_bench.measure.machine_code.revision_builds import DEFAULT_SHAPES
+from flexq_bench.runs.record import record_uuid
+from kernels.contract import KernelSpec
+from kernels.registry import labels, resolve
+from kernels.resource_table import resource_rows
+from kernels.runtime.gpu import OF_TARGET, chosen_for
+from kernels.runtime.machine_code import instructions, resources
+from kernels.runtime.nvrtc import COMMON_OPTIONS, Build, compile_build, compiler_version
+from kernels.runtime.resource_row import ResourceRow, resource_row
+from workloads.gemm import GemmWorkload
+
+BACKEND = "static"
+VERSION = 1  # of what the metrics mean, and of which are stored
+_ALL_BUILDS = GemmWorkload(1, 1, 1)  # stands for no shape: the worst over all builds
+
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StaticValue:
+    """One number of one kernel on one target. build: the one that has it."""
+
+    spec: KernelSpec
+    target: str
+    shape: GemmWorkload
+    metric: Metric
+    value: float
+    build: Build
+    binary_hash: str | None
+
+    @property
+    def case(self) -> str:
+        """Its key within a run, for example `flexq-w6a6 static sm_86 m1n4096k4096 registers`."""
+        g = self.shape
+        name = f"{self.spec.label} {BACKEND} {self.target}"
+        return f"{name} m{g.m}n{g.n}k{g.k} {self.metric.name}"
+
+
+def kernels_with_code() -> tuple[str, ...]:
+    """Labels of the kernels that compile sources of ours."""
+    return tuple(label for label in labels("cuda") if resolve(label, "cuda").builds())
+
+
+def static_values(
+    chosen: Iterable[str], targets: Sequence[str], on_step: OnStep = lambda _label: None
+) -> Iterator[StaticValue]:
+    """The numbers of these kernels that are stored. Raises CompileError, UnsupportedError."""
+    for label in chosen:
+        on_step(label)
+        spec = resolve(label, "cuda").spec
+        for target in targets:
+            number = int(target.removeprefix("sm_"))
+            if spec.min_capability <= divmod(number, 10) <= spec.max_capability:
+                yield from _defaults(label, target)
+                yield from _worst(label, target)
+
+
+def static_run(commit: CommitInfo, values: Iterable[StaticValue]) -> RunInfo:
+    """The run of one commit: the same for the same code, compiler and choice of kernels.
+
+    It declares no plan: its values are stored all at once or not at all, so none can be missing.
+    """
+    cases = sorted(value.case for value in values)
+    salt = uuid.uuid4().hex if commit.dirty else ""
+    key = f"{SUITE} {VERSION} {commit.sha} {_environment()} {cases} {salt}"
+    identity = str(uuid.uuid5(uuid.NAMESPACE_OID, key))
+    return RunInfo(
+        uuid=identity,
+        suite=SUITE,
+        trigger="manual",
+        status="complete",
+        created_at=datetime.now(UTC).isoformat(),
+        idempotency_key=identity,
+    )
+
+
+def static_record(value: StaticValue, run: RunInfo, commit: CommitInfo) -> Record:
+    """The record of one number; accepted unless the tree is dirty."""
+    spec, shape, metric = value.spec, value.shape, value.metric
+    number = int(value.target.removeprefix("sm_"))
+    return Record(
+        uuid=record_uuid(run.uuid, value.case, 1),
+        case=value.case,
+        kernel=spec.name,
+        variant=spec.variant,
+        kernel_version=spec.version,
+        backend=BACKEND,
+        stage="gemm",
+        cache="",
+        metric=metric.name,
+        unit=metric.unit,
+        direction=metric.direction,
+        m=shape.m,
+        n=shape.n,
+        k=shape.k,
+        weight_bits=spec.weight.bits,
+        act_bits=spec.activation.bits,
+        group=spec.weight.group,
+        input_distribution="",
+        protocol_version=VERSION,
+        gpu=value.target,
+        model="",
+        layer="",
+        status="ok",
+        detail="",
+        median_us=value.value,
+        ci_low_us=value.value,
+        ci_high_us=value.value,
+        n_samples=1,
+        placement_medians_us=(),
+        samples_us=(),
+        floor_us=None,
+        pct_of_floor=None,
+        launch_us=None,
+        tops=None,
+        max_rel_error=None,
+        exact=None,
+        accepted=not commit.dirty,
+        config={name.lower(): define for name, define in value.build.defines},
+        binary_hash=value.binary_hash,
+        seed=0,
+        sm_clock_mhz=None,
+        mem_clock_mhz=None,
+        power_w=None,
+        temperature_c=None,
+        throttle_mask=None,
+        n_invalid=0,
+        created_at=run.created_at,
+        run=run,
+        commit=commit,
+        device=DeviceInfo(
+            uuid=value.target,
+            sku=value.target,
+            backend=BACKEND,
+            compute_capability=f"{number // 10}.{number % 10}",
+        ),
+        environment=_environment(),
+        extra={"build": value.build.name},
+    )
+
+
+def _environment() -> dict[str, str]:
+    """All that the same source's machine code depends on: a new compiler opens an epoch."""
+    return {"nvrtc": compiler_version(), "compiler_flags": " ".join(COMMON_OPTIONS)}
+
+
+def _defaults(label: str, target: str) -> Iterator[StaticValue]:
+    kernel = resolve(label, "cuda")
+    for shape in DEFAULT_SHAPES:
+        with chosen_for(OF_TARGET[target]):
+            builds = kernel.builds_for(shape, None)
+        for build in builds:
+            if build.block is None or not build.runs_on(target):
+                continue
+            cubin = compile_build(build, target)
+            function = build.block.function
+            row = resource_row(build, target, function, resources(cubin)[function])
+            values = resource_values(row) | instruction_values(instructions(cubin)[function])
+            for metric, value in values.items():
+                yield StaticValue(kernel.spec, target, shape, metric, value, build, cubin.hash)
+
+
+def _worst(label: str, target: str) -> Iterator[StaticValue]:
+    kernel = resolve(label, "cuda")
+    builds = [build for build in kernel.builds() if build.runs_on(target)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda build: resource_rows(build, target), builds))
+    worst: dict[Metric, tuple[float, Build]] = {}
+    for build, rows in zip(builds, found, strict=True):
+        for metric, value in (item for row in rows for item in _of_those_that_fit(row).items()):
+            known = worst.get(metric)
+            if known is None or _is_worse(metric, value, known[0]):
+                worst[metric] = (value, build)
+    for metric in RESOURCES:
+        if metric in worst:
+            value, build = worst[metric]
+            named = replace(metric, name=f"worst_{metric.name}")
+            yield StaticValue(kernel.spec, target, _ALL_BUILDS, named, value, build, None)
+
+
+def _of_those_that_fit(row: ResourceRow) -> Mapping[Metric, float]:
+    """Where no block fits, `candidates` leaves the build out: it has no occupancy to be worst."""
+    values = resource_values(row)
+    return values if row.fits else {m: v for m, v in values.items() if m != WARPS_PER_SM}
+
+
+def _is_worse(metric: Metric, value: float, known: float) -> bool:
+    return value > known if metric.direction == "lower" else value < known

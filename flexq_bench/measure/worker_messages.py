@@ -1,0 +1,29 @@
+"""What a comparison and its workers say to each other: one JSON object a line, either way.
+
+    {"id": 7, "do": "turn", "slot": "base"}
+    {"id": 7, "reply": {"samples_us": [12.1, …], "mhz": 1980.0, "valid": true}}
+    {"id": 7, "error": "no kernel 'flexq-w6a7': …", "refused": true}
+
+refused: the case can't be, and the worker can go on with another one. Two commits talk to one
+program, so raise VERSION when a word starts to mean something else.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+VERSION = 1
+MODULE = "flexq_bench.measure.ab.worker"
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(line: bytes) -> dict[str, Any]:
+    """Raises ValueError if the line is not a JSON object."""
+    message = json.loads(line)
+    if not isinstance(message, dict):
+        raise ValueError("not a JSON object")
+    return message

@@ -1,0 +1,182 @@
+"""A worker seen from outside: started in a tree, asked, and ended whatever happens."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from flexq_bench.errors import FlexqError, InfrastructureError
+from flexq_bench.measure.worker_messages import MODULE, VERSION, decode, encode
+
+_READ_BYTES = 1 << 16
+_GRACE_S = 5.0
+COMMAND = (sys.executable, "-m", MODULE)
+
+
+class WorkerError(InfrastructureError):
+    """A worker did not start, died, hung, or broke: another one may do."""
+
+
+class RefusedError(FlexqError):
+    """A worker says that this case can't be; it goes on with others."""
+
+
+class WorkerProcess:
+    """A worker in its own process group. A context manager: on leaving nothing of it is left.
+
+    name: for messages. tree: the folder whose packages it imports. command: what is started, with
+    --device and --seed added. timeout_s: for each answer, after which it is killed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tree: Path,
+        *,
+        device: str,
+        seed: int,
+        timeout_s: float,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self.name, self.tree = name, tree
+        self._timeout_s = timeout_s
+        self._asked = 0
+        self._unread = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
+        self._process = subprocess.Popen(
+            [*command, "--device", device, "--seed", str(seed)],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": _first_on_path(tree)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is for us: we end the worker in good order
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:  # also Ctrl-C: don't wait for what it is doing
+            self.kill()
+        self.close()
+
+    def check_identity(self) -> dict[str, Any]:
+        """What the worker tells of itself (Stand.describe).
+
+        Raises WorkerError if it did not start, speaks another version, or imported other code than
+        its tree's.
+        """
+        found = self.ask("describe")
+        if found["version"] != VERSION:
+            raise WorkerError(
+                f"{self.name} speaks version {found['version']} of the messages and this program "
+                f"version {VERSION}: compare from a checkout that speaks the same"
+            )
+        if Path(found["root"]) != self.tree.resolve():
+            raise WorkerError(f"{self.name} ran the code of {found['root']}, not of {self.tree}")
+        return found
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        """The reply to one request.
+
+        Raises RefusedError if the worker refuses, WorkerError if it fails, dies or hangs; the
+        message names the worker.
+        """
+        self._asked += 1
+        message = {"id": self._asked, "do": what, **arguments}
+        try:
+            assert self._process.stdin is not None  # a pipe was asked for
+            self._process.stdin.write(encode(message))
+            self._process.stdin.flush()
+        except OSError:
+            raise WorkerError(self._obituary(what)) from None
+        answer = self._answer(what)
+        if "reply" in answer:
+            return dict(answer["reply"])
+        if answer.get("refused"):
+            raise RefusedError(f"{self.name}: {answer['error']}")
+        raise WorkerError(f"{self.name}: {answer.get('error', 'an answer without a reply')}")
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        process = self._process
+        if process.poll() is None:
+            assert process.stdin is not None  # a pipe was asked for
+            with suppress(OSError):
+                process.stdin.close()  # a healthy worker ends here
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S if self._asked else 0)
+        self.kill()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+        self._log.close()
+
+    def kill(self) -> None:
+        """End it now."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _answer(self, what: str) -> dict[str, Any]:
+        line = self._line(what)
+        try:
+            answer = decode(line)
+        except ValueError:
+            answer = {}
+        if answer.get("id") != self._asked:
+            self.kill()
+            raise WorkerError(f"{self.name} answered {what!r} with {line[:80]!r}")
+        return answer
+
+    def _line(self, what: str) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        assert self._process.stdout is not None  # a pipe was asked for
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._unread:
+                left = deadline - time.monotonic()
+                if left <= 0 or not selector.select(left):
+                    self.kill()
+                    raise WorkerError(
+                        f"{self.name} gave no answer to {what!r} in {self._timeout_s:g} s and was "
+                        "ended"
+                    )
+                read = os.read(self._process.stdout.fileno(), _READ_BYTES)
+                if not read:
+                    raise WorkerError(self._obituary(what))
+                self._unread += read
+        line, _, self._unread = self._unread.partition(b"\n")
+        return line
+
+    def _obituary(self, what: str) -> str:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_S)
+        code = self._process.poll()
+        how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        last = f": {lines[-1].strip()}" if lines else ""
+        return f"{self.name} died ({how}) at {what!r}{last}"
+
+
+def _first_on_path(tree: Path) -> str:
+    others = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(tree), others] if others else [str(tree)])

@@ -1,0 +1,1 @@
+"""The git repository that code comes from: revisions, worktrees, provenance of measured code."""

@@ -1,0 +1,129 @@
+"""Which code ran: the commit of the git tree that the packages come from, or an installed wheel."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from db.records import CommitInfo
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.repository.git import GitError, git_output
+
+ROOT = Path(__file__).resolve().parents[1]  # the folder that has the packages
+PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
+DISTRIBUTION = "flexq-bench"
+_SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml"}
+_FIELD_SEPARATOR = "\x1f"
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def current_commit() -> CommitInfo:
+    """The commit of the running code; one answer a process, since imported code doesn't change."""
+    return commit_of(ROOT)
+
+
+def commit_of(root: Path) -> CommitInfo:
+    """The commit of the packages in the folder `root`.
+
+    In a git tree that tracks them: HEAD, dirty if a tracked file differs from it or a file that
+    git neither tracks nor ignores lies inside a package. Elsewhere (a wheel, a copied folder):
+    `pkg-<version>-<hash of the kernel and workload sources>`, never dirty.
+    """
+    return _git_commit(root) or _package_commit(root)
+
+
+def commit_at(root: Path, sha: str) -> CommitInfo:
+    """A commit of the git tree at `root`, without regard to local changes.
+
+    sha: a full one, as flexq_bench.repository.worktrees.resolve_revision gives. Raises
+    InfrastructureError if git can't tell about it.
+    """
+    found = _described(root, sha, dirty=False)
+    if found is None:
+        raise InfrastructureError(f"git tells nothing about {sha} in {root}: run git fsck there")
+    return found
+
+
+def _git_commit(root: Path) -> CommitInfo | None:
+    # A wheel inside somebody's repository (a .venv in a checkout) is not that repository's code.
+    if _git(root, "ls-files", "--error-unmatch", "flexq_bench/__init__.py") is None:
+        return None
+    return _described(root, "HEAD", dirty=is_dirty(root))
+
+
+def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
+    form = f"--format={_FIELD_SEPARATOR.join(('%H', '%an', '%cI', '%s'))}"
+    described = _git(root, "log", "-1", form, revision)
+    if not described:
+        return None
+    sha, author, committed_at, subject = described.split(_FIELD_SEPARATOR, 3)
+    parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
+    count = _git(root, "rev-list", "--first-parent", "--count", revision)
+    return CommitInfo(
+        sha=sha,
+        parent=parent or None,
+        topo_order=_topological_order(root, count),
+        dirty=dirty,
+        subject=subject,
+        author=author,
+        committed_at=datetime.fromisoformat(committed_at).astimezone(UTC).isoformat(),
+    )
+
+
+def _topological_order(root: Path, count: str | None) -> int | None:
+    # In a shallow clone the count starts at the cut, so it would order commits wrongly.
+    if count is None or _git(root, "rev-parse", "--is-shallow-repository") == "true":
+        return None
+    return int(count)
+
+
+def is_dirty(root: Path) -> bool:
+    """Whether a git tree differs from its HEAD: a tracked file, or a new one inside a package."""
+    tracked = _git(root, "status", "--porcelain", "--untracked-files=no")
+    untracked = _git(root, "ls-files", "--others", "--exclude-standard", "--", *PACKAGES)
+    # No answer (a timeout) counts as dirty: a doubtful tree must not become a baseline.
+    return tracked != "" or untracked != ""
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Output of a git command in `root`; None if it failed, or there is no git."""
+    try:
+        return git_output(root, *arguments)
+    except GitError as error:
+        log.debug("%s", error)
+        return None
+
+
+def _package_commit(root: Path) -> CommitInfo:
+    return CommitInfo(
+        sha=f"pkg-{package_version()}-{source_hash(root)}",
+        parent=None,
+        topo_order=None,
+        dirty=False,
+        subject="installed package",
+    )
+
+
+def package_version() -> str:
+    """Version of the installed distribution; `0` where only the source folder is there."""
+    try:
+        return metadata.version(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        return "0"
+
+
+def source_hash(root: Path) -> str:
+    """Twelve hex digits over names and bytes of the kernel and workload sources in `root`."""
+    digest = hashlib.sha256()
+    for package in ("kernels", "workloads"):
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in _SOURCE_SUFFIXES:
+                digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+                digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -1,0 +1,124 @@
+"""Other revisions of a repository, each checked out in a folder of its own for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.repository.git import run_git
+from flexq_bench.repository.provenance import is_dirty
+from kernels.runtime.files import cache_folder
+
+_NAMED = 8  # revisions that an error names, nearest first
+
+
+def repository_of(folder: Path) -> Path:
+    """The top folder of the git tree that `folder` lies in. Raises UsageError if there is none."""
+    done = run_git(folder, "rev-parse", "--show-toplevel")
+    if done.returncode != 0:
+        raise UsageError(f"{folder} is not in a git repository: {_last_line(done.stderr)}")
+    return Path(done.stdout.strip())
+
+
+def resolve_revision(repository: Path, revision: str) -> str:
+    """The full sha of a revision: a branch, a tag, HEAD~2, a part of a sha.
+
+    Raises UsageError with the nearest names if git doesn't know it, or with what to fetch if the
+    clone is shallow and may lack it.
+    """
+    done = run_git(
+        repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}"
+    )
+    if done.returncode == 0:
+        return done.stdout.strip()
+    if run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+        raise UsageError(
+            f"no revision {revision!r} in this shallow clone: git fetch --unshallow first "
+            "(in a workflow: fetch-depth: 0)"
+        )
+    names = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.split()
+    near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
+    there_are = ", ".join(near) or "no branches and no tags"
+    raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
+
+
+def refuse_local_changes(repository: Path, sha: str) -> None:
+    """Raise UsageError if `sha` is checked out with changes on top, which would not be judged."""
+    head = run_git(repository, "rev-parse", "HEAD").stdout.strip()
+    if head == sha and is_dirty(repository):
+        raise UsageError(
+            f"{repository} has local changes that {sha[:10]} has not: commit or stash them first"
+        )
+
+
+@contextmanager
+def worktree(repository: Path, revision: str) -> Iterator[Path]:
+    """A fresh checkout of a revision, gone when the block ends, by an exception too.
+
+    It lies in the cache folder. What a killed process left there is removed by the next call.
+    Raises UsageError as resolve_revision, InfrastructureError if git can't check it out.
+    """
+    sha = resolve_revision(repository, revision)
+    home = _home()
+    home.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(repository, home)
+    folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
+    try:
+        done = run_git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
+        if done.returncode != 0:
+            raise InfrastructureError(f"git can't check out {sha[:10]}: {_last_line(done.stderr)}")
+        yield folder
+    finally:
+        _remove(repository, folder)
+
+
+def _remove(repository: Path, folder: Path) -> None:
+    run_git(repository, "worktree", "remove", "--force", "--force", str(folder))
+    if folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        run_git(repository, "worktree", "prune")
+
+
+def _remove_abandoned(repository: Path, home: Path) -> None:
+    for folder in home.iterdir():
+        owner = re.fullmatch(rf"[0-9a-f]{{12}}\.{re.escape(_host())}-(\d+)\..*", folder.name)
+        if owner and not _is_alive(int(owner[1])):
+            with contextlib.suppress(OSError):
+                _remove(repository, folder)
+
+
+def _home() -> Path:
+    return cache_folder() / "worktrees"
+
+
+def _owner() -> str:
+    return f"{_host()}-{os.getpid()}"
+
+
+def _host() -> str:
+    # Homes are shared between machines: a process of another one must not count as dead.
+    return re.sub(r"[^A-Za-z0-9]", "-", socket.gethostname())
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it says nothing"

@@ -1,0 +1,160 @@
+"""What a run is going to measure: a suite's cases on one backend, and the probes beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from flexq_bench.errors import UsageError
+from kernels import registry
+from kernels.contract import Backend, Capability, KernelSpec
+from kernels.errors import KernelError, UnsupportedError
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+from workloads.names import listed, nearest_first
+from workloads.patterns import is_glob
+from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
+from workloads.suite import Shape, Suite
+
+_EMPTY_SHAPE = GemmWorkload(1, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Cases in the order they are measured, a shape's cases together, its floors first.
+
+    skipped: labels that the suite names and this backend doesn't have.
+    """
+
+    suite: str
+    backend: Backend
+    cases: tuple[Case, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(case.key for case in self.cases)
+
+
+def build_plan(
+    suite: Suite,
+    backend: Backend,
+    capability: Capability | None,
+    *,
+    asked_kernels: Sequence[str] = (),
+) -> Plan:
+    """The plan of a suite on a backend, with the read floor of every weight width and shape.
+
+    capability: of the GPU; a glob leaves out kernels that it can't run, a label given outright
+    stays in and is recorded as unsupported. asked_kernels: labels or globs that a person asked
+    for: unlike those of a suite file they must exist. Raises UsageError if one doesn't (the
+    nearest names first) or if nothing is left to measure.
+    """
+    for pattern in asked_kernels:
+        _check_exists(pattern, backend)
+    named = {pattern for pattern in (*suite.kernels, *asked_kernels) if not is_glob(pattern)}
+    offered = [
+        label
+        for label in registry.labels(backend)
+        if label in named or _suits_a_glob(label, backend, capability)
+    ]
+    cases = suite.cases(offered)
+    skipped = suite.unmatched(offered)
+    if not cases:
+        raise UsageError(_nothing_left(suite, backend, skipped))
+    return Plan(suite.name, backend, with_probes(cases, backend), skipped)
+
+
+def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:
+    """The cases with the probes that put them in proportion: `empty` once, and before each shape
+    the `read-<bits>` floor of every weight width measured on it, in the same cache mode.
+    """
+    available = registry.labels(backend)
+    planned = dict.fromkeys(cases)
+    probes: dict[Case, None] = {}
+    if EMPTY_KERNEL in available and not any(case.kernel == EMPTY_KERNEL for case in cases):
+        probes[Case(EMPTY_KERNEL, _EMPTY_SHAPE)] = None
+    for case in cases:
+        floor = _floor_of(case, backend)
+        if floor is not None and floor.label in available and floor not in planned:
+            probes.setdefault(floor)
+    position = {shape: i for i, shape in enumerate(dict.fromkeys(map(_shape, cases)))}
+
+    def order(case: Case) -> tuple[int, bool]:
+        return (position.get(_shape(case), -1), not is_probe(case.kernel))
+
+    return tuple(sorted((*probes, *planned), key=order))
+
+
+def cases_of_keys(keys: Iterable[str], shapes: Iterable[Shape]) -> tuple[Case, ...]:
+    """Cases from stored keys, named after the first of `shapes` that has their N and K.
+
+    Raises WorkloadError if a key has another form.
+    """
+    names: dict[tuple[int, int], Shape] = {}
+    for shape in shapes:
+        names.setdefault((shape.n, shape.k), shape)
+    cases = []
+    for case in map(Case.from_key, keys):
+        shape = names.get(_shape(case), Shape(case.gemm.n, case.gemm.k, layer=""))
+        cases.append(replace(case, model=shape.model, layer=shape.layer))
+    return tuple(cases)
+
+
+def _shape(case: Case) -> tuple[int, int]:
+    return (case.gemm.n, case.gemm.k)
+
+
+def _floor_of(case: Case, backend: Backend) -> Case | None:
+    spec = _spec(case.label, backend)
+    if spec is None or not spec.reads_weights or is_probe(spec.name):
+        return None
+    return Case(
+        floor_kernel(spec.weight.bits),
+        GemmWorkload(1, case.gemm.n, case.gemm.k),
+        cache=case.cache,
+        model=case.model,
+        layer=case.layer,
+    )
+
+
+def _spec(label: str, backend: Backend) -> KernelSpec | None:
+    try:
+        return registry.resolve(label, backend).spec
+    except UnsupportedError:  # a package is missing: the measurement will say which
+        return None
+
+
+def _suits_a_glob(label: str, backend: Backend, capability: Capability | None) -> bool:
+    spec = _spec(label, backend)
+    # A glob asks for kernels; probes come by themselves.
+    if spec is None or is_probe(spec.name):
+        return False
+    try:
+        spec.check_capability(capability)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _check_exists(pattern: str, backend: Backend) -> None:
+    labels = registry.labels(backend)
+    if is_glob(pattern) or pattern in labels:
+        return
+    try:
+        registry.resolve(pattern, backend)
+    except UnsupportedError:
+        near = listed(nearest_first(pattern, labels))
+        raise UsageError(
+            f"{pattern} has no {backend} implementation: this backend has {near}"
+        ) from None
+    except KernelError as error:
+        raise UsageError(str(error)) from None
+
+
+def _nothing_left(suite: Suite, backend: Backend, skipped: Sequence[str]) -> str:
+    wanted = ", ".join(skipped or (p for patterns in suite.kernel_filters for p in patterns))
+    return (
+        f"nothing to measure: the {backend} backend has none of {wanted or 'the kernels asked for'}"
+        f", only {listed(registry.labels(backend))}"
+    )

@@ -1,0 +1,111 @@
+"""From what was measured to the record that is stored."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime
+
+from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.measure import Measured
+from workloads.case import Case
+from workloads.probes import is_probe
+
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
+_OPERATIONS_A_TERA = 1e12
+_US_A_SECOND = 1e6
+
+
+def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:
+    """The identity of a measurement, the same wherever it is computed."""
+    again = f" repetition {repetition}" if repetition > 1 else ""
+    return str(uuid.uuid5(_NAMESPACE, f"{run_uuid} {case_key} {attempt}{again}"))
+
+
+def build_record(
+    case: Case,
+    measured: Measured,
+    run: RunInfo,
+    commit: CommitInfo,
+    device: DeviceInfo,
+    environment: dict[str, str],
+    attempt: int = 1,
+    *,
+    repetition: int = 1,
+    created_at: datetime | None = None,
+) -> Record:
+    """The record of one measurement. created_at None: now.
+
+    attempt: counts from 1 within the run. repetition: which of those that the run wants of a case.
+
+    accepted says that the result may enter a history: right, timed, at a sound clock, and of a
+    commit that others can check out, not of a dirty tree.
+    """
+    operations = None if is_probe(case.kernel) else case.gemm.operations
+    return Record(
+        uuid=record_uuid(run.uuid, case.key, attempt, repetition),
+        case=case.key,
+        kernel=case.kernel,
+        variant=case.variant,
+        kernel_version=measured.kernel_version,
+        backend=device.backend,
+        stage=case.stage,
+        cache=case.cache,
+        metric="time",
+        unit="us",
+        direction="lower",
+        m=case.gemm.m,
+        n=case.gemm.n,
+        k=case.gemm.k,
+        weight_bits=measured.weight_bits,
+        act_bits=measured.act_bits,
+        group=measured.group,
+        input_distribution=measured.input_distribution,
+        protocol_version=measured.protocol_version,
+        gpu=device.sku,
+        model=case.model,
+        layer=case.layer,
+        status=measured.status,
+        detail=measured.detail,
+        median_us=measured.median_us,
+        ci_low_us=measured.ci_low_us,
+        ci_high_us=measured.ci_high_us,
+        n_samples=measured.n_samples,
+        placement_medians_us=measured.placement_medians_us,
+        samples_us=measured.samples_us,
+        floor_us=measured.floor_us,
+        pct_of_floor=percent_of_floor(measured.floor_us, measured.median_us),
+        launch_us=measured.launch_us,
+        tops=tera_operations(operations, measured.median_us),
+        max_rel_error=measured.max_rel_error,
+        exact=measured.exact,
+        accepted=measured.is_comparable and not commit.dirty,
+        config=measured.config,
+        binary_hash=measured.binary_hash,
+        seed=measured.seed,
+        sm_clock_mhz=measured.sm_clock_mhz,
+        mem_clock_mhz=measured.mem_clock_mhz,
+        power_w=measured.power_w,
+        temperature_c=measured.temperature_c,
+        throttle_mask=measured.throttle_mask,
+        n_invalid=measured.n_invalid,
+        created_at=(created_at or datetime.now(UTC)).isoformat(),
+        run=run,
+        commit=commit,
+        device=device,
+        environment=environment,
+        extra={**measured.extra, "attempt": attempt, "repetition": repetition},
+    )
+
+
+def percent_of_floor(floor_us: float | None, median_us: float | None) -> float | None:
+    """100 · floor / median: 100 is as fast as merely reading the weights. None: one is missing."""
+    if floor_us is None or not median_us:
+        return None
+    return 100.0 * floor_us / median_us
+
+
+def tera_operations(operations: int | None, median_us: float | None) -> float | None:
+    """10^12 operations a second. None: no operations to count (a probe), or never timed."""
+    if operations is None or not median_us:
+        return None
+    return operations / _OPERATIONS_A_TERA / (median_us / _US_A_SECOND)

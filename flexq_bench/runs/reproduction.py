@@ -1,0 +1,69 @@
+"""The commands that let people see again what an alert says, for one of its decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from flexq_bench.runs.command_lines import command, database_arguments
+from workloads.case import Case, kernel_label
+from workloads.suites import list_suites, load_suite
+
+if TYPE_CHECKING:
+    from db.engine import Database
+    from db.queries import AlertRow, DecisionRow
+
+_SHA = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """Command lines. compare, bisect None: there is no last good commit to set beside.
+
+    suite: the contents of the suite file that `compare` names; empty: it comes with the package.
+    """
+
+    compare: str | None
+    bisect: str | None
+    explain: str
+    suite: str = ""
+
+
+def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> Reproduction:
+    """How to compare the decision's commits again, find the commit, and see its evidence."""
+    arguments = database_arguments(database)
+    explain = command("explain", str(alert.id), *arguments)
+    if decision.base is None or alert.good is None:
+        return Reproduction(None, None, explain)
+    label = kernel_label(decision.kernel, decision.variant)
+    case = Case.from_key(
+        f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
+    )
+    place, suite = _place_in_a_suite(case, f"alert-{alert.id}.toml")
+    compare = command(
+        *("compare", decision.base[:_SHA], decision.head[:_SHA], "--kind", "commits"),
+        *(*place, "--kernels", label, "--m", str(decision.m)),
+        *("--stage", decision.stage, "--cache", decision.cache, *arguments),
+    )
+    commits = ("--good", alert.good.sha[:_SHA], "--bad", alert.bad.sha[:_SHA])
+    bisect = command("bisect", str(decision.series_id), *commits, *arguments)
+    return Reproduction(compare, bisect, explain, suite)
+
+
+def _place_in_a_suite(case: Case, file: str) -> tuple[tuple[str, ...], str]:
+    """Options of `compare` that name the case's shape; the suite file, if none has it."""
+    for name in list_suites():
+        for found in load_suite(name).cases([case.label]):
+            if found == case:
+                model = ("--models", found.model) if found.model else ()
+                return ("--suite", name, *model, "--layers", found.layer), ""
+    lines = (
+        f'description = "{case.key}"',
+        "[[group]]",
+        f'kernels = ["{case.label}"]',
+        f'm = "{case.gemm.m}"',
+        f'shapes = ["{case.gemm.n}x{case.gemm.k}"]',
+        f'stages = ["{case.stage}"]',
+        f'caches = ["{case.cache}"]',
+    )
+    return ("--suite", file), "\n".join(lines)

@@ -1,0 +1,132 @@
+"""The results of a run as a table for people."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from db.records import Record
+from flexq_bench.stats.baseline import BASELINE, Result, Row, common_speedups, half_width_percent
+from workloads.case import kernel_label
+from workloads.probes import EMPTY_KERNEL, is_probe
+from workloads.published import PublishedValue
+
+
+def results_table(rows: Sequence[Row[Result]]) -> Table:
+    """A table that fits 120 columns, ruled between shapes."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("kernel", no_wrap=True)
+    table.add_column("layer", no_wrap=True, max_width=26)
+    table.add_column("stage", no_wrap=True)
+    for name in ("M", "N", "K", "median µs", "± %", "% of floor", f"× {BASELINE}"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("correct", no_wrap=True)
+    for i, row in enumerate(rows):
+        ends_shape = i + 1 == len(rows) or _shape(rows[i + 1].result) != _shape(row.result)
+        table.add_row(*_cells(row), end_section=ends_shape, style=_style(row.result))
+    return table
+
+
+def published_table(results: Sequence[Result], published: Sequence[PublishedValue]) -> Table | None:
+    """What a paper states beside the geometric mean of ours; None: there is nothing to compare.
+
+    Ours is over the layers, weights cold, of which a run has both times.
+    """
+    table = Table(title="published, not measured here", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("kernel", "over", "M", "published", "on", "measured", "shapes", "source"):
+        numeric = name in ("M", "published", "measured", "shapes")
+        table.add_column(name, justify="right" if numeric else "left")
+    for stated in published:
+        if stated.m is None:
+            continue
+        ours = common_speedups(results, stated.kernel, stated.baseline, stated.m)
+        if ours:
+            table.add_row(
+                stated.kernel,
+                Text(stated.baseline),
+                str(stated.m),
+                f"{stated.value:.2f}×",
+                stated.hardware,
+                f"{statistics.geometric_mean(ours):.2f}×",
+                str(len(ours)),
+                f"{stated.source}, {stated.table}",
+            )
+    return table if table.row_count else None
+
+
+def problem_lines(results: Iterable[Result], *, limit: int = 10) -> list[str]:
+    """What is wrong, the worst kinds first: one line for all results with the same status and
+    detail, `limit` at most."""
+    severity = ("incorrect", "failed", "unsupported", "noisy")
+    bad = sorted(
+        (r for r in results if r.status in severity), key=lambda r: severity.index(r.status)
+    )
+    alike: dict[tuple[str, str], list[Result]] = {}
+    for r in bad:
+        alike.setdefault((r.status, r.detail), []).append(r)
+    lines = []
+    for (status, detail), group in list(alike.items())[:limit]:
+        r = group[0]
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        label = kernel_label(r.kernel, r.variant)
+        where = f"{label} {r.stage} {r.cache} M={r.m} N={r.n} K={r.k}{more}"
+        lines.append(f"{status}: {where}: {detail}")
+    if len(alike) > limit:
+        lines.append(f"… and {len(alike) - limit} other problems: the dashboard lists them")
+    return lines
+
+
+def _cells(row: Row[Result]) -> list[str | Text]:
+    r = row.result
+    return [
+        kernel_label(r.kernel, r.variant),
+        f"{r.model} {r.layer}".strip(),
+        r.stage if r.cache == "cold" else f"{r.stage} {r.cache}",
+        "–" if is_probe(r.kernel) else str(r.m),
+        *(("–", "–") if r.kernel == EMPTY_KERNEL else (str(r.n), str(r.k))),
+        _number(r.median_us),
+        _number(half_width_percent(r), digits=2),
+        "" if is_probe(r.kernel) or r.pct_of_floor is None else f"{r.pct_of_floor:.1f}",
+        "" if row.speedup is None else f"{row.speedup.estimate:.2f}",
+        _verdict(r),
+    ]
+
+
+def _verdict(result: Result) -> Text:
+    if result.status == "incorrect":
+        return Text("NO", style="bold red")
+    if result.status in ("failed", "unsupported"):
+        return Text(result.status, style="red" if result.status == "failed" else "yellow")
+    right = "exact" if result.exact else "yes"
+    return Text(f"{right}, noisy" if result.status == "noisy" else right, style="green")
+
+
+def _style(result: Result) -> str:
+    return "dim" if is_probe(result.kernel) else ""
+
+
+def _shape(result: Result) -> tuple[int, int]:
+    return (result.n, result.k)
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    """Rounded to `digits` significant digits, never in exponential form."""
+    if value is None:
+        return ""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
+
+
+def result_line(record: Record) -> str:
+    """A result as it comes, in one line."""
+    if record.median_us is None:
+        return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
+    floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"
+    return f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}"

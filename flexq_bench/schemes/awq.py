@@ -1,0 +1,150 @@
+"""AWQ: weights that meet large activations are scaled up before rounding, then ranges clipped.
+
+Lin et al., arXiv 2306.00978: s = mean|X|^alpha with alpha from a grid of 20 over [0, 1] that
+minimises the squared error of a layer's output (section 3.2, equations 4 and 5), and a clipping
+range for each group from the same error (section 3.2). Weights only; groups of 128.
+
+llm-compressor's AWQ folds and searches in the same way, but only around models and files of its
+own; the search is these few lines on second moments, which need no layer outputs in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.model_map import Feed, LinearSite, weight_of
+from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.smoothing import gather, spread, unrounded
+from kernels.formats import NumberFormat
+
+# Softmax of their product: their own error says little of it.
+_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj")
+_SMALLEST = 1e-4  # of a channel's mean magnitude, as 0 ** alpha is no scale
+
+
+@dataclass(frozen=True, slots=True)
+class AwqOptions(SchemeOptions):
+    """steps: of the grid of alpha. clip_steps: of the shares of a group's range, from 1 down to
+    smallest_share; 0: no clipping. symmetric: signed codes; the paper's have a zero point.
+    """
+
+    w_bits: int
+    group: int | None = 128
+    symmetric: bool = False
+    steps: int = 20
+    clip_steps: int = 10
+    smallest_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.clip_steps < 0 or not 0 < self.smallest_share <= 1:
+            raise ValueError(
+                "a grid has at least 1 step, clipping 0 or more down to a share above 0, got "
+                f"{self.steps}, {self.clip_steps} and {self.smallest_share}"
+            )
+
+    def number(self, clip: float = 1.0) -> NumberFormat:
+        """Format of the weights; clip: share of a group's range that codes span."""
+        return NumberFormat(
+            self.w_bits, self.group, "symmetric" if self.symmetric else "asymmetric", clip
+        )
+
+
+class Awq(Scheme):
+    """Activation-aware scales, clipping, then rounding to nearest."""
+
+    source = "AWQ, arXiv:2306.00978, section 3.2"
+    options: AwqOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        statistics = Statistics(hessian=True)
+        observe_block(job, block, statistics)
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._scale_feeds(job, block, statistics)
+            # Only now: a layer's rows are scaled too, where the next feed comes out of it.
+            for site in job.layout.of_block(block):
+                moments = statistics.hessian[site.name]
+                if site.name in seen:
+                    moments = moments / torch.outer(seen[site.name], seen[site.name])
+                self._quantize(job, site, moments.float())
+
+    def _scale_feeds(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
+        """Fold the best scale of each feed; by site what its inputs are divided by, float64 [K]."""
+        seen: dict[str, torch.Tensor] = {}
+        for feed in job.layout.scaled_feeds:
+            readers = readers_of(job, block, feed)
+            seen |= fold_feed(job, block, feed, self._best_scale(job, feed, readers, statistics))
+        return seen
+
+    def _best_scale(
+        self, job: Job, feed: Feed, readers: list[LinearSite], statistics: Statistics
+    ) -> torch.Tensor:
+        """The scale of the source's channels with the least output error; ties: least alpha."""
+        number, head = self.options.number(), head_size(job)
+        first = readers[0].name
+        mean = (statistics.abs_sum[first] / statistics.count[first]).float()
+        magnitude = gather(mean, feed, head).clamp(min=_SMALLEST)
+        weights = [weight_of(job.model, reader).float() for reader in readers]
+        moments = statistics.hessian[first].float()
+        best, least = torch.ones_like(magnitude), torch.inf
+        for step in range(self.options.steps):
+            scale = magnitude ** (step / self.options.steps)
+            scale = scale / (scale.max() * scale.min()).sqrt()
+            seen = spread(scale, feed, head)
+            error = sum(
+                output_error(number.round(weight * seen) / seen - weight, moments)
+                for weight in weights
+            )
+            if error < least:
+                best, least = scale, error
+        return best
+
+    def _quantize(self, job: Job, site: LinearSite, moments: torch.Tensor) -> None:
+        weight = weight_of(job.model, site).float()
+        clipped = self.options.clip_steps > 0 and site.kind not in _UNCLIPPED
+        if clipped:
+            rounded = clip_and_round(weight, moments, self.options)
+        else:
+            rounded = self.options.number().round(weight)
+        quantize_site(job.model, site, rounded)
+
+
+def output_error(difference: torch.Tensor, moments: torch.Tensor) -> float:
+    """tr(D M Dᵀ): the squared error of a layer's output, for D [N, K] and M the sum of x xᵀ."""
+    return float(((difference @ moments) * difference).sum())
+
+
+def clip_and_round(
+    weight: torch.Tensor, moments: torch.Tensor, options: AwqOptions
+) -> torch.Tensor:
+    """Weights [N, K] rounded, each group of each row with the clipping that errs least, float32.
+
+    moments: [K, K], the sum of x xᵀ. A group's error is that of its own part of the output.
+    """
+    n, k = weight.shape
+    length = options.group or k
+    result = torch.empty_like(weight)
+    for start in range(0, k, length):
+        block = weight[:, start : start + length]
+        local = moments[start : start + length, start : start + length]
+        least = torch.full((n, 1), torch.inf, device=weight.device)
+        for step in range(options.clip_steps + 1):
+            share = 1 - (1 - options.smallest_share) * step / options.clip_steps
+            number = options.number(share)
+            rounded = number.snap(block, number.fit(block))
+            difference = rounded - block
+            error = ((difference @ local) * difference).sum(dim=1, keepdim=True)
+            better = error < least
+            least = torch.where(better, error, least)
+            result[:, start : start + length] = torch.where(
+                better, rounded, result[:, start : start + length]
+            )
+    return result

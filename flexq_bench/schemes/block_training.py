@@ -1,0 +1,377 @@
+"""Learning a block's channel scales and weight clipping against what the original block computes.
+
+One trainer for OmniQuant (arXiv 2308.13137: learnable weight clipping, section 3.2, and learnable
+equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same two under
+its own losses, and a rank-one compensation of down_proj).
+
+Left out is the channel-wise shift, which both codes turn off for LLaMA; and, because it cannot
+change a result here, the scale between query and key. It multiplies whole rows of their weights,
+which a scale of each row follows exactly, and the products of attention are not quantized.
+
+Neither method is in llm-compressor or optimum; both authors' codes replace whole model classes of
+older transformers releases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from flexq_bench.schemes.calibration import BlockStream
+from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
+from flexq_bench.schemes.model_map import Feed
+from flexq_bench.schemes.replay import Replay
+from flexq_bench.schemes.smoothing import spread
+from flexq_bench.schemes.straight_through import check_signed, fake_quantize
+from kernels.formats import NumberFormat
+
+_SMALLEST_SCALE = 1e-2  # of a channel, as in the published codes of both methods
+_MAPS_ON_A_CPU = 2**30  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """How blocks are trained; defaults are those of both papers (section 4.1 of either).
+
+    epochs:            passes over the calibration segments for each block.
+    scale_rate, clip_rate, compensation_rate: AdamW's learning rates, no weight decay. The papers
+                       give no rate for the compensation; it is the one of ABQ-LLM's code.
+    clip_start:        logit of the share of the range that codes span at first (98 %).
+    loss:              "mse" of the outputs (OmniQuant), or "dlc+akl" (ABQ-LLM).
+    """
+
+    epochs: int = 20
+    scale_rate: float = 5e-3
+    clip_rate: float = 1e-2
+    compensation_rate: float = 1e-2
+    clip_start: float = 4.0
+    loss: Literal["mse", "dlc+akl"] = "mse"
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What training found for one block.
+
+    scales:       of each feed's source channels, by the source's name within the block.
+    clips:        share of each group's range [N, groups], by the name of a linear layer.
+    compensation: a [N, 1] and b [1, K], W + a·b being what is rounded, by the same.
+    losses:       mean loss of each epoch, and at index 0 that before training.
+    """
+
+    scales: Mapping[str, torch.Tensor]
+    clips: Mapping[str, torch.Tensor]
+    compensation: Mapping[str, tuple[torch.Tensor, torch.Tensor]]
+    losses: tuple[float, ...]
+
+
+class BlockTrainer:
+    """A block of nn.Linear layers in FP32, computed with scaled, clipped and rounded weights.
+
+    linears:     names of the linear layers within the block.
+    weight:      format of the weights, signed; activation: of the inputs, None for weight-only.
+    feeds:       which of the block's modules scales can be divided out of.
+    start:       scales to start with, by source; a feed that isn't there learns none.
+    compensated: names of the linear layers that get a rank-one compensation.
+    Raises QuantizeError if a format isn't signed.
+    """
+
+    def __init__(
+        self,
+        block: nn.Module,
+        linears: Sequence[str],
+        feeds: Sequence[Feed],
+        weight: NumberFormat,
+        activation: NumberFormat | None,
+        start: Mapping[str, torch.Tensor],
+        compensated: Sequence[str],
+        options: TrainingOptions,
+        *,
+        norm_offset: float = 0.0,
+        head_dim: int = 1,
+    ) -> None:
+        for number in (weight, activation):
+            if number is not None:
+                check_signed(number)
+        self._block = block.requires_grad_(False)
+        self._linears = tuple(linears)
+        self._feeds = tuple(feed for feed in feeds if feed.source in start)
+        self._weight, self._activation = weight, activation
+        self._options = options
+        self._norm_offset, self._head_dim = norm_offset, head_dim
+        self._scales = {
+            feed.source: start[feed.source].detach().clone().float().requires_grad_()
+            for feed in self._feeds
+        }
+        self._clips: dict[str, torch.Tensor] = {}
+        self._compensation: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        for name in self._linears:
+            dense = block.get_submodule(name).weight
+            assert isinstance(dense, torch.Tensor)
+            n, k = dense.shape
+            groups = 1 if weight.group is None else -(-k // weight.group)
+            logits = torch.full((n, groups), options.clip_start, device=dense.device)
+            self._clips[name] = logits.requires_grad_()
+            if name in compensated:
+                # A left side of zeros: training starts from the weights as they are.
+                self._compensation[name] = (
+                    torch.zeros((n, 1), device=dense.device).requires_grad_(),
+                    torch.ones((1, k), device=dense.device).requires_grad_(),
+                )
+
+    def train(
+        self,
+        original: BlockStream,
+        quantized: BlockStream,
+        epoch_done: Callable[[int], None] = lambda epoch: None,
+    ) -> Learned:
+        """Train on the block's inputs in the original and in the quantized model, in their order.
+
+        Both streams stand at the block. epoch_done: called after each epoch with its number.
+        Deterministic: nothing is drawn.
+        """
+        with _tensor_cores(original.inputs[0].device):
+            return self._train(original, quantized, epoch_done)
+
+    def _train(
+        self, original: BlockStream, quantized: BlockStream, epoch_done: Callable[[int], None]
+    ) -> Learned:
+        targets = self._targets(original, quantized)
+        device = targets[0].here.device
+        optimizer = self._optimizer(device)
+        at = targets[0].copy()  # the segment in hand: each is copied here in its turn
+        total = torch.zeros((), device=device)  # read once an epoch: reading waits for a GPU
+
+        def measure() -> None:
+            with torch.no_grad():
+                total.add_(self._loss(quantized, at))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = self._loss(quantized, at)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            with torch.no_grad():
+                total.add_(loss)
+                for scale in self._scales.values():
+                    scale.clamp_(min=_SMALLEST_SCALE)
+
+        def epoch(work: Replay) -> float:
+            total.zero_()
+            for target in targets:
+                at.take(target)
+                work()
+            return float(total) / len(targets)
+
+        losses = [epoch(Replay(measure, device))]
+        steps = Replay(step, device, before_recording=lambda: _let_record(optimizer))
+        for number in range(self._options.epochs):
+            losses.append(epoch(steps))
+            epoch_done(number + 1)
+        return Learned(
+            scales={name: scale.detach() for name, scale in self._scales.items()},
+            clips={name: torch.sigmoid(clip).detach() for name, clip in self._clips.items()},
+            compensation={
+                name: (left.detach(), right.detach())
+                for name, (left, right) in self._compensation.items()
+            },
+            losses=tuple(losses),
+        )
+
+    def _optimizer(self, device: torch.device) -> torch.optim.AdamW:
+        options = self._options
+        groups = [
+            {"params": list(self._scales.values()), "lr": options.scale_rate},
+            {"params": list(self._clips.values()), "lr": options.clip_rate},
+            {
+                "params": [side for pair in self._compensation.values() for side in pair],
+                "lr": options.compensation_rate,
+            },
+        ]
+        chosen = [group for group in groups if group["params"]]
+        return torch.optim.AdamW(chosen, weight_decay=0.0, fused=device.type == "cuda")
+
+    def _targets(self, original: BlockStream, quantized: BlockStream) -> list[_Target]:
+        """What the original block makes of each segment, in both models."""
+        hidden = torch.empty_like(original.inputs[0], dtype=torch.float32)
+        found: list[torch.Tensor] = []
+
+        @torch.no_grad()
+        def run() -> None:
+            found[:] = self._run(quantized, {}, hidden, rounding=False)
+
+        work = Replay(run, hidden.device)
+        with_maps = self._options.loss != "mse"
+        targets: list[_Target] = []
+        for before, here in zip(original.inputs, quantized.inputs, strict=True):
+            hidden.copy_(before)
+            work()
+            output, attention = found[0].clone(), None
+            if with_maps and not targets:
+                room = _room_for_maps(hidden.device)
+                with_maps = found[1].nbytes * len(original.inputs) <= room
+            if with_maps:
+                attention = found[1].clone()
+            output_here = output
+            if self._options.loss != "mse":
+                hidden.copy_(here)
+                work()
+                output_here = found[0].clone()
+            targets.append(_Target(before, here, output, output_here, attention))
+        return targets
+
+    def _loss(self, stream: BlockStream, target: _Target) -> torch.Tensor:
+        output, attention = self._run(stream, self._tensors(), target.here, rounding=True)
+        if self._options.loss == "mse":
+            return functional.mse_loss(output, target.output)
+        original = target.attention
+        if original is None:
+            with torch.no_grad():
+                _, original = self._run(stream, {}, target.inputs, rounding=False)
+        distance = double_log_cosine(output, target.output, target.output_here)
+        return distance + attention_divergence(attention, original)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The block's norms and weights with scales, compensation and rounding, differentiable."""
+        tensors = {name: value.detach() for name, value in self._block.named_parameters()}
+        for feed in self._feeds:
+            self._scale(tensors, feed)
+        for name in self._linears:
+            weight = tensors[f"{name}.weight"]
+            if name in self._compensation:
+                left, right = self._compensation[name]
+                weight = weight + left @ right
+            shares = torch.sigmoid(self._clips[name])
+            tensors[f"{name}.weight"] = fake_quantize(weight, self._weight, shares)
+        return tensors
+
+    def _scale(self, tensors: dict[str, torch.Tensor], feed: Feed) -> None:
+        s = self._scales[feed.source]
+        source = tensors[f"{feed.source}.weight"]
+        if feed.through == "norm":
+            source = (source + self._norm_offset) / s - self._norm_offset
+        else:
+            source = source / s[:, None]
+        tensors[f"{feed.source}.weight"] = source
+        if f"{feed.source}.bias" in tensors:
+            tensors[f"{feed.source}.bias"] = tensors[f"{feed.source}.bias"] / s
+        seen = spread(s, feed, self._head_dim)
+        for name in self._linears:
+            if name.rsplit(".", 1)[-1] in feed.kinds:
+                tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
+
+    def _run(
+        self,
+        stream: BlockStream,
+        tensors: dict[str, torch.Tensor],
+        hidden: torch.Tensor,
+        *,
+        rounding: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block's output with these weights, and its attention map (eager attention's)."""
+        maps: list[torch.Tensor] = []
+
+        def block(states: torch.Tensor, **arguments: Any) -> Any:
+            return functional_call(self._block, tensors, (states,), arguments)
+
+        with self._hooks(maps, rounding):
+            output = stream.run(block, hidden.float())
+        return output, maps[0]
+
+    @contextlib.contextmanager
+    def _hooks(self, maps: list[torch.Tensor], rounding: bool) -> Iterator[None]:
+        handles = []
+
+        def keep_map(_module: nn.Module, _inputs: Any, outputs: Any) -> None:
+            maps.append(outputs[1])
+
+        last: list[torch.Tensor] = []  # query, key and value read one input, gate and up another
+
+        def round_input(_module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+            assert self._activation is not None
+            x = inputs[0]
+            if not last or last[0] is not x:
+                flat = x.reshape(-1, x.shape[-1])
+                last[:] = x, fake_quantize(flat, self._activation).view_as(x)
+            return (last[1], *inputs[1:])
+
+        handles.append(self._block.get_submodule("self_attn").register_forward_hook(keep_map))
+        if rounding and self._activation is not None:
+            handles += [
+                self._block.get_submodule(name).register_forward_pre_hook(round_input)
+                for name in self._linears
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+@contextlib.contextmanager
+def _tensor_cores(device: torch.device) -> Iterator[None]:
+    """Products in TF32 while a GPU trains: the bits of FP16, in which OmniQuant's code trains."""
+    before = torch.get_float32_matmul_precision()
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _let_record(optimizer: torch.optim.Optimizer) -> None:
+    """Allow the optimizer's step in a CUDA graph; outside of one it would warn of being slow."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+
+
+def _room_for_maps(device: torch.device) -> int:
+    """Bytes that attention maps may take."""
+    if device.type != "cuda":
+        return _MAPS_ON_A_CPU
+    free: int = torch.cuda.mem_get_info(device)[0]
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return (free + unused) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A segment at a block: its inputs, and the outputs to come close to.
+
+    inputs, here: what the block gets in the original and in the quantized model.
+    output, output_here: what the original block makes of either.
+    attention: the original block's attention map; None: not needed, or computed anew each time,
+    because the maps of all segments would not fit in memory.
+    """
+
+    inputs: torch.Tensor
+    here: torch.Tensor
+    output: torch.Tensor
+    output_here: torch.Tensor
+    attention: torch.Tensor | None
+
+    def copy(self) -> _Target:
+        return replace(
+            self,
+            inputs=self.inputs.clone(),
+            here=self.here.clone(),
+            output=self.output.clone(),
+            output_here=self.output_here.clone(),
+            attention=None if self.attention is None else self.attention.clone(),
+        )
+
+    def take(self, other: _Target) -> None:
+        """Copy another segment's numbers to where this one has its own."""
+        self.inputs.copy_(other.inputs)
+        self.here.copy_(other.here)
+        self.output.copy_(other.output)
+        self.output_here.copy_(other.output_here)
+        if self.attention is not None and other.attention is not None:
+            self.attention.copy_(other.attention)

@@ -1,0 +1,102 @@
+"""DGQ, W4A8: dual-grained weights, and outlier channels clipped into the weights.
+
+Zhang et al., arXiv 2310.04836: section 3.2 and 3.3 are dual_grained, section 3.4 the percentile
+clipping smoothing, with dynamic scales of each token or one static scale of the layer (section 4).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
+from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.dual_grained import PLAIN, SearchOptions, dual_grained
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.model_map import weight_of
+from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
+from kernels.formats import NumberFormat
+
+_LARGEST_S8 = 127
+
+
+@dataclass(frozen=True, slots=True)
+class DgqOptions(SchemeOptions):
+    """search: the two-phase search; else plain two-level rounding.
+
+    group_steps, row_steps: of the grids of the two phases.
+    outliers: share of a feed's channels that are clipped; 0: no smoothing.
+    static:   one scale a layer, from calibration; else a scale for each token.
+    """
+
+    group: int = 128
+    search: bool = True
+    group_steps: int = 20
+    row_steps: int = 80
+    outliers: float = 0.005
+    static: bool = False
+
+    def __post_init__(self) -> None:
+        if self.group < 1:
+            raise ValueError(f"a group needs at least one value, got {self.group}")
+        if not 0 <= self.outliers < 1 or self.group_steps < 2 or self.row_steps < 2:
+            raise ValueError(
+                "outliers is a share below 1 and a grid has at least 2 steps, got "
+                f"{self.outliers}, {self.group_steps} and {self.row_steps}"
+            )
+
+
+class Dgq(Scheme):
+    """4-bit weights that lift to INT8 a row, and INT8 activations."""
+
+    source = "DGQ, arXiv:2310.04836, sections 3.2 to 3.4"
+    options: DgqOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        options = self.options
+        search = PLAIN
+        if options.search:
+            search = SearchOptions.of_steps(options.group_steps, options.row_steps)
+        statistics = Statistics(hessian=True)
+        observe_block(job, block, statistics)
+        with unrounded(job.layout.block_module(job.model, block)):
+            seen = self._smooth(job, block, statistics)
+            for feed in job.layout.feeds:
+                readers = readers_of(job, block, feed)
+                first = readers[0].name
+                scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
+                moments = statistics.hessian[first] / torch.outer(scale, scale)
+                # Rows don't depend on each other: readers of one input are searched together.
+                weights = torch.cat([weight_of(job.model, site) for site in readers])
+                found = dual_grained(weights, moments, options.group, search).dequantize()
+                activation = self._activation(float((statistics.absmax[first] / scale).max()))
+                rows = torch.split(found, [site.n for site in readers])
+                for site, rounded in zip(readers, rows, strict=True):
+                    quantize_site(job.model, site, rounded, activation)
+
+    def _smooth(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
+        """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""
+        seen: dict[str, torch.Tensor] = {}
+        if self.options.outliers == 0:
+            return seen
+        head = head_size(job)
+        for feed in job.layout.scaled_feeds:
+            readers = readers_of(job, block, feed)
+            if feed.source.endswith("v_proj"):
+                continue  # the paper smooths the norms' outputs and what enters down_proj
+            inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
+            scale = percentile_scale(inputs, self.options.outliers)
+            seen |= fold_feed(job, block, feed, scale)
+        return seen
+
+    def _activation(self, largest: float) -> DynamicActivation | StaticActivation:
+        if self.options.static:
+            return StaticActivation(NumberFormat(8), largest / _LARGEST_S8)
+        return DynamicActivation(NumberFormat(8))

@@ -1,0 +1,190 @@
+"""GPTQ: rounding column by column, each column's error compensated in the columns to come.
+
+Frantar et al., "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers",
+arXiv 2210.17323: the update is their equation 3, in the Cholesky form of section 3.3 (algorithm 1);
+the damping is 1 % of the Hessian's mean diagonal (section 3.3, step 3). Which number format a group
+is rounded to is the caller's choice: ZeroQuant(4+2) (arXiv 2312.08583) does the same with FP6 and
+FP5 codes.
+
+llm-compressor and optimum have GPTQ for integers behind their own model wrappers and file formats.
+They offer neither FP6 nor FP5 nor Atom's two bit widths in one row, and what they write isn't what
+our kernels read, so the forty lines of the algorithm are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.columns import ColumnGroup, column_groups
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.model_map import weight_of
+from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import observe_block, readers_of
+from flexq_bench.schemes.uniform import FULL_BITS
+from kernels.errors import ShapeError
+from kernels.formats import NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class GptqOptions:
+    """Hyper-parameters of arXiv 2210.17323, section 3.3.
+
+    damping:   fraction of the mean diagonal that is added to the Hessian's diagonal.
+    block:     columns that are updated before the rest of the matrix is.
+    act_order: round the columns with the largest Hessian diagonal first. Scales then come from the
+               weights before any update, because a kernel's groups stay neighbours in memory.
+    """
+
+    damping: float = 0.01
+    block: int = 128
+    act_order: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.damping < math.inf or self.block < 1:
+            raise ValueError(
+                f"damping must be above 0 and a block at least 1 column, got {self.damping} and "
+                f"{self.block}"
+            )
+
+
+def hessian_error(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor) -> float:
+    """tr(D H Dᵀ) with D = weight − rounded, float64: the squared error of the layer's output.
+
+    weight, rounded: [N, K]. hessian: [K, K], the sum of x xᵀ over the calibration tokens.
+    """
+    difference = (weight - rounded).double()
+    return float(((difference @ hessian.double()) * difference).sum())
+
+
+def gptq(
+    weight: torch.Tensor,
+    hessian: torch.Tensor,
+    groups: Sequence[ColumnGroup],
+    options: GptqOptions | None = None,
+) -> torch.Tensor:
+    """Weights [N, K] rounded to the formats of their groups, float32; deterministic.
+
+    hessian: [K, K], the sum (or mean: only ratios matter) of x xᵀ over the calibration tokens.
+    groups:  columns 0 … K-1 in order, as column_groups gives them.
+
+    Inputs that calibration never saw (a zero on the diagonal) get the unit Hessian; their weights
+    are rounded to nearest. Raises ShapeError if the Hessian doesn't fit the weights, and ValueError
+    if it isn't finite.
+    """
+    options = options or GptqOptions()
+    k = weight.shape[1]
+    if tuple(hessian.shape) != (k, k):
+        raise ShapeError(
+            f"weights with {k} inputs need a {k}x{k} Hessian, got {tuple(hessian.shape)}"
+        )
+    if not bool(torch.isfinite(hessian).all()):
+        raise ValueError("the Hessian holds NaN or infinity: look at the calibration inputs")
+
+    work = weight.double()
+    order = torch.arange(k, device=weight.device)
+    if options.act_order:
+        order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
+    snappers = [g.snapper(work[:, g.start : g.end]) for g in groups] if options.act_order else []
+    group_of = [index for index, g in enumerate(groups) for _ in range(g.start, g.end)]
+    factor = _inverse_factor(hessian.double()[order][:, order], options.damping)
+    work = work[:, order].contiguous()
+    columns = order.tolist()
+    rounded = torch.empty_like(work)
+
+    for start in range(0, k, options.block):
+        end = min(start + options.block, k)
+        errors = torch.zeros_like(work[:, start:end])
+        for j in range(start, end):
+            group = groups[group_of[columns[j]]]
+            if not options.act_order and j == group.start:
+                # Columns of the group past this block still lack the errors of this block.
+                late = work[:, j : group.end].clone()
+                late[:, end - j :] -= errors[:, : j - start] @ factor[start:j, end : group.end]
+                snappers.append(group.snapper(late))
+            snapped = snappers[group_of[columns[j]]](work[:, j : j + 1])[:, 0]
+            rounded[:, j] = snapped
+            error = torch.div(work[:, j] - snapped, factor[j, j], out=errors[:, j - start])
+            work[:, j:end].addr_(error, factor[j, j:end], alpha=-1)
+        work[:, end:] -= errors @ factor[start:end, end:]
+    restored = torch.empty_like(rounded)
+    restored[:, order] = rounded
+    return restored.float()
+
+
+def gptq_together(
+    weights: Sequence[torch.Tensor],
+    hessian: torch.Tensor,
+    groups: Sequence[ColumnGroup],
+    options: GptqOptions | None = None,
+) -> list[torch.Tensor]:
+    """`gptq` of several weights [N, K] that meet the same inputs, each float32 [N, K].
+
+    Rows don't depend on each other, so the columns are gone through once for all of them.
+    """
+    solved = gptq(torch.cat(list(weights)), hessian, groups, options)
+    rows = [weight.shape[0] for weight in weights]
+    return [part.clone() for part in torch.split(solved, rows)]
+
+
+def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """Upper triangular U with UᵀU = (H + damping)⁻¹ (arXiv 2210.17323, section 3.3)."""
+    diagonal = hessian.diagonal()
+    damped = hessian + torch.diag(damping * diagonal.mean() + (diagonal == 0).double())
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped))
+    upper: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
+    return upper
+
+
+@dataclass(frozen=True, slots=True)
+class GptqSchemeOptions(SchemeOptions):
+    """GPTQ for every layer (arXiv 2210.17323, section 3.3 and the options of section 4).
+
+    symmetric: signed codes; the paper's quantizer has a zero point.
+    a_bits:    of activations, a scale per token (or group); 16 as in the paper: weight-only.
+    """
+
+    w_bits: int
+    a_bits: int = FULL_BITS
+    group: int | None = 128
+    symmetric: bool = False
+    act_order: bool = False
+    damping: float = 0.01
+
+    def __post_init__(self) -> None:
+        GptqOptions(damping=self.damping)  # which says what is wrong with it
+
+
+class Gptq(Scheme):
+    """Integer weights by GPTQ, block after block on what the quantized model gives it."""
+
+    source = "GPTQ, arXiv:2210.17323, section 3.3"
+    options: GptqSchemeOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        options = self.options
+        number = NumberFormat(
+            options.w_bits, options.group, "symmetric" if options.symmetric else "asymmetric"
+        )
+        activation = None
+        if options.a_bits < FULL_BITS:
+            activation = DynamicActivation(NumberFormat(options.a_bits, options.group))
+        solver = GptqOptions(damping=options.damping, act_order=options.act_order)
+        statistics = Statistics(hessian=True)
+        observe_block(job, block, statistics)
+        for feed in job.layout.feeds:
+            readers = readers_of(job, block, feed)
+            weights = [weight_of(job.model, site) for site in readers]
+            hessian = statistics.hessian[readers[0].name]
+            solved = gptq_together(weights, hessian, column_groups(readers[0].k, number), solver)
+            for site, rounded in zip(readers, solved, strict=True):
+                quantize_site(job.model, site, rounded, activation)

@@ -1,0 +1,227 @@
+"""How much rounding the inputs of each single layer hurts, from one backward pass.
+
+The criterion is the Kullback-Leibler divergence of the model's predictions from those of the dense
+model, to second order. For labels y drawn from the dense model's own predictions, its Hessian is
+the Fisher information (Martens, "New insights and perspectives on the natural gradient method",
+arXiv:1412.1193, section 9), so that a small change d_t of a layer's output at token t costs
+
+    KL ≈ ½ E_y[ Σ_t (g_t · d_t)² ],   g_t = ∂ log p(y) / ∂ output_t.
+
+Errors of different tokens and layers are taken to be uncorrelated, so damages of layers add up. It
+is exact in the limit of small errors, needs no labels, and costs as much as a training step, where
+measuring the divergence with one layer rounded at a time takes a forward pass for each layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.model_map import LinearSite, ModelMap, linear_at
+from flexq_bench.schemes.scheme import Progress
+from kernels.formats import NumberFormat
+
+Cost = Literal["layers", "matrices", "work"]
+COSTS: tuple[Cost, ...] = ("layers", "matrices", "work")
+_ROWS_AT_ONCE = 256  # rows of probabilities that are summed up together, in float64
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDamage:
+    """What rounding one site's inputs costs, in nats of divergence a token.
+
+    low, high: with the format of fewer and of more bits.
+    """
+
+    site: LinearSite
+    low: float
+    high: float
+
+    @property
+    def gain(self) -> float:
+        """What the format of more bits saves."""
+        return self.low - self.high
+
+
+def activation_damage(
+    model: nn.Module,
+    layout: ModelMap,
+    calibration: Calibration,
+    *,
+    low: NumberFormat,
+    high: NumberFormat,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> tuple[SiteDamage, ...]:
+    """Damage of each site's activations in both formats, in the order of the forward pass.
+
+    The model is dense and stays as it is. Memory: one backward pass over a segment.
+    Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
+    """
+    sums = {site.name: [0.0, 0.0] for site in layout.sites}
+    formats = (DynamicActivation(low), DynamicActivation(high))
+    with _frozen(model), _watching(model, layout.sites, formats, sums):
+        for index, segment in enumerate(calibration.tokens):
+            if progress is not None:
+                progress(index, calibration.segments, "damage of each layer's activations")
+            _backward(model, segment, generator)
+    broken = next((name for name, costs in sums.items() if not math.isfinite(sum(costs))), None)
+    if broken is not None:
+        raise QuantizeError(
+            f"gradients at {broken} leave the range of the model's dtype: load it as bfloat16 or "
+            "float32"
+        )
+    tokens = calibration.tokens.numel()
+    return tuple(
+        SiteDamage(site, sums[site.name][0] / tokens, sums[site.name][1] / tokens)
+        for site in layout.sites
+    )
+
+
+def choose_sites(
+    damages: Sequence[SiteDamage], layout: ModelMap, budget: float, cost: Cost = "layers"
+) -> tuple[str, ...]:
+    """Names of the sites to get more bits: those that gain most for each extra bit.
+
+    budget: the share of all cost that may be spent. What costs one, and is chosen as one:
+      layers:   a layer as engines run it. Sites that read one input (q, k and v; gate and up) are
+                one layer, because the format belongs to the input;
+      matrices: a site, whatever its input's other readers do;
+      work:     a layer as engines run it costs its products, N · K: each pays for the bits.
+
+    Chosen greedily; one that no longer fits is passed over. Equal gains keep the order of the
+    forward pass, which is also the order of the result. Raises QuantizeError if the budget is no
+    share.
+    """
+    if not 0 <= budget <= 1:
+        raise QuantizeError(f"a budget is a share of the layers, 0 to 1, got {budget:g}")
+    fused = layers_of(damages, layout)
+    units = fused if cost != "matrices" else tuple((damage,) for damage in damages)
+    prices = [_work(unit) if cost == "work" else 1 for unit in units]
+    left = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
+    chosen: set[str] = set()
+    for unit, price in sorted(
+        zip(units, prices, strict=True), key=lambda pair: -_gain(pair[0]) / pair[1]
+    ):
+        if price <= left:
+            left -= price
+            chosen.update(damage.site.name for damage in unit)
+    return tuple(damage.site.name for damage in damages if damage.site.name in chosen)
+
+
+def layers_of(
+    damages: Sequence[SiteDamage], layout: ModelMap
+) -> tuple[tuple[SiteDamage, ...], ...]:
+    """Sites by layer as engines run them: those that read one input are one layer."""
+    source = {kind: feed.source for feed in layout.feeds for kind in feed.kinds}
+    readers: dict[tuple[int, str], list[SiteDamage]] = {}
+    for damage in damages:
+        readers.setdefault((damage.site.block, source[damage.site.kind]), []).append(damage)
+    return tuple(tuple(together) for together in readers.values())
+
+
+def _gain(unit: Sequence[SiteDamage]) -> float:
+    return sum(damage.gain for damage in unit)
+
+
+def _work(unit: Sequence[SiteDamage]) -> int:
+    return sum(damage.site.n * damage.site.k for damage in unit)
+
+
+def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generator) -> None:
+    """One backward pass of log p of labels drawn from the model's own predictions."""
+    decoder: Any = model
+    device = next(model.parameters()).device
+    embedded = decoder.get_input_embeddings()(segment[None].to(device)).requires_grad_()
+    logits = decoder(inputs_embeds=embedded, use_cache=False).logits[0].float()
+    logs = functional.log_softmax(logits, dim=-1)
+    if not bool(torch.isfinite(logs.detach().sum())):
+        raise QuantizeError(
+            "the model as it is predicts NaN: its numbers leave the range of its dtype; load it as "
+            "bfloat16 or float32"
+        )
+    labels = draw(logs.detach(), generator)
+    torch.autograd.backward(logs.gather(1, labels[:, None]).sum())
+
+
+def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """A label of each row, int64 [rows], from log probabilities [rows, vocabulary].
+
+    What is random comes from the CPU, so that every device gives the same labels for the same seed,
+    but for rounding; the rest is done where the logs are: they are too many to move.
+    """
+    chance = torch.rand(logs.shape[0], 1, generator=generator, dtype=torch.float64)
+    labels = []
+    for rows, where in zip(
+        torch.split(logs, _ROWS_AT_ONCE), torch.split(chance, _ROWS_AT_ONCE), strict=True
+    ):
+        reached = rows.double().exp().cumsum(dim=-1)
+        found = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
+        labels.append(found[:, 0].clamp(max=logs.shape[1] - 1))
+    return torch.cat(labels)
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Without gradients of parameters."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        with torch.enable_grad():
+            for parameter in learning:
+                parameter.requires_grad_(False)
+            yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _watching(
+    model: nn.Module,
+    sites: Sequence[LinearSite],
+    formats: tuple[DynamicActivation, DynamicActivation],
+    sums: dict[str, list[float]],
+) -> Iterator[None]:
+    """While it lasts, each backward pass adds (g · d)² / 2 of every site to `sums`."""
+
+    def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...], torch.Tensor], None]:
+        weight = linear_at(model, site.name).weight.detach()
+
+        def forward(module: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
+            rows = arguments[0].detach().reshape(-1, site.k)
+
+            def backward(gradient: torch.Tensor) -> None:
+                # d · g = (error of x) · (Wᵀ g): no product with W for each format.
+                pulled = (gradient.reshape(-1, site.n) @ weight).float()
+                for index, rounding in enumerate(formats):
+                    error = _rounded(site, rows, rounding) - rows.float()
+                    costs = (pulled * error).sum(dim=1).double().square()
+                    sums[site.name][index] += float(costs.sum()) / 2
+
+            output.register_hook(backward)  # type: ignore[no-untyped-call]
+
+        return forward
+
+    handles = [model.get_submodule(s.name).register_forward_hook(hook(s)) for s in sites]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rounded(site: LinearSite, rows: torch.Tensor, rounding: DynamicActivation) -> torch.Tensor:
+    try:
+        return rounding(rows)
+    except ValueError as error:
+        raise QuantizeError(f"{site.name}: {error}") from error

@@ -1,0 +1,181 @@
+"""The way from a trained block to a quantized one, which OmniQuant and ABQ-LLM share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.block_training import BlockTrainer, Learned, TrainingOptions
+from flexq_bench.schemes.calibration import Calibration, Statistics
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.model_map import LinearSite, weight_of
+from flexq_bench.schemes.scheme import Job, Progress, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
+from flexq_bench.schemes.straight_through import fake_quantize
+from flexq_bench.schemes.uniform import FULL_BITS
+from kernels.formats import NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedOptions(SchemeOptions):
+    """Bits, and the papers' training: 20 epochs over the calibration segments, block by block.
+
+    w_bits, a_bits: a_bits of 16: weight-only, which learns no scales (arXiv 2308.13137, section 4).
+    group:          values of k that share a scale of the weights and of the activations; None: an
+                    output channel and a token, as in both papers.
+    balanced:       ABQ-LLM's bit balance, one more code than 2^w_bits (`w2*`).
+    """
+
+    w_bits: int
+    a_bits: int
+    group: int | None = None
+    balanced: bool = False
+    epochs: int = 20
+    scale_rate: float = 5e-3
+    clip_rate: float = 1e-2
+    alpha: float = 0.5
+
+    def __post_init__(self) -> None:
+        rates = (self.scale_rate, self.clip_rate)
+        if self.epochs < 0 or not all(0 < rate < math.inf for rate in rates):
+            raise ValueError(
+                "training takes 0 epochs or more and rates above 0, got "
+                f"{self.epochs}, {self.scale_rate} and {self.clip_rate}"
+            )
+        check_share("alpha", self.alpha)
+
+    @property
+    def weight(self) -> NumberFormat:
+        return NumberFormat(self.w_bits, self.group, "balanced" if self.balanced else "symmetric")
+
+    @property
+    def activation(self) -> NumberFormat | None:
+        return NumberFormat(self.a_bits, self.group) if self.a_bits < FULL_BITS else None
+
+
+class LearnedScheme(Scheme):
+    """Scales and clipping learned block by block; subclasses say with which loss."""
+
+    version = 2  # 2: a GPU trains in TF32, and an input with several readers is rounded once
+    options: LearnedOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
+    @property
+    def needs_original(self) -> bool:
+        return True
+
+    def training(self) -> TrainingOptions:
+        """How this scheme trains."""
+        options = self.options
+        return TrainingOptions(
+            epochs=options.epochs,
+            scale_rate=options.scale_rate,
+            clip_rate=options.clip_rate,
+        )
+
+    def compensated(self, job: Job, block: int) -> tuple[str, ...]:
+        """Kinds of this block's sites that get a rank-one compensation."""
+        return ()
+
+    def quantize(
+        self,
+        model: nn.Module,
+        calibration: Calibration | None = None,
+        *,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Folds:
+        with _eager_attention(model):
+            return super().quantize(model, calibration, seed=seed, progress=progress)
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        if job.original is None:
+            raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
+        module = job.layout.block_module(job.model, block)
+        with unrounded(module):
+            learned = self.train_block(job, block, module)
+        job.original.advance()
+        with unrounded(module):
+            self._apply_learned(job, block, learned)
+
+    def train_block(self, job: Job, block: int, module: nn.Module) -> Learned:
+        """What training finds for a block, which stands unrounded."""
+        assert job.original is not None
+        options = self.options
+        prefix = f"{job.layout.names.blocks}.{block}."
+        sites = job.layout.of_block(block)
+        kinds = self.compensated(job, block)
+        trainer = BlockTrainer(
+            module,
+            [site.name.removeprefix(prefix) for site in sites],
+            job.layout.scaled_feeds,
+            options.weight,
+            options.activation,
+            {} if options.activation is None else self._starting_scales(job, block),
+            [site.name.removeprefix(prefix) for site in sites if site.kind in kinds],
+            self.training(),
+            norm_offset=job.layout.names.norm_offset,
+            head_dim=head_size(job),
+        )
+        return trainer.train(job.original, job.inputs)
+
+    def _starting_scales(self, job: Job, block: int) -> dict[str, torch.Tensor]:
+        """SmoothQuant's scale of each feed, from the original model's activations."""
+        assert job.original is not None
+        statistics = Statistics()
+        observe_block(job, block, statistics, job.original)
+        start = {}
+        for feed in job.layout.scaled_feeds:
+            readers = readers_of(job, block, feed)
+            weights = torch.stack([weight_of(job.model, r).abs().amax(dim=0) for r in readers])
+            start[feed.source] = smoothquant_scale(
+                gather(statistics.absmax[readers[0].name].float(), feed, head_size(job)),
+                gather(weights.amax(dim=0).float(), feed, head_size(job)),
+                self.options.alpha,
+            )
+        return start
+
+    def _apply_learned(self, job: Job, block: int, learned: Learned) -> None:
+        prefix = f"{job.layout.names.blocks}.{block}."
+        number = self.options.activation
+        activation = None if number is None else DynamicActivation(number)
+        for feed in job.layout.scaled_feeds:
+            if feed.source in learned.scales:
+                fold_feed(job, block, feed, learned.scales[feed.source])
+        for site in job.layout.of_block(block):
+            quantize_site(
+                job.model,
+                site,
+                self._rounded(job, site, site.name.removeprefix(prefix), learned),
+                activation,
+            )
+
+    def _rounded(self, job: Job, site: LinearSite, name: str, learned: Learned) -> torch.Tensor:
+        weight = weight_of(job.model, site).double()
+        if name in learned.compensation:
+            left, right = learned.compensation[name]
+            weight = weight + (left @ right).double()
+        return fake_quantize(weight, self.options.weight, learned.clips[name].double())
+
+
+@contextmanager
+def _eager_attention(model: Any) -> Iterator[None]:
+    """Attention that tells its map, for as long as a model is trained."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)

@@ -1,0 +1,72 @@
+"""What learned schemes minimise: how far a quantized block is from the original one.
+
+ABQ-LLM (Zeng et al., arXiv 2408.08554), section 3.2: the double logarithm of cosine similarity
+(DLC) of the block's outputs, and the attention-aware divergence (AKL) of its attention maps.
+OmniQuant (arXiv 2308.13137, section 3.1, equation 1) takes the mean squared error of the outputs,
+which is torch's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from flexq_bench.schemes.fused import kernels_for
+
+_TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
+_AT_ONCE = 4096  # probabilities of one program
+
+
+def double_log_cosine(
+    quantized: torch.Tensor, original: torch.Tensor, original_here: torch.Tensor
+) -> torch.Tensor:
+    """-log cos(quantized, original) - log cos(quantized, original_here), a scalar >= 0.
+
+    All [..., tokens, hidden]: outputs of the quantized block, of the original block in the original
+    model, and of the original block on the quantized block's inputs. A cosine is the mean over
+    tokens; it is held above zero so that the loss stays finite when a block is destroyed.
+    """
+    total = torch.zeros((), device=quantized.device)
+    for reference in (original, original_here):
+        cosine = functional.cosine_similarity(quantized, reference, dim=-1).mean()
+        total = total - torch.log(cosine.clamp(min=_TINY))
+    return total
+
+
+def attention_divergence(quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    """KL(quantized || original) + KL(original || quantized), a scalar >= 0, in nats.
+
+    Attention probabilities [..., queries, keys]; the mean over heads and queries. `original` has no
+    gradient.
+    """
+    if kernels_for(quantized) is not None and original.dtype == quantized.dtype:
+        fused: torch.Tensor = _Divergence.apply(quantized, original)  # type: ignore[no-untyped-call]
+        return fused
+    ratio = torch.log(quantized + _TINY) - torch.log(original + _TINY)
+    return ((quantized - original) * ratio).sum(dim=-1).mean()
+
+
+class _Divergence(torch.autograd.Function):
+    """attention_divergence in one pass over the maps, and its gradient in another."""
+
+    @staticmethod
+    def forward(ctx: Any, quantized: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+        ours, theirs = quantized.contiguous(), original.contiguous()
+        ctx.save_for_backward(ours, theirs)
+        programs = -(-ours.numel() // _AT_ONCE)
+        parts = torch.empty(programs, dtype=ours.dtype, device=ours.device)
+        kernel = kernels_for(ours).divergence
+        kernel[(programs,)](ours, theirs, parts, ours.numel(), _TINY, block=_AT_ONCE)
+        return parts.sum() / (ours.numel() // ours.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ours, theirs = ctx.saved_tensors
+        factor = gradients[0] / (ours.numel() // ours.shape[-1])
+        to_ours = torch.empty_like(ours)
+        kernel = kernels_for(ours).divergence_backward
+        programs = -(-ours.numel() // _AT_ONCE)
+        kernel[(programs,)](ours, theirs, factor, to_ours, ours.numel(), _TINY, block=_AT_ONCE)
+        return to_ours, None

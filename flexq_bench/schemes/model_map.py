@@ -1,0 +1,285 @@
+"""Where the linear layers of a Hugging Face decoder are, and what feeds each of them.
+
+A scheme sees blocks, sites and feeds and no names of one architecture. Embeddings and the output
+head are not among the sites: no scheme quantizes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from flexq_bench.schemes.errors import QuantizeError
+from workloads.names import unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """A module of a block ("": what enters it) whose output channels some sites read.
+
+    A scale on those channels may be divided out of `source` and multiplied into `kinds`
+    (SmoothQuant, AWQ, OmniQuant, ABQ-LLM, DGQ).
+
+    source: its name within the block. kinds: the sites that read it.
+    through: "norm", its weight is one factor a channel; "linear", rows of its weight are channels;
+    None, no scale passes (an activation function in between, a norm without weights): that the
+    kinds read one input is all that it says.
+    shared_heads: kinds read every channel of `source` several times, once per query head of a
+    key-value head (v_proj -> o_proj with grouped-query attention); 1: once.
+    """
+
+    source: str
+    kinds: tuple[str, ...]
+    through: Literal["norm", "linear"] | None
+    shared_heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """How one class of transformers names its parts.
+
+    linears: path of each site within a block, in the order of the forward pass; the last part is
+    its kind. gated: the feed-forward has a gate (GLU). norm_offset: what a norm adds to its weight.
+    """
+
+    blocks: str
+    linears: tuple[str, ...]
+    feeds: tuple[Feed, ...]
+    gated: bool
+    norm_offset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSite:
+    """A linear layer of a block: weights [n, k]. name: within the model, `model.layers.0.….q_proj`.
+
+    kind: the last part of the name; equal for the same layer of all blocks.
+    """
+
+    name: str
+    block: int
+    kind: str
+    n: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMap:
+    """A model's sites in the order of the forward pass."""
+
+    architecture: str
+    names: Architecture
+    sites: tuple[LinearSite, ...]
+    blocks: int
+    feeds: tuple[Feed, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Every kind of site, in the order of the forward pass."""
+        return tuple(dict.fromkeys(site.kind for site in self.sites))
+
+    @property
+    def scaled_feeds(self) -> tuple[Feed, ...]:
+        """Those that a scale passes through."""
+        return tuple(feed for feed in self.feeds if feed.through is not None)
+
+    def of_block(self, block: int) -> tuple[LinearSite, ...]:
+        return tuple(site for site in self.sites if site.block == block)
+
+    def block_module(self, model: nn.Module, block: int) -> nn.Module:
+        return model.get_submodule(f"{self.names.blocks}.{block}")
+
+
+_LLAMA = Architecture(
+    blocks="model.layers",
+    linears=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.o_proj",
+        "mlp.gate_proj",
+        "mlp.up_proj",
+        "mlp.down_proj",
+    ),
+    feeds=(
+        Feed("input_layernorm", ("q_proj", "k_proj", "v_proj"), "norm"),
+        Feed("self_attn.v_proj", ("o_proj",), "linear"),
+        Feed("post_attention_layernorm", ("gate_proj", "up_proj"), "norm"),
+        Feed("mlp.up_proj", ("down_proj",), "linear"),
+    ),
+    gated=True,
+)
+_GEMMA = Architecture(_LLAMA.blocks, _LLAMA.linears, _LLAMA.feeds, gated=True, norm_offset=1.0)
+# Norms after attention and before the feed-forward are different modules here.
+_GEMMA_2 = Architecture(
+    _LLAMA.blocks,
+    _LLAMA.linears,
+    (
+        *_LLAMA.feeds[:2],
+        Feed("pre_feedforward_layernorm", ("gate_proj", "up_proj"), "norm"),
+        _LLAMA.feeds[3],
+    ),
+    gated=True,
+    norm_offset=1.0,
+)
+# Norms come after attention and the feed-forward, and their outputs are added to what both read.
+_OLMO_2 = Architecture(
+    _LLAMA.blocks,
+    _LLAMA.linears,
+    (
+        replace(_LLAMA.feeds[0], source="", through=None),
+        _LLAMA.feeds[1],
+        replace(_LLAMA.feeds[2], through=None),
+        _LLAMA.feeds[3],
+    ),
+    gated=True,
+)
+# Fused layers: only some of their rows are channels of the next one.
+_PHI_3 = Architecture(
+    _LLAMA.blocks,
+    ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+    (
+        Feed("input_layernorm", ("qkv_proj",), "norm"),
+        Feed("self_attn.qkv_proj", ("o_proj",), None),
+        Feed("post_attention_layernorm", ("gate_up_proj",), "norm"),
+        Feed("mlp.gate_up_proj", ("down_proj",), None),
+    ),
+    gated=True,
+)
+_STARCODER_2 = Architecture(
+    _LLAMA.blocks,
+    (*_LLAMA.linears[:4], "mlp.c_fc", "mlp.c_proj"),
+    (
+        *_LLAMA.feeds[:2],
+        Feed("post_attention_layernorm", ("c_fc",), "norm"),
+        Feed("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
+    ),
+    gated=False,
+)
+_OPT = Architecture(
+    blocks="model.decoder.layers",
+    linears=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.out_proj",
+        "fc1",
+        "fc2",
+    ),
+    feeds=(
+        Feed("self_attn_layer_norm", ("q_proj", "k_proj", "v_proj"), "norm"),
+        Feed("self_attn.v_proj", ("out_proj",), "linear"),
+        Feed("final_layer_norm", ("fc1",), "norm"),
+        Feed("fc1", ("fc2",), "linear"),  # ReLU passes positive scales through
+    ),
+    gated=False,
+)
+# OPT-350M: as in OLMo 2, norms come after attention and after the feed-forward.
+_OPT_350M = replace(
+    _OPT,
+    feeds=(
+        replace(_OPT.feeds[0], source="", through=None),
+        _OPT.feeds[1],
+        Feed("self_attn_layer_norm", ("fc1",), None),
+        _OPT.feeds[3],
+    ),
+)
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _LLAMA,
+    "Qwen2ForCausalLM": _LLAMA,
+    "Qwen3ForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
+    "GraniteForCausalLM": _LLAMA,
+    "OlmoForCausalLM": _LLAMA,
+    "Olmo2ForCausalLM": _OLMO_2,
+    "Phi3ForCausalLM": _PHI_3,
+    "Starcoder2ForCausalLM": _STARCODER_2,
+    "GemmaForCausalLM": _GEMMA,
+    "Gemma2ForCausalLM": _GEMMA_2,
+    "Gemma3ForCausalLM": _GEMMA_2,
+    "OPTForCausalLM": _OPT,
+}
+
+
+def map_model(model: nn.Module) -> ModelMap:
+    """The map of a model that is not quantized yet.
+
+    Raises QuantizeError if its architecture has none, if it is quantized already, or if its parts
+    are not where the architecture has them.
+    """
+    architecture = type(model).__name__
+    names = ARCHITECTURES.get(architecture)
+    if names is None:
+        raise QuantizeError(unknown("layer map for the architecture", architecture, ARCHITECTURES))
+    config: Any = model.config
+    if names is _OPT and not config.do_layer_norm_before:
+        names = _OPT_350M
+    blocks = int(config.num_hidden_layers)
+    sites = tuple(
+        _site(model, names, block, path) for block in range(blocks) for path in names.linears
+    )
+    return ModelMap(architecture, names, sites, blocks, _feeds(model, names, sites))
+
+
+def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
+    name = f"{names.blocks}.{block}.{path}"
+    try:
+        linear = model.get_submodule(name)
+    except AttributeError as error:
+        raise QuantizeError(f"{type(model).__name__} has no {name} here: {error}") from error
+    if not isinstance(linear, nn.Linear) or not linear.weight.dtype.is_floating_point:
+        raise QuantizeError(
+            f"{name} is a {type(linear).__name__}, not a linear layer of real weights: the model "
+            "is quantized already; load the one that it was made from"
+        )
+    return LinearSite(name, block, path.rsplit(".", 1)[-1], linear.out_features, linear.in_features)
+
+
+def _feeds(model: nn.Module, names: Architecture, sites: Sequence[LinearSite]) -> tuple[Feed, ...]:
+    sizes = {site.kind: site for site in sites if site.block == 0}
+    feeds = []
+    for feed in names.feeds:
+        through = feed.through if _passes(model, names, feed) else None
+        shared_heads = 1
+        if feed.source.endswith(".v_proj"):
+            shared_heads = sizes[feed.kinds[0]].k // sizes["v_proj"].n
+        feeds.append(replace(feed, through=through, shared_heads=shared_heads))
+    return tuple(feeds)
+
+
+def _passes(model: nn.Module, names: Architecture, feed: Feed) -> bool:
+    """Whether this model lets a scale through where its architecture does."""
+    if feed.through is None:
+        return False
+    source: Any = model.get_submodule(f"{names.blocks}.0.{feed.source}")
+    if getattr(source, "weight", None) is None:  # norms of OLMo, and of OPT in Galactica
+        return False
+    config: Any = model.config
+    if feed.source.endswith(".v_proj"):
+        return getattr(config, "clip_qkv", None) is None  # OLMo may clip values
+    return feed.source != "fc1" or config.activation_function == "relu"
+
+
+def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put another module where `name` is."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def linear_at(model: nn.Module, name: str) -> nn.Linear:
+    """The dense layer of this name. Raises QuantizeError if it has been replaced."""
+    found = model.get_submodule(name)
+    if not isinstance(found, nn.Linear):
+        raise QuantizeError(f"{name} is quantized already: load the model anew")
+    return found
+
+
+def weight_of(model: nn.Module, site: LinearSite) -> torch.Tensor:
+    """The dense weights of a site [n, k], detached."""
+    return linear_at(model, site.name).weight.detach()

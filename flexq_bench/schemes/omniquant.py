@@ -1,0 +1,17 @@
+"""OmniQuant: weight clipping and channel scales learned block by block, by the outputs' error.
+
+Shao et al., arXiv 2308.13137: learnable weight clipping (section 3.2), learnable equivalent
+transformation (section 3.3), mean squared error of each block's output (section 3.1), 20 epochs of
+AdamW over 128 segments of 2048 tokens, 0.005 and 0.01 as learning rates (section 4.1). Codes are
+signed, as kernels take them, so that the paper's two bounds of a range become one.
+"""
+
+from __future__ import annotations
+
+from flexq_bench.schemes.learned import LearnedScheme
+
+
+class OmniQuant(LearnedScheme):
+    """Learned scales and clipping under the mean squared error."""
+
+    source = "OmniQuant, arXiv:2308.13137, section 3"

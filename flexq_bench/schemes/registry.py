@@ -1,0 +1,193 @@
+"""Every scheme by name. To add one: a module with its Scheme, and a line in _FAMILIES.
+
+A name is a family with its bits, `rtn-w4a8`, and may carry options in brackets:
+`w6a6[group=none]`, `atom-w4a4[outliers=0,clip=false]`. Option names are the fields of the scheme's
+options.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from flexq_bench.schemes.abq import Abq, AbqOptions
+from flexq_bench.schemes.atom import Atom, AtomOptions
+from flexq_bench.schemes.awq import Awq, AwqOptions
+from flexq_bench.schemes.dgq import Dgq, DgqOptions
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.flexq import Flexq, FlexqOptions
+from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
+from flexq_bench.schemes.learned import LearnedOptions
+from flexq_bench.schemes.omniquant import OmniQuant
+from flexq_bench.schemes.scheme import Scheme, SchemeOptions
+from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
+from flexq_bench.schemes.uniform import Uniform, UniformOptions
+from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
+from workloads.names import unknown
+
+Bits = Mapping[str, str]  # named parts of the pattern that matched
+_NAME = re.compile(r"(?P<family>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """Names that one pattern matches. options: the defaults for a matched name."""
+
+    pattern: str
+    scheme: type[Scheme]
+    options: Callable[[Bits], SchemeOptions]
+    examples: tuple[str, ...]
+    summary: str
+
+
+def _uniform(bits: Bits) -> UniformOptions:
+    return UniformOptions(int(bits["w"]), int(bits["a"]))
+
+
+def _per_row(bits: Bits) -> UniformOptions:
+    return UniformOptions(int(bits["w"]), int(bits["a"]), group=None)
+
+
+_FAMILIES: tuple[_Family, ...] = (
+    _Family(
+        "flexq-w6ax",
+        Flexq,
+        lambda bits: FlexqOptions(),
+        ("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]"),
+        "W6A6, and A8 for down_proj of gated models or for the layers that gain most",
+    ),
+    _Family(
+        r"w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
+        Uniform,
+        _uniform,
+        ("w6a6", "w6a8", "w4a4", "w6a16"),
+        "rounded to nearest, groups of 128 for weights and activations",
+    ),
+    _Family(
+        r"rtn-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
+        Uniform,
+        _per_row,
+        ("rtn-w6a6", "rtn-w4a4"),
+        "rounded to nearest, one scale per output channel and per token",
+    ),
+    _Family(
+        r"gptq-w(?P<w>[2-8])a(?P<a>[2-8]|16)",
+        Gptq,
+        lambda bits: GptqSchemeOptions(int(bits["w"]), int(bits["a"])),
+        ("gptq-w4a16", "gptq-w3a16"),
+        "errors of rounding compensated in the columns to come",
+    ),
+    _Family(
+        r"fp(?P<w>[56])",
+        SmallFloat,
+        lambda bits: SmallFloatOptions(int(bits["w"])),
+        ("fp6", "fp5", "fp6[gptq=true]", "fp6[group=128]"),
+        "weights as small floats, one scale per output channel",
+    ),
+    _Family(
+        r"awq-w(?P<w>[2-8])a16",
+        Awq,
+        lambda bits: AwqOptions(int(bits["w"])),
+        ("awq-w4a16",),
+        "weights scaled by the activations they meet, ranges clipped",
+    ),
+    _Family(
+        r"smoothquant-w(?P<w>[2-8])a(?P<a>[2-8])",
+        SmoothQuant,
+        lambda bits: SmoothQuantOptions(int(bits["w"]), int(bits["a"])),
+        ("smoothquant-w8a8", "smoothquant-w6a6", "smoothquant-w6a6[alpha=none]"),
+        "difficulty moved from activations to weights, then rounded to nearest",
+    ),
+    _Family(
+        r"omniquant-w(?P<w>[2-8])a(?P<a>[2-8]|16)",
+        OmniQuant,
+        lambda bits: LearnedOptions(int(bits["w"]), int(bits["a"])),
+        ("omniquant-w6a6", "omniquant-w4a4"),
+        "scales and clipping learned block by block",
+    ),
+    _Family(
+        r"abq-w(?P<w>[2-8])(?P<balanced>\*?)a(?P<a>[2-8]|16)",
+        Abq,
+        lambda bits: AbqOptions(int(bits["w"]), int(bits["a"]), balanced=bool(bits["balanced"])),
+        ("abq-w6a6", "abq-w4a4", "abq-w2*a8"),
+        "learned under losses that keep distribution and attention; * balanced codes",
+    ),
+    _Family(
+        r"dgq-w4a8",
+        Dgq,
+        lambda bits: DgqOptions(),
+        ("dgq-w4a8", "dgq-w4a8[static=true]", "dgq-w4a8[search=false]"),
+        "4-bit groups that lift to INT8 rows, outlier channels clipped",
+    ),
+    _Family(
+        r"atom-w(?P<w>[2-8])a(?P<a>[2-8])",
+        Atom,
+        lambda bits: AtomOptions(w_bits=int(bits["w"]), a_bits=int(bits["a"])),
+        ("atom-w4a4",),
+        "outlier channels in 8 bits, the others in groups of 4, keys and values in 4",
+    ),
+)
+
+
+def names() -> tuple[str, ...]:
+    """Names that `resolve` knows, examples of each family, in the registry's order."""
+    return tuple(name for family in _FAMILIES for name in family.examples)
+
+
+def summaries() -> tuple[tuple[str, str, str], ...]:
+    """Name, what it does and its source, for each example."""
+    return tuple(
+        (name, family.summary, family.scheme.source)
+        for family in _FAMILIES
+        for name in family.examples
+    )
+
+
+def resolve(name: str) -> Scheme:
+    """The scheme of this name. Raises QuantizeError with the nearest names or the known options."""
+    parsed = _NAME.fullmatch(name.strip())
+    for family in _FAMILIES if parsed else ():
+        matched = re.fullmatch(family.pattern, parsed["family"]) if parsed else None
+        if parsed and matched:
+            options = family.options(matched.groupdict())
+            return family.scheme(name.strip(), _with(options, parsed["options"] or "", name))
+    raise QuantizeError(unknown("scheme", name, names()))
+
+
+def _with(options: SchemeOptions, text: str, name: str) -> SchemeOptions:
+    known = {field.name: field for field in fields(options)}
+    types = get_type_hints(type(options))
+    changes: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in known:
+            raise QuantizeError(unknown(f"option of {name} named", key, known))
+        if not equals:
+            raise QuantizeError(f"option {key} of {name} needs a value: {key}=…")
+        changes[key] = _read(value, types[key], key)
+    try:
+        return replace(options, **changes)
+    except ValueError as error:
+        raise QuantizeError(f"{name}: {error}") from error
+
+
+def _read(text: str, kind: Any, key: str) -> Any:
+    """A value of the option's type; `none`, `true` and `false` are words, a tuple is a+b+c."""
+    choices = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    if text.lower() == "none" and type(None) in choices:
+        return None
+    for choice in choices:
+        if choice is bool:
+            if text.lower() in ("true", "false"):
+                return text.lower() == "true"
+        elif get_origin(choice) is tuple:
+            return tuple(filter(None, text.split("+")))
+        elif choice in (int, float, str):
+            try:
+                return choice(text)
+            except ValueError:
+                continue
+    raise QuantizeError(f"option {key} can't be {text!r}")

@@ -1,0 +1,31 @@
+"""A few input rows of each layer, for schemes that try out what rounding does to its output."""
+
+from __future__ import annotations
+
+import torch
+
+from flexq_bench.schemes.model_map import LinearSite
+
+
+class InputSamples:
+    """An observer that keeps the same number of rows of every segment, `rows` in all at most.
+
+    Rows are spread evenly over a segment; its first token, which has the largest values, is among
+    them.
+    """
+
+    def __init__(self, rows: int, per_segment: int = 64) -> None:
+        self._rows, self._per_segment = rows, per_segment
+        self._kept: dict[str, list[torch.Tensor]] = {}
+
+    def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
+        """Look at the input rows [tokens, K] of a site."""
+        kept = self._kept.setdefault(site.name, [])
+        room = self._rows - sum(part.shape[0] for part in kept)
+        step = max(1, -(-rows.shape[0] // self._per_segment))
+        if room > 0:
+            kept.append(rows[::step][:room].clone())
+
+    def of(self, site: LinearSite) -> torch.Tensor:
+        """Rows [<= rows, K] of a site's input."""
+        return torch.cat(self._kept[site.name])

@@ -1,0 +1,142 @@
+"""What a scheme is: its name, its source, its options; and the way through a model's blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import nn
+
+from flexq_bench.schemes.calibration import BlockStream, Calibration
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.model_map import ModelMap, map_model
+from flexq_bench.schemes.smoothing import Folds
+
+Progress = Callable[[int, int, str], None]
+"""Called with blocks done, blocks in all, and what is being done."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemeOptions:
+    """Base of a scheme's options: a frozen dataclass with the paper's defaults.
+
+    Fields are int, float, bool, str, None or a tuple of str, so that a name in brackets and a JSON
+    header can carry them.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One model being quantized.
+
+    stream: at the block in hand; None: the scheme needs no calibration.
+    original: the same of the model as it was, None unless the scheme compares with it. The scheme
+    advances it, before it changes the block.
+    generator: on the CPU, seeded; all that is random comes from it.
+    decided: names of sites that `prepare` chose, by what they were chosen for.
+    folds: the scales that were folded into the model so far.
+    """
+
+    model: nn.Module
+    layout: ModelMap
+    calibration: Calibration | None
+    stream: BlockStream | None
+    original: BlockStream | None
+    generator: torch.Generator
+    seed: int
+    progress: Progress | None
+    decided: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    folds: Folds = field(default_factory=Folds)
+
+    @property
+    def inputs(self) -> BlockStream:
+        """The stream of a scheme that needs calibration."""
+        if self.stream is None:
+            raise QuantizeError("this scheme needs calibration data: give --calibration FILE")
+        return self.stream
+
+
+class Scheme(ABC):
+    """How a model is quantized. A scheme has no state of a model: one object serves many.
+
+    version: raised when the same name and options start to give other numbers.
+    source: paper and section.
+    """
+
+    version: ClassVar[int] = 1
+    source: ClassVar[str]
+
+    def __init__(self, name: str, options: SchemeOptions) -> None:
+        self.name = name
+        self.options = options
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether `quantize` must be given calibration data."""
+        return False
+
+    @property
+    def needs_stream(self) -> bool:
+        """Whether `quantize_block` looks at the inputs of its block."""
+        return self.needs_calibration
+
+    @property
+    def needs_original(self) -> bool:
+        """Whether `quantize_block` compares with what the original model computes."""
+        return False
+
+    def quantize(
+        self,
+        model: nn.Module,
+        calibration: Calibration | None = None,
+        *,
+        seed: int = 0,
+        progress: Progress | None = None,
+    ) -> Folds:
+        """Quantize a dense model in place: its sites become FakeQuantizedLinear.
+
+        Returns the scales that were folded into it.
+
+        The same model, data, options and seed give the same numbers.
+        Raises QuantizeError if the model has no map or is quantized already, or if calibration
+        data are needed and missing.
+        """
+        layout = map_model(model)
+        if self.needs_calibration and calibration is None:
+            raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
+        if not self.needs_calibration:
+            calibration = None
+        was_training = model.training
+        model.eval()
+        stream = original = None
+        if calibration is not None and self.needs_stream:
+            stream = BlockStream(model, layout, calibration)
+        if calibration is not None and self.needs_original:
+            original = BlockStream(model, layout, calibration)
+        generator = torch.Generator().manual_seed(seed)
+        job = Job(model, layout, calibration, stream, original, generator, seed, progress)
+        self.prepare(job)
+        for block in range(layout.blocks):
+            if progress is not None:
+                progress(block, layout.blocks, f"{self.name}: block {block}")
+            try:
+                self.quantize_block(job, block)
+            except ValueError as error:  # numbers that can't be rounded or smoothed
+                raise QuantizeError(f"{self.name}: block {block}: {error}") from error
+            if stream is not None and block + 1 < layout.blocks:
+                stream.advance()
+        if progress is not None:
+            progress(layout.blocks, layout.blocks, self.name)
+        model.train(was_training)
+        return job.folds
+
+    def prepare(self, job: Job) -> None:
+        """What is decided over the whole model before its first block is quantized."""
+        return
+
+    @abstractmethod
+    def quantize_block(self, job: Job, block: int) -> None:
+        """Replace every site of this block; job.stream, if any, is at this block."""

@@ -1,0 +1,63 @@
+"""ZeroQuant(4+2): weights of six or five bits as small floats, activations in FP16.
+
+Wu et al., arXiv 2312.08583: FP6 is E3M2 and FP5 is E3M1, without infinities (section 4); coarse
+grain is one scale an output channel, fine grain a scale a group; both rounded to nearest or by GPTQ
+(section 3).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flexq_bench.schemes.calibration import Statistics
+from flexq_bench.schemes.columns import column_groups, round_to_nearest
+from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.gptq import gptq_together
+from flexq_bench.schemes.model_map import weight_of
+from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import observe_block, readers_of
+from kernels.formats import NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFloatOptions(SchemeOptions):
+    """bits: 6 (E3M2) or 5 (E3M1). group: None, as the paper's FP6 is, or fine grain. gptq: or RTN.
+
+    Raises ValueError for other bits.
+    """
+
+    bits: int
+    group: int | None = None
+    gptq: bool = False
+
+    def __post_init__(self) -> None:
+        if self.bits not in (5, 6):
+            raise ValueError(f"small floats have 5 or 6 bits, got {self.bits}")
+
+
+class SmallFloat(Scheme):
+    """FP6 or FP5 weights."""
+
+    source = "ZeroQuant(4+2), arXiv:2312.08583, sections 3 and 4"
+    options: SmallFloatOptions
+
+    @property
+    def needs_calibration(self) -> bool:
+        return self.options.gptq
+
+    def quantize_block(self, job: Job, block: int) -> None:
+        options = self.options
+        number = NumberFormat(options.bits, options.group, "e3m2" if options.bits == 6 else "e3m1")
+        statistics = Statistics(hessian=True)
+        if options.gptq:
+            observe_block(job, block, statistics)
+        for feed in job.layout.feeds:
+            readers = readers_of(job, block, feed)
+            weights = [weight_of(job.model, site) for site in readers]
+            groups = column_groups(readers[0].k, number)
+            if options.gptq:
+                solved = gptq_together(weights, statistics.hessian[readers[0].name], groups)
+            else:
+                solved = [round_to_nearest(weight, groups) for weight in weights]
+            for site, rounded in zip(readers, solved, strict=True):
+                quantize_site(job.model, site, rounded)

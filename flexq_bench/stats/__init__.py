@@ -1,0 +1,39 @@
+"""Statistics of times and accuracies: pure functions on arrays that know no storage and no kernel.
+
+Intervals (bootstrap, ratios, proportions, paired differences), variance components, device offsets
+and change points of a series. What a number means for a commit is decided in
+`flexq_bench.verdicts`.
+"""
+
+from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
+from flexq_bench.stats.change_points import ChangePoint, change_points
+from flexq_bench.stats.closed_gap import closed_share_interval
+from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.stats.paired import (
+    ItemDifference,
+    is_clear,
+    item_difference,
+    mean_difference_interval,
+)
+from flexq_bench.stats.proportion import proportion_interval
+from flexq_bench.stats.ratio import geometric_mean, ratio_interval
+from flexq_bench.stats.variance_components import variance_components
+
+__all__ = [
+    "ChangePoint",
+    "DeviceOffset",
+    "Interval",
+    "ItemDifference",
+    "change_points",
+    "closed_share_interval",
+    "device_offsets",
+    "geometric_mean",
+    "hierarchical_interval",
+    "is_clear",
+    "item_difference",
+    "mean_difference_interval",
+    "median_interval",
+    "proportion_interval",
+    "ratio_interval",
+    "variance_components",
+]

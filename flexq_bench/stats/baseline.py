@@ -1,0 +1,158 @@
+"""Results of a run beside a baseline kernel and the read floor of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from flexq_bench.stats import Interval, ratio_interval
+from workloads.case import kernel_label
+from workloads.probes import floor_kernel, is_probe
+
+BASELINE = "cublaslt-w8a8"
+
+_Group = tuple[int, int, str, str, str, int]
+
+
+class Result(Protocol):
+    """What a row needs: fields of a db.records.Record, by the same names and units."""
+
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def stage(self) -> str: ...
+    @property
+    def cache(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def model(self) -> str: ...
+    @property
+    def layer(self) -> str: ...
+    @property
+    def m(self) -> int: ...
+    @property
+    def n(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def weight_bits(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def detail(self) -> str: ...
+    @property
+    def median_us(self) -> float | None: ...
+    @property
+    def ci_low_us(self) -> float | None: ...
+    @property
+    def ci_high_us(self) -> float | None: ...
+    @property
+    def floor_us(self) -> float | None: ...
+    @property
+    def pct_of_floor(self) -> float | None: ...
+    @property
+    def exact(self) -> bool | None: ...
+
+
+R = TypeVar("R", bound=Result)
+R_co = TypeVar("R_co", bound=Result, covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Row(Generic[R_co]):
+    """A result and its two ratios, each with its interval.
+
+    speedup: baseline median / median, over the baseline's same case. pct_of_floor: 100 · floor /
+    median. None: one of the two times is missing, wrong or not a GEMM's.
+    """
+
+    result: R_co
+    speedup: Interval | None
+    pct_of_floor: Interval | None
+
+
+def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> list[Row[R]]:
+    """Rows by shape, stage, cache, GPU and M; within one such group the order stays.
+
+    results: of one run. baseline: a kernel's label. A ratio needs two times that may be compared:
+    both kernels right and timed.
+    """
+    ordered = sorted(results, key=_group)
+    times = {id(r): time for r in ordered if (time := time_of(r)) is not None}
+    baselines = {
+        _group(r): times[id(r)]
+        for r in ordered
+        if id(r) in times and kernel_label(r.kernel, r.variant) == baseline
+    }
+    floors = {(r.n, r.k, r.cache, r.gpu, r.kernel): times[id(r)] for r in ordered if id(r) in times}
+
+    def row(result: R) -> Row[R]:
+        time = times.get(id(result))
+        if time is None or is_probe(result.kernel):
+            return Row(result, None, None)
+        base = baselines.get(_group(result))
+        is_base = kernel_label(result.kernel, result.variant) == baseline
+        probe = floor_kernel(result.weight_bits)
+        probed = floors.get((result.n, result.k, result.cache, result.gpu, probe))
+        return Row(
+            result,
+            Interval(1.0, 1.0, 1.0) if is_base else base and ratio_interval(base, time),
+            _pct_of_floor(result, time, probed),
+        )
+
+    return [row(result) for result in ordered]
+
+
+def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) -> list[float]:
+    """baseline time / kernel time, labels, at every shape and GPU where both were timed cold."""
+    times: dict[str, dict[_Group, float]] = {kernel: {}, baseline: {}}
+    for result in results:
+        label = kernel_label(result.kernel, result.variant)
+        time = time_of(result)
+        if (
+            label in times
+            and time
+            and (result.m, result.stage, result.cache) == (m, "gemm", "cold")
+        ):
+            times[label][_group(result)] = time.estimate
+    common = times[kernel].keys() & times[baseline].keys()
+    return [times[baseline][group] / times[kernel][group] for group in sorted(common)]
+
+
+def time_of(result: Result) -> Interval | None:
+    """The median with its interval, microseconds; None: wrong, or never timed."""
+    median = result.median_us
+    if result.status not in ("ok", "noisy") or not median:
+        return None
+    low, high = result.ci_low_us, result.ci_high_us
+    return Interval(median, median if low is None else low, median if high is None else high)
+
+
+def half_width_percent(result: Result) -> float | None:
+    """Half the confidence interval in percent of the median; None: there is no interval."""
+    low, median, high = result.ci_low_us, result.median_us, result.ci_high_us
+    if low is None or high is None or not median:
+        return None
+    return 100.0 * (high - low) / 2 / median
+
+
+def _pct_of_floor(result: Result, time: Interval, probed: Interval | None) -> Interval | None:
+    """The result keeps the floor that its own device measured; the probe's result tells how well
+    that is known."""
+    floor_us = result.floor_us
+    if not floor_us:
+        return None
+    floor = Interval(floor_us, floor_us, floor_us)
+    if probed is not None:
+        scale = floor_us / probed.estimate
+        floor = Interval(floor_us, probed.low * scale, probed.high * scale)
+    ratio = ratio_interval(floor, time)
+    return Interval(100 * ratio.estimate, 100 * ratio.low, 100 * ratio.high)
+
+
+def _group(result: Result) -> _Group:
+    return (result.n, result.k, result.stage, result.cache, result.gpu, result.m)

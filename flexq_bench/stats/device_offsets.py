@@ -1,0 +1,51 @@
+"""How much slower one device is than the others of its kind, by cases that several measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flexq_bench.stats.bootstrap import median_interval
+
+FEWEST_CASES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOffset:
+    """ln(the device's time / the geometric mean of the devices'), median over cases.
+
+    0.01 is 1 % slower. low, high: 95 % bootstrap interval. cases: shared with another device.
+    """
+
+    cases: int
+    log_offset: float
+    low: float
+    high: float
+
+
+def device_offsets(times: Mapping[str, ArrayLike], *, seed: int = 0) -> dict[str, DeviceOffset]:
+    """Offsets by device. times: by device [cases], any unit, > 0; NaN: it did not measure the case.
+
+    Index i is the same case everywhere. A case counts where two devices or more have it; a device
+    that shares fewer than 3 cases has no offset. Raises ValueError if lengths differ.
+    """
+    if len(times) < 2:
+        return {}
+    matrix = np.log(np.array([np.asarray(values, dtype=np.float64) for values in times.values()]))
+    shared = np.isfinite(matrix).sum(axis=0) >= 2
+    matrix = matrix[:, shared]
+    if matrix.shape[1] == 0:
+        return {}
+    residuals = matrix - np.nanmean(matrix, axis=0)
+    found = {}
+    for device, row in zip(times, residuals, strict=True):
+        usable = row[np.isfinite(row)]
+        if usable.size >= FEWEST_CASES:
+            interval = median_interval(usable, seed=seed)
+            found[device] = DeviceOffset(
+                usable.size, interval.estimate, interval.low, interval.high
+            )
+    return found

@@ -1,0 +1,94 @@
+"""What every test on a series starts from: logarithms, spikes, scale, memory of the noise."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.ndimage import median_filter
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+MAD_TO_SIGMA = 1.482602218505602  # of a Gaussian: 1 / Phi^-1(3/4)
+SCALE_FLOOR = (
+    0.002  # ln: the scatter of blocks within one process on an idle H200 (docs/statistics.md)
+)
+SPIKE_SIGMAS = 5.0
+_SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
+MAX_AUTOCORRELATION = 0.8
+
+
+def positive_logs(values: ArrayLike) -> tuple[Floats, Ints]:
+    """Natural logs of the values that have one, and their indices.
+
+    values: [n], any unit; NaN, infinities, zeros and negative values are left out.
+    Raises ValueError if values is not one-dimensional or holds something else than numbers.
+    """
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1:
+        raise ValueError(f"a series has one dimension, got {array.ndim}")
+    with np.errstate(invalid="ignore"):
+        index = np.flatnonzero(np.isfinite(array) & (array > 0))
+    return np.log(array[index]), index.astype(np.int64)
+
+
+def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
+    """Median absolute deviation as a Gaussian sigma, [...] of windows [..., n]; at least floor."""
+    center = np.median(windows, axis=-1, keepdims=True)
+    deviation = np.median(np.abs(windows - center), axis=-1)
+    scale: Floats = np.maximum(MAD_TO_SIGMA * deviation, floor)
+    return scale
+
+
+def without_spikes(logs: Floats) -> Floats:
+    """The series with runs of one or two outlying values replaced by the median around them.
+
+    logs: [n]. A Hampel filter (Hampel 1974): window 5, limit SPIKE_SIGMAS. The ends repeat the
+    last full window, so a level must hold for three values before it counts as one.
+    """
+    if logs.size < _SPIKE_WINDOW:
+        return logs
+    half = _SPIKE_WINDOW // 2
+    around = median_filter(logs, _SPIKE_WINDOW)
+    around[:half], around[-half:] = around[half], around[-half - 1]
+    limit = SPIKE_SIGMAS * step_proof_scale(logs)
+    cleaned: Floats = np.where(np.abs(logs - around) > limit, around, logs)
+    return cleaned
+
+
+def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
+    """Sigma of independent noise from differences of neighbours, which a few steps don't move."""
+    if logs.size < 3:
+        return floor
+    return float(robust_scale(np.diff(logs), floor=floor * np.sqrt(2))) / float(np.sqrt(2))
+
+
+def step_proof_autocorrelation(logs: Floats) -> float:
+    """Lag-1 autocorrelation phi of AR(1) noise, in [0, 0.8], from differences of neighbours.
+
+    Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly move it once differences
+    are clipped. Two standard errors, of 1.4/sqrt(n), are taken off: a short series that jumps once
+    must not pass for one with a long memory.
+    """
+    difference = np.diff(logs)
+    if difference.size < 3:
+        return 0.0
+    limit = 3 * float(robust_scale(difference, floor=SCALE_FLOOR))
+    difference = np.clip(difference, -limit, limit)
+    power = float(difference @ difference)
+    if power == 0:
+        return 0.0
+    phi = 1 + 2 * float(difference[1:] @ difference[:-1]) / power
+    return min(max(phi - 2.8 / float(np.sqrt(logs.size)), 0.0), MAX_AUTOCORRELATION)
+
+
+def autocorrelation(residuals: Floats, *, levels: int) -> float:
+    """Lag-1 autocorrelation of residuals about `levels` fitted means, in [0, 0.8].
+
+    Every fitted mean biases the plain estimate by about -1/n; that is added back.
+    """
+    power = float(residuals @ residuals)
+    if residuals.size < 3 or power == 0:
+        return 0.0
+    phi = float(residuals[1:] @ residuals[:-1]) / power + levels / residuals.size
+    return min(max(phi, 0.0), MAX_AUTOCORRELATION)

@@ -1,0 +1,181 @@
+"""The verdict on two commits that took turns on one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from flexq_bench.stats.series import Floats
+from flexq_bench.verdicts.verdict import Cause, Verdict
+
+FEWEST_BLOCKS = 10
+FEWEST_PLACEMENTS = 5
+CONFIDENCE = 0.99  # of each one-sided bound
+SMALLEST_CHANGE = float(np.log1p(0.01))
+FALSE_DISCOVERY_RATE = 0.015  # across the confirmations of a night
+LOOKS = 3  # at what is not decided, with ever more data; they share the rate
+# A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
+# the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
+SURE_PLACEMENTS = 12
+CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Interleaved blocks of two commits: index i is the same ABBA block.
+
+    base_us, head_us: [blocks], microseconds. placement: [blocks], equal where blocks share what
+    sets them apart from others: the buffers, or the pair of processes where each commit has its
+    own. base_mhz, head_mhz: [blocks] SM clocks; None: unknown. noise_floor: ln, the smallest step
+    that this series' own A/A runs let us see. correct: both results were right. same_binary: both
+    commits compiled to the same machine code.
+    """
+
+    base_us: ArrayLike
+    head_us: ArrayLike
+    placement: ArrayLike
+    base_mhz: ArrayLike | None = None
+    head_mhz: ArrayLike | None = None
+    noise_floor: float = 0.0
+    correct: bool = True
+    same_binary: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A verdict and what it rests on.
+
+    log_ratio: ln(head / base), positive is slower. low, high: its one-sided 99 % bounds.
+    p_value: two-sided, of no change. smallest_change: ln, what had to be exceeded.
+    All are NaN where nothing was judged.
+    """
+
+    verdict: Verdict
+    cause: Cause
+    reason: str
+    log_ratio: float
+    low: float
+    high: float
+    p_value: float
+    smallest_change: float
+    blocks: int
+    placements: int
+
+
+def confirm(comparison: Comparison) -> Confirmation:
+    """The verdict on one comparison, with placement as a random effect.
+
+    Blocks of one placement are not independent: the unit is a placement's mean log ratio, their
+    spread gives Student's t bounds. slower: the estimate is at least the larger of 1 % and the
+    noise floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are
+    within the smallest change. Otherwise ambiguous: more placements would tell.
+    no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
+    numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
+    """
+    ratios, placement, discordant = usable_blocks(comparison)
+    means = np.array([ratios[placement == label].mean() for label in np.unique(placement)])
+    if not comparison.correct:
+        return _undecided(Verdict.INCORRECT, "a result is wrong", ratios.size, means.size)
+    if ratios.size < FEWEST_BLOCKS or means.size < FEWEST_PLACEMENTS:
+        reason = (
+            f"{ratios.size} blocks over {means.size} placements can be used, "
+            f"{FEWEST_BLOCKS} over {FEWEST_PLACEMENTS} are needed"
+        )
+        if discordant:
+            reason += f"; in {discordant} the clocks of the two disagree"
+        return _undecided(Verdict.NO_DATA, reason, ratios.size, means.size)
+
+    smallest = max(SMALLEST_CHANGE, comparison.noise_floor)
+    estimate, low, high, p_value = _student(means)
+    verdict, reason = _verdict(estimate, low, high, smallest)
+    cause = Cause.NONE
+    if verdict in (Verdict.SLOWER, Verdict.FASTER):
+        cause = Cause.CODE
+        if comparison.same_binary:
+            cause, reason = Cause.ENVIRONMENT, f"{reason}, with the same machine code"
+    return Confirmation(
+        verdict, cause, reason, estimate, low, high, p_value, smallest, ratios.size, means.size
+    )
+
+
+def confirm_night(
+    confirmations: Sequence[Confirmation], *, rate: float = FALSE_DISCOVERY_RATE
+) -> tuple[Confirmation, ...]:
+    """The confirmations of one night judged together, in the order given.
+
+    Benjamini and Hochberg (1995) over all that were judged: where many are tried, slower and faster
+    need a smaller p-value, and what does not have it becomes ambiguous. In a night where nothing
+    changed, the chance of any false verdict is at most `rate`.
+    """
+    from scipy import stats  # half a second: only those who judge a night pay it
+
+    judged = [i for i, found in enumerate(confirmations) if np.isfinite(found.p_value)]
+    if not judged:
+        return tuple(confirmations)
+    adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])
+    result = list(confirmations)
+    for i, p_value in zip(judged, adjusted, strict=True):
+        if p_value > rate and result[i].verdict in (Verdict.SLOWER, Verdict.FASTER):
+            reason = f"{result[i].reason}, but not beyond chance among {len(judged)} comparisons"
+            result[i] = replace(
+                result[i], verdict=Verdict.AMBIGUOUS, cause=Cause.NONE, reason=reason
+            )
+    return tuple(result)
+
+
+def usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
+    """Log ratios [blocks], their placements [blocks], and how many were left out for their clocks.
+
+    Raises ValueError if lengths differ.
+    """
+    base = np.asarray(comparison.base_us, dtype=np.float64)
+    head = np.asarray(comparison.head_us, dtype=np.float64)
+    placement = np.asarray(comparison.placement)
+    if not base.shape == head.shape == placement.shape or base.ndim != 1:
+        raise ValueError(
+            "base, head and placement need one value a block, got shapes "
+            f"{base.shape}, {head.shape} and {placement.shape}"
+        )
+    usable = np.isfinite(base) & np.isfinite(head) & (base > 0) & (head > 0)
+    discordant = 0
+    if comparison.base_mhz is not None and comparison.head_mhz is not None:
+        clocks = np.asarray(comparison.base_mhz, dtype=np.float64)
+        other = np.asarray(comparison.head_mhz, dtype=np.float64)
+        if not clocks.shape == other.shape == base.shape:
+            raise ValueError(f"clocks need one value a block, got {clocks.shape}, {other.shape}")
+        apart = usable & (np.abs(other - clocks) > CLOCK_TOLERANCE * np.maximum(clocks, other))
+        discordant = int(np.count_nonzero(apart))
+        usable &= ~apart
+    return np.log(head[usable] / base[usable]), placement[usable], discordant
+
+
+def _student(means: Floats) -> tuple[float, float, float, float]:
+    """Estimate, lower and upper bound, two-sided p-value of a mean that should be 0."""
+    estimate = float(means.mean())
+    error = float(means.std(ddof=1)) / float(np.sqrt(means.size))
+    freedom = means.size - 1
+    reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
+    if error == 0:
+        return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
+    p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
+    return estimate, estimate - reach, estimate + reach, p_value
+
+
+def _verdict(estimate: float, low: float, high: float, smallest: float) -> tuple[Verdict, str]:
+    found = f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
+    if estimate >= smallest and low > 0:
+        return Verdict.SLOWER, found
+    if estimate <= -smallest and high < 0:
+        return Verdict.FASTER, found
+    if -smallest < low and high < smallest:
+        return Verdict.SAME, found
+    return Verdict.AMBIGUOUS, f"{found}: more placements would tell"
+
+
+def _undecided(verdict: Verdict, reason: str, blocks: int, placements: int) -> Confirmation:
+    nan = float("nan")
+    return Confirmation(verdict, Cause.NONE, reason, nan, nan, nan, nan, nan, blocks, placements)

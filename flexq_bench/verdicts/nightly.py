@@ -1,0 +1,156 @@
+"""Storing the verdicts of a night: decisions with their evidence, alerts, and the noise book."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from db import queries
+from db.decisions import OPEN_STATES, DecisionInfo
+from db.engine import Session
+from db.hashing import fingerprint
+from db.records import CommitInfo
+from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from flexq_bench.verdicts import detector
+from flexq_bench.verdicts.alerting import alert_of, groups_of, is_fixed
+from flexq_bench.verdicts.compared import Compared, Machine
+from flexq_bench.verdicts.detector import Judged, judge_night
+from flexq_bench.verdicts.noise_calibration import update_noise_book
+
+_MEASURED = ("case", "base_binary", "head_binary", "base_config", "head_config", "detail")
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """Verdicts in the order of the comparisons, and ids of the alerts that they moved."""
+
+    judged: tuple[Judged, ...]
+    opened: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+
+
+def record_night(
+    session: Session,
+    comparisons: Sequence[Compared],
+    machine: Machine,
+    commits: Mapping[str, CommitInfo],
+    *,
+    alerting: bool,
+    at: datetime | None = None,
+) -> Night:
+    """Judge comparisons together and store the verdicts.
+
+    A comparison whose measured numbers were judged before changes nothing and alerts nobody again.
+
+    commits: by sha, every base and head. alerting: open, join and close alerts; off for what is
+    not on the line that people watch, such as a pull request. at None: now. Comparisons of a commit
+    with itself go to the noise book.
+    """
+    moment = at or datetime.now(UTC)
+    series = [machine.series_of(compared.case) for compared in comparisons]
+    judged = judge_night(
+        comparisons,
+        noise_floors=queries.noise_floors(session, series),
+        weight_bits=[identity["weight_bits"] for identity in series],
+    )
+    new: dict[str, Judged] = {}
+    for one, identity in zip(judged, series, strict=True):
+        info = _decision(one, identity, machine, commits, moment, watched=alerting)
+        if add_decision(session, info):
+            new[info.uuid] = one
+    if any(one.is_canary for one in judged):
+        update_noise_book(session, at=moment)
+    if not alerting:
+        return Night(tuple(judged))
+    opened, joined = _alert(session, new, commits, moment)
+    fixed = _close_fixed(session, comparisons, moment)
+    return Night(tuple(judged), opened, joined, fixed)
+
+
+def _decision(
+    judged: Judged,
+    series: Mapping[str, object],
+    machine: Machine,
+    commits: Mapping[str, CommitInfo],
+    at: datetime,
+    *,
+    watched: bool,
+) -> DecisionInfo:
+    evidence = judged.evidence.as_dict()
+    compared, found = judged.compared, judged.confirmation
+    # By what was measured, not by what it was judged with: tomorrow's noise floor is another one.
+    measured = {name: evidence[name] for name in _MEASURED}
+    measured["comparison"] = evidence["comparison"] | {"noise_floor": None}
+    name = " ".join(
+        (
+            f"{detector.NAME} {detector.VERSION} {compared.base} {compared.head}",
+            f"{machine.device.uuid} {fingerprint(measured)}",
+        )
+    )
+    return DecisionInfo(
+        uuid=str(uuid.uuid5(_NAMESPACE, name)),
+        series=series,
+        base=commits[compared.base],
+        head=commits[compared.head],
+        device=machine.device,
+        watched=watched,
+        detector=detector.NAME,
+        detector_version=detector.VERSION,
+        parameters=detector.PARAMETERS,
+        evidence=evidence,
+        verdict=found.verdict.value,
+        cause=found.cause.value,
+        reason=found.reason,
+        log_ratio=finite(found.log_ratio),
+        log_ratio_low=finite(found.low),
+        log_ratio_high=finite(found.high),
+        created_at=at,
+    )
+
+
+def finite(value: float) -> float | None:
+    """What a database holds of a number: null for NaN."""
+    return value if math.isfinite(value) else None
+
+
+def _alert(
+    session: Session,
+    new: Mapping[str, Judged],
+    commits: Mapping[str, CommitInfo],
+    at: datetime,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ids of the alerts that new decisions, by uuid, opened and joined."""
+    opened: dict[int, None] = {}
+    joined: dict[int, None] = {}
+    for group in groups_of(new, commits):
+        known = alert_of(group, queries.alerts(session, family=group.family))
+        if known is None:
+            alert_id = open_alert(session, group.family, group.good.sha, group.bad.sha, at)
+            opened[alert_id] = None
+        else:
+            alert_id = known.id
+            joined[alert_id] = None
+        join_alert(session, alert_id, group.members)
+    return tuple(opened), tuple(one for one in joined if one not in opened)
+
+
+def _close_fixed(
+    session: Session, comparisons: Sequence[Compared], at: datetime
+) -> tuple[int, ...]:
+    bases = {compared.base for compared in comparisons}
+    heads = ", ".join(sorted({compared.head[:10] for compared in comparisons}))
+    fixed = []
+    for alert in queries.alerts(session, states=OPEN_STATES):
+        if alert.good is None or alert.good.sha not in bases:
+            continue
+        latest = queries.latest_decisions_from(session, alert.good.sha, alert.series)
+        if is_fixed(alert, latest):
+            note = f"every series is back at the level of {alert.good.sha[:10]} at {heads}"
+            set_alert_state(session, alert.id, "fixed", person="", note=note, at=at)
+            fixed.append(alert.id)
+    return tuple(fixed)

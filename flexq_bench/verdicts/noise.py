@@ -1,0 +1,80 @@
+"""The noise of a series, level by level, from comparing commits with themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from flexq_bench.stats.variance_components import variance_components
+from flexq_bench.verdicts.confirmation import CONFIDENCE, SMALLEST_CHANGE, Comparison, usable_blocks
+
+FEWEST_CANARIES = 5  # below it the floor would be a guess
+POWER = 0.9  # with which the smallest step is seen
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseLevels:
+    """Sigmas of ln(head / base) where head is base; None: too little to say.
+
+    block: of a block about its placement. placement: of a placement's true offset about its
+    comparison. comparison: of what a whole comparison shares (its processes, device and night).
+    estimate: of a comparison's result, all levels together, about 0. noise_floor: what chance alone
+    exceeds in 1 of 100 comparisons. smallest_step: the change found in 9 of 10.
+    """
+
+    block: float | None
+    placement: float | None
+    comparison: float | None
+    estimate: float
+    noise_floor: float | None
+    smallest_step: float | None
+    comparisons: int
+    placements: int
+    blocks: int
+
+
+def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
+    """The levels of noise in comparisons of commits with themselves; None: no usable block.
+
+    A comparison of a single placement has no estimate and counts as none. Where a placement has one
+    block, its noise holds the block's. The estimates' true mean is known, 0. The floor is the
+    one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
+    """
+    found = [found for found in map(usable_blocks, canaries) if np.unique(found[1]).size > 1]
+    if not found:
+        return None
+    ratios = np.concatenate([blocks for blocks, _, _ in found])
+    owner = np.repeat(np.arange(len(found)), [blocks.size for blocks, _, _ in found])
+    labels = np.concatenate([np.unique(p, return_inverse=True)[1] for _, p, _ in found])
+    comparison, placement, block = variance_components(ratios, [owner, labels])
+    means = np.array(
+        [np.mean([blocks[p == label].mean() for label in np.unique(p)]) for blocks, p, _ in found]
+    )
+    estimate = float(np.sqrt(np.mean(means**2)))
+    floor, step = _visible(estimate, len(found))
+    return NoiseLevels(
+        block=_known(block),
+        placement=_known(placement),
+        comparison=_known(comparison),
+        estimate=estimate,
+        noise_floor=floor,
+        smallest_step=step,
+        comparisons=len(found),
+        placements=np.unique(np.stack([owner, labels]), axis=1).shape[1],
+        blocks=ratios.size,
+    )
+
+
+def _visible(sigma: float, comparisons: int) -> tuple[float | None, float | None]:
+    if comparisons < FEWEST_CANARIES:
+        return None, None
+    floor = float(special.stdtrit(comparisons, CONFIDENCE)) * sigma
+    power = float(special.stdtrit(comparisons, POWER)) * sigma
+    return floor, max(floor, SMALLEST_CHANGE) + power
+
+
+def _known(sigma: float) -> float | None:
+    return None if np.isnan(sigma) else sigma

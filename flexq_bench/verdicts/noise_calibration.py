@@ -1,0 +1,86 @@
+"""What comparing commits with themselves teaches: noise by series, and how often we are wrong."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import datetime, timedelta
+
+from db import queries
+from db.decisions import FalseAlarmInfo, NoiseInfo
+from db.engine import Session
+from db.queries import DecisionRow
+from db.verdict_store import add_false_alarm_rate, add_noise
+from flexq_bench.stats import proportion_interval
+from flexq_bench.verdicts.evidence import Evidence
+from flexq_bench.verdicts.noise import noise_levels
+from flexq_bench.verdicts.verdict import Verdict
+
+# Both count the canaries of this long: longer ago the machines were others.
+WINDOW = timedelta(days=90)
+CONFIDENCE = 0.95
+_ALARMS = (Verdict.SLOWER, Verdict.FASTER)
+_UNJUDGED = (Verdict.NO_DATA, Verdict.INCORRECT)
+
+
+def update_noise_book(session: Session, *, at: datetime) -> None:
+    """Write what the canaries up to `at` say; the same canaries again change nothing.
+
+    A canary that is called slower or faster is a false alarm, although its machine code is the
+    same and nobody is alerted: with other code somebody would have been.
+    """
+    rows = [row for row in queries.canaries(session, since=at - WINDOW) if row.created_at <= at]
+    judged = [row for row in rows if row.verdict not in _UNJUDGED]
+    by_series: dict[int, list[DecisionRow]] = defaultdict(list)
+    for row in judged:
+        by_series[row.series_id].append(row)
+    for series_id, canaries in by_series.items():
+        _write_page(session, series_id, canaries, at)
+    if judged:
+        _write_rate(session, judged)
+
+
+def _write_page(
+    session: Session, series_id: int, canaries: list[DecisionRow], at: datetime
+) -> None:
+    comparisons = [
+        Evidence.from_dict(queries.decision_evidence(session, row.uuid)).comparison
+        for row in canaries
+    ]
+    levels = noise_levels(comparisons)
+    if levels is None:
+        return
+    add_noise(
+        session,
+        NoiseInfo(
+            series_id=series_id,
+            computed_at=at,
+            decisions=tuple(row.uuid for row in canaries),
+            placements=levels.placements,
+            blocks=levels.blocks,
+            block_sigma=levels.block,
+            placement_sigma=levels.placement,
+            comparison_sigma=levels.comparison,
+            estimate_sigma=levels.estimate,
+            noise_floor=levels.noise_floor,
+            smallest_step=levels.smallest_step,
+        ),
+    )
+
+
+def _write_rate(session: Session, canaries: list[DecisionRow]) -> None:
+    alarms = sum(row.verdict in _ALARMS for row in canaries)
+    rate = proportion_interval(alarms, len(canaries), confidence=CONFIDENCE)
+    times = [row.created_at for row in canaries]
+    add_false_alarm_rate(
+        session,
+        FalseAlarmInfo(
+            since=min(times),
+            until=max(times),
+            decisions=tuple(row.uuid for row in canaries),
+            alarms=alarms,
+            rate=rate.estimate,
+            low=rate.low,
+            high=rate.high,
+            confidence=CONFIDENCE,
+        ),
+    )

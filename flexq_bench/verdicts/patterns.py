@@ -1,0 +1,197 @@
+"""What happened to a series: which of the known patterns its last nights show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from flexq_bench.stats.change_points import change_points
+from flexq_bench.stats.series import (
+    SCALE_FLOOR,
+    SPIKE_SIGMAS,
+    Floats,
+    positive_logs,
+    step_proof_scale,
+    without_spikes,
+)
+from flexq_bench.verdicts.confirmation import CLOCK_TOLERANCE, SMALLEST_CHANGE
+
+_FEWEST_FOR_DRIFT = 20
+_DRIFT_SIGNIFICANCE = 1e-4
+
+
+class Pattern(StrEnum):
+    NEW_SERIES = "new-series"  # nothing before it: nothing to compare with
+    NEW_EPOCH = "new-epoch"  # driver, CUDA or host changed: judged from here on
+    CLOCK_DROP = "clock-drop"  # the clock explains the change
+    SPIKE = "spike"  # one or two nights, and back
+    STEP = "step"
+    DRIFT = "drift"  # creeps, without a step that explains it
+    STEADY = "steady"
+
+
+@dataclass(frozen=True, slots=True)
+class Nights:
+    """A series with what was recorded beside it; all [n], oldest first.
+
+    values: any unit. days: ordinal of the night. epochs: equal where the environment was.
+    clocks_mhz: SM clock while measuring; None: unknown.
+    """
+
+    values: ArrayLike
+    days: ArrayLike
+    epochs: ArrayLike
+    clocks_mhz: ArrayLike | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """pattern of the newest epoch; index of the value where it begins, None: everywhere.
+
+    missing: nights without a result, as (first, last) days; the pattern is of what is there.
+    """
+
+    pattern: Pattern
+    index: int | None
+    missing: tuple[tuple[int, int], ...]
+
+
+def classify(nights: Nights) -> Classification:
+    """The pattern that explains a series, the outermost cause first.
+
+    A single night is a new series; fewer than 3 after a change of environment, a new epoch.
+    Otherwise the newest epoch is looked at by itself: a step that the clock explains, a drift, a
+    step, a spike. Raises ValueError if lengths differ.
+    """
+    values = np.asarray(nights.values, dtype=np.float64)
+    epochs, days = np.asarray(nights.epochs), np.asarray(nights.days, dtype=np.int64)
+    clocks = None if nights.clocks_mhz is None else np.asarray(nights.clocks_mhz, dtype=np.float64)
+    for other in (epochs, days, clocks):
+        if other is not None and other.shape != values.shape:
+            raise ValueError(f"one entry a night is needed, got {other.shape}, {values.shape}")
+    missing = missing_nights(days)
+    _, usable = positive_logs(values)
+    if usable.size <= 1:
+        return Classification(Pattern.NEW_SERIES, None, missing)
+    start = epoch_start(epochs)
+    if start > 0 and values.size - start < 3:
+        return Classification(Pattern.NEW_EPOCH, start, missing)
+    pattern, index = _shape(values[start:], None if clocks is None else clocks[start:])
+    return Classification(pattern, None if index is None else start + index, missing)
+
+
+def missing_nights(days: ArrayLike) -> tuple[tuple[int, int], ...]:
+    """(first, last) of every run of days without a night, of [n] ordinals in any order."""
+    there = np.unique(np.asarray(days, dtype=np.int64))
+    return tuple((int(a) + 1, int(b) - 1) for a, b in pairwise(there) if b - a > 1)
+
+
+def epoch_start(epochs: ArrayLike) -> int:
+    """Index of the first value of the newest epoch; 0 for an empty or unbroken series."""
+    labels = np.asarray(epochs)
+    changes = np.flatnonzero(labels[1:] != labels[:-1])
+    return int(changes[-1]) + 1 if changes.size else 0
+
+
+def spikes(values: ArrayLike) -> tuple[int, ...]:
+    """Indices of values that stand out, alone or in twos, from both sides of them."""
+    logs, index = positive_logs(values)
+    return tuple(int(i) for i in index[without_spikes(logs) != logs])
+
+
+def drift(values: ArrayLike) -> float | None:
+    """ln change over the whole series if it goes one way without a step; None if it does not.
+
+    At least 20 values, 1 % in all, a trend that chance does not make (Mann and Kendall's test on
+    every second value, as neighbours may be dependent), and a straight line (Theil and Sen) that
+    leaves smaller residuals than the best single step, and explains the series better than all of
+    its change points do (Schwarz 1978, for what they have more to fit with).
+    """
+    from scipy import stats  # half a second: `import flexq_bench.regress` does not pay it
+
+    logs, _ = positive_logs(values)
+    if logs.size < _FEWEST_FOR_DRIFT or float(np.ptp(logs)) == 0:
+        return None
+    logs = without_spikes(logs)
+    time = np.arange(logs.size, dtype=np.float64)
+    if stats.kendalltau(time[::2], logs[::2]).pvalue > _DRIFT_SIGNIFICANCE:
+        return None
+    slope, intercept, _, _ = stats.theilslopes(logs, time)
+    change = float(slope) * (logs.size - 1)
+    line = logs - (intercept + slope * time)
+    residual = float(line @ line)
+    if abs(change) < SMALLEST_CHANGE or residual >= _best_step_residual(logs):
+        return None
+    steps = [found.index for found in change_points(np.exp(logs))]
+    if steps and _criterion(_levels_residual(logs, steps), 2 * len(steps) + 1, logs.size) < (
+        _criterion(residual, 2, logs.size)
+    ):
+        return None
+    return change
+
+
+def clock_explains(values: ArrayLike, clocks_mhz: ArrayLike, index: int) -> bool:
+    """Whether the clock changed at `index` and cycles did not.
+
+    values: [n] times. clocks_mhz: [n] of the SM. Medians before and from `index` on: the clock
+    moved by more than 1 %, the time moved, and time x clock stayed within half of that.
+    """
+    times, clocks = (np.asarray(a, dtype=np.float64) for a in (values, clocks_mhz))
+    usable = np.isfinite(times) & np.isfinite(clocks) & (times > 0) & (clocks > 0)
+    before, after = usable.copy(), usable.copy()
+    before[index:], after[:index] = False, False
+    if not before.any() or not after.any():
+        return False
+    time = float(np.median(np.log(times[after])) - np.median(np.log(times[before])))
+    clock = float(np.median(np.log(clocks[after])) - np.median(np.log(clocks[before])))
+    return abs(clock) > CLOCK_TOLERANCE and abs(time + clock) < abs(time) / 2
+
+
+def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
+    found = change_points(values)
+    odd = spikes(values)
+    tail = _fresh_tail(values)
+    if clocks is not None:
+        for index in (*(point.index for point in found), *odd, *tail):
+            if clock_explains(values[: index + 3], clocks[: index + 3], index):
+                return Pattern.CLOCK_DROP, index
+    if drift(values) is not None:
+        return Pattern.DRIFT, None
+    if found:
+        return Pattern.STEP, found[-1].index
+    if odd:
+        return Pattern.SPIKE, odd[-1]
+    return Pattern.STEADY, None
+
+
+def _fresh_tail(values: Floats) -> tuple[int, ...]:
+    """Index of the newest value if it stands out: not yet a spike, not yet a step."""
+    logs, index = positive_logs(values)
+    if logs.size < 3:
+        return ()
+    limit = SPIKE_SIGMAS * step_proof_scale(logs)
+    return (int(index[-1]),) if abs(logs[-1] - float(np.median(logs))) > limit else ()
+
+
+def _criterion(residual: float, parameters: int, size: int) -> float:
+    """Schwarz's, less is better: of a sum of squares of `size` values about a fit."""
+    least = size * (SCALE_FLOOR / 2) ** 2  # less is no better: it is below what is measured
+    return size * float(np.log(max(residual, least) / size)) + parameters * float(np.log(size))
+
+
+def _levels_residual(logs: Floats, steps: list[int]) -> float:
+    """Sum of squares about the means between steps."""
+    return float(sum(np.sum((part - part.mean()) ** 2) for part in np.split(logs, steps)))
+
+
+def _best_step_residual(logs: Floats) -> float:
+    """Sum of squares about the two means of the best single split."""
+    size = logs.size
+    centered = logs - logs.mean()
+    left = np.arange(1, size)
+    sums = np.cumsum(centered)[:-1]
+    return float(centered @ centered - np.max(sums**2 * size / (left * (size - left))))

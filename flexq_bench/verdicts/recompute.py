@@ -1,0 +1,78 @@
+"""Computing stored verdicts again from their evidence, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from db import queries
+from db.engine import Session
+from db.errors import NotFoundError
+from db.hashing import fingerprint
+from db.queries import DecisionRow
+from flexq_bench.verdicts import detector
+from flexq_bench.verdicts.confirmation import Confirmation
+from flexq_bench.verdicts.detector import judge
+from flexq_bench.verdicts.evidence import Evidence
+from flexq_bench.verdicts.nightly import finite
+
+
+@dataclass(frozen=True, slots=True)
+class Recomputed:
+    """A stored decision beside what its evidence says today.
+
+    evidence, confirmation None: they can't be had. differences: what does not agree, a line each;
+    empty: everything does, to the last bit.
+    """
+
+    decision: DecisionRow
+    evidence: Evidence | None
+    confirmation: Confirmation | None
+    differences: tuple[str, ...]
+
+
+def recompute(session: Session, alert_id: int) -> list[Recomputed]:
+    """The decisions of an alert, the slowest first. Raises NotFoundError: no such alert."""
+    queries.alert_by_id(session, alert_id)
+    decisions = queries.alert_decisions(session, alert_id)
+    return [recompute_decision(session, row) for row in decisions]
+
+
+def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
+    """One decision beside what its evidence says today."""
+    try:
+        flat = queries.decision_evidence(session, row.uuid)
+    except NotFoundError:
+        return Recomputed(row, None, None, ("its evidence is gone",))
+    if (row.detector, row.detector_version) != (detector.NAME, detector.VERSION):
+        stored = f"{row.detector} {row.detector_version}"
+        ours = f"{detector.NAME} {detector.VERSION}"
+        return Recomputed(
+            row, None, None, (f"{stored} decided, this version has {ours}: use that version",)
+        )
+    differences = []
+    if fingerprint(flat) != row.input_hash:
+        differences.append("its evidence is not what was judged: the input hash differs")
+    differences += [
+        f"{name} was {row.parameters.get(name)}, this version has {value}"
+        for name, value in detector.PARAMETERS.items()
+        if row.parameters.get(name) != value
+    ]
+    try:
+        evidence = Evidence.from_dict(flat)
+        found = judge(evidence)
+    except (KeyError, TypeError, ValueError) as error:
+        return Recomputed(row, None, None, (*differences, f"its evidence can't be read: {error}"))
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("verdict", row.verdict, found.verdict.value),
+        ("cause", row.cause, found.cause.value),
+        ("reason", row.reason, found.reason),
+        ("log_ratio", row.log_ratio, finite(found.log_ratio)),
+        ("log_ratio_low", row.log_ratio_low, finite(found.low)),
+        ("log_ratio_high", row.log_ratio_high, finite(found.high)),
+    )
+    differences += [
+        f"{name} was {stored!r}, is {now!r} when computed again"
+        for name, stored, now in pairs
+        if stored != now
+    ]
+    return Recomputed(row, evidence, found, tuple(differences))

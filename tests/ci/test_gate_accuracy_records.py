@@ -1,0 +1,84 @@
+"""What an accuracy gate decided, as records."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from ci.accuracy_policy import load_accuracy_policy
+from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_accuracy_records import gate_records
+from ci.gate_perf import Outcome
+from db.records import CommitInfo, DeviceInfo
+from flexq_bench.accuracy.records import Origin
+from flexq_bench.runs.lifecycle import new_run
+
+NOW = datetime(2026, 1, 3, tzinfo=UTC)
+COMMIT = CommitInfo("c" * 40, None, 1, False)
+DEVICE = DeviceInfo("GPU-1", "H200", "cuda")
+ORIGIN = Origin("tiny", "ab" * 32, 0, new_run("accuracy", "gate", ()), COMMIT, DEVICE, {})
+POLICY = """
+version = 1
+schemes = ["w6a6"]
+
+[[perplexity]]
+text = "wikitext"
+percent = 1
+"""
+
+
+@pytest.fixture
+def policy(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(POLICY)
+    return load_accuracy_policy(str(path))
+
+
+def a_report(*judged: Judged) -> AccuracyReport:
+    return AccuracyReport("tiny", "ab" * 32, "fp16", "mine", COMMIT.sha, "H200", judged)
+
+
+def test_each_scheme_has_a_record_with_its_own_verdict(policy):
+    report = a_report(
+        Judged("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %", 12.0, 12.1, 0.8),
+        Judged("w4a4", "perplexity of wikitext", Outcome.PASS, "", "+1 %"),
+        Judged("w4a4", "parity of kernels", Outcome.REGRESSION, "28 layers", "0.001"),
+    )
+
+    found = gate_records(report, policy, ORIGIN, at=NOW)
+
+    assert [(one.scheme, one.verdict, one.exit_code) for one in found] == [
+        ("w6a6", "pass", 0),
+        ("w4a4", "regression", 1),
+    ]
+    assert [limit.check for limit in found[1].limits] == [
+        "perplexity of wikitext",
+        "parity of kernels",
+    ]
+    assert found[0].limits[0].change == 0.8
+
+
+def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
+    report = a_report(
+        Judged("w6a6", "perplexity of wikitext", Outcome.REGRESSION, "", "+1 %"),
+        Judged("w6a6", "acc of piqa", Outcome.MISSING, "no data", "-2 points"),
+    )
+
+    (found,) = gate_records(report, policy, ORIGIN, at=NOW)
+
+    assert (found.verdict, found.exit_code) == ("missing", 4)
+
+
+def test_another_policy_of_the_same_name_is_told_apart(policy, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(POLICY.replace("percent = 1", "percent = 2"))
+    stricter = load_accuracy_policy(str(path))
+    report = a_report(Judged("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %"))
+
+    (one,) = gate_records(report, policy, ORIGIN, at=NOW)
+    (other,) = gate_records(report, stricter, ORIGIN, at=NOW)
+
+    assert one.policy == other.policy == "mine"
+    assert one.policy_hash != other.policy_hash
+    assert one.uuid != other.uuid

@@ -1,0 +1,267 @@
+"""Decoding in fresh processes: what is told when, and what a run that goes on still asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+import pytest
+
+from db.decode_records import DecodeRecord, ServingRecord
+from db.records import CommitInfo
+from flexq_bench.decode import measurement as measuring
+from flexq_bench.decode.case import CachedScheme, Setup, read_scheme
+from flexq_bench.decode.records import ServingCase
+from flexq_bench.decode.requests import Request
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.worker_process import RefusedError
+from flexq_bench.runs.lifecycle import new_run
+from workloads.errors import WorkloadError
+
+COMMIT = CommitInfo("a" * 40, None, 1, False, "A commit", "somebody", None)
+SCHEMES = (CachedScheme("fp16"), CachedScheme("flexq-w6ax"))
+SETUP = Setup("llama-7b", SCHEMES, "cpu", processes=3, long_processes=2)
+
+
+class Workers:
+    """Stands for worker processes. Steps take 1 ms and a thousandth more in each process."""
+
+    def __init__(self, *, refused: str = "", sku: str = "CPU") -> None:
+        self.asked: list[tuple[int, str, int, int]] = []
+        self.loaded: list[tuple[str, list[int]]] = []
+        self.refused, self.sku = refused, sku
+        self.started = -1
+
+    def __call__(self, *_: object, **__: object) -> Self:
+        self.started += 1
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def ask(self, what: str, **given: Any) -> dict[str, Any]:
+        if what == "describe":
+            device = dict.fromkeys(
+                ("vbios", "power_limit_w", "ecc", "mig", "memory_bytes", "l2_bytes", "sm_count")
+            )
+            device |= {"uuid": "cpu", "sku": self.sku, "backend": "cpu", "compute_capability": None}
+            return {"device": device, "environment": {}}
+        if what == "check" and given["scheme"] == self.refused:
+            raise RefusedError(f"decode: {self.refused} doesn't fit")
+        if what == "load":
+            self.loaded.append((given["scheme"], given["batches"]))
+            self.scheme = given["scheme"]
+            configs = {str(m): {"qkv_proj": {"warps": m}} for m in given["batches"]}
+            told = {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            return {**told, "configs": configs}
+        if what == "decode":
+            self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
+            parts = [{"part": "norm", "count": 1, "us": 2.0}] if given["profiled"] else []
+            steps = [1 + self.started / 1000] * (given["new_tokens"] - 1)
+            memory = dict.fromkeys(("steady_memory_bytes", "peak_memory_bytes", "energy_j"))
+            times = {"prefill_ms": 5.0, "step_ms": steps, "spent_s": {"decode": 0.5}}
+            return {**times, "parts": parts, **memory}
+        if what == "slots":
+            return {"slots": given["batch_limit"]}
+        if what == "serve":
+            if given["slots"] == 100:
+                raise RefusedError("decode: batch 100 ran out of GPU memory")
+            lists = {name: [1.0, 2.0] for name in ("latency_s", "ttft_ms", "token_ms")}
+            return {"seconds": 2.0, "steady_bytes": None, **lists}
+        return {}
+
+
+Start = Callable[..., Workers]
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Start:
+    def begin(**changes: Any) -> Workers:
+        workers = Workers(**changes)
+        monkeypatch.setattr(measuring, "WorkerProcess", workers)
+        return workers
+
+    return begin
+
+
+def decoded(
+    setup: Setup = SETUP, new: tuple[int, ...] = (8,), before: dict[str, DecodeRecord] | None = None
+) -> Iterator[DecodeRecord]:
+    cases = measuring.cases_of(setup, (1, 4), 15, new)
+    run = new_run("decode", "manual", [case.key for case in cases])
+    return measuring.decode_all(setup, cases, run, COMMIT, before or {})
+
+
+def test_a_record_comes_again_with_each_process(start: Start) -> None:
+    start()
+
+    records = list(decoded())
+
+    assert [len(r.processes) for r in records] == [1] * 4 + [2] * 4 + [3] * 4
+    of_case = [record for record in records if record.case == records[0].case]
+    assert len({record.uuid for record in of_case}) == 1
+    assert of_case[-1].process_medians_ms == (1.0, 1.001, 1.002)
+    assert of_case[-1].token_ms == pytest.approx(1.001)
+    assert of_case[-1].parameters["processes"] == 3
+    assert of_case[-1].parameters["spent_s"] == {"decode": 0.5}
+    assert {r.batch: r.parameters["configs"] for r in records} == {
+        batch: {"qkv_proj": {"warps": batch}} for batch in (1, 4)
+    }
+    # Only the first process looks at the parts of a step.
+    assert all(record.parts == ({"part": "norm", "count": 1, "us": 2.0},) for record in records)
+
+
+def test_long_decodes_are_measured_by_fewer_processes_and_last(start: Start) -> None:
+    workers = start()
+
+    last = {record.case: record for record in decoded(new=(1024, 128))}
+
+    assert {r.new_tokens: len(r.processes) for r in last.values()} == {128: 3, 1024: 2}
+    assert [
+        new for process, scheme, _, new in workers.asked if (process, scheme) == (0, "fp16")
+    ] == [
+        128,
+        128,
+        1024,
+        1024,
+    ]
+
+
+def test_a_run_that_goes_on_asks_for_what_lacks(start: Start) -> None:
+    start()
+    stopped = {}
+    for record in decoded():
+        stopped[record.case] = record
+        if len(record.processes) == 2:
+            break  # the second process had measured one case of four
+    workers = start()
+
+    last = {record.case: record for record in decoded(before=stopped)}
+
+    assert [process for process, *_ in workers.asked] == [0] * 3 + [1] * 4
+    assert [len(record.processes) for record in last.values()] == [3] * 4
+    assert [p.number for p in last[record.case].processes] == [0, 1, 2]
+    cases = measuring.cases_of(SETUP, (1, 4), 15, (8,))
+    assert measuring.count_lacking(SETUP, cases, stopped) == 7
+    assert list(decoded(before=last)) == []
+
+
+def test_what_was_begun_in_another_way_is_not_gone_on_with(start: Start) -> None:
+    start()
+    before = {record.case: record for record in decoded(replace(SETUP, processes=1))}
+
+    with pytest.raises(UsageError, match="was begun with seed 0, and this is 1"):
+        list(decoded(replace(SETUP, seed=1), before=before))
+    start(sku="NVIDIA H200")
+    with pytest.raises(UsageError, match="was begun on CPU and this is NVIDIA H200"):
+        list(decoded(before=before))
+
+
+def test_a_scheme_that_can_not_be_does_not_stop_the_others(start: Start) -> None:
+    workers = start(refused="fp16")
+
+    records = list(decoded())
+
+    assert [r.status for r in records][-2:] == ["refused", "refused"]
+    assert records[-1].detail == "decode: fp16 doesn't fit"
+    assert {scheme for _, scheme, *_ in workers.asked} == {"flexq-w6ax"}
+
+
+def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
+    workers = start()
+    schemes = tuple(read_scheme(name, 16) for name in ("fp16", "flexq-w6ax+kv8", "flexq-w6ax+kv4"))
+
+    last = {record.case: record for record in decoded(replace(SETUP, schemes=schemes))}
+
+    of = [(r.scheme, r.kv_bits, r.batch) for r in last.values()]
+    assert of[:2] == [("fp16", 16, 1), ("fp16", 16, 4)]
+    assert of[2:] == [("flexq-w6ax", bits, batch) for bits in (8, 4) for batch in (1, 4)]
+    assert [scheme for scheme, _ in workers.loaded] == ["fp16", "flexq-w6ax"] * 3
+
+
+def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
+    assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
+    assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
+    for text, bits in (("fp16+kv12", 16), ("fp16+kv", 16), ("fp16", 5)):
+        with pytest.raises(UsageError, match=r"16, 8 or 4 bits, got .*: write fp16\+kv8"):
+            read_scheme(text, bits)
+    with pytest.raises(WorkloadError, match="no scheme 'fp17'"):
+        read_scheme("fp17+kv8", 16)
+
+
+def test_nothing_that_can_be_is_a_usage_error(start: Start) -> None:
+    start(refused="fp16")
+
+    with pytest.raises(UsageError, match="fp16 doesn't fit"):
+        list(decoded(replace(SETUP, schemes=SCHEMES[:1])))
+
+
+def test_a_batch_that_does_not_fit_leaves_the_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = start()
+    ask = workers.ask
+
+    def crowded(what: str, **given: Any) -> dict[str, Any]:
+        if what == "check" and given["batch"] == 4:
+            raise RefusedError("decode: batch 4 doesn't fit")
+        return ask(what, **given)
+
+    monkeypatch.setattr(workers, "ask", crowded)
+    last = {record.case: record for record in decoded()}
+
+    assert {(r.batch, r.status) for r in last.values()} == {(1, "ok"), (4, "refused")}
+
+
+def served(limits: tuple[int, ...], requests: int = 100) -> list[ServingRecord]:
+    wanted = tuple([Request(10, 20)] * requests)
+    cases = [
+        ServingCase(of.scheme, limit, None, wanted, "made up", 512, of.kv_bits)
+        for of in SETUP.schemes
+        for limit in limits
+    ]
+    run = new_run("decode", "manual", [case.key(SETUP) for case in cases])
+    return list(measuring.serve_all(SETUP, cases, run, COMMIT))
+
+
+def test_a_scheme_is_loaded_once_for_all_its_servings(start: Start) -> None:
+    workers = start()
+
+    records = served((8, 40))
+
+    sizes = [40, 32, 8]
+    assert workers.loaded == [("fp16", sizes), ("flexq-w6ax", sizes)]
+    assert [(r.scheme, r.parameters["slots"]) for r in records] == [
+        ("fp16", 8),
+        ("fp16", 40),
+        ("flexq-w6ax", 8),
+        ("flexq-w6ax", 40),
+    ]
+    assert [r.tokens_per_s for r in records] == [1000.0] * 4
+
+
+def test_no_more_are_served_at_a_time_than_there_are(start: Start) -> None:
+    start()
+
+    assert served((256,), requests=12)[0].parameters["slots"] == 12
+
+
+def test_a_serving_that_can_not_be_leaves_the_others(start: Start) -> None:
+    start(refused="fp16")
+
+    records = served((8, 256))
+
+    assert [(r.scheme, r.status) for r in records] == [
+        ("fp16", "refused"),
+        ("fp16", "refused"),
+        ("flexq-w6ax", "ok"),
+        ("flexq-w6ax", "refused"),
+    ]
+    assert records[-1].detail == "decode: batch 100 ran out of GPU memory"
+    start()
+    with pytest.raises(UsageError, match="ran out of GPU memory"):
+        served((256,))

@@ -1,0 +1,270 @@
+"""A crew without processes, a mixed Ray cluster of nodes that only declare their GPUs."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+import socket
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from db import queries
+from db.engine import Database, open_database
+from db.fleet import JobInfo, add_jobs
+from db.records import CommitInfo, DeviceInfo, RunInfo
+from db.store import begin_run
+from db.tuning import ChoiceInfo
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.coordinator import Coordinator, Work
+from flexq_bench.fleet.pool import Event, Finished, Joined, Lost, Member, Report
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.measure import Measured
+from flexq_bench.runs.executor import Worker
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
+TIMES = Times(start=1, case=5, beat=1, lease=2, device=3, scan=1, database=50)
+
+_numbers = itertools.count()
+
+Answer = Measured | Report | Lost | None
+
+
+class Clock:
+    """Seconds that pass when somebody waits."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class ScriptedCrew:
+    """Workers that answer by a script: a result, a loss, or None: never.
+
+    kinds: how many of each. script: called with the worker and the case. A lost worker is replaced
+    at once, while `replaces`. speechless: so many are lost when asked what they can measure.
+    """
+
+    kinds: Mapping[str, int]
+    script: Callable[[Member, Case], Answer]
+    clock: Clock
+    replaces: bool = True
+    arriving: int = 0
+    speechless: int = 0
+    started: list[tuple[str, Case]] = field(default_factory=list)
+    told: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
+    ended: list[tuple[str, str]] = field(default_factory=list)
+    _members: dict[str, Member] = field(default_factory=dict)
+    _events: deque[Event] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        for gpu, count in self.kinds.items():
+            for index in range(count):
+                self._join(f"{gpu} {index}", gpu)
+
+    def _join(self, device: str, gpu: str) -> None:
+        number = next(_numbers)
+        worker = Worker(DeviceInfo(device, gpu, "cuda"), {"host": "here"}, (9, 0), number)
+        member = Member(f"w{number}", worker, "software")
+        self._members[member.uuid] = member
+        self._events.append(Joined(member))
+
+    def poll(self, timeout_s: float) -> Sequence[Event]:
+        if not self._events:
+            self.clock.now += timeout_s
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
+        self.started.append((member, case))
+        self.told.append((member, tuple(choices)))
+        answer = self.script(self._members[member], case)
+        if isinstance(answer, Measured):
+            answer = Report(answer)
+        if isinstance(answer, Report):
+            self._events.append(Finished(member, answer))
+        elif isinstance(answer, Lost):
+            self._lose(member, answer.reason, answer.blameless)
+
+    def end(self, member: str, reason: str) -> None:
+        self.ended.append((member, reason))
+        self._lose(member, reason, False)
+
+    def _lose(self, uuid: str, reason: str, blameless: bool) -> None:
+        member = self._members.pop(uuid)
+        self._events.append(Lost(uuid, reason, blameless))
+        if self.replaces:
+            self._join(member.device, member.gpu)
+
+    def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
+        if self.speechless:
+            self.speechless -= 1
+            self._lose(member, "killed", False)
+            raise InfrastructureError("a worker did not answer: killed")
+        return {case.key: "too large" for case in cases}
+
+
+@dataclass
+class Table:
+    """What a coordinator needs, and looks at what it left behind."""
+
+    database: Database
+    clock: Clock
+
+    def work(
+        self, gpu: str, cases: Sequence[Case], *, expected: Sequence[float] = (), repeat: int = 1
+    ) -> Work:
+        run = RunInfo(
+            f"run of {gpu}",
+            "made",
+            "manual",
+            "running",
+            "2025-11-21T10:00:00+00:00",
+            f"run of {gpu}",
+            tuple(case.key for case in cases),
+        )
+        seconds = expected or [1.0] * len(cases)
+        with self.database.session() as session:
+            run = begin_run(session, run, COMMIT)
+            jobs = [
+                JobInfo(case.key, number, expected_s)
+                for case, expected_s in zip(cases, seconds, strict=True)
+                for number in range(1, repeat + 1)
+            ]
+            add_jobs(session, run.uuid, jobs)
+        return Work(run, gpu, {case.key: case for case in cases})
+
+    def coordinator(self, crew: Any, on_record: Any = lambda record: None) -> Coordinator:
+        return Coordinator(
+            self.database, crew, COMMIT, TIMES, on_record=on_record, clock=self.clock
+        )
+
+    def states(self, work: Work) -> dict[str, str]:
+        with self.database.session() as session:
+            return {job.case_key: job.state for job in queries.jobs_of(session, work.run.uuid)}
+
+    def received(self, work: Work) -> list[str]:
+        with self.database.session() as session:
+            return sorted(r.case for r in queries.run_records(session, work.run.uuid))
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(str(tmp_path / "flexq.sqlite"), busy_timeout_s=0.1) as database:
+        yield database
+
+
+@pytest.fixture
+def table(database: Database, clock: Clock) -> Table:
+    return Table(database, clock)
+
+
+@pytest.fixture
+def a_crew(clock: Clock) -> Callable[..., ScriptedCrew]:
+    """a_crew({"H200": 2}, script): two workers; script None: every case is fine."""
+
+    def make(
+        kinds: Mapping[str, int],
+        script: Callable[[Member, Case], Answer] | None = None,
+        **changes: Any,
+    ) -> ScriptedCrew:
+        return ScriptedCrew(kinds, script or (lambda member, case: OK), clock, **changes)
+
+    return make
+
+
+@pytest.fixture
+def a_case() -> Callable[..., Case]:
+    def make(m: int = 1, n: int = 256, kernel: str = "flexq-w6a6") -> Case:
+        return Case(kernel, GemmWorkload(m, n, 256))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def simulated() -> ModuleType:
+    """simulated_fleet.py, loaded; `simulated.__file__` is what a process of its own runs."""
+    path = Path(__file__).with_name("simulated_fleet.py")
+    spec = importlib.util.spec_from_file_location("simulated_fleet", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def ray_cluster(monkeypatch: pytest.MonkeyPatch, **head: Any) -> Iterator[Any]:
+    from flexq_bench.fleet.ray_session import _LOOPBACK_ONLY, _QUIET, _python_path
+
+    for name, value in {**_QUIET, **_LOOPBACK_ONLY, "PYTHONPATH": _python_path()}.items():
+        monkeypatch.setenv(name, value)
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": 80 << 20,
+            "node_ip_address": "127.0.0.1",
+            **head,
+        },
+    )
+    yield cluster
+    cluster.shutdown()
+    os.environ.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture
+def a_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A Ray cluster on this machine, without nodes that have GPUs."""
+    with ray_cluster(monkeypatch) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def a_cluster_for_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, int]]:
+    """One that is reached from outside, and its port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with ray_cluster(monkeypatch, ray_client_server_port=port) as cluster:
+        yield cluster, port
+
+
+def add_gpus(cluster: Any, kind: str, count: int = 2) -> Any:
+    """A node that declares so many GPUs of a kind."""
+    return cluster.add_node(
+        num_cpus=count,
+        num_gpus=count,
+        resources={f"accelerator_type:{kind}": count},
+        object_store_memory=80 << 20,
+        node_ip_address="127.0.0.1",
+    )
+
+
+@pytest.fixture
+def add_node() -> Callable[..., Any]:
+    return add_gpus

@@ -1,0 +1,57 @@
+"""Joining clusters: one that isn't there, and one through Ray's client."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from db import queries
+from db.engine import open_database
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.ray_session import ray_session
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
+def test_a_cluster_that_is_not_there_is_said_at_once(form):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        address = form.format(other.getsockname()[1])
+    began = time.monotonic()
+
+    with (
+        pytest.raises(InfrastructureError, match="no Ray cluster at"),
+        ray_session(address, gpus=0),
+    ):
+        pass
+
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("address", ["ray://", "ray://localhost", "ray://localhost:x"])
+def test_an_address_that_is_none_is_said_at_once(address):
+    with (
+        pytest.raises(InfrastructureError, match="an address is ray://HOST:PORT"),
+        ray_session(address, gpus=0),
+    ):
+        pass
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own pipes
+def test_a_fleet_is_reached_from_outside_through_rays_client(
+    simulated, a_cluster_for_clients, add_node, tmp_path
+):
+    cluster, port = a_cluster_for_clients
+    add_node(cluster, "A100", 2)
+    path = tmp_path / "flexq.sqlite"
+    command = (simulated.__file__, f"ray://127.0.0.1:{port}", str(path), "40", "0.05", "A100")
+
+    subprocess.run((sys.executable, *command), check=True, timeout=120)
+
+    with open_database(str(path)) as database, database.session() as session:
+        [run] = queries.runs(session)
+        assert (run.status, len(list(queries.run_records(session, run.uuid)))) == ("complete", 40)

@@ -1,0 +1,80 @@
+"""The worker on this machine's CPU, without Ray around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from db.tuning import ChoiceInfo
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet import ray_worker as actor
+from flexq_bench.fleet.ray_worker import MeterActor
+from flexq_bench.measure import Meter, Tuning
+from kernels.autotune import TuningKey, TuningMemory
+from kernels.contract import Config
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+
+@dataclass(frozen=True, slots=True)
+class Width(Config):
+    width: int
+
+
+KEY = TuningKey("k", 1, 1, 64, 64, "gemm", "cold", "A GPU", "software")
+CANDIDATES = (Width(32), Width(64))
+
+
+def test_a_worker_measures_and_says_what_it_is():
+    worker = MeterActor("cpu", 0, Tuning.NONE)
+    case = Case("cublas-fp16", GemmWorkload(1, 32, 32))
+
+    report = worker.measure(case, ())
+
+    assert report.measured.status in ("ok", "noisy")
+    assert report.measured.extra["wall_s"] > 0
+    assert worker.describe().worker.device.backend == "cpu"
+    huge = Case("cublas-fp16", GemmWorkload(1 << 24, 1 << 24, 8))
+    assert list(worker.unfit((case, huge))) == [huge.key]
+
+
+def test_a_worker_refuses_a_gpu_that_others_compute_on(monkeypatch):
+    monkeypatch.setattr(actor, "_LEAVING_S", 0.0)
+    monkeypatch.setattr(Meter, "other_processes", lambda self: 2)
+
+    with pytest.raises(InfrastructureError, match="2 other processes compute on"):
+        MeterActor("cpu", 0, Tuning.NONE)
+
+
+def test_an_offered_choice_spares_the_timing():
+    memory = TuningMemory()
+    memory.offer(KEY, {"width": 64})
+
+    chosen = memory.choose(KEY, CANDIDATES, lambda config: pytest.fail("it was timed"))
+
+    assert chosen == Width(64)
+    assert memory.chosen == {KEY: Width(64)}
+
+
+def test_an_offer_that_is_no_candidate_or_not_wanted_is_timed_anew():
+    for memory, offered in ((TuningMemory(), 16), (TuningMemory(fresh=True), 64)):
+        memory.offer(KEY, {"width": offered})
+        assert memory.choose(KEY, CANDIDATES, lambda config: config.width) == Width(32)
+
+
+def test_what_a_worker_is_told_it_does_not_tell_back(monkeypatch):
+    worker = MeterActor("cpu", 0, Tuning.NONE)
+    memory = worker._meter.choices
+    told = ChoiceInfo({name: getattr(KEY, name) for name in TuningKey.__slots__}, {"width": 64})
+
+    def measure(meter, case):
+        memory.choose(KEY, CANDIDATES, lambda config: config.width)
+        memory.choose(other, CANDIDATES, lambda config: config.width)
+
+    other = TuningKey("k", 1, 8, 64, 64, "gemm", "cold", "A GPU", "software")
+    monkeypatch.setattr(actor, "measure_case", measure)
+
+    report = worker.measure(Case("cublas-fp16", GemmWorkload(1, 32, 32)), (told,))
+
+    assert [(choice.key["m"], choice.config) for choice in report.choices] == [(8, {"width": 32})]

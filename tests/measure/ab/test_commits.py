@@ -1,0 +1,173 @@
+"""Commits by name: what is checked out, what is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.ab import InterleaveRules, compare_commits
+from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
+from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.verdicts import Verdict
+from workloads.case import Case
+
+CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
+RULES = InterleaveRules(processes=5, looks=1, timeout_s=20.0)
+
+
+@pytest.fixture
+def compare(repository, command):
+    def run(base, head, path=None, **options):
+        where = path or repository.path
+        found = compare_commits(
+            where, base, head, [CASE], device="cpu", rules=RULES, command=command, **options
+        )
+        (result,) = found
+        return result
+
+    return run
+
+
+@pytest.fixture
+def worktrees(cache, repository):
+    """What is left of worktrees, in our folder and in git's own books."""
+
+    def left():
+        folder = cache / "worktrees"
+        listed = repository.git("worktree", "list").splitlines()[1:]
+        return [*(folder.iterdir() if folder.exists() else ()), *listed]
+
+    return left
+
+
+def test_each_commit_runs_its_own_code(repository, compare, worktrees):
+    base = repository.commit(us=100)
+    head = repository.commit(us=104)
+
+    found = compare(base[:9], "main")
+
+    assert (found.base, found.head) == (base, head)
+    assert found.confirmation.verdict is Verdict.SLOWER
+    assert found.confirmation.log_ratio == pytest.approx(math.log(1.04))
+    assert worktrees() == []
+
+
+def test_worktrees_go_when_a_worker_does_not_start(repository, compare, worktrees):
+    base = repository.commit(us=100)
+    repository.commit(die_at="describe")
+
+    with pytest.raises(WorkerError, match="no module named gone"):
+        compare(base, "main")
+
+    assert worktrees() == []
+
+
+def test_worktrees_go_after_ctrl_c(repository, compare, worktrees):
+    base = repository.commit(us=100)
+
+    def interrupt(_case, _block):
+        assert len(worktrees()) == 4
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(base, base, on_block=interrupt)
+
+    assert worktrees() == []
+
+
+def test_a_dot_is_the_working_tree_with_its_new_files(repository, compare):
+    base = repository.commit(us=100)
+    (repository.path / "flexq_bench" / "new.py").write_text("x = 1\n")
+    status = repository.git("status", "--porcelain")
+
+    found = compare("HEAD", ".")
+
+    assert (found.base, found.head) == (base, f"{base}-dirty")
+    assert repository.git("status", "--porcelain") == status
+    assert "new.py" in repository.git(
+        "ls-tree", "-r", "--name-only", resolve_pair(repository.path, base, ".")[1].commit
+    )
+
+
+def test_a_dot_without_changes_is_the_commit(repository):
+    head = repository.commit(us=100)
+
+    assert resolve_pair(repository.path, head, ".")[1].name == head
+
+
+def test_head_with_changes_is_not_taken_for_them(repository):
+    base = repository.commit(us=100)
+    head = repository.commit(us=101)
+    (repository.path / "flexq_bench" / "new.py").write_text("x = 1\n")
+
+    for written in ("HEAD", "main", head[:8]):
+        with pytest.raises(UsageError, match=r"the working tree has changes that .* compare them"):
+            resolve_pair(repository.path, base, written)
+
+    assert resolve_pair(repository.path, base, head)[1].commit == head
+
+
+def test_a_revision_that_git_does_not_know(repository, compare):
+    repository.commit(us=100)
+
+    with pytest.raises(UsageError, match=r"no revision 'mian'.*main"):
+        compare("HEAD", "mian")
+
+
+def test_a_shallow_clone_without_the_base(repository, compare, tmp_path):
+    base = repository.commit(us=100)
+    repository.commit(us=100)
+    shallow = tmp_path / "shallow"
+    subprocess.run(
+        ["git", "clone", "-q", "--depth", "1", f"file://{repository.path}", str(shallow)],
+        check=True,
+    )
+
+    with pytest.raises(UsageError, match="shallow clone: git fetch --unshallow"):
+        compare(base, "HEAD", path=shallow)
+
+
+def test_a_folder_outside_of_git(compare, tmp_path):
+    (tmp_path / "plain").mkdir()
+
+    with pytest.raises(UsageError, match="is not in a git repository"):
+        compare("a", "b", path=tmp_path / "plain")
+
+
+def test_a_commit_that_is_not_of_this_project(repository, compare):
+    (repository.path / "README").write_text("something else\n")
+    repository.git("add", ".")
+    repository.git("commit", "-q", "-m", "first")
+    other = repository.git("rev-parse", "HEAD")
+    repository.commit(us=100)
+
+    with pytest.raises(UsageError, match="is not a commit of FlexQ Bench"):
+        compare(other, "HEAD")
+
+
+def test_a_commit_from_before_comparisons(repository, compare):
+    (repository.path / "flexq_bench").mkdir()
+    (repository.path / "flexq_bench" / "__init__.py").write_text("")
+    repository.git("add", ".")
+    repository.git("commit", "-q", "-m", "first")
+    old = repository.git("rev-parse", "HEAD")
+    repository.commit(us=100)
+
+    with pytest.raises(UsageError, match="from before commits could be compared"):
+        compare(old, "HEAD")
+
+
+def test_commits_between_are_those_that_change_the_code_oldest_first(repository):
+    good = repository.commit(us=100)
+    first = repository.commit(us=101)
+    (repository.path / "README").write_text("words\n")
+    repository.git("add", ".")
+    repository.git("commit", "-q", "-m", "words")
+    last = repository.commit(us=102)
+
+    assert commits_between(repository.path, good, last) == [first, last]
+    with pytest.raises(UsageError, match="is not an ancestor of"):
+        commits_between(repository.path, last, good)

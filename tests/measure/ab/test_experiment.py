@@ -1,0 +1,282 @@
+"""Two sides that take turns: order, labels, looks, and workers that break."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.measure.ab import InterleaveRules, judge
+from flexq_bench.measure.ab.experiment import Contest
+from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.verdicts import Cause, Verdict, confirm
+from flexq_bench.verdicts.confirmation import FALSE_DISCOVERY_RATE
+from workloads.case import Case
+
+CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
+OTHER = Case.from_key("flexq-w6a8 gemm cold m1n64k64")
+RULES = InterleaveRules(processes=5, blocks=2, looks=1, timeout_s=20.0)
+# Pairs of processes differ by tenths of a percent, as on a real GPU.
+SCATTER = [0.0, 0.001, -0.001, 0.002, -0.002, 0.0005]
+
+
+def only(found):
+    (result,) = found.values()
+    return result
+
+
+def processes_in(folder):
+    """Processes that run in a folder."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "cwd") == str(folder):
+                found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [(100, 103, Verdict.SLOWER), (100, 97, Verdict.FASTER), (100, 100.2, Verdict.SAME)],
+)
+def test_the_verdict_is_that_of_the_blocks(compared, base, head, verdict):
+    found = only(compared({"us": base, "offsets": SCATTER}, {"us": head}))
+
+    assert found.confirmation.verdict is verdict
+    assert found.confirmation.log_ratio == pytest.approx(math.log(head / base), abs=0.002)
+    assert confirm(found.comparison) == found.confirmation
+
+
+def test_a_comparison_has_ten_blocks_and_each_pair_of_processes_is_one_unit(compared):
+    found = only(compared())
+
+    assert (found.confirmation.blocks, found.confirmation.placements) == (10, 5)
+    assert found.comparison.placement == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
+    assert all(type(value) is float for value in found.comparison.base_us)
+
+
+def test_with_few_processes_each_placement_is_a_unit(compared):
+    rules = InterleaveRules(processes=2, placements=3, blocks=2, looks=1)
+
+    assert only(compared(rules=rules)).comparison.placement == (0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5)
+
+
+def test_turns_are_outer_inner_inner_outer_and_who_begins_alternates(a_tree, command, requests):
+    tree = a_tree("both")
+    rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
+    contest = Contest(tree, tree, rules, "cpu", one_process=True, command=command)
+
+    list(contest.compare([(CASE, OTHER)]))
+
+    turns = [r["slot"][0] for r in requests("both") if r["do"] == "turn"]
+    assert "".join(turns[:16]) == "bhhb" + "hbbh" + "hbbh" + "bhhb"
+
+
+def test_two_kernels_share_weights_where_they_can(a_tree, command, requests):
+    tree = a_tree("both")
+    rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
+    contest = Contest(tree, tree, rules, "cpu", one_process=True, command=command)
+
+    (found,) = contest.compare([(CASE, OTHER)])
+
+    placed = [(r["slot"], r["beside"]) for r in requests("both") if r["do"] == "place"]
+    assert placed[:4] == [("base", None), ("head", "base"), ("head", None), ("base", "head")]
+    assert found.case == CASE
+
+
+def test_both_sides_are_placed_anew_and_looked_at_after_each_placement(compared, requests):
+    compared(rules=InterleaveRules(processes=1, placements=5, blocks=2, looks=1))
+
+    for side in ("base", "head"):
+        asked = [request["do"] for request in requests(side)]
+        one_placement = ["place", *["turn"] * 4, "leave"]
+        assert asked == ["describe", "memory", "prepare", *one_placement * 5, "release"]
+
+
+def test_every_pair_of_processes_is_fresh_and_keeps_the_configuration_chosen_first(
+    compared, requests
+):
+    found = only(compared({"config": {"tile": 8}}))
+
+    for side in ("base", "head"):
+        prepared = [request for request in requests(side) if request["do"] == "prepare"]
+        assert [request["config"] for request in prepared] == [None, *[{"tile": 8}] * 4]
+    assert found.base_config == found.head_config == {"tile": 8}
+
+
+def test_head_is_offered_what_base_chose(compared, requests):
+    compared({"config": {"tile": 8}}, {"config": {"tile": 16}})
+
+    first = next(request for request in requests("head") if request["do"] == "prepare")
+    assert first["favourite"] == {"tile": 8}
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "cause"),
+    [("aa", "aa", Cause.ENVIRONMENT), ("aa", "bb", Cause.CODE), (None, None, Cause.CODE)],
+)
+def test_a_difference_between_the_same_machine_code_is_the_environment_s(
+    compared, base, head, cause
+):
+    found = only(compared({"binary": base}, {"binary": head, "us": 110}))
+
+    assert found.confirmation.cause is cause
+    assert (found.base_binary, found.head_binary) == (base, head)
+
+
+def test_blocks_in_which_the_clocks_disagree_do_not_count(compared):
+    found = only(compared({"mhz": 1980}, {"mhz": 1700, "us": 120}))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert "clocks" in found.confirmation.reason
+
+
+def test_turns_at_too_low_a_clock_do_not_count(compared):
+    found = only(compared({}, {"valid": False}))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert all(math.isnan(value) for value in found.comparison.head_us)
+
+
+@pytest.mark.parametrize("when", ["wrong", "wrong_after"])
+def test_a_wrong_result_has_no_speed(compared, when):
+    found = only(compared({}, {when: "not bit-exact", "us": 50}))
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert found.detail == "head: not bit-exact"
+
+
+@pytest.mark.parametrize(("looks", "placements"), [(1, 5), (2, 10), (3, 20)])
+def test_what_is_ambiguous_gets_more_looks_each_of_which_doubles_what_there_is(
+    compared, looks, placements
+):
+    noisy = {"offsets": [0.02, -0.02, 0.03, -0.03, 0.01, 0, 0.02, -0.01, 0.01, -0.02]}
+    rules = InterleaveRules(processes=5, looks=looks)
+
+    found = only(compared({}, noisy, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", placements)
+
+
+def test_what_is_the_same_gets_no_second_look(compared):
+    rules = InterleaveRules(processes=5)
+
+    assert only(compared({}, {"offsets": SCATTER}, rules=rules)).confirmation.placements == 5
+
+
+@pytest.mark.parametrize(("processes", "placements"), [(6, 12), (12, 12)])
+def test_what_looks_slower_on_a_few_placements_is_looked_at_again(compared, processes, placements):
+    rules = InterleaveRules(processes=processes)
+
+    found = only(compared({}, {"us": 120, "offsets": SCATTER}, rules=rules))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("slower", placements)
+
+
+def test_a_kernel_that_every_process_runs_at_one_of_two_speeds_is_not_called_slower(compared):
+    # Six pairs that fall alike, as chance has it, and then six as they usually do.
+    two = {"offsets": [0.0] * 6 + [0.05, 0.0, 0.05, 0.0, 0.05, 0.0]}
+    speeds = {"offsets": [0.05] * 6 + [0.0, 0.05, 0.05, 0.0, 0.05, 0.0]}
+
+    found = only(compared(two, speeds, rules=InterleaveRules(looks=2)))
+
+    assert (found.confirmation.verdict, found.confirmation.placements) == ("ambiguous", 12)
+
+
+def test_a_case_that_one_side_refuses_has_no_data_and_says_why(compared):
+    found = only(compared({}, {"refuse": "no kernel 'flexq-w6a6'"}))
+
+    assert found.confirmation.verdict is Verdict.NO_DATA
+    assert found.detail == "head: no kernel 'flexq-w6a6'"
+
+
+def test_two_sides_that_do_not_fit_together_are_not_tried(compared, requests):
+    found = only(compared({"needed": 60}, {"needed": 60}))
+
+    assert "both sides together would take" in found.detail
+    assert "prepare" not in [request["do"] for request in requests("base")]
+
+
+@pytest.mark.parametrize("what", ["die_at", "fail_at", "hang_at", "babble_at"])
+def test_a_worker_that_breaks_costs_its_case_and_the_next_gets_a_fresh_one(
+    compared, requests, what
+):
+    rules = replace(RULES, timeout_s=1.0)
+
+    found = compared({}, {what: "turn"}, cases=(CASE, OTHER), rules=rules)
+
+    assert [result.confirmation.verdict for result in found.values()] == [Verdict.NO_DATA] * 2
+    assert all(result.detail.startswith("head") for result in found.values())
+    assert [r["do"] for r in requests("head")].count("describe") == 2
+
+
+def test_a_worker_that_hangs_is_ended_with_all_that_it_started(compared, tmp_path):
+    found = only(compared({}, {"hang_at": "prepare"}, rules=replace(RULES, timeout_s=0.5)))
+
+    assert found.detail == "head gave no answer to 'prepare' in 0.5 s and was ended"
+    assert processes_in(tmp_path / "head") == []
+
+
+def test_an_interrupted_comparison_leaves_no_process(compared, tmp_path):
+    def interrupt(_case, _block):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compared(on_block=interrupt)
+
+    assert processes_in(tmp_path / "base") == processes_in(tmp_path / "head") == []
+
+
+def test_the_last_words_of_a_worker_are_the_reason(compared):
+    found = only(compared({}, {"die_at": "place"}))
+
+    assert found.detail == ("head died (exit code 3) at 'place': ImportError: no module named gone")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "message"),
+    [
+        ({"die_at": "describe"}, "head died .* no module named gone"),
+        ({"version": 2}, "head speaks version 2 of the messages"),
+        ({"root": "/elsewhere"}, "head ran the code of /elsewhere"),
+    ],
+)
+def test_a_worker_that_does_not_start_ends_the_comparison(compared, behaviour, message):
+    with pytest.raises(WorkerError, match=message):
+        compared({}, behaviour)
+
+
+def test_two_workers_must_share_a_device(compared):
+    with pytest.raises(InfrastructureError, match="don't share a device"):
+        compared({"uuid": "GPU-1"}, {"uuid": "GPU-2"})
+
+
+def test_a_night_is_judged_with_the_rate_of_one_look(compared):
+    # Alone at its p-value it is slower; among hundreds that are not, it is not beyond chance.
+    unsure = {"us": 103, "offsets": [0.03, -0.005, 0.01, 0.0, 0.015]}
+    one = only(compared({}, unsure))
+    same = replace(one, confirmation=replace(one.confirmation, p_value=1.0, verdict=Verdict.SAME))
+
+    assert [found.confirmation.verdict for found in judge([one])] == [Verdict.SLOWER]
+    crowd = judge([one, *[same] * 300])
+    assert {found.confirmation.verdict for found in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
+    assert InterleaveRules(looks=2).rate == pytest.approx(FALSE_DISCOVERY_RATE / 2)
+
+
+@pytest.mark.parametrize(
+    "few", [{"processes": 4}, {"processes": 5, "blocks": 1}, {"processes": 5, "looks": 0}]
+)
+def test_rules_that_could_not_judge_are_refused(few):
+    with pytest.raises(UsageError):
+        InterleaveRules(**few)
+
+
+@pytest.mark.parametrize(("processes", "placements"), [(1, 6), (2, 3), (4, 2), (6, 1), (12, 1)])
+def test_fewer_processes_have_more_placements_each(processes, placements):
+    assert InterleaveRules.with_processes(processes).placements == placements

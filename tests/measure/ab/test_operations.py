@@ -1,0 +1,125 @@
+"""What a worker does on a real device, here the CPU, and what it answers."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from flexq_bench.measure import PROTOCOL_CPU, Meter
+from flexq_bench.measure.ab import InterleaveRules, compare_kernels
+from flexq_bench.measure.ab.operations import Stand
+from flexq_bench.measure.ab.worker import serve
+from flexq_bench.measure.protocol import WarmUp
+from flexq_bench.verdicts import Verdict
+from workloads.case import Case
+
+FP16 = "cublas-fp16 gemm hot m1n32k32"
+FAST = replace(
+    PROTOCOL_CPU,
+    warm_up=WarmUp(0.0, 0.005, agreement=1.0),
+    rewarm=WarmUp(0.0, 0.005, agreement=1.0),
+    retune=WarmUp(0.0, 0.005, agreement=1.0),
+    batch_s=0.001,
+)
+
+
+@pytest.fixture
+def stand():
+    meter = Meter("cpu", FAST)
+    with meter.device_guard():
+        yield Stand(meter)
+
+
+@pytest.fixture
+def answers(stand):
+    def ask(*messages: dict[str, object]) -> list[dict[str, object]]:
+        numbered = [{"id": i, **message} for i, message in enumerate(messages)]
+        requests = "\n".join(map(json.dumps, numbered)).encode()
+        replies = io.BytesIO()
+        serve(stand, io.BytesIO(requests), replies)
+        return [json.loads(line) for line in replies.getvalue().splitlines()]
+
+    return ask
+
+
+def test_a_case_is_prepared_placed_timed_and_looked_at(answers):
+    replies = answers(
+        {"do": "prepare", "slot": "base", "case": FP16},
+        {"do": "place", "slot": "base", "index": 0},
+        {"do": "turn", "slot": "base"},
+        {"do": "leave", "slot": "base"},
+        {"do": "release", "slot": "base"},
+    )
+
+    prepared, placed, turn, left, _ = (reply["reply"] for reply in replies)
+    assert [reply["id"] for reply in replies] == list(range(5))
+    assert prepared == {"config": {}, "binary": None, "wrong": ""}
+    assert placed == {"copies": 1, "shared": False}
+    assert all(time > 0 for time in turn["samples_us"])
+    assert (turn["valid"], turn["mhz"], left) == (True, None, {"wrong": ""})
+
+
+@pytest.mark.parametrize(("other", "shared"), [("cublas-fp16", True), ("flexq-w6a6", False)])
+def test_weights_are_shared_where_they_are_the_same_bytes(stand, other, shared):
+    stand.prepare("base", FP16)
+    stand.prepare("head", FP16.replace("cublas-fp16", other))
+    stand.place("base", 0)
+
+    assert stand.place("head", 0, beside="base")["shared"] is shared
+
+
+def test_a_configuration_of_another_kernel_is_refused(answers):
+    (reply,) = answers({"do": "prepare", "slot": "base", "case": FP16, "config": {"tile": 8}})
+
+    assert reply["refused"]
+    assert "no configuration {'tile': 8}" in reply["error"]
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [
+        ({"do": "prepare", "slot": "base", "case": "nothing gemm cold m1n1k1"}, True),
+        ({"do": "prepare", "slot": "base", "case": FP16.replace("cublas", "flexq-imma")}, True),
+        ({"do": "memory", "case": "not a key"}, True),
+        ({"do": "turn", "slot": "base"}, False),
+        ({"do": "__init__"}, False),
+    ],
+)
+def test_what_can_not_be_is_an_answer_and_not_the_end(answers, message, refused):
+    first, second = answers(message, {"do": "describe"})
+
+    assert first["refused"] is refused
+    assert first["error"]
+    assert second["reply"]["version"] == 1
+
+
+def test_memory_is_told_before_anything_is_allocated(stand):
+    found = stand.memory(FP16)
+
+    assert 0 < found["needed"] < found["free"]
+
+
+@pytest.mark.slow
+def test_two_kernels_take_turns_in_a_real_worker():
+    rules = replace(InterleaveRules.with_processes(1), looks=1)
+    cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256")]
+
+    (found,) = compare_kernels("cublas-fp16", "flexq-w6a6", cases, device="cpu", rules=rules)
+
+    assert found.confirmation.verdict is Verdict.SLOWER
+    assert (found.case.label, found.head) == ("cublas-fp16", "flexq-w6a6")
+
+
+@pytest.mark.slow
+def test_two_trees_of_this_project_take_turns_on_a_real_device(two_commits):
+    rules = replace(InterleaveRules.with_processes(2), looks=1)
+    cases = [Case.from_key("flexq-w6a6 gemm hot m4n256k256"), Case.from_key(FP16)]
+
+    found = {r.case.label: r for r in two_commits(cases, rules)}
+
+    assert found["flexq-w6a6"].confirmation.verdict is Verdict.SLOWER
+    assert found["flexq-w6a6"].confirmation.log_ratio > 0.4
+    assert found["cublas-fp16"].confirmation.verdict is not Verdict.NO_DATA

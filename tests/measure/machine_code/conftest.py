@@ -1,0 +1,111 @@
+"""A git repository with a `kernels` package so small that its one source compiles at once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kernels.errors import KernelError
+from kernels.runtime.machine_code import resources
+from kernels.runtime.nvrtc import Build, compile_build
+
+ROOT = Path(__file__).parents[3]
+COPIED = (
+    "kernels/errors.py",
+    "kernels/runtime/files.py",
+    "kernels/runtime/nvrtc.py",
+    "kernels/runtime/sources.py",
+)
+
+REGISTRY = """
+from kernels.runtime.nvrtc import Block, Build
+
+BUILD = Build.of("tiny.cu", block=Block("tiny", THREADS, SHARED), COUNT=COUNT)
+
+
+class Kernel:
+    def builds(self):
+        return [BUILD]
+
+    def builds_for(self, gemm, config):
+        return [BUILD]
+
+
+def labels(backend):
+    return ("tiny-w6a6",)
+
+
+def resolve(label, backend):
+    return Kernel()
+"""
+# It keeps COUNT values in registers until all threads are there.
+SOURCE = """
+#include "tiny.cuh"
+extern "C" __global__ void __launch_bounds__(THREADS) tiny(const float* x, float* y) {
+  float kept[COUNT];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) kept[i] = x[i * THREADS + threadIdx.x];
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) y[(COUNT - i) * THREADS + threadIdx.x] = kept[i] * kept[1];
+}
+"""
+
+
+@pytest.fixture(scope="session")
+def toolchain() -> None:
+    """Skips where this machine can't compile and disassemble."""
+    try:
+        resources(compile_build(Build.of("w8a8.cu"), "sm_90"))
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
+@dataclass(frozen=True)
+class Repository:
+    """A git repository whose commits are versions of one small kernel."""
+
+    folder: Path
+    source: str = SOURCE
+
+    def git(self, *arguments: str) -> str:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        command = ["git", "-C", str(self.folder), *identity, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    def write(self, path: str, text: str) -> None:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def commit(
+        self, *, threads: int = 256, shared: int = 0, count: int = 16, source: str = SOURCE
+    ) -> str:
+        """The sha of a commit of this version."""
+        registry = REGISTRY.replace("THREADS", str(threads)).replace("SHARED", str(shared))
+        self.write("kernels/registry.py", registry.replace("COUNT=COUNT", f"COUNT={count}"))
+        self.write("kernels/csrc/tiny.cu", source)
+        self.write("kernels/csrc/tiny.cuh", f"constexpr int THREADS = {threads};\n")
+        self.git("add", ".")
+        self.git("commit", "-q", "--allow-empty", "-m", "version")
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path, toolchain: None) -> Repository:
+    """A repository with everything but the kernel in it; nothing is committed yet."""
+    made = Repository(tmp_path / "repository")
+    for path in COPIED:
+        (made.folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, made.folder / path)
+    made.write("kernels/__init__.py", "")
+    made.write("kernels/runtime/__init__.py", "")
+    made.write("workloads/__init__.py", "")
+    made.write("workloads/gemm.py", "class GemmWorkload:\n    def __init__(self, *sizes): pass\n")
+    made.git("init", "-q", "-b", "main")
+    return made

@@ -1,0 +1,113 @@
+"""Which commit ran: in a git tree, a dirty one, and none at all."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.repository.provenance import commit_at, commit_of, source_hash
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository of two commits with the packages in it."""
+    for package in ("flexq_bench", "kernels", "workloads", "db"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("")
+    (tmp_path / ".gitignore").write_text("*.log\n")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "first")
+    (tmp_path / "kernels" / "gemm.py").write_text("x = 1\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "second")
+    return tmp_path
+
+
+def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree):
+    commit = commit_of(tree)
+
+    assert commit.sha == git(tree, "rev-parse", "HEAD")
+    assert commit.parent == git(tree, "rev-parse", "HEAD^")
+    assert (commit.topo_order, commit.subject, commit.dirty) == (2, "second", False)
+    assert commit.committed_at.endswith("+00:00")
+
+
+def test_any_commit_is_told_as_it_was_when_it_was_head(tree):
+    sha = git(tree, "rev-parse", "HEAD^")
+    (tree / "kernels" / "gemm.py").write_text("x = 2\n")
+    git(tree, "stash")
+    git(tree, "checkout", "-q", sha)
+    was = commit_of(tree)
+    git(tree, "checkout", "-q", "-")
+    git(tree, "stash", "pop")
+
+    assert commit_at(tree, sha) == was
+
+
+def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
+    with pytest.raises(InfrastructureError, match="git tells nothing about 0000"):
+        commit_at(tree, "0" * 40)
+
+
+def test_the_root_commit_has_no_parent(tree):
+    git(tree, "checkout", "-q", "HEAD^")
+
+    assert (commit_of(tree).parent, commit_of(tree).topo_order) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "dirty"),
+    [
+        ("kernels/__init__.py", True),
+        ("kernels/new.cu", True),
+        ("kernels/run.log", False),
+        ("notes.txt", False),
+    ],
+)
+def test_a_tree_is_dirty_by_a_changed_file_or_a_new_one_in_a_package(tree, path, dirty):
+    (tree / path).write_text("changed")
+
+    assert commit_of(tree).dirty is dirty
+
+
+def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_factory):
+    clone = tmp_path_factory.mktemp("clone")
+    git(tree, "clone", "-q", "--depth", "1", f"file://{tree}", str(clone))
+
+    commit = commit_of(clone)
+
+    assert (commit.sha, commit.topo_order) == (git(tree, "rev-parse", "HEAD"), None)
+
+
+def test_outside_of_a_tree_the_sources_name_the_code(tmp_path):
+    (tmp_path / "kernels").mkdir()
+    source = tmp_path / "kernels" / "gemm.cu"
+    source.write_text("a")
+    before = commit_of(tmp_path)
+    source.write_text("b")
+
+    assert before.sha.startswith("pkg-")
+    assert (before.parent, before.topo_order, before.dirty) == (None, None, False)
+    assert commit_of(tmp_path).sha != before.sha
+    assert before.sha.split("-")[1:] != [""]
+    assert commit_of(tmp_path).sha.endswith(source_hash(tmp_path))
+
+
+def test_packages_inside_somebody_elses_repository_are_not_its_commit(tree):
+    installed = tree / ".venv"
+    (installed / "flexq_bench").mkdir(parents=True)
+    (installed / "flexq_bench" / "__init__.py").write_text("")
+
+    assert commit_of(installed).sha.startswith("pkg-")

@@ -1,0 +1,124 @@
+"""Other revisions in folders of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.repository.worktrees import (
+    refuse_local_changes,
+    repository_of,
+    resolve_revision,
+    worktree,
+)
+
+
+def git(root: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    done = subprocess.run(
+        ["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch) -> Path:
+    """A repository of two commits of one file; the cache folder is the test's own."""
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "repository"
+    root.mkdir()
+    git(root, "init", "-q", "-b", "main")
+    for text in ("first", "second"):
+        (root / "file.txt").write_text(text)
+        git(root, "add", ".")
+        git(root, "commit", "-q", "-m", text)
+    git(root, "tag", "v1.0", "HEAD~1")
+    return root
+
+
+@pytest.fixture
+def home(tmp_path) -> Path:
+    return tmp_path / "cache" / "worktrees"
+
+
+def test_both_revisions_are_there_at_once_and_gone_after(tree, home):
+    with worktree(tree, "v1.0") as old, worktree(tree, "HEAD") as new:
+        assert [(f / "file.txt").read_text() for f in (old, new)] == ["first", "second"]
+
+    assert list(home.iterdir()) == []
+    assert len(git(tree, "worktree", "list").splitlines()) == 1
+
+
+def test_a_checkout_is_removed_when_its_use_fails(tree, home):
+    def use() -> None:
+        with worktree(tree, "HEAD") as folder:
+            (folder / "left.txt").write_text("behind")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        use()
+
+    assert list(home.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tree, home):
+    program = (
+        "import os; from pathlib import Path\n"
+        "from flexq_bench.repository.worktrees import worktree\n"
+        f"with worktree(Path({str(tree)!r}), 'HEAD'): os._exit(9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 9
+    (abandoned,) = home.iterdir()
+
+    with worktree(tree, "HEAD") as folder:
+        assert list(home.iterdir()) == [folder]
+
+    assert not abandoned.exists()
+    assert len(git(tree, "worktree", "list").splitlines()) == 1
+
+
+def test_a_living_process_s_checkout_stays(tree, home):
+    with worktree(tree, "HEAD") as first:
+        with worktree(tree, "HEAD"):
+            pass
+        assert (first / "file.txt").exists()
+
+
+def test_revisions_are_what_git_understands(tree):
+    sha = git(tree, "rev-parse", "HEAD~1")
+
+    assert {resolve_revision(tree, name) for name in ("v1.0", "main~1", sha, sha[:8])} == {sha}
+
+
+@pytest.mark.parametrize("revision", ["maim", "", "--all", "f" * 40])
+def test_an_unknown_revision_is_said_with_those_there_are(tree, revision):
+    with pytest.raises(UsageError, match=rf"no revision {revision!r} in .*: there are .*main"):
+        resolve_revision(tree, revision)
+
+
+def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path):
+    clone = tmp_path / "shallow"
+    git(tree, "clone", "-q", "--depth", "1", tree.as_uri(), str(clone))
+
+    with pytest.raises(UsageError, match="shallow clone: git fetch --unshallow"):
+        resolve_revision(clone, "HEAD~1")
+
+
+def test_a_folder_outside_of_any_repository_is_said(tmp_path):
+    with pytest.raises(UsageError, match=f"{re.escape(str(tmp_path))} is not in a git repository"):
+        repository_of(tmp_path)
+
+
+def test_only_changes_on_top_of_the_asked_commit_are_refused(tree):
+    head = git(tree, "rev-parse", "HEAD")
+    refuse_local_changes(tree, head)
+    (tree / "file.txt").write_text("third")
+
+    with pytest.raises(UsageError, match="has local changes"):
+        refuse_local_changes(tree, head)
+    refuse_local_changes(tree, git(tree, "rev-parse", "HEAD~1"))

@@ -1,0 +1,91 @@
+"""Cases, results and an executor that measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from db.engine import Database, open_database
+from db.records import CommitInfo, DeviceInfo
+from flexq_bench.measure import Measured
+from flexq_bench.runs.executor import Outcome, Worker
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+MEASURED = Measured(
+    status="ok",
+    detail="",
+    seed=0,
+    protocol_version=1,
+    input_distribution="normal-v1",
+    kernel_version=1,
+    weight_bits=6,
+    act_bits=6,
+    group=128,
+    median_us=20.0,
+    ci_low_us=19.9,
+    ci_high_us=20.1,
+    n_samples=50,
+    floor_us=10.0,
+    launch_us=2.0,
+    exact=True,
+)
+WORKER = Worker(DeviceInfo("CPU-1", "A CPU", "cpu"), {"host": "here"}, None, pid=1)
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+
+
+def make_case(kernel: str = "flexq-w6a6", m: int = 1, n: int = 256, k: int = 256) -> Case:
+    return Case(kernel, GemmWorkload(m, n, k), model="llama-7b", layer="o_proj")
+
+
+def make_measured(**changes: object) -> Measured:
+    return replace(MEASURED, **changes)
+
+
+@dataclass
+class ScriptedExecutor:
+    """Answers each case by a script: a result to give, or an exception to raise."""
+
+    script: Callable[[Case], Measured | BaseException | None]
+
+    def execute(self, cases: Sequence[Case]) -> Iterator[Outcome]:
+        for case in cases:
+            answer = self.script(case)
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                yield Outcome(case, answer, WORKER)
+
+
+@pytest.fixture
+def a_case():
+    return make_case
+
+
+@pytest.fixture
+def a_result():
+    return make_measured
+
+
+@pytest.fixture
+def an_executor():
+    return ScriptedExecutor
+
+
+@pytest.fixture
+def commit() -> CommitInfo:
+    return COMMIT
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return WORKER
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    with open_database(str(tmp_path / "flexq.sqlite")) as opened:
+        yield opened

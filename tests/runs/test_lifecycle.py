@@ -1,0 +1,112 @@
+"""A plan is gone through: results are kept as they come, the run says how it ended."""
+
+from __future__ import annotations
+
+import pytest
+
+from db import queries
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs.lifecycle import execute_plan, new_run, verdict_of_run
+
+
+@pytest.fixture
+def execute(database, commit):
+    """Execute cases with an executor; what is stored afterwards, whatever was raised."""
+
+    def go(executor, cases, raises=None):
+        run = new_run("smoke", "manual", [case.key for case in cases])
+        seen = []
+        arguments = (database, executor, cases, run, commit)
+        if raises is None:
+            execute_plan(*arguments, on_record=seen.append)
+        else:
+            with pytest.raises(raises):
+                execute_plan(*arguments, on_record=seen.append)
+        with database.session() as session:
+            summary = queries.run_by_uuid_prefix(session, run.uuid)
+            missing = queries.missing_cases(session, run.uuid)
+            records = list(queries.run_records(session, run.uuid))
+        assert [record.uuid for record in records] == [record.uuid for record in seen]
+        return summary, records, missing
+
+    return go
+
+
+def test_a_run_with_a_record_of_every_case_is_complete(execute, an_executor, a_case, a_result):
+    cases = [a_case(m=m) for m in (1, 2, 3)]
+
+    summary, records, missing = execute(an_executor(lambda case: a_result()), cases)
+
+    assert summary.status == "complete"
+    assert [record.case for record in records] == [case.key for case in cases]
+    assert (records[0].model, records[0].layer) == ("llama-7b", "o_proj")
+    assert verdict_of_run(records, missing) == ExitCode.PASS
+
+
+def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
+    execute, an_executor, a_case, a_result
+):
+    def script(case):
+        return a_result(status="failed", detail="boom") if case.gemm.m == 1 else a_result()
+
+    summary, records, missing = execute(an_executor(script), [a_case(m=1), a_case(m=2)])
+
+    assert summary.status == "complete"
+    assert [record.status for record in records] == ["failed", "ok"]
+    assert verdict_of_run(records, missing) == ExitCode.INFRASTRUCTURE
+
+
+def test_a_planned_case_that_never_arrives_is_missing(execute, an_executor, a_case, a_result):
+    def script(case):
+        return a_result() if case.gemm.m == 1 else None
+
+    summary, records, missing = execute(an_executor(script), [a_case(m=1), a_case(m=2)])
+
+    assert summary.status == "failed"
+    assert missing == (a_case(m=2).key,)
+    assert verdict_of_run(records, missing) == ExitCode.MISSING
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
+def test_an_interrupt_keeps_what_came_and_marks_the_run(
+    execute, an_executor, a_case, a_result, stop
+):
+    def script(case):
+        return stop() if case.gemm.m == 2 else a_result()
+
+    cases = [a_case(m=m) for m in (1, 2, 3)]
+    summary, records, missing = execute(an_executor(script), cases, raises=stop)
+
+    assert summary.status == "interrupted"
+    assert [record.m for record in records] == [1]
+    assert missing == tuple(case.key for case in cases[1:])
+
+
+def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, an_executor, a_case, a_result):
+    def script(case):
+        return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
+
+    cases = [a_case(m=1), a_case(m=2)]
+    summary, records, _ = execute(an_executor(script), cases, raises=InfrastructureError)
+
+    assert summary.status == "failed"
+    assert [record.m for record in records] == [1]
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        ("ok", ExitCode.PASS),
+        ("noisy", ExitCode.PASS),
+        ("unsupported", ExitCode.PASS),
+        ("incorrect", ExitCode.REGRESSION),
+        ("failed", ExitCode.INFRASTRUCTURE),
+    ],
+)
+def test_the_verdict_of_a_run_follows_from_its_statuses(
+    execute, an_executor, a_case, a_result, status, verdict
+):
+    _, records, missing = execute(an_executor(lambda case: a_result(status=status)), [a_case()])
+
+    assert verdict_of_run(records, missing) == verdict

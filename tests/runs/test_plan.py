@@ -1,0 +1,85 @@
+"""What a run is going to measure."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.plan import build_plan, cases_of_keys, is_probe
+from kernels import registry
+from workloads.suite import Group, Shape, Suite
+
+
+def a_suite(*kernels: str, caches=("cold",)) -> Suite:
+    shapes = (Shape(256, 128, "a"), Shape(64, 128, "b"))
+    return Suite("own", "", "", (Group(kernels, (1, 8), shapes, caches=caches),))
+
+
+def test_each_weight_width_and_shape_has_its_floor_once_and_the_empty_kernel_runs_once():
+    plan = build_plan(a_suite("flexq-w6a6", "flexq-w6a8", "cublas-fp16"), "cpu", None)
+
+    probes = [case.key for case in plan.cases if is_probe(case.kernel)]
+    assert sorted(probes) == sorted(
+        ["empty gemm cold m1n1k1"]
+        + [f"read-{bits} gemm cold m1n{n}k128" for bits in (6, 16) for n in (64, 256)]
+    )
+
+
+def test_a_hot_case_has_a_hot_floor():
+    plan = build_plan(a_suite("cublas-fp16", caches=("hot",)), "cpu", None)
+
+    assert "read-16 gemm hot m1n64k128" in plan.keys
+    assert "read-16 gemm cold m1n64k128" not in plan.keys
+
+
+def test_cases_of_a_shape_stand_together_behind_their_floors():
+    plan = build_plan(a_suite("flexq*", "cublas*"), "cpu", None)
+
+    shapes = [(case.gemm.n, case.gemm.k) for case in plan.cases]
+    assert len(dict.fromkeys(shapes)) == sum(
+        shape != before for before, shape in zip([None, *shapes], shapes, strict=False)
+    )
+    for shape in dict.fromkeys(shapes):
+        kinds = [is_probe(c.kernel) for c in plan.cases if (c.gemm.n, c.gemm.k) == shape]
+        assert kinds == sorted(kinds, reverse=True)
+
+
+def test_a_floor_that_the_suite_has_itself_is_not_measured_twice():
+    plan = build_plan(a_suite("cublas-fp16", "read-16", "empty"), "cpu", None)
+
+    assert len(set(plan.keys)) == len(plan.keys)
+
+
+def test_a_glob_leaves_out_what_the_gpu_cannot_run_and_a_label_does_not():
+    old = (7, 5)
+    by_label = build_plan(a_suite("flexq-w6a6"), "cuda", old)
+
+    assert "flexq-w6a6 gemm cold m1n64k128" in by_label.keys
+    with pytest.raises(UsageError, match="nothing to measure"):
+        build_plan(a_suite("flexq*"), "cuda", old)
+
+
+def test_a_kernel_that_a_person_asks_for_must_exist_and_one_of_a_suite_file_is_skipped():
+    suite = a_suite("cublas-fp16", "flexq-w9a9")
+
+    assert build_plan(suite, "cpu", None).skipped == ("flexq-w9a9",)
+    with pytest.raises(UsageError, match="no kernel 'flexq-w9a9': there are flexq-w6a"):
+        build_plan(suite, "cpu", None, asked_kernels=["flexq-w9a9"])
+
+
+def test_every_kernel_of_the_registry_can_be_planned_on_its_backend():
+    for backend, capability in (("cpu", None), ("cuda", (9, 0))):
+        labels = registry.labels(backend)
+        plan = build_plan(a_suite(*labels), backend, capability)
+        assert {case.label for case in plan.cases} == set(labels)
+
+
+def test_stored_keys_become_cases_named_after_their_shape():
+    known = Shape(64, 128, "o_proj", "llama-7b")
+    keys = ["flexq-w6a6[-evict-first] linear hot m4n64k128", "read-6 gemm cold m1n8k8"]
+
+    named, unnamed = cases_of_keys(keys, [known])
+
+    assert [named.key, unnamed.key] == keys
+    assert (named.variant, named.model, named.layer) == ("-evict-first", "llama-7b", "o_proj")
+    assert (unnamed.model, unnamed.layer) == ("", "")

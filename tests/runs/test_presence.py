@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+import pytest
+
+from db import queries
+from db.engine import open_database
+from db.errors import LockedError
+from db.records import DeviceInfo
+from flexq_bench.fleet import presence
+from flexq_bench.runs.executor import Worker
+
+WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
+
+
+@pytest.fixture
+def database(tmp_path):
+    with open_database(str(tmp_path / "results.sqlite")) as opened:
+        yield opened
+
+
+def the_worker(database):
+    with database.session() as session:
+        (worker,) = queries.workers(session)
+    return worker
+
+
+def test_a_worker_is_there_while_it_serves_and_has_stopped_after(database):
+    with presence.present(database, WORKER):
+        here = the_worker(database)
+        assert (here.state, here.gpu, here.pid) == ("idle", "A CPU", 42)
+
+    assert the_worker(database).state == "stopped"
+
+
+def test_it_gives_signs_of_life(database):
+    with presence.present(database, WORKER, every=timedelta(milliseconds=20)):
+        first = the_worker(database).heartbeat_at
+        deadline = time.monotonic() + 10
+        while the_worker(database).heartbeat_at == first:
+            assert time.monotonic() < deadline
+
+
+def test_a_database_that_is_busy_for_a_moment_ends_nothing(database, monkeypatch, caplog):
+    real, calls = presence.beat, []
+
+    def busy_once(*args, **options):
+        calls.append(args)
+        if len(calls) == 1:
+            raise LockedError("busy")
+        real(*args, **options)
+
+    monkeypatch.setattr(presence, "beat", busy_once)
+
+    with presence.present(database, WORKER, every=timedelta(milliseconds=20)):
+        deadline = time.monotonic() + 10
+        while len(calls) < 2:
+            assert time.monotonic() < deadline
+    assert "busy" in caplog.text

@@ -1,0 +1,161 @@
+"""Requests are checked data: what is not in the registry, the catalog or the bounds is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from db import queries
+from db.errors import LimitError
+from db.requests import cancel_request, renew_request
+from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.fleet.request_worker import local_station, serve_next
+from flexq_bench.fleet.requests import MAX_CASES, checked_request, submit, sweep_request
+from flexq_bench.runs.sweep import Sweep, sweep_of
+from workloads.errors import WorkloadError
+from workloads.suite import Shape
+
+SWEEP = Sweep(("flexq-w6a6",), (1, 2), (Shape(64, 128, "o_proj", "llama-7b"),), ("gemm",), ("hot",))
+
+
+@pytest.fixture
+def a_device(an_executor):
+    """A station of one CPU that measures by a script."""
+
+    def make(script):
+        executor = an_executor(script)
+        executor.backend, executor.capability, executor.gpu = "cpu", None, "A CPU"
+        executor.check = lambda cases: None
+        return executor
+
+    return make
+
+
+def ask(database, sweep=SWEEP, requester="ada"):
+    with database.session() as session:
+        request = sweep_request(session, sweep, requester=requester, backend="cpu")
+        submit(session, request)
+    return request
+
+
+def served(database, device, commit, on_record=lambda record: None):
+    return serve_next(
+        database, local_station(database, device, commit), commit, "me", on_record=on_record
+    )
+
+
+def test_a_sweep_survives_the_way_through_data():
+    assert sweep_of(SWEEP.as_data()) == SWEEP
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"kernels": ["__import__('os')"]}, "a kernel is written"),
+        ({"kernels": []}, "kernels must be a list of 1 to"),
+        ({"m": [0]}, "m must be a whole number from 1"),
+        ({"m": [1.5]}, "m must be a whole number"),
+        ({"m": [True]}, "m must be a whole number"),
+        ({"m": "1:8"}, "m must be a list"),
+        ({"shapes": [{"n": 64}]}, "k must be a whole number"),
+        ({"shapes": [{"n": 64, "k": 64, "layer": "<b>"}]}, "letters, digits"),
+        ({"shapes": [{"n": 64, "k": 64, "model": "gpt-9"}]}, "no model 'gpt-9'"),
+        ({"stages": ["rm"]}, "no stage 'rm'"),
+        ({"code": "1"}, "no field of a sweep 'code'"),
+    ],
+)
+def test_what_is_not_known_or_out_of_bounds_is_refused(changes, message):
+    with pytest.raises((UsageError, WorkloadError), match=message):
+        sweep_of(SWEEP.as_data() | changes)
+
+
+def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
+    with database.session() as session:
+        request = sweep_request(session, SWEEP, requester=" ada ", backend="cpu")
+        assert (request.requester, request.cases) == ("ada", 2 + 2)  # the floor, the empty kernel
+        many = Sweep(
+            ("flexq-w6a6",),
+            tuple(range(1, MAX_CASES // 2)),
+            SWEEP.shapes,
+            ("gemm", "linear"),
+            ("cold", "hot"),
+        )
+        with pytest.raises(UsageError, match="a request may have 2,000"):
+            sweep_request(session, many, requester="ada", backend="cpu")
+        unknown = Sweep(("flexq-w6a7",), (1,), SWEEP.shapes)
+        with pytest.raises(UsageError, match="no kernel 'flexq-w6a7'"):
+            sweep_request(session, unknown, requester="ada", backend="cpu")
+        with pytest.raises(UsageError, match="no suite '/etc/passwd'"):
+            checked_request(session, "suite", {"suite": "/etc/passwd"}, requester="ada")
+
+
+def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result, commit):
+    request = ask(database)
+
+    done = served(database, a_device(lambda case: a_result()), commit)
+
+    assert (done.request, done.state) == (request.uuid, "done")
+    with database.session() as session:
+        [row] = queries.requests(session)
+        run = queries.run_by_uuid_prefix(session, done.run)
+    assert (row.state, row.run, run.trigger, run.status) == ("done", run.uuid, "sweep", "complete")
+    assert run.received == request.cases
+    assert served(database, a_device(lambda case: a_result()), commit) is None
+
+
+def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
+    database, a_device, a_result, commit
+):
+    ask(database)
+    answers = iter([a_result(), SystemExit()])
+    with pytest.raises(SystemExit):
+        served(database, a_device(lambda case: next(answers)), commit)
+    assert served(database, a_device(lambda case: a_result()), commit) is None  # its lease holds
+    with database.session() as session:
+        [row] = queries.requests(session)
+        renew_request(session, row.uuid, row.server, until=row.created_at)
+
+    measured = []
+    served(database, a_device(lambda case: measured.append(case.key) or a_result()), commit)
+
+    with database.session() as session:
+        assert queries.run_by_uuid_prefix(session, row.run).received == 4
+    assert len(measured) == 3
+
+
+def test_what_cannot_be_measured_here_is_a_failed_request(database, a_device, commit):
+    ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
+    device = a_device(None)
+
+    def refuse(cases):
+        raise MeasureError("it would take 9 TiB")
+
+    device.check = refuse
+    done = served(database, device, commit)
+
+    assert (done.state, done.detail) == ("failed", "it would take 9 TiB")
+
+
+def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result, commit):
+    request = ask(database)
+
+    def answer(case):
+        with database.session() as session:
+            cancel_request(session, request.uuid, person="bob", at=datetime.now(UTC))
+        return a_result()
+
+    done = served(database, a_device(answer), commit)
+
+    assert done.state == "cancelled"
+    with database.session() as session:
+        run = queries.run_by_uuid_prefix(session, done.run)
+    assert (run.status, run.received) == ("interrupted", 1)
+
+
+def test_one_requester_has_few_requests_at_a_time(database):
+    for _ in range(4):
+        ask(database)
+    with pytest.raises(LimitError, match="ada has 4 open requests"):
+        ask(database)
+    ask(database, requester="bob")

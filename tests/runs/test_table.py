@@ -1,0 +1,123 @@
+"""The table that people read."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.record import build_record
+from flexq_bench.runs.table import problem_lines, published_table, results_table
+from flexq_bench.stats.baseline import compare_with_baseline
+from workloads.published import PublishedValue, published_speedups
+
+
+@pytest.fixture
+def result(a_case, a_result, worker, commit):
+    def build(kernel="flexq-w6a6", *, m=1, n=256, k=256, **measured):
+        return build_record(
+            a_case(kernel, m, n, k),
+            a_result(**measured),
+            new_run("smoke", "manual", []),
+            commit,
+            worker.device,
+            worker.environment,
+        )
+
+    return build
+
+
+def rendered(results) -> str:
+    out = io.StringIO()
+    Console(file=out, width=120).print(results_table(compare_with_baseline(results)))
+    return out.getvalue()
+
+
+def test_a_row_has_what_the_reader_needs_and_fits_120_columns(result):
+    text = rendered(
+        [
+            result("cublaslt-w8a8", n=28672, k=8192, median_us=12345.678),
+            result("read-6", n=28672, k=8192),
+            result(
+                "flexq-w6a6",
+                m=1024,
+                n=28672,
+                k=8192,
+                status="incorrect",
+                detail="element (0, 0)",
+            ),
+        ]
+    )
+
+    assert max(map(len, text.splitlines())) <= 120
+    assert "…" not in text
+    assert "12346" in text
+    assert "llama-7b o_proj" in text
+    assert "NO" in text
+
+
+def test_the_longest_names_still_fit(result):
+    text = rendered([result("flexq-w6a6-of-a-long-name-x", m=2048, n=1 << 24, k=1 << 24)])
+
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
+    lines = problem_lines(
+        [
+            result(m=1, status="unsupported", detail="no such GPU"),
+            result(m=2, status="failed", detail="boom"),
+            result(m=4, status="failed", detail="boom"),
+            result(m=8, status="ok"),
+            result(m=16, status="incorrect", detail="y[0,0]"),
+        ]
+    )
+
+    assert [line.partition(":")[0] for line in lines] == ["incorrect", "failed", "unsupported"]
+    assert "and 1 more" in lines[1]
+
+
+def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
+    stated = [
+        PublishedValue(
+            "Paper",
+            "Table 1",
+            "flexq-w6a6",
+            "speedup",
+            1.24,
+            baseline="abq-w6a6",
+            m=m,
+            hardware="RTX 3090 Ti",
+        )
+        for m in (1, 4)
+    ]
+    results = [
+        result("abq-w6a6", n=256, median_us=20.0),
+        result("flexq-w6a6", n=256, median_us=10.0),
+        result("abq-w6a6", n=512, median_us=80.0),
+        result("flexq-w6a6", n=512, median_us=10.0),
+        result("abq-w6a6", n=1024, median_us=500.0),  # alone: not part of the mean
+    ]
+    table = published_table(results, stated)
+    out = io.StringIO()
+    Console(file=out, width=120).print(table)
+
+    (row,) = [line for line in out.getvalue().splitlines() if "flexq-w6a6" in line]
+    assert row.split()[:7] == ["flexq-w6a6", "abq-w6a6", "1", "1.24×", "RTX", "3090", "Ti"]
+    assert "4.00×" in row  # of 2 and 8
+    assert "Paper, Table 1" in row
+
+
+def test_nothing_is_published_of_a_suite_that_no_paper_has(result):
+    assert published_speedups("smoke") == ()
+    assert published_table([result("flexq-w6a6")], published_speedups("paper-fig10")) is None
+
+
+def test_flexq_s_figure_10_has_an_average_for_each_baseline_and_m():
+    stated = published_speedups("paper-fig10")
+
+    assert {(s.baseline, s.m) for s in stated} == {
+        (baseline, m) for baseline in ("cublas-w8a8[gemmex]", "abq-w6a6") for m in (1, 4, 8)
+    }

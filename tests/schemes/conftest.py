@@ -1,0 +1,127 @@
+"""Small models with random weights, and tokens to calibrate them on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flexq_bench.schemes.calibration import Calibration
+
+VOCABULARY = 128
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Matrices this small take longest where several threads share them."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def tiny_llama() -> Callable[[], Any]:
+    """A fresh copy each call: 2 blocks, 4 heads on 2 key-value heads, K of 64 and 192."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            hidden_size=64,
+            intermediate_size=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+        )
+        return _spread_out(LlamaForCausalLM(config).eval())
+
+    return build
+
+
+@pytest.fixture
+def tiny_opt() -> Callable[[], Any]:
+    """A fresh copy each call: 2 blocks with biases and layer norms; changes: of its config."""
+    from transformers import OPTConfig, OPTForCausalLM
+
+    def build(**changes: Any) -> Any:
+        torch.manual_seed(0)
+        config = OPTConfig(
+            hidden_size=64,
+            ffn_dim=192,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=VOCABULARY,
+            max_position_embeddings=64,
+            word_embed_proj_dim=64,
+            **changes,
+        )
+        return _spread_out(OPTForCausalLM(config).eval())
+
+    return build
+
+
+@pytest.fixture
+def build() -> Callable[[str], Any]:
+    """build(architecture): a small model of this class of transformers with random weights.
+
+    4 blocks, 6 heads on 2 key-value heads where it has them, K of 72 and 100, none a multiple of
+    128; every other block attends to 8 tokens only where the architecture knows such blocks.
+    """
+    import transformers
+
+    def built(architecture: str) -> Any:
+        sizes: dict[str, Any] = {
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 6,
+            "vocab_size": VOCABULARY,
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        }
+        if architecture == "OPTForCausalLM":
+            sizes |= {"ffn_dim": 100, "word_embed_proj_dim": 72}
+        else:
+            sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
+        if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
+            sizes["sliding_window"] = 8
+        if architecture.startswith("Qwen"):
+            sizes |= {"use_sliding_window": True, "max_window_layers": 2}
+        if architecture.startswith("Gemma3"):
+            sizes["sliding_window_pattern"] = 2
+        torch.manual_seed(0)
+        cls = getattr(transformers, architecture, None)
+        if cls is None:
+            pytest.skip(f"transformers {transformers.__version__} has no {architecture}")
+        return _spread_out(cls(cls.config_class(**sizes)).eval())
+
+    return built
+
+
+@pytest.fixture
+def calibration() -> Calibration:
+    """4 segments of 32 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return Calibration(torch.randint(0, VOCABULARY, (4, 32), generator=generator))
+
+
+@pytest.fixture
+def text() -> torch.Tensor:
+    """Tokens [2, 32] to compare outputs on."""
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, VOCABULARY, (2, 32), generator=generator)
+
+
+def _spread_out(model: Any) -> Any:
+    """Weights large enough that blocks matter, with some channels larger than the others."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+            elif parameter.ndim == 2 and "embed" not in name:
+                parameter.mul_(2)
+            elif "norm" in name:
+                parameter.mul_(torch.exp(torch.randn(parameter.shape, generator=generator)))
+    return model

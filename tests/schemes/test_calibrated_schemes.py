@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from flexq_bench.schemes.activations import StaticActivation
+from flexq_bench.schemes.awq import AwqOptions, clip_and_round
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.gptq import hessian_error
+from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
+from flexq_bench.schemes.registry import resolve
+from flexq_bench.schemes.samples import InputSamples
+
+SCHEMES = (
+    "gptq-w4a16",
+    "gptq-w4a8[act_order=true,group=32]",
+    "fp6",
+    "fp5[gptq=true]",
+    "awq-w4a16",
+    "smoothquant-w6a6",
+    "smoothquant-w6a6[alpha=none]",
+    "omniquant-w6a6[epochs=1]",
+    "abq-w6a6[epochs=1]",
+    "dgq-w4a8[row_steps=8]",
+    "dgq-w4a8[static=true,search=false]",
+    "atom-w4a4[outliers=16]",
+)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [*(("tiny_llama", name) for name in SCHEMES), *(("tiny_opt", name) for name in SCHEMES[-7::2])],
+)
+def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, request):
+    states = []
+    for _ in range(2):
+        model = request.getfixturevalue(family)()
+        sites = map_model(model).sites
+        resolve(name).quantize(model, calibration)
+        states.append(model.state_dict())
+
+    assert all(hasattr(model.get_submodule(site.name), "activation") for site in sites)
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert bool(torch.isfinite(model(text).logits).all())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_models_of_any_architecture_can_be_quantized(
+    architecture, dtype, calibration, text, build
+):
+    atom = "atom-w4a4[outliers=8,kv_bits=16]" if "Phi3" in architecture else "atom-w4a4[outliers=8]"
+    for name in ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", atom):
+        model = build(architecture).to(dtype)
+        resolve(name).quantize(model, calibration)
+        logits = model(text).logits
+        assert logits.dtype == dtype
+        assert bool(torch.isfinite(logits).all())
+
+
+def damage(build, name, calibration, text) -> float:
+    """Relative squared error of the logits."""
+    model = build()
+    original = model(text).logits.detach()
+    resolve(name).quantize(model, calibration)
+    found = model(text).logits.detach()
+    return float((found - original).square().mean() / original.square().mean())
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        ("fp6", "fp5"),
+        ("fp5[gptq=true]", "fp5"),
+        ("gptq-w4a16", "gptq-w3a16"),
+        ("awq-w3a16", "awq-w3a16[steps=1,clip_steps=0]"),
+        ("dgq-w4a8", "dgq-w4a8[search=false]"),
+        ("atom-w3a8[outliers=16]", "atom-w3a8[outliers=16,gptq=false]"),
+        ("atom-w4a4[outliers=16]", "atom-w4a4[outliers=0,group=none,gptq=false]"),
+        ("omniquant-w3a8[epochs=5]", "rtn-w3a8"),
+        ("abq-w2*a8[epochs=2]", "abq-w2a8[epochs=2]"),
+    ],
+)
+def test_what_a_scheme_adds_lowers_the_damage(better, worse, tiny_llama, calibration, text):
+    assert damage(tiny_llama, better, calibration, text) < damage(
+        tiny_llama, worse, calibration, text
+    )
+
+
+def test_clipping_errs_no_more_than_the_whole_range():
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(16, 96, generator=generator) ** 3
+    inputs = torch.randn(200, 96, generator=generator)
+    moments = inputs.T @ inputs
+    options = AwqOptions(4, group=96)
+
+    clipped = clip_and_round(weight, moments, options)
+
+    whole = options.number().round(weight)
+    assert hessian_error(weight, clipped, moments) < hessian_error(weight, whole, moments)
+
+
+def test_static_scale_is_that_of_the_calibration(tiny_llama, calibration):
+    model = tiny_llama()
+
+    resolve("dgq-w4a8[static=true,outliers=0]").quantize(model, calibration)
+
+    activation = model.model.layers[0].self_attn.q_proj.activation
+    assert isinstance(activation, StaticActivation)
+    largest = float(tiny_norm_outputs(tiny_llama(), calibration).detach().abs().max())
+    assert activation.scale == pytest.approx(largest / 127)
+
+
+def tiny_norm_outputs(model, calibration) -> torch.Tensor:
+    seen = []
+    model.model.layers[0].input_layernorm.register_forward_hook(lambda _m, _i, o: seen.append(o))
+    model(calibration.tokens)
+    return seen[0]
+
+
+def test_samples_are_spread_over_segments_and_hold_first_tokens(tiny_llama):
+    site = map_model(tiny_llama()).sites[0]
+    samples = InputSamples(rows=6, per_segment=4)
+
+    for segment in range(2):
+        samples(site, torch.arange(8.0)[:, None] + 100 * segment)
+
+    assert samples.of(site)[:, 0].tolist() == [0, 2, 4, 6, 100, 102]
+
+
+@pytest.mark.parametrize("name", ["gptq-w4a16", "fp6[gptq=true]", "smoothquant-w6a6", "dgq-w4a8"])
+def test_scheme_without_calibration_data_is_refused(name, tiny_llama):
+    with pytest.raises(QuantizeError, match="needs calibration"):
+        resolve(name).quantize(tiny_llama())
+
+
+def test_options_that_make_no_sense_are_refused_in_one_line():
+    for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[outlier_bits=5]"):
+        with pytest.raises(QuantizeError, match="got"):
+            resolve(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "dgq-w4a8[group=0]",
+        "gptq-w4a16[damping=inf]",
+        "awq-w4a16[steps=0]",
+        "awq-w4a16[clip_steps=-1]",
+        "abq-w6a6[compensated_blocks=-1]",
+        "omniquant-w6a6[clip_rate=inf]",
+    ],
+)
+def test_options_that_can_not_be_are_refused_before_anything_is_quantized(name):
+    with pytest.raises(QuantizeError, match=re.escape(name)):
+        resolve(name)

@@ -1,0 +1,185 @@
+"""Predicted damage of single layers against what a measurement finds, and the choice by budget."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy import stats
+from torch.nn import functional
+
+from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.layer_sensitivity import (
+    SiteDamage,
+    activation_damage,
+    choose_sites,
+    draw,
+    layers_of,
+)
+from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.uniform import FULL_BITS, round_site
+from kernels.formats import NumberFormat
+
+
+def predicted(model, calibration, *, seed=0):
+    return activation_damage(
+        model,
+        map_model(model),
+        calibration,
+        low=NumberFormat(6, 32),
+        high=NumberFormat(8, 32),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+@torch.no_grad()
+def measured(model, calibration, damage):
+    """KL divergence, nats a token, of the model with one site's inputs rounded."""
+    dense = functional.log_softmax(model(calibration.tokens).logits.double(), -1)
+    with restoring(model, [damage.site]):
+        round_site(model, damage.site, FULL_BITS, 6, 32)
+        found = functional.log_softmax(model(calibration.tokens).logits.double(), -1)
+    return float((dense.exp() * (dense - found)).sum(-1).mean())
+
+
+def test_damage_is_the_divergence_that_a_measurement_finds(tiny_llama):
+    model = tiny_llama()
+    tokens = torch.randint(0, 128, (48, 32), generator=torch.Generator().manual_seed(5))
+    calibration = Calibration(tokens)
+
+    damages = predicted(model, calibration)
+
+    found = [measured(model, calibration, damage) for damage in damages]
+    expected = [damage.low for damage in damages]
+    assert stats.spearmanr(expected, found).statistic > 0.9
+    assert sum(expected) == pytest.approx(sum(found), rel=0.25)
+
+
+def test_more_bits_leave_a_sixteenth_of_the_damage(tiny_llama, calibration):
+    damages = predicted(tiny_llama(), calibration)
+
+    # two bits more are a quarter of the step, and damage goes with its square: (31/127)^2
+    ratio = sum(damage.high for damage in damages) / sum(damage.low for damage in damages)
+    assert ratio == pytest.approx((31 / 127) ** 2, rel=0.25)
+
+
+def test_a_seed_gives_the_same_damage_and_the_model_stays_as_it_was(tiny_llama, calibration, text):
+    model = tiny_llama()
+    before = model(text).logits
+
+    first, second = (predicted(model, calibration, seed=3) for _ in range(2))
+
+    assert first == second
+    assert torch.equal(model(text).logits, before)
+    assert all(p.requires_grad and p.grad is None for p in model.parameters())
+
+
+def test_labels_are_drawn_by_their_probability():
+    shares = torch.tensor([0.5, 0.0, 0.3, 0.2])
+
+    drawn = draw(shares.log().expand(4000, 4), torch.Generator().manual_seed(0))
+
+    found = torch.bincount(drawn, minlength=4) / 4000
+    torch.testing.assert_close(found, shares, rtol=0, atol=0.025)
+    assert found[1] == 0
+
+
+def test_a_label_that_is_certain_is_drawn():
+    certain = torch.full((3, 5), -torch.inf)
+    certain[torch.arange(3), torch.tensor([0, 4, 2])] = 0
+
+    assert draw(certain, torch.Generator().manual_seed(0)).tolist() == [0, 4, 2]
+
+
+def test_gradients_past_the_dtype_are_refused(tiny_llama, calibration):
+    model = tiny_llama()
+
+    def overflow(module, arguments, output):
+        output.register_hook(lambda gradient: gradient * float("inf"))
+
+    model.model.norm.register_forward_hook(overflow)
+
+    with pytest.raises(QuantizeError, match="leave the range"):
+        predicted(model, calibration)
+
+
+def test_a_model_that_predicts_nan_is_refused(tiny_llama, calibration):
+    model = tiny_llama()
+    with torch.no_grad():
+        model.lm_head.weight[3, 3] = float("nan")
+
+    with pytest.raises(QuantizeError, match="NaN"):
+        predicted(model, calibration)
+
+
+@pytest.fixture
+def made_up(tiny_llama):
+    """damages(gains): of a model's 14 sites, by kind and block; 0.1 where nothing is given."""
+    layout = map_model(tiny_llama())
+
+    def build(gains):
+        return layout, tuple(
+            SiteDamage(site, gains.get((site.block, site.kind), 0.1), 0.0) for site in layout.sites
+        )
+
+    return build
+
+
+def short(names):
+    return {tuple(name.removeprefix("model.layers.").split(".")[::2]) for name in names}
+
+
+def test_matrices_are_chosen_one_by_one(made_up):
+    layout, damages = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
+
+    chosen = choose_sites(damages, layout, 3 / 14, "matrices")
+
+    assert short(chosen) == {("0", "v_proj"), ("1", "up_proj"), ("1", "o_proj")}
+
+
+def test_layers_that_read_one_input_are_chosen_together(made_up):
+    layout, damages = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
+
+    chosen = choose_sites(damages, layout, 2 / 8, "layers")
+
+    assert short(chosen) == {
+        ("0", "q_proj"),
+        ("0", "k_proj"),
+        ("0", "v_proj"),
+        ("1", "gate_proj"),
+        ("1", "up_proj"),
+    }
+
+
+def test_work_is_spent_where_a_product_gains_most(made_up):
+    # o_proj has 64·64 products a token, gate and up together 2·192·64: six times as many
+    layout, damages = made_up({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0})
+    total = 2 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 192 * 64)
+
+    chosen = choose_sites(damages, layout, 64 * 64 / total, "work")
+
+    assert short(chosen) == {("0", "o_proj")}
+
+
+@pytest.mark.parametrize(("budget", "count"), [(0.0, 0), (0.3, 4), (0.5, 7), (1.0, 14)])
+def test_a_budget_is_never_passed(made_up, budget, count):
+    layout, damages = made_up({})
+
+    assert len(choose_sites(damages, layout, budget, "matrices")) == count
+
+
+def test_every_site_is_in_one_layer(made_up):
+    layout, damages = made_up({})
+
+    layers = layers_of(damages, layout)
+
+    assert len(layers) == 8
+    assert [d for layer in layers for d in layer] == list(damages)
+
+
+def test_a_budget_that_is_no_share_is_refused(made_up):
+    layout, damages = made_up({})
+
+    with pytest.raises(QuantizeError, match=r"0 to 1, got 1\.5"):
+        choose_sites(damages, layout, 1.5)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
+from flexq_bench.schemes.registry import resolve
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_linear_layer_of_the_blocks_is_a_site_and_no_other(architecture, build):
+    model = build(architecture)
+    layout = map_model(model)
+
+    found = {
+        name: (module.out_features, module.in_features)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and name.startswith(layout.names.blocks + ".")
+    }
+
+    assert {site.name: (site.n, site.k) for site in layout.sites} == found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, build):
+    model = build(architecture)
+    layout = map_model(model)
+    ids = torch.arange(12)[None]
+    before = model(ids).logits
+    feeds = [feed for feed in layout.scaled_feeds if feed.shared_heads == 1]
+
+    with torch.no_grad():
+        for block in range(layout.blocks):
+            module = layout.block_module(model, block)
+            for feed in feeds:
+                source = module.get_submodule(feed.source)
+                readers = [site for site in layout.of_block(block) if site.kind in feed.kinds]
+                scale = torch.linspace(0.5, 2, readers[0].k)
+                for site in readers:
+                    model.get_submodule(site.name).weight.mul_(scale)
+                if feed.through == "linear":
+                    source.weight.div_(scale[:, None])
+                else:
+                    offset = layout.names.norm_offset
+                    source.weight.copy_((source.weight + offset) / scale - offset)
+                if getattr(source, "bias", None) is not None:
+                    source.bias.div_(scale)
+
+    torch.testing.assert_close(model(ids).logits, before, rtol=1e-3, atol=1e-3)
+
+
+def test_every_site_has_one_feed(tiny_llama, tiny_opt):
+    for build in (tiny_llama, tiny_opt):
+        layout = map_model(build())
+        kinds = [kind for feed in layout.feeds for kind in feed.kinds]
+        assert sorted(kinds) == sorted(layout.kinds)
+
+
+def test_an_unknown_architecture_is_refused_with_those_known():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
+
+    with pytest.raises(QuantizeError, match=r"architecture 'GPT2LMHeadModel'.*LlamaForCausalLM"):
+        map_model(model)
+
+
+def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
+    model = tiny_llama()
+    resolve("w6a6").quantize(model)
+
+    with pytest.raises(QuantizeError, match="quantized already"):
+        resolve("w4a4").quantize(model)
+
+
+def test_opt_with_norms_after_its_layers_passes_no_scale_through_them(tiny_opt):
+    model = tiny_opt()
+    model.config.do_layer_norm_before = False
+
+    found = map_model(model)
+
+    assert [feed.source for feed in found.scaled_feeds] == ["self_attn.v_proj", "fc1"]
+    assert sorted(kind for feed in found.feeds for kind in feed.kinds) == sorted(found.kinds)

@@ -1,0 +1,154 @@
+"""The verdict on interleaved blocks: what counts as independent, and what counts at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from flexq_bench.verdicts import (
+    Cause,
+    Comparison,
+    Verdict,
+    attribute,
+    confirm,
+    confirm_night,
+)
+
+
+def blocks(
+    shift: float, *, placements: int = 10, per: int = 2, offset: float = 0.003, seed: int = 4
+) -> Comparison:
+    """Blocks of a head slower by `shift` (ln); offset: sigma of what sets placements apart."""
+    rng = np.random.default_rng(seed)
+    placement = np.repeat(np.arange(placements), per)
+    apart = offset * rng.standard_normal(placements)[placement]
+    scatter = 0.001 * rng.standard_normal((2, placement.size))
+    base = 100 * np.exp(scatter[0])
+    return Comparison(base, 100 * np.exp(shift + apart + scatter[1]), placement)
+
+
+@pytest.mark.parametrize(
+    ("shift", "verdict"),
+    [(0.03, Verdict.SLOWER), (-0.03, Verdict.FASTER), (0.0, Verdict.SAME), (0.004, Verdict.SAME)],
+)
+def test_the_verdict_follows_the_change(shift, verdict):
+    found = confirm(blocks(shift))
+
+    assert found.verdict is verdict
+    assert found.low < found.log_ratio < found.high
+    assert found.cause is (Cause.CODE if verdict is not Verdict.SAME else Cause.NONE)
+
+
+def test_bounds_cover_the_truth_99_times_of_100_when_placements_differ():
+    bounds = [confirm(blocks(0.0, per=20, offset=0.005, seed=seed)) for seed in range(1000)]
+
+    too_high = sum(found.low > 0 for found in bounds)
+
+    # Taking the 200 blocks for independent would make it about 300.
+    assert 1 <= too_high <= 22
+
+
+def test_placements_that_contradict_each_other_are_ambiguous():
+    found = confirm(blocks(0.015, placements=5, offset=0.03))
+
+    assert found.verdict is Verdict.AMBIGUOUS
+    assert found.cause is Cause.NONE
+
+
+def test_a_change_below_the_noise_floor_of_the_series_does_not_count():
+    comparison = blocks(0.03, offset=0.001)
+
+    assert confirm(replace(comparison, noise_floor=0.04)).verdict is Verdict.SAME
+    assert confirm(replace(comparison, noise_floor=0.02)).verdict is Verdict.SLOWER
+
+
+@pytest.mark.parametrize(("placements", "per"), [(4, 5), (5, 1), (9, 1), (0, 0)])
+def test_too_few_blocks_or_placements_are_no_data(placements, per):
+    found = confirm(blocks(0.05, placements=placements, per=per))
+
+    assert found.verdict is Verdict.NO_DATA
+    assert "are needed" in found.reason
+
+
+def test_blocks_whose_clocks_disagree_are_left_out():
+    comparison = blocks(0.0, placements=6)
+    mhz = np.full(12, 1980.0)
+    slowed = mhz.copy()
+    slowed[:4] = 1800.0
+    head = np.asarray(comparison.head_us).copy()
+    head[:4] *= 1.1
+
+    found = confirm(replace(comparison, head_us=head, base_mhz=mhz, head_mhz=slowed))
+
+    assert found.verdict is Verdict.NO_DATA
+    assert "in 4 the clocks" in found.reason
+
+
+def test_what_is_not_a_positive_number_is_left_out():
+    comparison = blocks(0.0, placements=10)
+    head = np.asarray(comparison.head_us).copy()
+    head[[0, 5]] = [np.nan, 0.0]
+
+    found = confirm(replace(comparison, head_us=head))
+
+    assert (found.blocks, found.verdict) == (18, Verdict.SAME)
+
+
+def test_a_wrong_result_has_no_speed():
+    assert confirm(replace(blocks(-0.5), correct=False)).verdict is Verdict.INCORRECT
+
+
+def test_the_same_machine_code_is_never_a_code_regression():
+    found = confirm(replace(blocks(0.05), same_binary=True))
+
+    assert (found.verdict, found.cause) == (Verdict.SLOWER, Cause.ENVIRONMENT)
+
+
+def test_lengths_that_differ_are_refused():
+    with pytest.raises(ValueError, match="one value a block"):
+        confirm(Comparison([1.0, 2.0], [1.0], [0, 0]))
+
+
+def test_a_night_of_many_comparisons_asks_more_of_each():
+    weak = next(
+        found
+        for seed in range(200)
+        if (found := confirm(blocks(0.012, offset=0.01, seed=seed))).verdict is Verdict.SLOWER
+        and found.p_value > 0.004
+    )
+    quiet = [confirm(blocks(0.0, seed=seed)) for seed in range(50)]
+    strong = confirm(blocks(0.05))
+
+    night = confirm_night([weak, *quiet, strong])
+
+    assert confirm_night([weak])[0].verdict is Verdict.SLOWER
+    assert night[0].verdict is Verdict.AMBIGUOUS
+    assert "among 52" in night[0].reason
+    assert night[-1].verdict is Verdict.SLOWER
+
+
+def test_a_night_without_data_stays_as_it_is():
+    nothing = confirm(blocks(0.0, placements=2))
+
+    assert confirm_night([nothing]) == (nothing,)
+    assert confirm_night([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "floor", "baseline", "cause"),
+    [
+        (0.05, 0.0, 0.001, Cause.CODE),
+        (0.05, 0.05, 0.048, Cause.ENVIRONMENT),
+        (-0.05, -0.05, -0.05, Cause.ENVIRONMENT),
+        (0.10, 0.05, 0.05, Cause.BOTH),
+        (0.05, 0.05, 0.0, Cause.UNCLEAR),
+        (0.05, 0.05, -0.05, Cause.UNCLEAR),
+        (0.05, None, None, Cause.UNCLEAR),
+        (0.05, 0.05, None, Cause.ENVIRONMENT),
+        (0.005, 0.05, 0.05, Cause.NONE),
+    ],
+)
+def test_the_anchors_tell_a_slow_kernel_from_a_slow_machine(kernel, floor, baseline, cause):
+    assert attribute(kernel, floor=floor, baseline=baseline) is cause

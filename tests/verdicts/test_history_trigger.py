@@ -1,0 +1,83 @@
+"""The cheap look at tonight's result, and the one at the last release."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flexq_bench.verdicts import Verdict, creep, trigger
+
+
+def quiet(nights: int = 30, sigma: float = 0.002, seed: int = 2) -> np.ndarray:
+    return 100 * np.exp(sigma * np.random.default_rng(seed).standard_normal(nights))
+
+
+@pytest.mark.parametrize("latest", [102.0, 98.0])
+def test_a_change_of_2_percent_is_a_candidate_either_way(latest):
+    found = trigger(quiet(), latest)
+
+    assert found.verdict is Verdict.CANDIDATE
+    assert found.log_change == pytest.approx(np.log(latest / 100), abs=0.002)
+    assert (found.z > 0) == (latest > 100)
+
+
+def test_scale_is_the_robust_one_and_never_below_its_floor():
+    assert trigger([100.0] * 30, 100.3).scale == pytest.approx(0.002)
+    assert trigger([100.0] * 30, 100.3).verdict is Verdict.SAME
+    assert trigger([100.0] * 30, 100.5).verdict is Verdict.CANDIDATE
+    noisy = quiet(sigma=0.01)
+    noisy[5] = 500.0
+    assert trigger(noisy, 100.0).scale == pytest.approx(0.01, rel=0.5)
+
+
+def test_only_the_last_30_results_count():
+    history = np.concatenate([np.full(100, 50.0), quiet(30)])
+
+    found = trigger(history, 100.0)
+
+    assert found.verdict is Verdict.SAME
+    assert found.history == 30
+
+
+def test_noise_does_not_hide_2_percent():
+    assert trigger(quiet(sigma=0.05), 100 * np.exp(0.08)).verdict is Verdict.CANDIDATE
+
+
+def test_a_step_onto_the_other_mode_is_seen_against_the_newest_nights():
+    history = [121.0] * 20 + [108.0] * 10
+
+    assert trigger(history, 121.0).verdict is Verdict.CANDIDATE
+
+
+@pytest.mark.parametrize(
+    ("history", "latest"),
+    [([], 1.0), ([0.0], 100.0), ([float("nan")] * 30, 1.0), ([100.0] * 30, float("nan"))],
+)
+def test_no_history_or_no_result_is_no_data(history, latest):
+    assert trigger(history, latest).verdict is Verdict.NO_DATA
+
+
+@pytest.mark.parametrize("nights", [1, 2, 3, 4])
+def test_a_few_results_tell_a_change_and_no_sigma(nights):
+    history = [100.0, 100.1, 99.9, 100.2][:nights]
+
+    assert trigger(history, 102.0).verdict is Verdict.CANDIDATE
+    assert trigger(history, 98.0).verdict is Verdict.CANDIDATE
+    assert trigger(history, 101.0).verdict is Verdict.SAME
+
+
+def test_12_steps_of_0_4_percent_are_seen_from_the_last_release():
+    steps = np.concatenate([np.full(5, 1.004**step) for step in range(13)])
+    history = quiet(steps.size) * steps
+
+    found = creep(history[:5], history[5:])
+
+    assert found.verdict is Verdict.CANDIDATE
+    assert found.log_change == pytest.approx(12 * np.log(1.004), abs=0.005)
+
+
+def test_a_level_that_stayed_is_no_creep():
+    history = quiet(60)
+
+    assert creep(history[:5], history[5:]).verdict is Verdict.SAME
+    assert creep(history[:2], history[5:]).verdict is Verdict.NO_DATA

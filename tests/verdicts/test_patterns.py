@@ -1,0 +1,106 @@
+"""Every pattern is told from the others, on made series."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flexq_bench.verdicts import Nights, Pattern, classify
+
+
+def nights(values: np.ndarray, **beside: np.ndarray) -> Nights:
+    given = {"days": np.arange(values.size), "epochs": np.zeros(values.size)} | beside
+    return Nights(values, **given)
+
+
+def quiet(count: int = 60, sigma: float = 0.003, seed: int = 3) -> np.ndarray:
+    return 100 * np.exp(sigma * np.random.default_rng(seed).standard_normal(count))
+
+
+def test_a_quiet_series_is_steady():
+    found = classify(nights(quiet()))
+
+    assert (found.pattern, found.index, found.missing) == (Pattern.STEADY, None, ())
+
+
+def test_a_step_is_one_from_where_it_begins():
+    values = quiet()
+    values[40:] *= 1.03
+
+    found = classify(nights(values))
+
+    assert (found.pattern, found.index) == (Pattern.STEP, 40)
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_one_or_two_nights_that_come_back_are_a_spike(last):
+    values = quiet()
+    values[30 : 30 + last] *= 1.2
+
+    assert classify(nights(values)).pattern is Pattern.SPIKE
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_creeps_is_a_drift_and_no_step(sign):
+    values = quiet() * np.exp(sign * np.linspace(0, 0.05, 60))
+
+    assert classify(nights(values)).pattern is Pattern.DRIFT
+
+
+@pytest.mark.parametrize("steps", [(20, 45), (15, 30, 45)])
+def test_several_steps_the_same_way_are_no_drift(steps):
+    values = quiet()
+    for at in steps:
+        values[at:] *= 1.03
+
+    found = classify(nights(values))
+
+    assert (found.pattern, found.index) == (Pattern.STEP, steps[-1])
+
+
+def test_a_step_that_the_clock_explains_is_a_clock_drop():
+    values, clocks = quiet(), np.full(60, 1980.0)
+    values[40:] *= 1.1
+    clocks[40:] /= 1.1
+
+    assert classify(nights(values, clocks_mhz=clocks)).pattern is Pattern.CLOCK_DROP
+    assert classify(nights(values, clocks_mhz=np.full(60, 1980.0))).pattern is Pattern.STEP
+
+
+def test_a_clock_drop_is_known_in_its_first_night():
+    values, clocks = quiet(), np.full(60, 1980.0)
+    values[-1] *= 1.2
+    clocks[-1] /= 1.2
+
+    found = classify(nights(values, clocks_mhz=clocks))
+
+    assert (found.pattern, found.index) == (Pattern.CLOCK_DROP, 59)
+
+
+def test_another_driver_opens_an_epoch_and_is_no_step():
+    values, epochs = quiet(), np.zeros(60)
+    values[40:] *= 1.05
+    epochs[40:] = 1
+
+    assert classify(nights(values, epochs=epochs)).pattern is Pattern.STEADY
+    fresh = classify(nights(values[:42], epochs=epochs[:42]))
+    assert (fresh.pattern, fresh.index) == (Pattern.NEW_EPOCH, 40)
+
+
+def test_a_renamed_kernel_is_a_new_series_without_a_verdict():
+    assert classify(nights(quiet(1))).pattern is Pattern.NEW_SERIES
+    assert classify(nights(quiet(0))).pattern is Pattern.NEW_SERIES
+
+
+def test_missing_nights_are_named_and_no_change():
+    days = np.concatenate([np.arange(20), np.arange(23, 62), [63]])
+
+    found = classify(nights(quiet(), days=days))
+
+    assert found.pattern is Pattern.STEADY
+    assert found.missing == ((20, 22), (62, 62))
+
+
+def test_lengths_that_differ_are_refused():
+    with pytest.raises(ValueError, match="one entry a night"):
+        classify(nights(quiet(), days=np.arange(3)))

@@ -1,0 +1,183 @@
+"""A stored verdict is computed again from its evidence, to the bit."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+
+from db import queries
+from db.hashing import fingerprint
+from db.queries.verdicts import Decision, DecisionEvidence
+from flexq_bench.measure.ab.case_comparison import InterleaveRules
+from flexq_bench.verdicts import Comparison, Evidence, detector, judge, judge_night
+from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
+from flexq_bench.verdicts.recompute import recompute
+
+ODD = Comparison(
+    base_us=(1 / 3, math.nan, math.inf, 0.1),
+    head_us=(0.1 + 0.2, 5e-324, 1.0, -math.inf),
+    placement=(0, 0, 1, 1),
+    base_mhz=(1980.0, math.nan, 1980.0, 1980.0),
+    noise_floor=1e-9,
+)
+
+
+def test_evidence_survives_json_bit_for_bit():
+    evidence = Evidence("case", ODD, beside=(0.1, 2e-300), floor=-0.0, detail="why")
+
+    back = Evidence.from_dict(json.loads(json.dumps(evidence.as_dict(), allow_nan=False)))
+
+    assert repr(back) == repr(evidence)
+
+
+def test_every_verdict_of_an_alert_agrees_with_its_evidence(session, record, compared):
+    night = record(
+        compared("flexq-w6a6", 1.05),
+        compared("flexq-w6a8", 1.02, noise=0.004),
+        compared("flexq-w6a6", correct=False, shape=(2, 256, 256)),
+        compared("read-6"),
+        compared("cublaslt-w8a8"),
+    )
+
+    found = recompute(session, night.opened[0])
+
+    assert len(found) >= 2
+    assert [one.differences for one in found] == [()] * len(found)
+
+
+def test_a_night_s_other_comparisons_are_part_of_the_evidence(compared):
+    candidate = compared("flexq-w6a6", 1.014, noise=0.009)
+    quiet = [compared("cublas-fp16", shape=(m, 256, 256)) for m in range(1, 40)]
+
+    alone, *_ = judge_night([candidate], noise_floors=[0.0], weight_bits=[6])
+    beside, *_ = judge_night([candidate, *quiet], noise_floors=[0.0] * 40, weight_bits=[6] * 40)
+
+    assert alone.confirmation.verdict == "slower"
+    assert beside.confirmation.verdict == "ambiguous"
+    assert "among 40 comparisons" in judge(beside.evidence).reason
+
+
+def test_canaries_are_judged_among_themselves(compared):
+    candidate = compared("flexq-w6a6", 1.014, noise=0.009)
+    canaries = [compared("cublas-fp16", shape=(m, 256, 256), head=1) for m in range(1, 40)]
+
+    found, *_ = judge_night([candidate, *canaries], noise_floors=[0.0] * 40, weight_bits=[6] * 40)
+
+    assert found.confirmation.verdict == "slower"
+
+
+def test_a_known_noise_floor_hides_what_is_below_it(compared):
+    (found,) = judge_night([compared("flexq-w6a6", 1.05)], noise_floors=[0.1], weight_bits=[6])
+
+    assert found.confirmation.verdict == "same"
+    assert found.evidence.comparison.noise_floor == 0.1
+
+
+def test_each_look_has_its_share_of_false_verdicts():
+    assert InterleaveRules().rate == detector.RATE
+
+
+def stored(session, alert):
+    (row,) = queries.alert_decisions(session, alert)
+    return session.query(Decision).filter_by(uuid=row.uuid).one()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"verdict": "same"}, "verdict was 'same', is 'slower'"),
+        ({"log_ratio": 0.04879016416943200}, "log_ratio was"),
+        ({"cause": "both"}, "cause was 'both'"),
+        ({"input_hash": "0" * 64}, "the input hash differs"),
+        ({"detector_version": 99}, "interleaved 99 decided, this version has interleaved"),
+        ({"parameters": {"confidence": 0.5}}, "confidence was 0.5"),
+    ],
+)
+def test_a_verdict_that_was_tampered_with_is_noticed(session, record, compared, change, says):
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    row = stored(session, alert)
+    for name, value in change.items():
+        setattr(row, name, value)
+    session.flush()
+
+    (found,) = recompute(session, alert)
+
+    assert any(says in difference for difference in found.differences), found.differences
+
+
+def test_the_last_bit_of_a_verdict_counts(session, record, compared):
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    row = stored(session, alert)
+    row.log_ratio = math.nextafter(row.log_ratio, 1)
+    session.flush()
+
+    (found,) = recompute(session, alert)
+
+    assert [d.partition(" ")[0] for d in found.differences] == ["log_ratio"]
+
+
+def test_changed_evidence_is_noticed_by_its_hash(session, record, compared):
+    import zlib
+
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    row = stored(session, alert)
+    evidence = session.get(DecisionEvidence, row.id)
+    flat = json.loads(zlib.decompress(evidence.data))
+    flat["head_binary"] = "forged"
+    evidence.data = zlib.compress(json.dumps(flat).encode())
+    session.flush()
+
+    (found,) = recompute(session, alert)
+
+    assert fingerprint(flat) != row.input_hash
+    assert "the input hash differs" in found.differences[0]
+
+
+def test_evidence_that_is_gone_or_is_no_evidence_is_said(session, record, compared):
+    import zlib
+
+    (alert,) = record(compared("flexq-w6a6", 1.05)).opened
+    evidence = session.get(DecisionEvidence, stored(session, alert).id)
+    evidence.data = zlib.compress(b'{"other": 1}')
+    session.flush()
+    assert "can't be read" in recompute(session, alert)[0].differences[-1]
+
+    session.delete(evidence)
+    session.flush()
+    assert recompute(session, alert)[0].differences == ("its evidence is gone",)
+
+
+@pytest.fixture
+def panel(compared):
+    (found,) = judge_night([compared("flexq-w6a6", 1.05)], noise_floors=[0.0], weight_bits=[6])
+    return Panel("flexq-w6a6", found.evidence.comparison, found.confirmation)
+
+
+def test_the_terminal_shows_every_placement_on_its_side_of_no_change(panel):
+    head, *rows, estimate = (line.plain for line in terminal_plot(panel))
+
+    assert len(rows) == 6
+    assert "%" in head
+    for row in (*rows, estimate):
+        assert row.index("◆") > row.index("│")
+    assert "+5.0" in estimate
+
+
+def test_nothing_to_draw_is_said(panel):
+    empty = replace(panel, comparison=Comparison((), (), ()))
+
+    assert [line.plain for line in terminal_plot(empty)] == ["no block that may be compared"]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_png_has_a_panel_a_verdict(tmp_path, panel, count):
+    from PIL import Image
+
+    write_png(tmp_path / "out.png", [panel] * count)
+
+    with Image.open(tmp_path / "out.png") as image:
+        assert image.format == "PNG"
+        assert image.height == pytest.approx(264 * max(count, 1), abs=2)
