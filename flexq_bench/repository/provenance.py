@@ -13,7 +13,7 @@ from db.records import CommitInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.repository.git import GitError, git_output
 
-ROOT = Path(__file__).resolve().parents[1]  # the folder that has the packages
+ROOT = Path(__file__).resolve().parents[2]  # the folder that has the packages
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
 _SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml"}
