@@ -21,6 +21,7 @@ from dashboard.frame import as_csv, results_frame
 from dashboard.spreadsheet import as_cell, harmless
 from db import queries
 from db.engine import open_database
+from db.records import CommitInfo
 from db.requests import RequestInfo, add_request
 from db.verdict_store import set_alert_state
 from flexq_bench.requests import LIMITS
@@ -110,6 +111,13 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
         EVIL,
         a_record(m=8, kernel=HTML, status="failed", detail=FORMULAS[0] + HTML, median_us=None),
         a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage=MARKDOWN, cache=HTML),
+        a_record(
+            a_run("unit", suite=MARKDOWN),
+            kernel=HTML,
+            metric=HTML,
+            unit=HTML,
+            commit=CommitInfo(f"pkg-{HTML}", None, None, dirty=False),
+        ),
         a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage="gemm", cache=HTML, gpu=MARKDOWN),
     )
     harm = {"model": HTML, "task": HTML}
@@ -151,6 +159,7 @@ def texts(value: Any) -> Iterator[str]:
 @pytest.mark.parametrize(
     ("page", "link"),
     [
+        ("history", {"kernel": HTML, "metric": HTML}),
         *((name, {}) for name in ("overview", "alert", "history", "compare", "sweep", "fleet")),
         *((name, {"baseline": HTML, "gpu": MARKDOWN}) for name in ("results", "kernels")),
         ("accuracy", {"model": HTML}),
