@@ -11,6 +11,7 @@ from db.errors import DatabaseError
 from db.queries import AlertRow
 
 _SAVED = "alert-form.saved"  # what the last run of the page stored, to be told once
+_LONGEST_NOTE, _LONGEST_NAME = 10_000, 80  # letters; the server too takes no more
 _MEANING = {
     "acknowledged": "acknowledged: somebody is on it",
     "explained": "explained: wanted or accepted; its series start anew at the first bad commit",
@@ -43,8 +44,10 @@ def show_form(alert: AlertRow, events: int) -> None:
                 f"{name} (as it is)" if name == alert.state else _MEANING[name]
             ),
         )
-        note = st.text_area("Note", help="Kept as text, with your name and the time.")
-        person = st.text_input("Your name")
+        note = st.text_area(
+            "Note", max_chars=_LONGEST_NOTE, help="Kept as text, with your name and the time."
+        )
+        person = st.text_input("Your name", max_chars=_LONGEST_NAME)
         sent = st.form_submit_button("Save", icon=":material/save:")
     # A click runs the page anew: what was seen is what the page showed before it.
     seen = st.session_state.get(f"{mine}.seen", events) if sent else events

@@ -44,7 +44,7 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
     figure.update_xaxes(
         title="commit, by ancestry",
         tickvals=shown["place"].tolist(),
-        ticktext=[short_commit(sha, dirty=False) for sha in shown["commit"]],
+        ticktext=[html.escape(short_commit(sha, dirty=False)) for sha in shown["commit"]],
         zeroline=False,
     )
     is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
@@ -121,7 +121,6 @@ def _bar(point: pd.DataFrame) -> dict[str, Any]:
 
 
 def _hover(row: Mapping[Any, Any]) -> str:
-    return (
-        f"({row['low']:.5g} to {row['high']:.5g})<br>"
+    return f"({row['low']:.5g} to {row['high']:.5g})<br>" + html.escape(
         f"commit {short_commit(str(row['commit']), dirty=False)}, run {str(row['run'])[:8]}"
     )

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.words import as_text
+
 T = TypeVar("T")
 
 
@@ -44,7 +46,14 @@ class Link:
         wanted = self._wanted(name, label, options, written)
         key = self._prepare(name, options, wanted[0] if wanted else default)
         if in_a_row:
-            value = place.radio(label, options, format_func=shown, key=key, horizontal=True)
+            # Streamlit takes the words beside these buttons, unlike those of a list, for Markdown.
+            value = place.radio(
+                label,
+                options,
+                format_func=lambda option: as_text(shown(option)),
+                key=key,
+                horizontal=True,
+            )
         else:
             value = place.selectbox(label, options, format_func=shown, key=key)
         assert value is not None  # only an empty list of options gives none

@@ -31,7 +31,7 @@ def device_offsets(offsets: Sequence[OffsetRow]) -> go.Figure:
             },
             mode="markers",
             marker={"color": _COLOR, "size": 9},
-            text=[f"{row.cases} cases, run {row.run[:8]}" for row in offsets],
+            text=[f"{row.cases} cases, run {html.escape(row.run[:8])}" for row in offsets],
             hovertemplate="%{x:+.2f} %<br>%{text}<extra></extra>",
         )
     )

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.spreadsheet import harmless
-from dashboard.words import short_commit
+from dashboard.words import as_text, short_commit
 
 _FLAGGED = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (
@@ -57,7 +57,9 @@ def _columns(baseline: str) -> dict[str, Any]:
         ),
         "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / median, 10¹² a second"),
         "speedup": column.NumberColumn(
-            f"× {baseline}", format="%.2f", help=f"median of {baseline} / median, in the same run"
+            f"× {baseline}",
+            format="%.2f",
+            help=f"median of {as_text(baseline)} / median, in the same run",
         ),
         "correct": column.TextColumn("correct", help="exact: every integer result as it must be"),
         "commit": column.TextColumn("commit", help="+: the tree had changes"),

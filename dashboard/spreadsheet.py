@@ -31,13 +31,14 @@ def as_cell(text: str) -> str:
 
 
 def harmless(frame: pd.DataFrame) -> pd.DataFrame:
-    """The frame with every text as `as_cell` makes it; numbers and times as they are."""
+    """The frame with every text, and every column's name, as `as_cell` makes it; numbers and times
+    as they are."""
     made = frame.copy()
     for name in frame.columns:
         column = frame[name]
         if column.dtype == object or pd.api.types.is_string_dtype(column):
             made[name] = [as_cell(v) if isinstance(v, str) else v for v in column]
-    return made
+    return made.rename(columns=lambda name: as_cell(name) if isinstance(name, str) else name)
 
 
 def to_csv(frame: pd.DataFrame) -> str:

@@ -17,7 +17,8 @@ from db.engine import Database
 from db.errors import DatabaseError
 from db.queries import WorkerRow
 from db.requests import RequestInfo
-from flexq_bench.errors import FlexqError
+from flexq_bench.cli.options import split_sizes
+from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.sweep import CACHES, STAGES
 from flexq_bench.runs.sweep_text import parse_sweep
@@ -25,6 +26,7 @@ from kernels.errors import KernelError
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.models import load_catalog
+from workloads.names import unknown
 from workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 _SAVED = "sweep-form.saved"  # what the last run of the page queued, to be told once
 _MODEL, _SIZES = "a model's layers", "N and K"
+_LONGEST_SIZES = 10_000  # letters: the most sizes that a request takes are fewer
+_LONGEST_WORDS = 1000
 _USUAL = {"cuda": ("flexq", "cublaslt-w8a8"), "cpu": ("flexq-w6a6", "cublaslt-w8a8")}
 
 
@@ -74,13 +78,16 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
     if asked is None or gpu is None:
         return None
     try:
-        sweep = parse_sweep(
-            kernels=",".join(asked.kernels) or None, m=asked.m, n=asked.n, k=asked.k,
-            model=asked.model, layers=asked.layers, stage=",".join(asked.stages),
-            cache=",".join(asked.caches),
-        )  # fmt: skip
-        from flexq_bench.fleet.requests import sweep_request
+        from flexq_bench.fleet.requests import MAX_CASES, sweep_request
 
+        _check_offered("GPU", (gpu,), list(by_gpu))
+        _check_offered("kernel", asked.kernels, _kernels_of(backend))
+        sweep = parse_sweep(
+            kernels=",".join(asked.kernels) or None, m=split_sizes(asked.m),
+            n=split_sizes(asked.n), k=split_sizes(asked.k), model=asked.model,
+            layers=asked.layers, stage=",".join(asked.stages), cache=",".join(asked.caches),
+            most_cases=MAX_CASES,
+        )  # fmt: skip
         with database.session() as session:
             request = sweep_request(
                 session, sweep, requester=asked.person, gpu=gpu, backend=backend
@@ -123,6 +130,13 @@ def _kernels_of(backend: Backend) -> list[str]:
     return [one for one in registry.labels(backend) if not is_probe(parse_kernel_label(one)[0])]
 
 
+def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> None:
+    """Raise UsageError for what no list of the form has: a browser may send any text."""
+    for one in chosen:
+        if one not in offered:
+            raise UsageError(unknown(kind, one[:_LONGEST_WORDS], offered))
+
+
 def _fields(backend: Backend, by_model: bool, *, disabled: bool) -> _Asked | None:
     """What the form holds when one of its buttons is pressed; None: neither was."""
     labels = [] if disabled else _kernels_of(backend)
@@ -130,21 +144,25 @@ def _fields(backend: Backend, by_model: bool, *, disabled: bool) -> _Asked | Non
     with st.form("sweep-form", border=True):
         kernels = st.multiselect("Kernels", labels, default=usual, disabled=disabled)
         m = st.text_input(
-            "M (tokens)", "1,2,4,8,16", help="Sizes and ranges: 1,2,4:64:x2", disabled=disabled
-        )
+            "M (tokens)", "1,2,4,8,16", max_chars=_LONGEST_SIZES,
+            help="Sizes and ranges: 1,2,4:64:x2", disabled=disabled,
+        )  # fmt: skip
         n = k = model = None
         layers = "fused"
         if by_model:
             model = st.selectbox("Model", sorted(load_catalog()), disabled=disabled)
             layers = st.text_input(
-                "Layers", "fused", help="fused, separate, or names with commas", disabled=disabled
-            )
+                "Layers", "fused", max_chars=_LONGEST_WORDS,
+                help="fused, separate, or names with commas", disabled=disabled,
+            )  # fmt: skip
         else:
-            n = st.text_input("N (output features)", "4096", disabled=disabled)
-            k = st.text_input("K (input features)", "4096", disabled=disabled)
+            n, k = (
+                st.text_input(label, "4096", max_chars=_LONGEST_SIZES, disabled=disabled)
+                for label in ("N (output features)", "K (input features)")
+            )
         stages = st.multiselect("Stages", STAGES, default=STAGES[:1], disabled=disabled)
         caches = st.multiselect("Caches", CACHES, default=CACHES[:1], disabled=disabled)
-        person = st.text_input("Your name", disabled=disabled)
+        person = st.text_input("Your name", max_chars=_LONGEST_WORDS, disabled=disabled)
         with st.container(horizontal=True):
             estimated = st.form_submit_button(
                 "Estimate", icon=":material/timer:", disabled=disabled

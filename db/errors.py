@@ -15,7 +15,7 @@ DatabaseError
 │   └── AmbiguousError      several runs answer to the prefix
 ├── StaleError              somebody changed meanwhile what was to be changed
 ├── ConflictError           two runs claim the same idempotency key
-├── LimitError              a requester has too much waiting
+├── LimitError              a request is too large, or too much is waiting
 ├── ResultsFileError        the results file can't be opened, or has an unknown suffix
 └── RecordError             a record that can't be stored
     └── RecordFormatError   … read from a file: with its name and line
@@ -85,7 +85,7 @@ class ConflictError(DatabaseError):
 
 
 class LimitError(DatabaseError):
-    """A requester would have more waiting or running than one may have."""
+    """A request is too large, or more would be waiting or running than may be."""
 
 
 class ResultsFileError(DatabaseError):

@@ -47,10 +47,13 @@ class RequestInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one requester may have waiting or running at a time."""
+    """How much may wait or run at a time: of one requester, in one request, and of all."""
 
     requests: int
     cases: int
+    cases_of_one: int
+    requests_of_all: int
+    cases_of_all: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +70,36 @@ class ClaimedRequest:
 def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
     """Queue a request; one with a uuid that is stored changes nothing.
 
-    Raises RecordError if there is no such kind, LimitError if its requester would have more open
-    than the limits allow.
+    Raises RecordError if there is no such kind or it has no case, LimitError if it has more cases
+    than one may have, or its requester or all together would have more open than the limits allow.
     """
     if info.kind not in REQUEST_KINDS:
         raise RecordError(f"kind is {info.kind!r}, not one of {', '.join(REQUEST_KINDS)}")
+    if info.cases < 1:
+        raise RecordError(f"a request has at least one case, got {info.cases}")
+    if info.cases > limits.cases_of_one:
+        raise LimitError(
+            f"this request has {info.cases:,} cases, and one may have {limits.cases_of_one:,}: "
+            "leave some sizes or kernels out"
+        )
     lock_for_writing(session.connection())
     if session.scalar(select(Request.id).where(Request.uuid == info.uuid)) is not None:
         return
-    count, cases = session.execute(
-        select(func.count(), func.coalesce(func.sum(Request.cases), 0)).where(
-            Request.requester == info.requester, Request.state.in_(OPEN_REQUEST_STATES)
-        )
-    ).one()
+    of_all = select(func.count(), func.coalesce(func.sum(Request.cases), 0)).where(
+        Request.state.in_(OPEN_REQUEST_STATES)
+    )
+    count, cases = session.execute(of_all.where(Request.requester == info.requester)).one()
     if count >= limits.requests or cases + info.cases > limits.cases:
         raise LimitError(
             f"{info.requester} has {count} open requests of {cases} cases, and may have "
             f"{limits.requests} of {limits.cases}: {info.cases} more must wait, or take one back "
             "(flexq-bench status --cancel REQUEST)"
+        )
+    count, cases = session.execute(of_all).one()
+    if count >= limits.requests_of_all or cases + info.cases > limits.cases_of_all:
+        raise LimitError(
+            f"{count} requests of {cases} cases are open, and all requesters together may have "
+            f"{limits.requests_of_all} of {limits.cases_of_all}: {info.cases} more must wait"
         )
     session.execute(
         insert(Request).values(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from workloads.errors import WorkloadError
 from workloads.gemm import MAX_DIMENSION
@@ -22,14 +23,47 @@ def parse_ranges(text: str) -> tuple[int, ...]:
     Raises WorkloadError if an item has another form, runs backwards or past the largest size, or
     if there are more than 10,000 values; none is made before their number is known.
     """
+    items = text.count(",") + 1
+    if items > MAX_VALUES:
+        raise _too_many(_quoted(text), items)
     parts = [_parse_item(item.strip(), text) for item in text.split(",")]
+    return _united(parts, _quoted(text))
+
+
+def parse_lines(lines: Iterable[str], file: str) -> tuple[int, ...]:
+    """Sorted unique values of a file's lines: items as of `parse_ranges`, with commas or spaces.
+
+    Raises WorkloadError as `parse_ranges`, with the number of the line and none of its content:
+    whoever reads the message may not be allowed to read the file.
+    """
+    parts: list[Sequence[int]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            parts += [_parse_item(item, "") for item in line.replace(",", " ").split()]
+        except WorkloadError:
+            raise WorkloadError(
+                f"{file}: line {number} holds something else than sizes and ranges from 1 to "
+                f"{MAX_DIMENSION:,}: write 8, 1:8, 8:64:8 or 4:64:x2"
+            ) from None
+        if len(parts) > MAX_VALUES:
+            raise _too_many(file, len(parts))
+    if not parts:
+        raise WorkloadError(f"{file} holds no size: write 8, 1:8, 8:64:8 or 4:64:x2")
+    return _united(parts, file)
+
+
+def _united(parts: Sequence[Sequence[int]], named: str) -> tuple[int, ...]:
     count = sum(len(part) for part in parts)
     if count > MAX_VALUES:
-        raise WorkloadError(
-            f"{_quoted(text)} has {count:,} values, at most {MAX_VALUES:,} are taken: "
-            "use a larger step or split it"
-        )
+        raise _too_many(named, count)
     return tuple(sorted({value for part in parts for value in part}))
+
+
+def _too_many(named: str, count: int) -> WorkloadError:
+    return WorkloadError(
+        f"{named} has {count:,} values, at most {MAX_VALUES:,} are taken: use a larger step or "
+        "split it"
+    )
 
 
 def _parse_item(item: str, text: str) -> range | tuple[int, ...]:

@@ -143,19 +143,15 @@ class Suite:
         Two models with the same layer shape share one case, named after the first.
         Raises WorkloadError if there would be more than 100,000.
         """
-        chosen = [(group, self._chosen(group, kernel_labels)) for group in self.groups]
-        size = sum(
-            len(g.shapes) * len(g.m) * len(g.stages) * len(g.caches) * len(labels)
-            for g, labels in chosen
-        )
+        size = self.count(kernel_labels)
         if size > MAX_CASES:
             raise WorkloadError(
                 f"suite {self.name} makes {size:,} cases, at most {MAX_CASES:,} are taken: "
                 "restrict models, M or kernels"
             )
         cases: dict[Case, None] = {}
-        for group, labels in chosen:
-            cases.update(dict.fromkeys(_combine(group, labels)))
+        for group in self.groups:
+            cases.update(dict.fromkeys(_combine(group, self._chosen(group, kernel_labels))))
         rank = {label: position for position, label in enumerate(kernel_labels)}
 
         def order(case: Case) -> tuple[int, int, int, int, str, str]:
@@ -163,6 +159,19 @@ class Suite:
             return (g.n, g.k, g.m, rank[case.label], case.stage, case.cache)
 
         return tuple(sorted(cases, key=order))
+
+    def count(self, kernel_labels: Sequence[str]) -> int:
+        """The number of cases for these kernels, of which none is made; of two groups that share
+        some, those are counted twice.
+        """
+        return sum(
+            len({(shape.n, shape.k) for shape in group.shapes})
+            * len(set(group.m))
+            * len(group.stages)
+            * len(group.caches)
+            * len(self._chosen(group, kernel_labels))
+            for group in self.groups
+        )
 
     def unmatched(self, kernel_labels: Sequence[str]) -> tuple[str, ...]:
         """Labels that the suite or a restriction names outright and a backend does not offer.

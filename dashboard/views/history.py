@@ -170,7 +170,7 @@ def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[s
         return f"time / time at {html.escape(release.name)}", "%"
     if series.metric == _TIME:
         return "median time", "µs"
-    return series.metric, series.unit
+    return html.escape(series.metric), html.escape(series.unit)
 
 
 def _narrow(link: Link, series: Sequence[SeriesName]) -> list[SeriesName]:

@@ -169,7 +169,7 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
     part = part[part["m"] == m]
 
     st.subheader(f"Speed-up over {as_text(baseline)}", anchor=False)
-    st.caption(f"{as_text(gpu)} · {stage} · {cache} · M = {m}. {_INTERVALS}")
+    st.caption(f"{as_text(gpu)} · {as_text(f'{stage} · {cache}')} · M = {m}. {_INTERVALS}")
     if (part["speedup"].notna() & (part["label"] != baseline)).any():
         st.plotly_chart(charts.speedup_by_layer(part, baseline, styles), key="speedup")
     elif (part["label"] == baseline).all():

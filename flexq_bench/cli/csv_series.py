@@ -6,15 +6,16 @@ import csv
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from workloads.names import unknown
+from flexq_bench.runs.text_files import read_text
+from workloads.names import listed, unknown
 
 LABELS = ("commit", "time")  # columns that are kept beside the number
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
-_LONGEST_SHOWN = 40  # of a cell in a message: a quote left open makes one of the whole file
+_MOST_BYTES = 1 << 25  # millions of numbers
+_LONGEST_SHOWN = 16  # of a cell in a message: a longer one is no slip of a pen, and may be a secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
 
 def _read(path: str) -> list[tuple[int, list[str]]]:
     """Line number and cells of each row, without the empty ones at both ends."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise UsageError(f"can't read {path}: {reason}: name a CSV file") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"can't read {path}: it is no text: name a CSV file") from error
+    text = read_text(path, "a CSV file", most_bytes=_MOST_BYTES, encoding="utf-8-sig", pipes=True)
     lines = text.splitlines()
     filled = next((line for line in lines if line.strip()), "")
     delimiter = max(_DELIMITERS, key=filled.count)
@@ -99,7 +94,7 @@ def _position(path: str, first: Sequence[str], column: str | None, has_header: b
             return first.index(column)
         if any(_is_number(cell) for cell in first):
             raise UsageError(f"{path} has no header, so no column {column!r}: leave out --column")
-        raise UsageError(f"{path}: {unknown('column', column, first)}")
+        raise UsageError(f"{path}: {unknown('column', column, [_shown(cell) for cell in first])}")
     if has_header:
         choices = [i for i, cell in enumerate(first) if cell not in LABELS]
     else:
@@ -109,7 +104,7 @@ def _position(path: str, first: Sequence[str], column: str | None, has_header: b
     if not choices:
         raise UsageError(f"{path} has no column of numbers, only {', '.join(first)}: add one")
     if has_header:
-        names = ", ".join(first[i] for i in choices)
+        names = listed([_shown(first[i]) for i in choices])
         raise UsageError(f"{path} has several columns: choose one by --column: {names}")
     raise UsageError(f"{path} has {len(choices)} columns of numbers and no header: give it one")
 
@@ -130,10 +125,14 @@ def _number(path: str, line: int, text: str, name: str | None) -> float:
     if text.lower() in _GAPS:
         return math.nan
     if not _is_number(text):
-        where = "" if name is None else f" in column {name!r}"
-        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+        where = "" if name is None else f" in column {_shown(name)!r}"
+        shown = repr(text) if len(text) <= _LONGEST_SHOWN else _shown(text)
         raise UsageError(
-            f"{path}: row {line}: {shown!r}{where} is no number: correct it, or leave the cell "
-            "empty"
+            f"{path}: row {line}: {shown}{where} is no number: correct it, or leave the cell empty"
         )
     return float(text)
+
+
+def _shown(cell: str) -> str:
+    """A cell in a message; of a long one only how long it is."""
+    return cell if len(cell) <= _LONGEST_SHOWN else f"a text of {len(cell):,} characters"

@@ -132,4 +132,7 @@ def _streamlit(app: Path, address: str, port: int, below: str, open_browser: boo
         *("--browser.gatherUsageStats", "false"),
         *("--client.toolbarMode", "viewer"),
         *("--server.fileWatcherType", "none"),
+        # A traceback quotes values and paths of this machine: it is for the log, not for viewers.
+        *("--client.showErrorDetails", "type"),
+        *("--server.maxUploadSize", "1"),  # MB, the least: no page takes files
     ]

@@ -24,8 +24,9 @@ from flexq_bench.cli.options import (
     split_names,
     tuning_of,
 )
+from flexq_bench.cli.size_files import sizes_of
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import parse_sweep, sizes_of
+from flexq_bench.runs.sweep_text import parse_sweep
 
 
 def sweep(
@@ -104,8 +105,9 @@ def sweep(
         suite = suite_like(like, asked, sizes_of("--m", m), db)
     else:
         chosen = parse_sweep(
-            kernels=kernels, m=m, n=n, k=k, model=model, layers=layers, stage=stage, cache=cache
-        )
+            kernels=kernels, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
+            model=model, layers=layers, stage=stage, cache=cache,
+        )  # fmt: skip
         if queue:
             from flexq_bench.cli.sweep_like import queue_sweep
 

@@ -16,16 +16,19 @@ from db.queries import capability_of
 from db.requests import Limits, RequestInfo, add_request
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.cost_estimate import read_costs
-from flexq_bench.runs.plan import Plan, build_plan
-from flexq_bench.runs.sweep import Sweep, check_fields, sweep_of
+from flexq_bench.runs.plan import Plan, build_plan, offered_labels
+from flexq_bench.runs.sweep import Sweep, check_cases, check_fields, sweep_of
 from kernels.contract import Backend, Capability
 from workloads.names import unknown
 from workloads.suite import Suite
 from workloads.suites import list_suites, load_suite
 
 MAX_CASES = 2000  # of one request, floors included
-# What one requester may have waiting and running together.
-LIMITS = Limits(requests=4, cases=4000)
+# Waiting and running. A requester's name is what somebody typed, so all of them together are
+# bounded too.
+LIMITS = Limits(
+    requests=4, cases=4000, cases_of_one=MAX_CASES, requests_of_all=100, cases_of_all=40_000
+)
 _LONGEST_NAME = 80
 # Of a GPU that nothing is known of: one that all kernels run on, so that none is left uncounted.
 _MOST_CAPABLE: Capability = (9, 0)
@@ -63,11 +66,6 @@ def checked_request(
     if len(gpu) > _LONGEST_NAME or not (gpu == "" or gpu.isprintable()):
         raise UsageError(f"{gpu!r:.60} is no name of a GPU: see `flexq-bench list devices`")
     plan = request_plan(kind, content, backend, _capability(session, gpu, backend))
-    if len(plan.cases) > MAX_CASES:
-        raise UsageError(
-            f"this makes {len(plan.cases):,} cases, and a request may have {MAX_CASES:,}: "
-            "leave some sizes or kernels out"
-        )
     return RequestInfo(
         uuid=str(uuid.uuid4()),
         kind=kind,
@@ -81,16 +79,24 @@ def checked_request(
 
 
 def submit(session: Session, request: RequestInfo) -> None:
-    """Queue a request. Raises LimitError if its requester has too much waiting already."""
+    """Queue a request. Raises LimitError if it is too large, or too much is waiting already."""
     add_request(session, request, limits=LIMITS)
 
 
 def request_plan(
     kind: str, content: Mapping[str, Any], backend: Backend, capability: Capability | None
 ) -> Plan:
-    """The plan of a request on a device. Raises UsageError or WorkloadError."""
+    """The plan of a request on a device. Raises UsageError or WorkloadError.
+
+    More cases than a request may have are refused here, so both where it is queued and where it is
+    served; they are counted before any is made.
+    """
     suite, asked = _suite(kind, content)
-    return build_plan(suite, backend, capability, asked_kernels=asked)
+    offered = offered_labels(suite, backend, capability, asked_kernels=asked)
+    check_cases(suite.count(offered), MAX_CASES, "a request")
+    plan = build_plan(suite, backend, capability, asked_kernels=asked)
+    check_cases(len(plan.cases), MAX_CASES, "a request")  # with the probes
+    return plan
 
 
 def _suite(kind: str, content: Mapping[str, Any]) -> tuple[Suite, tuple[str, ...]]:

@@ -52,17 +52,28 @@ def build_plan(
     """
     for pattern in asked_kernels:
         _check_exists(pattern, backend)
-    named = {pattern for pattern in (*suite.kernels, *asked_kernels) if not is_glob(pattern)}
-    offered = [
-        label
-        for label in registry.labels(backend)
-        if label in named or _suits_a_glob(label, backend, capability)
-    ]
+    offered = offered_labels(suite, backend, capability, asked_kernels=asked_kernels)
     cases = suite.cases(offered)
     skipped = suite.unmatched(offered)
     if not cases:
         raise UsageError(_nothing_left(suite, backend, skipped))
     return Plan(suite.name, backend, with_probes(cases, backend), skipped)
+
+
+def offered_labels(
+    suite: Suite,
+    backend: Backend,
+    capability: Capability | None,
+    *,
+    asked_kernels: Sequence[str] = (),
+) -> tuple[str, ...]:
+    """The kernels of a backend that the plan of a suite chooses from; as `build_plan`."""
+    named = {pattern for pattern in (*suite.kernels, *asked_kernels) if not is_glob(pattern)}
+    return tuple(
+        label
+        for label in registry.labels(backend)
+        if label in named or _suits_a_glob(label, backend, capability)
+    )
 
 
 def with_probes(cases: Sequence[Case], backend: Backend) -> tuple[Case, ...]:

@@ -81,6 +81,15 @@ def known_words(kind: str, asked: Sequence[Any], known: tuple[Word, ...]) -> tup
     return tuple(word for word in known if word in asked)
 
 
+def check_cases(count: int, most: int, of: str) -> None:
+    """Raise UsageError if there are, or would be, more cases than `of` may have."""
+    if count > most:
+        raise UsageError(
+            f"this makes {count:,} cases, and {of} may have {most:,}: leave some sizes or kernels "
+            "out"
+        )
+
+
 def check_fields(data: Mapping[str, Any], fields: Sequence[str], of: str) -> None:
     """Raise UsageError if data has a field that is not one of these."""
     for name in data:

@@ -1,15 +1,20 @@
-"""A sweep as people type it, at the command line or in a form."""
+"""A sweep of the words that people choose, at the command line or in a form.
+
+No word of it names a file: a form of the dashboard is filled in by people who may read none of the
+server's. The command line reads `@FILE` before (`flexq_bench.cli.size_files`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
-from flexq_bench.cli.options import split_names, split_sizes
+from flexq_bench.cli.options import split_names
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, known_words
+from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, check_cases, known_words
 from workloads.models import get_model
-from workloads.suite import Shape, layer_shapes
+from workloads.patterns import is_glob
+from workloads.suite import MAX_CASES, Shape, layer_shapes
 
 _ALL_KERNELS = ("*",)
 _SIZES = (1, 2, 4, 8, 16)
@@ -18,50 +23,41 @@ _SIZES = (1, 2, 4, 8, 16)
 def parse_sweep(
     *,
     kernels: str | None,
-    m: str | None = None,
-    n: str | None = None,
-    k: str | None = None,
+    m: Sequence[int] | None = None,
+    n: Sequence[int] | None = None,
+    k: Sequence[int] | None = None,
     model: str | None = None,
     layers: str = "fused",
     stage: str = "gemm",
     cache: str = "cold",
+    most_cases: int = MAX_CASES,
 ) -> Sweep:
-    """The sweep that these texts ask for. kernels: labels or globs, None: all.
+    """The sweep that these words ask for. kernels: labels or globs, None: all.
 
-    m, n, k: ranges, or @FILE with such; m None: a few. model: its layers in place of n and k.
-    layers: `fused`, `separate`, or names.
-    Raises UsageError or WorkloadError, which say what is wrong and what there is.
+    m, n, k: sizes, each once; m None: a few. model: its layers in place of n and k. layers:
+    `fused`, `separate`, or names. Raises UsageError or WorkloadError, which say what is wrong and
+    what there is; for more than most_cases before any shape of them is made.
     """
-    return Sweep(
-        split_names(kernels) or _ALL_KERNELS,
-        sizes_of("--m", m) or _SIZES,
-        _shapes(n, k, model, layers),
-        known_words("stage", split_names(stage) or (), STAGES),
-        known_words("cache", split_names(cache) or (), CACHES),
-    )
-
-
-def sizes_of(option: str, text: str | None) -> tuple[int, ...] | None:
-    """The sizes of a range, or of `@FILE`, separated by commas or white space. None: not given.
-
-    Raises UsageError if the file can't be read, WorkloadError for what is no range.
-    """
-    if text is not None and text.startswith("@"):
-        try:
-            content = Path(text[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{option} {text}: the file can't be read: {error}") from error
-        text = ",".join(content.replace(",", " ").split())
-    return split_sizes(text)
-
-
-def _shapes(n: str | None, k: str | None, model: str | None, layers: str) -> tuple[Shape, ...]:
+    labels = split_names(kernels) or _ALL_KERNELS
+    sizes = tuple(m or _SIZES)
+    stages = known_words("stage", split_names(stage) or (), STAGES)
+    caches = known_words("cache", split_names(cache) or (), CACHES)
+    # A glob may find many kernels; how many, only the plan of a device knows.
+    named = len({label for label in labels if not is_glob(label)}) or 1
+    of_a_shape = named * len(sizes) * len(stages) * len(caches)
     if model is not None:
         if n is not None or k is not None:
             raise UsageError("--model brings its own N and K: leave out --n and --k")
-        names = split_names(layers) or ("fused",)
-        return layer_shapes([get_model(model)], names[0] if len(names) == 1 else names)
-    ns, ks = sizes_of("--n", n), sizes_of("--k", k)
-    if ns is None or ks is None:
+        shapes = _model_shapes(model, layers)
+    elif n is None or k is None:
         raise UsageError("which layers? Give --n and --k, or --model (see list models)")
-    return tuple(Shape(a, b, layer="") for a, b in product(ns, ks))
+    else:
+        check_cases(len(n) * len(k) * of_a_shape, most_cases, "a sweep")
+        shapes = tuple(Shape(a, b, layer="") for a, b in product(n, k))
+    check_cases(len({(s.n, s.k) for s in shapes}) * of_a_shape, most_cases, "a sweep")
+    return Sweep(labels, sizes, shapes, stages, caches)
+
+
+def _model_shapes(model: str, layers: str) -> tuple[Shape, ...]:
+    names = split_names(layers) or ("fused",)
+    return layer_shapes([get_model(model)], names[0] if len(names) == 1 else names)

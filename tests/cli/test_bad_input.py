@@ -75,6 +75,70 @@ def test_sizes_that_cannot_be_are_refused(cli, database, dimension, size):
     assert not database.exists()
 
 
+SECRET = "5ec3e7c0ffee" * 5
+
+
+@pytest.mark.parametrize("option", ["--m", "--n", "--k"])
+def test_a_file_of_no_sizes_is_named_with_its_line_and_not_quoted(cli, tmp_path, option):
+    file = tmp_path / ".env"
+    file.write_text(f"8\nPOSTGRES_PASSWORD={SECRET}\n")
+
+    ran = cli("sweep", *SHAPE, option, f"@{file}")
+
+    assert ran.code == ExitCode.USAGE
+    assert f"{option} @{file}: line 2 " in ran.error
+    assert "write 8, 1:8" in ran.error
+    assert "PASSWORD" not in ran.error
+    assert SECRET[:4] not in ran.error
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_sizes_come_from_a_regular_file_of_a_bounded_size(cli, tmp_path):
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(1 << 40)
+    for path, says in (
+        ("/dev/zero", "no regular file"),
+        (pipe, "no regular file"),
+        (tmp_path, "no regular file"),
+        (large, "larger than 1,048,576 bytes"),
+        ("/nowhere/at/all", "no such file"),
+        ("a\0b", "no name of a file"),
+    ):
+        ran = cli("sweep", *SHAPE, "--m", f"@{path}")
+        assert ran.code == ExitCode.USAGE
+        assert says in ran.error
+
+
+def test_binary_sizes_are_not_quoted(cli, tmp_path):
+    (tmp_path / "key").write_bytes(b"5ec3e7\xff")
+
+    ran = cli("sweep", *SHAPE, "--m", f"@{tmp_path / 'key'}")
+
+    assert ran.code == ExitCode.USAGE
+    assert "it is no text" in ran.error
+    assert "5ec3" not in ran.error
+
+
+@pytest.mark.parametrize(
+    ("shape", "says"),
+    [
+        (("--n", "1:10000", "--k", "1:10000"), "500,000,000 cases"),
+        (("--n", "1:400", "--k", "1:300", "--m", "1"), "120,000 cases"),
+        (("--n", "8", "--k", "8", "--m", "1:2000000000"), "leaves 1 to 16,777,216"),
+    ],
+)
+def test_shapes_are_counted_before_they_are_made(cli, database, shape, says, monkeypatch):
+    monkeypatch.setattr("flexq_bench.runs.sweep_text.Shape", None)
+
+    ran = cli("sweep", *shape, "--kernels", "cublas-fp16")
+
+    assert ran.code == ExitCode.USAGE
+    assert says in ran.error
+    assert not database.exists()
+
+
 def test_a_case_too_large_for_the_memory_is_refused_with_what_it_would_take(cli):
     ran = cli("sweep", "--kernels", "cublas-fp16", "--m", "16777216", "--n", "16777216", "--k", "8")
 

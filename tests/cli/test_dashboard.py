@@ -44,6 +44,13 @@ def test_it_listens_to_this_machine_alone_unless_told(started):
     assert started("--address", "0.0.0.0").options["--server.address"] == "0.0.0.0"
 
 
+def test_a_viewer_gets_no_traceback_and_uploads_nothing_large(started):
+    options = started().options
+
+    assert options["--client.showErrorDetails"] == "type"
+    assert options["--server.maxUploadSize"] == "1"
+
+
 @pytest.mark.parametrize("address", ["", " "])
 def test_an_address_that_is_empty_is_not_taken_for_every_network(cli, measured, address):
     ran = cli("dashboard", "--address", address)

@@ -138,3 +138,24 @@ def test_a_stored_series_is_looked_up_by_its_id(cli, measured):
     unknown = cli("detect", "999")
     assert unknown.code == ExitCode.USAGE
     assert "no series 999" in unknown.error
+
+
+def test_a_file_of_something_else_is_not_quoted(cli, csv):
+    secret = "5ec3e7c0ffee" * 5
+
+    for lines, says in (
+        (("us", "1", f"token {secret}"), "row 3: a text of 66 characters in column 'us'"),
+        ((f"{secret},us", "1,2"), "choose one by --column: a text of 60 characters, us"),
+    ):
+        ran = cli("detect", "--csv", csv(*lines))
+        assert ran.code == ExitCode.USAGE
+        assert says in ran.error
+        assert secret[:6] not in ran.error
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_a_file_without_end_is_read_to_a_bound(cli):
+    ran = cli("detect", "--csv", "/dev/zero")
+
+    assert ran.code == ExitCode.USAGE
+    assert "/dev/zero can't be read: it is larger than" in ran.error

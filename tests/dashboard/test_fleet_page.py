@@ -127,7 +127,7 @@ def test_a_case_that_was_taken_out_is_listed(fleet, open_fleet):
 def test_requests_are_listed_with_who_asked(fleet, open_fleet):
     info = RequestInfo("r-1", "sweep", {}, "=Ada", "", 12, None, now())
     with fleet.session() as session:
-        add_request(session, info, limits=Limits(5, 100))
+        add_request(session, info, limits=Limits(5, 100, 100, 5, 100))
 
     (row,) = rows(open_fleet(), of="by")
 

@@ -6,20 +6,25 @@ import csv
 import dataclasses
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 import pytest
-from made_results import a_record
+from made_models import a_decode, a_gate, a_score
+from made_results import a_record, a_run
 from streamlit.testing.v1 import AppTest
 
 from dashboard.frame import as_csv, results_frame
 from dashboard.spreadsheet import as_cell, harmless
 from db import queries
 from db.engine import open_database
+from db.records import CommitInfo
+from db.requests import RequestInfo, add_request
 from db.verdict_store import set_alert_state
+from flexq_bench.fleet.requests import LIMITS
 
 HTML = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 MARKDOWN = "[click](javascript:alert(1)) **bold** $x^2$ :smile: `code`"
@@ -37,6 +42,7 @@ NEARLY_NUMBERS = (
     "+5.19%, 99 % bounds +5.07% and +5.31%+A1",
 )
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
+EVIL = a_record(kernel=HTML, variant=MARKDOWN, model=HTML, layer=MARKDOWN)
 
 
 @pytest.mark.parametrize("text", FORMULAS + NEARLY_NUMBERS)
@@ -102,10 +108,40 @@ def evil(store: Any, compared: Any, commits: Any) -> Any:
         note = f"{HTML} {MARKDOWN}"
         set_alert_state(session, alert, "acknowledged", person=FORMULAS[0], note=note, at=NOW)
     store.add(
-        a_record(kernel=HTML, variant=MARKDOWN, model=HTML, layer=MARKDOWN),
+        EVIL,
         a_record(m=8, kernel=HTML, status="failed", detail=FORMULAS[0] + HTML, median_us=None),
+        a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage=MARKDOWN, cache=HTML),
+        a_record(
+            a_run("unit", suite=MARKDOWN),
+            kernel=HTML,
+            metric=HTML,
+            unit=HTML,
+            commit=CommitInfo(f"pkg-{HTML}", None, None, dirty=False),
+        ),
+        a_record(a_run(HTML, suite=MARKDOWN), kernel=HTML, stage="gemm", cache=HTML, gpu=MARKDOWN),
     )
+    harm = {"model": HTML, "task": HTML}
+    store.add(
+        *(a_score(scheme, **harm) for scheme in ("fp16", MARKDOWN)),
+        a_gate(FORMULAS[0], model=HTML, base=FORMULAS[0], policy=HTML),
+        a_decode(MARKDOWN, model=HTML, weights=MARKDOWN),
+    )
+    with store.session() as session:
+        content = {"kernels": [HTML], "m": [1], "shapes": [], "stages": [], "caches": []}
+        info = RequestInfo(HTML, "sweep", content, f"{HTML} {MARKDOWN}", MARKDOWN, 1, None, NOW)
+        add_request(session, info, limits=LIMITS)
     return store
+
+
+def columns_of(app: AppTest) -> Iterator[dict[str, Any]]:
+    """What pages say of the columns of their tables."""
+    for table in app.dataframe:
+        yield from json.loads(table.proto.columns or "{}").values()
+
+
+def without_code(markdown: str) -> str:
+    """Markdown without what it shows as code, as it is."""
+    return re.sub(r"(?<![\\`])(`+)(?!`).*?(?<!`)\1(?!`)", "", markdown)
 
 
 def texts(value: Any) -> Iterator[str]:
@@ -120,19 +156,36 @@ def texts(value: Any) -> Iterator[str]:
             yield from texts(part)
 
 
-@pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
+@pytest.mark.parametrize(
+    ("page", "link"),
+    [
+        ("history", {"kernel": HTML, "metric": HTML}),
+        *((name, {}) for name in ("overview", "alert", "history", "compare", "sweep", "fleet")),
+        *((name, {"baseline": HTML, "gpu": MARKDOWN}) for name in ("results", "kernels")),
+        ("accuracy", {"model": HTML}),
+        ("decode", {"model": HTML}),
+        ("measurement", {"uuid": EVIL.uuid}),
+        ("measurement", {"uuid": HTML}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
 def test_no_page_takes_stored_text_for_markup(
-    evil: Any, open_page: Callable[..., AppTest], page: str
+    evil: Any, open_page: Callable[..., AppTest], page: str, link: dict[str, str]
 ) -> None:
-    app = open_page(page)
+    app = open_page(page, **link)
 
     parts: list[Any] = [*app.markdown, *app.caption, *app.header, *app.subheader]
     parts += [*app.info, *app.warning, *app.error, *app.success]
     for part in parts:
         assert not getattr(part.proto, "allow_html", False)
-        assert "<script" not in part.value.replace("\\<", "")
-        assert "[click](" not in part.value
-        assert "**bold**" not in part.value
+    # Streamlit takes these for Markdown too: the words beside round buttons, and hints.
+    markdown = [part.value for part in parts]
+    markdown += [option for buttons in app.radio for option in buttons.options]
+    markdown += [column["help"] for column in columns_of(app) if column.get("help")]
+    for text in map(without_code, markdown):
+        assert "<script" not in text.replace("\\<", "")
+        assert "[click](" not in text
+        assert "**bold**" not in text
     for chart in app.get("plotly_chart"):
         assert [
             t for t in texts(json.loads(chart.proto.spec)) if "<script" in t or "<img" in t
@@ -144,5 +197,6 @@ def test_no_page_takes_stored_text_for_markup(
         for cell in table.value[column]
         if isinstance(cell, str)
     ]
-    assert cells
-    assert [cell for cell in cells if cell.startswith("=")] == []
+    names = [str(name) for table in app.dataframe for name in table.value.columns]
+    assert cells or page == "sweep" or link.get("uuid") == HTML
+    assert [cell for cell in (*cells, *names) if cell.startswith("=")] == []

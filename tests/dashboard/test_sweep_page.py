@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import streamlit as st
 from made_results import H200, a_record, a_run
 from streamlit.testing.v1 import AppTest
 
@@ -190,6 +191,74 @@ def test_what_can_t_be_measured_is_said_and_not_queued(staffed, open_sweep, text
     app = press(app, "Start")
 
     assert told in words(app)
+    assert requests(staffed) == []
+
+
+SECRET = "5ec3e7c0ffee" * 5
+
+
+@pytest.mark.parametrize(
+    "label",
+    ["M (tokens)", "N (output features)", "K (input features)", "Layers", "Your name"],
+)
+def test_no_field_of_the_form_opens_a_file(staffed, open_sweep, tmp_path, label):
+    file = tmp_path / ".env"
+    file.write_text(f"POSTGRES_PASSWORD={SECRET}\n")
+    app = open_sweep()
+    if label != "Layers":
+        app = by_sizes(app, **{"Your name": "Ada"})
+    else:
+        field(app, "Your name").set_value("Ada")
+    field(app, label).set_value(f"@{file}")
+
+    said = words(press(app, "Estimate"))
+
+    assert "PASSWORD" not in said
+    assert SECRET[:6] not in said
+    assert label == "Your name" or "'@/" in said  # quoted as what was typed; a name may be that
+    assert requests(staffed) == []
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_the_form_does_not_tell_which_files_there_are(staffed, open_sweep, tmp_path, exists):
+    file = tmp_path / "sizes.txt"
+    if exists:
+        file.write_text("1\n2\n")
+    app = by_sizes(open_sweep(), **{"M (tokens)": f"@{file}", "Your name": "Ada"})
+
+    assert "is not a size or a range" in words(press(app, "Estimate"))
+
+
+@pytest.mark.parametrize("button", ["Estimate", "Start"])
+def test_shapes_beyond_the_limit_are_counted_and_not_made(staffed, open_sweep, monkeypatch, button):
+    texts = {"N (output features)": "1:2000", "K (input features)": "1:2000", "M (tokens)": "1"}
+    app = by_sizes(open_sweep(), **texts, **{"Your name": "Ada"})
+    monkeypatch.setattr("flexq_bench.runs.sweep_text.Shape", None)
+
+    app = press(app, button)
+
+    assert "8,000,000 cases, and a sweep may have 2,000: leave some sizes" in words(app)
+    assert requests(staffed) == []
+
+
+@pytest.mark.parametrize(
+    ("label", "sent"),
+    [("Kernels", ["flexq", "*"]), ("Kernels", ["{0..9999}" * 9]), ("GPU", "NVIDIA H200")],
+)
+def test_what_no_list_of_the_form_has_is_refused(staffed, open_sweep, monkeypatch, label, sent):
+    kind = "multiselect" if isinstance(sent, list) else "selectbox"
+    real = getattr(st, kind)
+
+    def forged(shown: str, *arguments: Any, **options: Any) -> Any:
+        value = real(shown, *arguments, **options)
+        return sent if shown == label else value
+
+    app = by_sizes(open_sweep(), **{"Your name": "Ada"})
+    monkeypatch.setattr(st, kind, forged)  # a browser may send what it was not offered
+
+    app = press(app, "Start")
+
+    assert f"no {label.lower().removesuffix('s')} " in words(app).lower()
     assert requests(staffed) == []
 
 

@@ -23,7 +23,7 @@ from db.store import begin_run
 
 NOW = datetime(2025, 11, 21, 10, tzinfo=UTC)
 LEASE = timedelta(minutes=10)
-LIMITS = Limits(requests=2, cases=100)
+LIMITS = Limits(requests=2, cases=100, cases_of_one=98, requests_of_all=4, cases_of_all=150)
 
 
 def a_request(number=1, **changes):
@@ -57,6 +57,27 @@ def test_one_requester_cannot_fill_the_queue(session):
     with pytest.raises(LimitError, match="may have 2 of 100: 95 more must wait"):
         add(session, a_request(5, requester="bob", cases=95))
     add(session, a_request(1))  # known: changes nothing
+
+
+def test_one_request_is_no_larger_than_allowed_whoever_sends_it(session):
+    with pytest.raises(LimitError, match="this request has 99 cases, and one may have 98"):
+        add(session, a_request(1, cases=99))
+    for cases in (0, -50):  # would make room for others
+        with pytest.raises(RecordError, match="at least one case"):
+            add(session, a_request(1, cases=cases))
+    assert queries.requests(session) == []
+
+
+def test_many_names_do_not_make_many_requests(session):
+    add(session, *(a_request(i, requester=f"ada {i}", cases=30) for i in range(1, 4)))
+
+    with pytest.raises(LimitError, match=r"3 requests of 90 cases are open.* 4 of 150: 61 more"):
+        add(session, a_request(4, requester="bob", cases=61))
+    add(session, a_request(5, requester="bob"))
+    with pytest.raises(LimitError, match="4 requests of 100 cases are open, and all requesters"):
+        add(session, a_request(6, requester="eve"))
+    finish_request(session, a_request(1).uuid, "done", at=NOW)
+    add(session, a_request(6, requester="eve"))
 
 
 def test_an_unknown_kind_is_refused(session):

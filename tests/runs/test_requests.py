@@ -8,15 +8,16 @@ import pytest
 
 from db import queries
 from db.errors import LimitError
-from db.requests import cancel_request, renew_request
+from db.requests import RequestInfo, add_request, cancel_request, renew_request
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.fleet.request_worker import local_station, serve_next
-from flexq_bench.fleet.requests import MAX_CASES, checked_request, submit, sweep_request
+from flexq_bench.fleet.requests import LIMITS, MAX_CASES, checked_request, submit, sweep_request
 from flexq_bench.runs.sweep import Sweep, sweep_of
 from workloads.errors import WorkloadError
 from workloads.suite import Shape
 
-SWEEP = Sweep(("flexq-w6a6",), (1, 2), (Shape(64, 128, "o_proj", "llama-7b"),), ("gemm",), ("hot",))
+SHAPE = Shape(64, 128, "o_proj", "llama-7b")
+SWEEP = Sweep(("flexq-w6a6",), (1, 2), (SHAPE,), ("gemm",), ("hot",))
 
 
 @pytest.fixture
@@ -88,6 +89,54 @@ def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
             sweep_request(session, unknown, requester="ada", backend="cpu")
         with pytest.raises(UsageError, match="no suite '/etc/passwd'"):
             checked_request(session, "suite", {"suite": "/etc/passwd"}, requester="ada")
+
+
+def test_the_cases_of_a_request_are_counted_before_any_is_made(database, monkeypatch):
+    sizes = tuple(range(1, 1001))
+    shapes = tuple(Shape(n, 128, "") for n in sizes)
+    monkeypatch.setattr("workloads.suite._combine", None)
+
+    with (
+        database.session() as session,
+        pytest.raises(UsageError, match="1,000,000 cases, and a request may have 2,000"),
+    ):
+        sweep_request(session, Sweep(("flexq-w6a6",), sizes, shapes), requester="ada")
+
+
+def test_a_request_that_is_stored_and_too_large_is_not_served(database, a_device, commit):
+    sweep = Sweep(("flexq-w6a6",), tuple(range(1, 1001)), (SHAPE, Shape(64, 256, "")))
+    info = RequestInfo(
+        "1" * 32, "sweep", sweep.as_data(), "ada", "", 1, None, datetime.now(UTC)
+    )  # says that it has one case
+    with database.session() as session:
+        add_request(session, info, limits=LIMITS)
+
+    done = served(database, a_device(None), commit)
+
+    assert (done.state, done.run) == ("failed", None)
+    # each M of both shapes, the floor of each, the empty kernel
+    assert "this makes 2,003 cases, and a request may have 2,000" in done.detail
+
+
+def test_a_stored_request_reads_no_file(database, a_device, commit, tmp_path):
+    secret = tmp_path / "secret.toml"
+    secret.write_text('description = "5ec3e7"')
+    for number, (kind, content) in enumerate(
+        (
+            ("suite", {"suite": str(secret)}),
+            ("sweep", SWEEP.as_data() | {"m": f"@{secret}"}),
+            ("sweep", SWEEP.as_data() | {"shapes": [{"n": 1, "k": 1, "model": str(secret)}]}),
+            ("sweep", SWEEP.as_data() | {"kernels": [f"@{secret}"]}),
+        )
+    ):
+        info = RequestInfo(str(number), kind, content, "ada", "", 1, None, datetime.now(UTC))
+        with database.session() as session:
+            add_request(session, info, limits=LIMITS)
+
+        done = served(database, a_device(None), commit)
+
+        assert (done.state, done.run) == ("failed", None)
+        assert "5ec3e7" not in done.detail
 
 
 def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result, commit):

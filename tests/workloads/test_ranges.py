@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from workloads.errors import WorkloadError
 from workloads.gemm import MAX_DIMENSION
-from workloads.ranges import MAX_VALUES, parse_ranges
+from workloads.ranges import MAX_VALUES, parse_lines, parse_ranges
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,34 @@ def test_the_number_of_values_is_bounded() -> None:
 
     with pytest.raises(WorkloadError, match="has 10,001 values, at most 10,000"):
         parse_ranges(f"1:{MAX_VALUES},{MAX_VALUES + 1}")
+
+
+def test_a_list_too_long_is_refused_before_it_is_split() -> None:
+    with pytest.raises(WorkloadError, match="has 5,000,001 values") as caught:
+        parse_ranges("x" + ",x" * 5_000_000)
+
+    assert len(str(caught.value)) < 300
+
+
+def test_lines_of_a_file_separate_items_by_commas_and_white_space() -> None:
+    assert parse_lines(["8, 1", "", " 2:4\t16,"], "sizes.txt") == (1, 2, 3, 4, 8, 16)
+
+
+@pytest.mark.parametrize(
+    "line", ["TOKEN=5ec3e7", "0.33", "424242424242", "7777:5555", "3131:9999:0"]
+)
+def test_an_error_in_a_file_names_its_line_and_quotes_nothing(line: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        parse_lines(["1", f"4 {line}"], "sizes.txt")
+
+    assert str(caught.value) == (
+        "sizes.txt: line 2 holds something else than sizes and ranges from 1 to 16,777,216: write "
+        "8, 1:8, 8:64:8 or 4:64:x2"
+    )
+
+
+def test_a_file_holds_a_bounded_number_of_values() -> None:
+    with pytest.raises(WorkloadError, match=r"sizes\.txt has 20,000 values, at most 10,000"):
+        parse_lines(["1:10000", "1:10000"], "sizes.txt")
+    with pytest.raises(WorkloadError, match=r"sizes\.txt holds no size"):
+        parse_lines(["", " "], "sizes.txt")

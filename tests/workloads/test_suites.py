@@ -306,3 +306,11 @@ def test_an_unknown_suite_is_reported_with_the_nearest_first() -> None:
 def test_a_path_that_is_not_there_is_one_line(path: str) -> None:
     with pytest.raises(WorkloadError, match=r"can't read .*: No such file or directory"):
         load_suite(path)
+
+
+def test_cases_are_counted_without_making_any():
+    labels = ("a", "b")
+    shapes = (Shape(64, 64, "q_proj"), Shape(64, 64, "o_proj"), Shape(64, 128, "down_proj"))
+    suite = Suite("s", "", "", (Group(("*",), (1, 2, 4), shapes, ("gemm", "linear")),))
+
+    assert suite.count(labels) == len(suite.cases(labels)) == 2 * 3 * 2 * 2
