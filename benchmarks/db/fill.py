@@ -41,7 +41,7 @@ from db.tables import (
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
 from flexq_bench.runs.published_numbers import keep_references
-from flexq_bench.verdicts import Machine, detector, judge_night
+from flexq_bench.verdicts import Machine, detector, judge_together
 from flexq_bench.verdicts.nightly import record_night
 
 NIGHTS = 400
@@ -191,7 +191,7 @@ def _alerts(session: Session, of: list[Place], machines: dict[str, Machine], nig
 def _one_verdict(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is stored of a comparison of two commits that are alike, and its evidence."""
     compared = made_up.compared(place.case, 1, 0.0)
-    (judged,) = judge_night([compared], noise_floors=[0.0], weight_bits=[6])
+    (judged,) = judge_together([compared], noise_floors=[0.0], weight_bits=[6])
     found, flat = judged.confirmation, judged.evidence.as_dict()
     verdict = {
         "watched": True,

@@ -23,10 +23,10 @@ from flexq_bench.verdicts import (
     Confirmation,
     Verdict,
     confirm,
-    confirm_night,
+    confirm_together,
     trigger,
 )
-from flexq_bench.verdicts.history_trigger import WINDOW, judge
+from flexq_bench.verdicts.history_trigger import WINDOW, trigger_many
 
 SERIES = 500
 NULL_NIGHTS = 100
@@ -57,7 +57,7 @@ def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Confirmatio
     that decides it, or the last."""
     decided: dict[int, tuple[Confirmation, int]] = {}
     for look, pairs in enumerate(pairs_of(rules)):
-        judged = confirm_night([looks[look] for looks in night], rate=rules.rate)
+        judged = confirm_together([looks[look] for looks in night], rate=rules.rate)
         for candidate, found in enumerate(judged):
             if rules.is_decided(found) or look + 1 == rules.looks:
                 decided.setdefault(candidate, (found, pairs))
@@ -71,7 +71,7 @@ def quiet_nights(
     and the nights themselves."""
     logs = nightly(kind, rng, SERIES, WINDOW + NULL_NIGHTS)
     windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = judge(windows, logs[:, WINDOW:])
+    _, _, candidate = trigger_many(windows, logs[:, WINDOW:])
     nights = [
         [looks_at(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
@@ -99,7 +99,7 @@ def power(
     logs = nightly(kind, rng, SERIES, WINDOW + nights)
     logs[:, WINDOW:] += shift
     windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = judge(windows, logs[:, WINDOW:])
+    _, _, candidate = trigger_many(windows, logs[:, WINDOW:])
     found = 0
     for row in candidate:
         for _ in range(int(row.sum())):

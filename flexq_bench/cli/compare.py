@@ -213,10 +213,10 @@ def _show(
     as_json: bool,
 ) -> int:
     from flexq_bench.cli.output import console, plain, print_json, say, show_whole
-    from flexq_bench.measure.ab import judge, report
+    from flexq_bench.measure.ab import confirm_comparisons, report
 
     position = {case: i for i, case in enumerate(cases)}
-    night = judge(sorted(results, key=lambda found: position[found.case]), rules)
+    night = confirm_comparisons(sorted(results, key=lambda found: position[found.case]), rules)
     verdicts = [found.confirmation.verdict for found in night]
     code = report.exit_code_of_verdicts(verdicts)
     if as_json:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from flexq_bench.verdicts.anchors import attribute, creep
 from flexq_bench.verdicts.compared import Compared, Comparer, Machine
-from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_night
-from flexq_bench.verdicts.detector import Judged, judge, judge_night
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_together
+from flexq_bench.verdicts.detector import Judged, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.history_trigger import Trigger, trigger
 from flexq_bench.verdicts.noise import NoiseLevels, noise_levels
@@ -35,10 +35,10 @@ __all__ = [
     "attribute",
     "classify",
     "confirm",
-    "confirm_night",
+    "confirm_together",
     "creep",
-    "judge",
-    "judge_night",
+    "judge_evidence",
+    "judge_together",
     "noise_levels",
     "trigger",
 ]

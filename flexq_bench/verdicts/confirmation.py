@@ -102,7 +102,7 @@ def confirm(comparison: Comparison) -> Confirmation:
     )
 
 
-def confirm_night(
+def confirm_together(
     confirmations: Sequence[Confirmation], *, rate: float = FALSE_DISCOVERY_RATE
 ) -> tuple[Confirmation, ...]:
     """The confirmations of one night judged together, in the order given.

@@ -20,7 +20,7 @@ from flexq_bench.verdicts.confirmation import (
     SMALLEST_CHANGE,
     Confirmation,
     confirm,
-    confirm_night,
+    confirm_together,
 )
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -71,12 +71,12 @@ class Judged:
         return slower and found.cause is not Cause.ENVIRONMENT
 
 
-def judge(evidence: Evidence) -> Confirmation:
+def judge_evidence(evidence: Evidence) -> Confirmation:
     """The verdict on evidence, the same whenever it is computed.
 
     The comparison by itself (`confirm`); where it changed, what the floor and the baseline kernel
     say about the cause (`attribute`); then beside the other comparisons of its night
-    (`confirm_night`). Raises ValueError if the comparison's lengths differ.
+    (`confirm_together`). Raises ValueError if the comparison's lengths differ.
     """
     found = confirm(evidence.comparison)
     if evidence.detail and found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
@@ -86,10 +86,10 @@ def judge(evidence: Evidence) -> Confirmation:
         cause = attribute(found.log_ratio, floor=evidence.floor, baseline=evidence.baseline)
         found = replace(found, cause=cause, reason=found.reason + _anchors(evidence, found, cause))
     others = (replace(found, p_value=p_value) for p_value in evidence.beside)
-    return confirm_night((found, *others), rate=RATE)[0]
+    return confirm_together((found, *others), rate=RATE)[0]
 
 
-def judge_night(
+def judge_together(
     comparisons: Sequence[Compared],
     *,
     noise_floors: Sequence[float],
@@ -127,7 +127,7 @@ def judge_night(
             base_config=compared.base_config,
             head_config=compared.head_config,
         )
-        judged.append(Judged(compared, evidence, judge(evidence)))
+        judged.append(Judged(compared, evidence, judge_evidence(evidence)))
     return judged
 
 

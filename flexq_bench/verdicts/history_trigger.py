@@ -50,7 +50,7 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
     if logs.size == 0 or usable.size == 0:
         nan = float("nan")
         return Trigger(Verdict.NO_DATA, nan, nan, nan, logs.size)
-    change, scale, candidate = judge(logs, newest[0])
+    change, scale, candidate = trigger_many(logs, newest[0])
     return Trigger(
         Verdict.CANDIDATE if candidate else Verdict.SAME,
         z=float(change / scale),
@@ -60,7 +60,7 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
     )
 
 
-def judge(
+def trigger_many(
     windows: Floats, latest: Floats | np.float64
 ) -> tuple[Floats, Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
     """The rule of `trigger` on many series at once: log change, scale, whether a candidate.

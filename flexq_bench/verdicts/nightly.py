@@ -17,7 +17,7 @@ from db.verdict_store import add_decision, join_alert, open_alert, set_alert_sta
 from flexq_bench.verdicts import detector
 from flexq_bench.verdicts.alerting import alert_of, groups_of, is_fixed
 from flexq_bench.verdicts.compared import Compared, Machine
-from flexq_bench.verdicts.detector import Judged, judge_night
+from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_noise_book
 
 _MEASURED = ("case", "base_binary", "head_binary", "base_config", "head_config", "detail")
@@ -53,7 +53,7 @@ def record_night(
     """
     moment = at or datetime.now(UTC)
     series = [machine.series_of(compared.case) for compared in comparisons]
-    judged = judge_night(
+    judged = judge_together(
         comparisons,
         noise_floors=queries.noise_floors(session, series),
         weight_bits=[identity["weight_bits"] for identity in series],

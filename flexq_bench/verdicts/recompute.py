@@ -11,7 +11,7 @@ from db.hashing import fingerprint
 from db.queries import DecisionRow
 from flexq_bench.verdicts import detector
 from flexq_bench.verdicts.confirmation import Confirmation
-from flexq_bench.verdicts.detector import judge
+from flexq_bench.verdicts.detector import judge_evidence
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.nightly import finite
 
@@ -59,7 +59,7 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
     ]
     try:
         evidence = Evidence.from_dict(flat)
-        found = judge(evidence)
+        found = judge_evidence(evidence)
     except (KeyError, TypeError, ValueError) as error:
         return Recomputed(row, None, None, (*differences, f"its evidence can't be read: {error}"))
     pairs: tuple[tuple[str, object, object], ...] = (

@@ -1,4 +1,4 @@
-"""What a person named, as commits that can be compared."""
+"""Revisions that a person named, as commits that can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from flexq_bench.measure.worker_messages import MODULE
+from flexq_bench.measure.ab.worker_command import WORKER_MODULES, file_of, worker_module
 from flexq_bench.repository.git import GitError, git_output
 from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import resolve_revision
@@ -80,12 +80,12 @@ def _resolve(repository: Path, revision: str) -> Revision:
     else:
         sha = resolve_revision(repository, revision)
         found = Revision(sha, sha)
-    worker = MODULE.replace(".", "/") + ".py"
     if not _has(repository, found.commit, "flexq_bench/__init__.py"):
         raise RevisionError(f"{revision} is not a commit of FlexQ Bench: it has no flexq_bench/")
-    if not _has(repository, found.commit, worker):
+    if worker_module(lambda path: _has(repository, found.commit, path)) is None:
         raise RevisionError(
-            f"{revision} is from before commits could be compared: it has no {worker}"
+            f"{revision} is from before commits could be compared: it has no "
+            f"{' and no '.join(map(file_of, WORKER_MODULES))}"
         )
     return found
 
