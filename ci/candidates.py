@@ -1,9 +1,10 @@
-"""Which series of a run are worth a comparison: what stands out, has crept, or may be fixed."""
+"""Series of a run that are compared: what stands out, has crept, or may be fixed.
+
+The rule is `flexq_bench.verdicts.alert_rule`; this file asks the database what the rule needs.
+"""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,11 +14,13 @@ from db.engine import Session
 from db.queries import AlertRow, HistoryPoint
 from db.records import CommitInfo
 from flexq_bench.verdicts import Verdict, creep, trigger
-from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
+from flexq_bench.verdicts.alert_rule import (
+    RELEASE_RESULTS,
+    has_crept_further,
+    is_near_good_level,
+)
 from workloads.case import Case
 from workloads.probes import EMPTY_KERNEL
-
-_AT_RELEASE = 5  # results up to the release's that tell its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def _crept(
         change, suspect = changes[series]
         # Then the history said so, too: it takes more to be asked again.
         then = _since(suspect, place, up_to=known.head_order or head)
-        if change - max(then, 0.0) < SMALLEST_CHANGE:
+        if not has_crept_further(change, then):
             del changes[series]
     found = sorted(changes.values(), key=lambda one: -one[0])
     return [(release, suspect) for _, suspect in found]
@@ -142,7 +145,7 @@ def _since(suspect: Suspect, release: int, *, up_to: int) -> float:
     placed = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
     until = [us for place, us in placed if place <= release]
     since = [us for place, us in placed if release < place <= up_to]
-    looked = creep(until[-_AT_RELEASE:], since)
+    looked = creep(until[-RELEASE_RESULTS:], since)
     return looked.log_change if looked.verdict is Verdict.CANDIDATE else 0.0
 
 
@@ -154,10 +157,4 @@ def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: Alert
         return False
     good = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order <= last_good]
     bad = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order >= first_bad]
-    if not good or not bad:
-        return True  # it was wrong, so it has no time: any that it has now is news
-    return _apart(latest, good) < _apart(latest, bad)
-
-
-def _apart(latest: HistoryPoint, level: Sequence[float]) -> float:
-    return abs(math.log(latest.median_us / statistics.median(level)))
+    return is_near_good_level(latest.median_us, good, bad)

@@ -28,8 +28,9 @@ from flexq_bench.errors import FlexqError
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.executor import DeviceKind
 from flexq_bench.runs.lifecycle import OnRecord, new_run
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
-from flexq_bench.verdicts import Compared, Judged, Machine
+from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite

@@ -40,8 +40,9 @@ from db.tables import (
 )
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.published_numbers import keep_references
-from flexq_bench.verdicts import Machine, detector, judge_together
+from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
 
 NIGHTS = 400
@@ -195,9 +196,9 @@ def _one_verdict(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     found, flat = judged.confirmation, judged.evidence.as_dict()
     verdict = {
         "watched": True,
-        "detector": detector.NAME,
-        "detector_version": detector.VERSION,
-        "parameters": dict(detector.PARAMETERS),
+        "detector": alert_rule.DETECTOR,
+        "detector_version": alert_rule.DETECTOR_VERSION,
+        "parameters": dict(alert_rule.PARAMETERS),
         "input_hash": fingerprint(flat),
         "verdict": found.verdict.value,
         "cause": found.cause.value,

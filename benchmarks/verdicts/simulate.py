@@ -26,7 +26,8 @@ from flexq_bench.verdicts import (
     confirm_together,
     trigger,
 )
-from flexq_bench.verdicts.history_trigger import WINDOW, trigger_many
+from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
+from flexq_bench.verdicts.history_trigger import trigger_many
 
 SERIES = 500
 NULL_NIGHTS = 100
@@ -69,9 +70,9 @@ def quiet_nights(
 ) -> tuple[float, float, float, list[list[Looks]]]:
     """False alerts a 1,000 series-nights, share of candidates, pairs of processes that one takes,
     and the nights themselves."""
-    logs = nightly(kind, rng, SERIES, WINDOW + NULL_NIGHTS)
-    windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = trigger_many(windows, logs[:, WINDOW:])
+    logs = nightly(kind, rng, SERIES, HISTORY_RESULTS + NULL_NIGHTS)
+    windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
+    _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
     nights = [
         [looks_at(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
@@ -96,10 +97,10 @@ def power(
     A candidate is compared with the last commit that was trusted before the step.
     """
     shift = float(np.log1p(step))
-    logs = nightly(kind, rng, SERIES, WINDOW + nights)
-    logs[:, WINDOW:] += shift
-    windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = trigger_many(windows, logs[:, WINDOW:])
+    logs = nightly(kind, rng, SERIES, HISTORY_RESULTS + nights)
+    logs[:, HISTORY_RESULTS:] += shift
+    windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
+    _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
     found = 0
     for row in candidate:
         for _ in range(int(row.sum())):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
 
 STICKY = 1 / 3  # memory of the mode from which on a visit, and not a night, is what chance draws
 MODE_RETURNS = 3  # there and back is a change and its repair, and so it may be twice

@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
 
 AnyFloats = NDArray[np.float32] | NDArray[np.float64]
 

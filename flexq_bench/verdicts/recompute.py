@@ -9,7 +9,7 @@ from db.engine import Session
 from db.errors import NotFoundError
 from db.hashing import fingerprint
 from db.queries import DecisionRow
-from flexq_bench.verdicts import detector
+from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.confirmation import Confirmation
 from flexq_bench.verdicts.detector import judge_evidence
 from flexq_bench.verdicts.evidence import Evidence
@@ -43,9 +43,9 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         flat = queries.decision_evidence(session, row.uuid)
     except NotFoundError:
         return Recomputed(row, None, None, ("its evidence is gone",))
-    if (row.detector, row.detector_version) != (detector.NAME, detector.VERSION):
+    if (row.detector, row.detector_version) != (alert_rule.DETECTOR, alert_rule.DETECTOR_VERSION):
         stored = f"{row.detector} {row.detector_version}"
-        ours = f"{detector.NAME} {detector.VERSION}"
+        ours = f"{alert_rule.DETECTOR} {alert_rule.DETECTOR_VERSION}"
         return Recomputed(
             row, None, None, (f"{stored} decided, this version has {ours}: use that version",)
         )
@@ -54,7 +54,7 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         differences.append("its evidence is not what was judged: the input hash differs")
     differences += [
         f"{name} was {row.parameters.get(name)}, this version has {value}"
-        for name, value in detector.PARAMETERS.items()
+        for name, value in alert_rule.PARAMETERS.items()
         if row.parameters.get(name) != value
     ]
     try:

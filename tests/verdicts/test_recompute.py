@@ -12,7 +12,7 @@ from db import queries
 from db.hashing import fingerprint
 from db.queries.verdicts import Decision, DecisionEvidence
 from flexq_bench.measure.ab.case_comparison import InterleaveRules
-from flexq_bench.verdicts import Comparison, Evidence, detector, judge_evidence, judge_together
+from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
 from flexq_bench.verdicts.recompute import recompute
 
@@ -79,7 +79,7 @@ def test_a_known_noise_floor_hides_what_is_below_it(compared):
 
 
 def test_each_look_has_its_share_of_false_verdicts():
-    assert InterleaveRules().rate == detector.RATE
+    assert InterleaveRules().rate == alert_rule.RATE_OF_ONE_LOOK
 
 
 def stored(session, alert):

@@ -11,15 +11,17 @@ from flexq_bench.errors import UsageError
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
-    Verdict,
     confirm_together,
 )
-from flexq_bench.verdicts.confirmation import (
+from flexq_bench.verdicts.alert_rule import (
+    BLOCKS,
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
     LOOKS,
-    SURE_PLACEMENTS,
+    PAIRS_OF_PROCESSES,
+    PLACEMENTS_A_PAIR,
+    is_decided,
 )
 from workloads.case import Case
 
@@ -36,9 +38,9 @@ class InterleaveRules:
     tuning are the longest. Raises UsageError if a look would be too small to judge.
     """
 
-    processes: int = 6
-    placements: int = 1
-    blocks: int = 2
+    processes: int = PAIRS_OF_PROCESSES
+    placements: int = PLACEMENTS_A_PAIR
+    blocks: int = BLOCKS
     looks: int = LOOKS
     timeout_s: float = 600.0
 
@@ -73,11 +75,9 @@ class InterleaveRules:
         """Numbers of the pairs of processes that a look adds; the first look is 0."""
         return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
 
-    def is_decided(self, found: Confirmation) -> bool:
+    def is_decided(self, confirmation: Confirmation) -> bool:
         """Whether more looks could tell nothing else."""
-        if found.verdict in (Verdict.SLOWER, Verdict.FASTER):
-            return found.placements >= SURE_PLACEMENTS
-        return found.verdict is not Verdict.AMBIGUOUS
+        return is_decided(confirmation.verdict, confirmation.placements)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from flexq_bench.measure.ab.case_comparison import (
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
-from flexq_bench.verdicts.confirmation import FEWEST_PLACEMENTS
+from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from workloads.case import Case
 
 # So many cases share the start of a pair of processes: a comparison that is interrupted loses them.

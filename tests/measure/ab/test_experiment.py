@@ -14,7 +14,7 @@ from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
 from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
-from flexq_bench.verdicts.confirmation import FALSE_DISCOVERY_RATE
+from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
 from workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
