@@ -40,12 +40,12 @@ class Suspect:
 class Suspects:
     """What a run gives to compare, those that changed most first.
 
-    comparable: every case that it measured and that can be compared. standing_out: of their
+    comparable: every case that it measured and that can be compared. outliers: of their
     history. crept, perhaps_fixed: with the commit that each is held against.
     """
 
     comparable: Sequence[Case]
-    standing_out: Sequence[Suspect]
+    outliers: Sequence[Suspect]
     crept: Sequence[tuple[str, Suspect]]
     perhaps_fixed: Sequence[tuple[str, Suspect]]
 
@@ -53,7 +53,7 @@ class Suspects:
     def candidates(self) -> int:
         """How many series their history made suspicious."""
         of_release = (suspect for _, suspect in self.crept)
-        return len({suspect.series for suspect in (*self.standing_out, *of_release)})
+        return len({suspect.series for suspect in (*self.outliers, *of_release)})
 
 
 def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
@@ -73,19 +73,19 @@ def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
     alerts = queries.alerts(session, states=OPEN_STATES)
     return Suspects(
         cases,
-        _standing_out(measured),
+        _outliers(measured),
         _crept(session, measured, alerts, commit),
         _perhaps_fixed(measured, alerts),
     )
 
 
-def _standing_out(measured: Sequence[Suspect]) -> list[Suspect]:
-    found = []
+def _outliers(measured: Sequence[Suspect]) -> list[Suspect]:
+    outliers = []
     for suspect in measured:
         looked = trigger([p.median_us for p in suspect.earlier], suspect.latest.median_us)
         if looked.verdict is Verdict.CANDIDATE:
-            found.append((abs(looked.log_change), suspect))
-    return [suspect for _, suspect in sorted(found, key=lambda one: -one[0])]
+            outliers.append((abs(looked.log_change), suspect))
+    return [suspect for _, suspect in sorted(outliers, key=lambda one: -one[0])]
 
 
 def _crept(
@@ -101,20 +101,20 @@ def _crept(
     release, place = next(((sha, at) for sha, at in places if at < head), ("", head))
     if not release:
         return []
-    told = {series for alert in alerts for series in alert.series}
+    alerted = {series for alert in alerts for series in alert.series}
     changes = {}
     for suspect in measured:
         change = _since(suspect, place, up_to=head)
-        if change > 0 and suspect.series not in told:
+        if change > 0 and suspect.series not in alerted:
             changes[suspect.series] = change, suspect
     for series, known in queries.latest_decisions_from(session, release, changes).items():
         change, suspect = changes[series]
-        # Then the history said so, too: it takes more to be asked again.
+        # Then the history said so, too: it takes more for another comparison.
         then = _since(suspect, place, up_to=known.head_order or head)
         if not has_crept_further(change, then):
             del changes[series]
-    found = sorted(changes.values(), key=lambda one: -one[0])
-    return [(release, suspect) for _, suspect in found]
+    slowest_first = sorted(changes.values(), key=lambda one: -one[0])
+    return [(release, suspect) for _, suspect in slowest_first]
 
 
 def _perhaps_fixed(

@@ -230,7 +230,7 @@ def _contests(
     release's, what may be fixed with the last good one, and the canaries."""
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
-        for suspect in suspects.standing_out[: rules.candidates]:
+        for suspect in suspects.outliers[: rules.candidates]:
             base = queries.trusted_base(session, suspect.series)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None

@@ -102,14 +102,14 @@ def change_points(
         )
     bounds = _large_enough(cleaned, [0, *sorted(p_values), logs.size], SMALLEST_LOG_RATIO)
     levels = np.exp(cleaned)
-    found = []
+    points = []
     for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
         if at < POINTS_BEFORE_FIRST:
             continue
         mean_before, mean_after = float(levels[before:at].mean()), float(levels[at:after].mean())
         change = mean_after / mean_before - 1
-        found.append(ChangePoint(int(index[at]), mean_before, mean_after, change, p_values[at]))
-    return tuple(found)
+        points.append(ChangePoint(int(index[at]), mean_before, mean_after, change, p_values[at]))
+    return tuple(points)
 
 
 def _search(logs: Floats, smallest: float) -> list[int]:

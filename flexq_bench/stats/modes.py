@@ -60,7 +60,7 @@ def mode_steps(
     neighbours are not on the same mode, tell how large a step hopping makes. first: the smallest
     index a step may have. smallest: ln.
     """
-    found: dict[int, float] = {}
+    p_values: dict[int, float] = {}
     parts = [(0, visits.size)]
     while parts:
         start, stop = parts.pop()
@@ -76,9 +76,9 @@ def mode_steps(
         exceeding = np.count_nonzero(largest >= steps.max() * (1 - 1e-6))
         p_value = float(1 + exceeding) / (1 + _PERMUTATIONS)
         if p_value <= significance:
-            found[at] = p_value
+            p_values[at] = p_value
             parts += [(start, start + split), (start + split, stop)]
-    return found
+    return p_values
 
 
 def _contrasts(rows: Floats) -> Floats:

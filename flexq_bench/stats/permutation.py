@@ -1,4 +1,4 @@
-"""How often chance alone makes a step as large as one that was found: tests by permutation."""
+"""Permutation tests: how often chance alone makes a step as large as the observed one."""
 
 from __future__ import annotations
 

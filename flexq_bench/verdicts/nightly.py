@@ -82,7 +82,7 @@ def _decision(
     watched: bool,
 ) -> DecisionInfo:
     evidence = judged.evidence.as_dict()
-    compared, found = judged.compared, judged.confirmation
+    compared, confirmation = judged.compared, judged.confirmation
     # By what was measured, not by what it was judged with: tomorrow's noise floor is another one.
     measured = {name: evidence[name] for name in _MEASURED}
     measured["comparison"] = evidence["comparison"] | {"noise_floor": None}
@@ -103,12 +103,12 @@ def _decision(
         detector_version=alert_rule.DETECTOR_VERSION,
         parameters=alert_rule.PARAMETERS,
         evidence=evidence,
-        verdict=found.verdict.value,
-        cause=found.cause.value,
-        reason=found.reason,
-        log_ratio=finite(found.log_ratio),
-        log_ratio_low=finite(found.low),
-        log_ratio_high=finite(found.high),
+        verdict=confirmation.verdict.value,
+        cause=confirmation.cause.value,
+        reason=confirmation.reason,
+        log_ratio=finite(confirmation.log_ratio),
+        log_ratio_low=finite(confirmation.low),
+        log_ratio_high=finite(confirmation.high),
         created_at=at,
     )
 

@@ -59,20 +59,20 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
     ]
     try:
         evidence = Evidence.from_dict(flat)
-        found = judge_evidence(evidence)
+        confirmation = judge_evidence(evidence)
     except (KeyError, TypeError, ValueError) as error:
         return Recomputed(row, None, None, (*differences, f"its evidence can't be read: {error}"))
     pairs: tuple[tuple[str, object, object], ...] = (
-        ("verdict", row.verdict, found.verdict.value),
-        ("cause", row.cause, found.cause.value),
-        ("reason", row.reason, found.reason),
-        ("log_ratio", row.log_ratio, finite(found.log_ratio)),
-        ("log_ratio_low", row.log_ratio_low, finite(found.low)),
-        ("log_ratio_high", row.log_ratio_high, finite(found.high)),
+        ("verdict", row.verdict, confirmation.verdict.value),
+        ("cause", row.cause, confirmation.cause.value),
+        ("reason", row.reason, confirmation.reason),
+        ("log_ratio", row.log_ratio, finite(confirmation.log_ratio)),
+        ("log_ratio_low", row.log_ratio_low, finite(confirmation.low)),
+        ("log_ratio_high", row.log_ratio_high, finite(confirmation.high)),
     )
     differences += [
         f"{name} was {stored!r}, is {now!r} when computed again"
         for name, stored, now in pairs
         if stored != now
     ]
-    return Recomputed(row, evidence, found, tuple(differences))
+    return Recomputed(row, evidence, confirmation, tuple(differences))
