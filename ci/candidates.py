@@ -1,9 +1,10 @@
-"""Which series of a run are worth a comparison: what stands out, has crept, or may be fixed."""
+"""Series of a run that are compared: what stands out, has crept, or may be fixed.
+
+The rule is `flexq_bench.verdicts.alert_rule`; this file asks the database what the rule needs.
+"""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,11 +14,13 @@ from db.engine import Session
 from db.queries import AlertRow, HistoryPoint
 from db.records import CommitInfo
 from flexq_bench.verdicts import Verdict, creep, trigger
-from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
+from flexq_bench.verdicts.alert_rule import (
+    RELEASE_RESULTS,
+    has_crept_further,
+    is_near_good_level,
+)
 from workloads.case import Case
 from workloads.probes import EMPTY_KERNEL
-
-_AT_RELEASE = 5  # results up to the release's that tell its level
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +40,12 @@ class Suspect:
 class Suspects:
     """What a run gives to compare, those that changed most first.
 
-    comparable: every case that it measured and that can be compared. standing_out: of their
+    comparable: every case that it measured and that can be compared. outliers: of their
     history. crept, perhaps_fixed: with the commit that each is held against.
     """
 
     comparable: Sequence[Case]
-    standing_out: Sequence[Suspect]
+    outliers: Sequence[Suspect]
     crept: Sequence[tuple[str, Suspect]]
     perhaps_fixed: Sequence[tuple[str, Suspect]]
 
@@ -50,7 +53,7 @@ class Suspects:
     def candidates(self) -> int:
         """How many series their history made suspicious."""
         of_release = (suspect for _, suspect in self.crept)
-        return len({suspect.series for suspect in (*self.standing_out, *of_release)})
+        return len({suspect.series for suspect in (*self.outliers, *of_release)})
 
 
 def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
@@ -70,19 +73,19 @@ def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
     alerts = queries.alerts(session, states=OPEN_STATES)
     return Suspects(
         cases,
-        _standing_out(measured),
+        _outliers(measured),
         _crept(session, measured, alerts, commit),
         _perhaps_fixed(measured, alerts),
     )
 
 
-def _standing_out(measured: Sequence[Suspect]) -> list[Suspect]:
-    found = []
+def _outliers(measured: Sequence[Suspect]) -> list[Suspect]:
+    outliers = []
     for suspect in measured:
         looked = trigger([p.median_us for p in suspect.earlier], suspect.latest.median_us)
         if looked.verdict is Verdict.CANDIDATE:
-            found.append((abs(looked.log_change), suspect))
-    return [suspect for _, suspect in sorted(found, key=lambda one: -one[0])]
+            outliers.append((abs(looked.log_change), suspect))
+    return [suspect for _, suspect in sorted(outliers, key=lambda one: -one[0])]
 
 
 def _crept(
@@ -98,20 +101,20 @@ def _crept(
     release, place = next(((sha, at) for sha, at in places if at < head), ("", head))
     if not release:
         return []
-    told = {series for alert in alerts for series in alert.series}
+    alerted = {series for alert in alerts for series in alert.series}
     changes = {}
     for suspect in measured:
         change = _since(suspect, place, up_to=head)
-        if change > 0 and suspect.series not in told:
+        if change > 0 and suspect.series not in alerted:
             changes[suspect.series] = change, suspect
     for series, known in queries.latest_decisions_from(session, release, changes).items():
         change, suspect = changes[series]
-        # Then the history said so, too: it takes more to be asked again.
+        # Then the history said so, too: it takes more for another comparison.
         then = _since(suspect, place, up_to=known.head_order or head)
-        if change - max(then, 0.0) < SMALLEST_CHANGE:
+        if not has_crept_further(change, then):
             del changes[series]
-    found = sorted(changes.values(), key=lambda one: -one[0])
-    return [(release, suspect) for _, suspect in found]
+    slowest_first = sorted(changes.values(), key=lambda one: -one[0])
+    return [(release, suspect) for _, suspect in slowest_first]
 
 
 def _perhaps_fixed(
@@ -142,7 +145,7 @@ def _since(suspect: Suspect, release: int, *, up_to: int) -> float:
     placed = [(p.topo_order, p.median_us) for p in points if p.topo_order is not None]
     until = [us for place, us in placed if place <= release]
     since = [us for place, us in placed if release < place <= up_to]
-    looked = creep(until[-_AT_RELEASE:], since)
+    looked = creep(until[-RELEASE_RESULTS:], since)
     return looked.log_change if looked.verdict is Verdict.CANDIDATE else 0.0
 
 
@@ -154,10 +157,4 @@ def _is_back(earlier: Sequence[HistoryPoint], latest: HistoryPoint, alert: Alert
         return False
     good = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order <= last_good]
     bad = [p.median_us for p in earlier if p.topo_order is not None and p.topo_order >= first_bad]
-    if not good or not bad:
-        return True  # it was wrong, so it has no time: any that it has now is news
-    return _apart(latest, good) < _apart(latest, bad)
-
-
-def _apart(latest: HistoryPoint, level: Sequence[float]) -> float:
-    return abs(math.log(latest.median_us / statistics.median(level)))
+    return is_near_good_level(latest.median_us, good, bad)

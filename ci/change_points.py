@@ -48,33 +48,33 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         points = queries.series_history(session, series_id, without_sweeps=True)
         last = points[-1].epoch if points else 0
         usable = [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
-        for found in change_points([point.median_us for point in usable]):
-            stored += _store(session, series_id, usable, found, device)
+        for point in change_points([result.median_us for result in usable]):
+            stored += _store(session, series_id, usable, point, device)
     return stored
 
 
 def _store(
     session: Session,
     series_id: int,
-    points: Sequence[HistoryPoint],
-    found: ChangePoint,
+    results: Sequence[HistoryPoint],
+    point: ChangePoint,
     device: DeviceInfo,
 ) -> bool:
-    first, before = points[found.index], points[found.index - 1]
+    first, before = results[point.index], results[point.index - 1]
     # No two steps are nearer than the shortest level: a later night may move one by a night or two.
     reach = SHORTEST_SEGMENT - 1
-    near = {p.commit for p in points[max(found.index - reach, 0) : found.index + reach + 1]}
+    near = {p.commit for p in results[max(point.index - reach, 0) : point.index + reach + 1]}
     if any(known.commit in near for known in queries.change_points_of(session, series_id)):
         return False
     evidence = {
-        "values": [point.median_us for point in points],
-        "commits": [point.commit for point in points],
-        "index": found.index,
-        "p_value": found.p_value,
+        "values": [result.median_us for result in results],
+        "commits": [result.commit for result in results],
+        "index": point.index,
+        "p_value": point.p_value,
     }
     name = f"{NAME} {VERSION} {series_id} {fingerprint(evidence)}"
     identity = str(uuid.uuid5(_NAMESPACE, name))
-    slower = found.mean_after > found.mean_before
+    slower = point.mean_after > point.mean_before
     add_decision(
         session,
         DecisionInfo(
@@ -90,15 +90,15 @@ def _store(
             evidence=evidence,
             verdict=(Verdict.SLOWER if slower else Verdict.FASTER).value,
             cause=Cause.UNCLEAR.value,
-            reason=f"level {found.mean_before:.6g} until here, {found.mean_after:.6g} from here on",
-            log_ratio=math.log(found.mean_after / found.mean_before),
+            reason=f"level {point.mean_before:.6g} until here, {point.mean_after:.6g} from here on",
+            log_ratio=math.log(point.mean_after / point.mean_before),
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=datetime.now(UTC),
         ),
     )
     return add_change_point(
-        session, identity, first.commit, before=found.mean_before, after=found.mean_after
+        session, identity, first.commit, before=point.mean_before, after=point.mean_after
     )
 
 

@@ -12,7 +12,8 @@ from ci.policy import Limit, Policy, Waiver
 from db.engine import Database
 from db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.verdicts import Cause, Compared, Comparer, Confirmation, Judged, Machine, Verdict
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts import Cause, Compared, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import Night, record_night
 from workloads.case import Case
 from workloads.probes import calibrates

@@ -28,8 +28,9 @@ from flexq_bench.errors import FlexqError
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.executor import DeviceKind
 from flexq_bench.runs.lifecycle import OnRecord, new_run
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.plan import build_plan
-from flexq_bench.verdicts import Compared, Judged, Machine
+from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite
@@ -229,7 +230,7 @@ def _contests(
     release's, what may be fixed with the last good one, and the canaries."""
     by_base: dict[str, dict[Case, None]] = defaultdict(dict)
     with database.session() as session:
-        for suspect in suspects.standing_out[: rules.candidates]:
+        for suspect in suspects.outliers[: rules.candidates]:
             base = queries.trusted_base(session, suspect.series)
             if base is not None and base != commit.sha and not base.startswith("pkg-"):
                 by_base[base][suspect.case] = None

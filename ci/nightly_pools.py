@@ -13,7 +13,7 @@ from flexq_bench.measure.ab import CaseComparison, compare_commits
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.runs.executor import DeviceKind, LocalExecutor
 from flexq_bench.runs.lifecycle import OnRecord, execute_plan
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from workloads.case import Case
 
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from dashboard.charts import GREY, log_axis
 from dashboard.colors import Style
-from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 
 _HEIGHT = 480
 _ROW_PX = 24
@@ -74,7 +74,7 @@ def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
     figure.add_vline(0, line={"color": GREY, "width": 1.5})
     for sign in (1, -1):
         figure.add_vline(
-            100 * math.expm1(sign * SMALLEST_CHANGE),
+            100 * math.expm1(sign * SMALLEST_LOG_RATIO),
             line={"color": GREY, "width": 1.5, "dash": "dash"},
             name="smallest change that counts",
             showlegend=sign > 0,

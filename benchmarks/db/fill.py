@@ -40,8 +40,9 @@ from db.tables import (
 )
 from db.verdict_store import add_false_alarm_rate
 from db.writer import Writer
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.published_numbers import keep_references
-from flexq_bench.verdicts import Machine, detector, judge_night
+from flexq_bench.verdicts import alert_rule, judge_together
 from flexq_bench.verdicts.nightly import record_night
 
 NIGHTS = 400
@@ -191,13 +192,13 @@ def _alerts(session: Session, of: list[Place], machines: dict[str, Machine], nig
 def _one_verdict(place: Place) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is stored of a comparison of two commits that are alike, and its evidence."""
     compared = made_up.compared(place.case, 1, 0.0)
-    (judged,) = judge_night([compared], noise_floors=[0.0], weight_bits=[6])
+    (judged,) = judge_together([compared], noise_floors=[0.0], weight_bits=[6])
     found, flat = judged.confirmation, judged.evidence.as_dict()
     verdict = {
         "watched": True,
-        "detector": detector.NAME,
-        "detector_version": detector.VERSION,
-        "parameters": dict(detector.PARAMETERS),
+        "detector": alert_rule.DETECTOR,
+        "detector_version": alert_rule.DETECTOR_VERSION,
+        "parameters": dict(alert_rule.PARAMETERS),
         "input_hash": fingerprint(flat),
         "verdict": found.verdict.value,
         "cause": found.cause.value,

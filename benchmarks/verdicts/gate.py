@@ -16,7 +16,7 @@ from simulate import decide, generator, looks_at
 from ci.gate_perf import exit_code_of, outcome_of
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import InterleaveRules
-from flexq_bench.verdicts import Verdict, confirm_night
+from flexq_bench.verdicts import Verdict, confirm_together
 
 GATES = 200
 LIMITS = [1.0] * 20 + [2.0] * 6  # percent, of the planned cases
@@ -30,7 +30,7 @@ def answer(
 ) -> ExitCode:
     shifts = [float(np.log1p(step)), *[0.0] * (len(LIMITS) - 1)]
     cases = [looks_at(kind, rng, shift, sigma, rules) for shift in shifts]
-    found = confirm_night([one for one, _ in decide(cases, rules)], rate=rules.rate)
+    found = confirm_together([one for one, _ in decide(cases, rules)], rate=rules.rate)
     return exit_code_of(
         outcome_of(one, limit, is_worse=one.verdict is Verdict.SLOWER)
         for one, limit in zip(found, LIMITS, strict=True)

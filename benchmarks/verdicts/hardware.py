@@ -28,13 +28,13 @@ from hierarchy import noise_plot, sigmas
 
 from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
-from flexq_bench.measure.ab.experiment import Contender
+from flexq_bench.measure.ab.experiment import Side
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
     Verdict,
     confirm,
-    confirm_night,
+    confirm_together,
 )
 from kernels.cuda.probes import SPIN_CYCLES
 from workloads.case import Case
@@ -89,7 +89,7 @@ def measure_noise(out: Path, device: str, rules: InterleaveRules, seconds: float
             raise TimeOverError
         rows.append(_row(case, block, first + block.process))
 
-    same = Contender("same", ROOT)
+    same = Side("same", ROOT)
     try:
         for found in compare_trees(same, same, CASES, device=device, rules=rules, on_block=keep):
             if found.detail:
@@ -136,7 +136,7 @@ def report_noise(out: Path) -> None:
         cells.append(_modes(mine))
         lines.append((cells, len(comparisons)))
         plotted.append((f"{case.label} {g.m}x{g.n}x{g.k}", mine))
-    night = list(confirm_night(confirmations))
+    night = list(confirm_together(confirmations))
     for cells, count in lines:
         mine_night, night = night[:count], night[count:]
         alerts = sum(found.verdict in (Verdict.SLOWER, Verdict.FASTER) for found in mine_night)
@@ -262,7 +262,7 @@ def _two_versions(folder: Path, cycles: int) -> Iterator[tuple[str, str, Path]]:
 def _compare(base: str, head: str, repository: Path, device: str) -> Iterator[CaseComparison]:
     if (repository / ".git").exists():
         return compare_commits(repository, base, head, [SPIN], device=device, rules=POWER)
-    sides = [Contender(name, repository / name) for name in (base, head)]
+    sides = [Side(name, repository / name) for name in (base, head)]
     return compare_trees(sides[0], sides[1], [SPIN], device=device, rules=POWER)
 
 

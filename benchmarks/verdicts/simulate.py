@@ -23,10 +23,11 @@ from flexq_bench.verdicts import (
     Confirmation,
     Verdict,
     confirm,
-    confirm_night,
+    confirm_together,
     trigger,
 )
-from flexq_bench.verdicts.history_trigger import WINDOW, judge
+from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
+from flexq_bench.verdicts.history_trigger import trigger_many
 
 SERIES = 500
 NULL_NIGHTS = 100
@@ -57,7 +58,7 @@ def decide(night: list[Looks], rules: InterleaveRules) -> list[tuple[Confirmatio
     that decides it, or the last."""
     decided: dict[int, tuple[Confirmation, int]] = {}
     for look, pairs in enumerate(pairs_of(rules)):
-        judged = confirm_night([looks[look] for looks in night], rate=rules.rate)
+        judged = confirm_together([looks[look] for looks in night], rate=rules.rate)
         for candidate, found in enumerate(judged):
             if rules.is_decided(found) or look + 1 == rules.looks:
                 decided.setdefault(candidate, (found, pairs))
@@ -69,9 +70,9 @@ def quiet_nights(
 ) -> tuple[float, float, float, list[list[Looks]]]:
     """False alerts a 1,000 series-nights, share of candidates, pairs of processes that one takes,
     and the nights themselves."""
-    logs = nightly(kind, rng, SERIES, WINDOW + NULL_NIGHTS)
-    windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = judge(windows, logs[:, WINDOW:])
+    logs = nightly(kind, rng, SERIES, HISTORY_RESULTS + NULL_NIGHTS)
+    windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
+    _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
     nights = [
         [looks_at(kind, rng, 0.0, process_sigma, rules) for _ in range(int(count))]
         for count in candidate.sum(axis=0)
@@ -96,10 +97,10 @@ def power(
     A candidate is compared with the last commit that was trusted before the step.
     """
     shift = float(np.log1p(step))
-    logs = nightly(kind, rng, SERIES, WINDOW + nights)
-    logs[:, WINDOW:] += shift
-    windows = sliding_window_view(logs[:, :-1], WINDOW, axis=1)
-    _, _, candidate = judge(windows, logs[:, WINDOW:])
+    logs = nightly(kind, rng, SERIES, HISTORY_RESULTS + nights)
+    logs[:, HISTORY_RESULTS:] += shift
+    windows = sliding_window_view(logs[:, :-1], HISTORY_RESULTS, axis=1)
+    _, _, candidate = trigger_many(windows, logs[:, HISTORY_RESULTS:])
     found = 0
     for row in candidate:
         for _ in range(int(row.sum())):

@@ -184,7 +184,7 @@ class _Hunt:
         return int(code)
 
     def _say_ends(self, found: CaseComparison, code: ExitCode) -> None:
-        from flexq_bench.measure.ab.report import as_plain
+        from flexq_bench.runs.comparison_report import as_plain
 
         if self.as_json:
             print_json({**as_plain(found), "suspects": [], "exit_code": int(code)})

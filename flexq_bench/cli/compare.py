@@ -213,10 +213,11 @@ def _show(
     as_json: bool,
 ) -> int:
     from flexq_bench.cli.output import console, plain, print_json, say, show_whole
-    from flexq_bench.measure.ab import judge, report
+    from flexq_bench.measure.ab import confirm_comparisons
+    from flexq_bench.runs import comparison_report as report
 
     position = {case: i for i, case in enumerate(cases)}
-    night = judge(sorted(results, key=lambda found: position[found.case]), rules)
+    night = confirm_comparisons(sorted(results, key=lambda found: position[found.case]), rules)
     verdicts = [found.confirmation.verdict for found in night]
     code = report.exit_code_of_verdicts(verdicts)
     if as_json:
@@ -244,7 +245,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from db import queries
     from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, say, show_whole
-    from flexq_bench.measure.ab import report
+    from flexq_bench.runs import comparison_report as report
     from flexq_bench.runs.stored_comparison import compare_stored
 
     with open_database(db, read_only=True) as database, database.session() as session:

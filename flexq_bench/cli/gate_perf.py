@@ -31,7 +31,8 @@ from workloads.case import Case
 if TYPE_CHECKING:
     from ci.gate_perf import GateReport
     from db.records import CommitInfo
-    from flexq_bench.verdicts import Compared, Comparer, Machine
+    from flexq_bench.runs.machine import Machine
+    from flexq_bench.verdicts import Compared, Comparer
     from kernels.contract import Backend
     from workloads.suite import Suite
 
@@ -117,8 +118,8 @@ def _plan(suite: Suite, device: str) -> tuple[Machine, tuple[Case, ...]]:
     that a commit could slow down."""
     from flexq_bench.measure.device import capability, find_device
     from flexq_bench.measure.local_devices import device_info
+    from flexq_bench.runs.machine import Machine
     from flexq_bench.runs.plan import build_plan
-    from flexq_bench.verdicts import Machine
     from workloads.probes import EMPTY_KERNEL
 
     found = find_device(device)

@@ -14,7 +14,7 @@ from flexq_bench.cli.output import console, say
 from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.machine_code.series import OnStep
+    from flexq_bench.runs.static_series import OnStep
 
 _ONLY_PLAIN = ("*",)  # variants are ablations: nobody waits for them to regress
 
@@ -32,8 +32,8 @@ def static(
     """
     from db.engine import open_database
     from db.store import add_records, begin_run, finish_run
-    from flexq_bench.measure.machine_code import series
     from flexq_bench.repository.provenance import current_commit
+    from flexq_bench.runs import static_series as series
     from flexq_bench.runs.result_files import ResultFiles
     from kernels.runtime.occupancy import TARGETS
 
@@ -60,7 +60,7 @@ def static(
 
 
 def _chosen(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    from flexq_bench.measure.machine_code.series import kernels_with_code
+    from flexq_bench.runs.static_series import kernels_with_code
     from workloads.names import unknown
     from workloads.patterns import matches, select
 

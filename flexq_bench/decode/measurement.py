@@ -173,10 +173,8 @@ def _worker(
     with WorkerProcess(
         "decode",
         _ROOT,
-        device=setup.device,
-        seed=setup.seed + number,
+        (*COMMAND, "--device", setup.device, "--seed", str(setup.seed + number)),
         timeout_s=_TIMEOUT_S,
-        command=COMMAND,
     ) as worker:
         told = worker.ask("describe")
         yield worker, DeviceInfo(**told["device"]), told["environment"]

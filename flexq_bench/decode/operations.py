@@ -34,7 +34,7 @@ _PROFILED_STEPS = 3
 _WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
 
 
-class DecodeStand:
+class DecodeWorkerOperations:
     """Operations of a decode worker. Values in and out are plain JSON."""
 
     OPERATIONS = ("describe", "check", "load", "decode", "slots", "serve", "unload")

@@ -1,4 +1,4 @@
-"""A fresh process that loads and decodes when asked to (see flexq_bench.measure.worker_messages).
+"""A decode worker: a fresh process that loads a model and decodes when asked to.
 
 python -m flexq_bench.decode.worker --device cuda --seed 0
 """
@@ -11,8 +11,8 @@ import sys
 
 import torch
 
-from flexq_bench.decode.operations import DecodeStand
-from flexq_bench.measure.ab.worker import own_stdout, serve
+from flexq_bench.decode.operations import DecodeWorkerOperations
+from flexq_bench.measure.worker_server import own_stdout, serve
 
 MODULE = "flexq_bench.decode.worker"
 COMMAND = (sys.executable, "-m", MODULE)
@@ -24,11 +24,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     replies = own_stdout()
-    stand = DecodeStand(options.device, options.seed)
+    operations = DecodeWorkerOperations(options.device, options.seed)
     gc.freeze()  # what was imported stays: every collection would look at all of it again
-    if stand.device.type == "cuda":
-        torch.cuda.set_device(stand.device)
-    serve(stand, sys.stdin.buffer, replies, stand.OPERATIONS)
+    if operations.device.type == "cuda":
+        torch.cuda.set_device(operations.device)
+    serve(operations, sys.stdin.buffer, replies, operations.OPERATIONS)
     return 0
 
 

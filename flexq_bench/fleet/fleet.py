@@ -25,7 +25,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.lifecycle import OnRecord
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from kernels.contract import Backend, Capability
 from workloads.case import Case
 

@@ -23,7 +23,7 @@ from flexq_bench.measure.device import (
 from flexq_bench.measure.measured import Measured
 from flexq_bench.measure.memory import MemoryEstimate, estimate_memory
 from flexq_bench.measure.nvml import open_handle
-from flexq_bench.measure.outcome import extra_facts, judge, with_times
+from flexq_bench.measure.outcome import extra_facts, status_of, with_times
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
@@ -227,7 +227,7 @@ class Meter:
         self._measured_at = time.monotonic()
         check = check.merged(prepared.check("after"))
         check = check.merged(CheckResult(None, None, next(filter(None, problems), "")))
-        status, detail = judge(check, sampling, protocol, telemetry)
+        status, detail = status_of(check, sampling, protocol, telemetry)
         state = telemetry.summary()
         return replace(
             with_times(blank, sampling),

@@ -13,7 +13,7 @@ from flexq_bench.measure.sampling import Sampling
 from flexq_bench.measure.telemetry import Telemetry
 
 
-def judge(
+def status_of(
     check: CheckResult, sampling: Sampling, protocol: Protocol, telemetry: Telemetry
 ) -> tuple[str, str]:
     """Status and detail. Wrong comes before noisy: a wrong kernel's time says nothing."""

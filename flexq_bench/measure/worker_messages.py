@@ -1,11 +1,12 @@
-"""What a comparison and its workers say to each other: one JSON object a line, either way.
+"""Messages between a program and its worker processes: one JSON object a line, either way.
 
     {"id": 7, "do": "turn", "slot": "base"}
     {"id": 7, "reply": {"samples_us": [12.1, …], "mhz": 1980.0, "valid": true}}
     {"id": 7, "error": "no kernel 'flexq-w6a7': …", "refused": true}
 
-refused: the case can't be, and the worker can go on with another one. Two commits talk to one
-program, so raise VERSION when a word starts to mean something else.
+id: of the request that is answered; one request may have several answers. refused: this case can't
+be measured, and the worker goes on with others. Commits of any age talk to one program, so words
+stay, and VERSION is raised when one of them starts to mean something else.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 from typing import Any
 
 VERSION = 1
-MODULE = "flexq_bench.measure.ab.worker"
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -1,4 +1,8 @@
-"""A worker seen from outside: started in a tree, asked, and ended whatever happens."""
+"""A worker process: started in the folder whose code it runs, asked, and ended whatever happens.
+
+A/B comparisons, decodes and builds of other revisions are made in such processes. The other end is
+`flexq_bench.measure.worker_server`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,11 +19,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
-from flexq_bench.measure.worker_messages import MODULE, VERSION, decode, encode
+from flexq_bench.measure.worker_messages import VERSION, decode, encode
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
-COMMAND = (sys.executable, "-m", MODULE)
 
 
 class WorkerError(InfrastructureError):
@@ -34,27 +36,26 @@ class RefusedError(FlexqError):
 class WorkerProcess:
     """A worker in its own process group. A context manager: on leaving nothing of it is left.
 
-    name: for messages. tree: the folder whose packages it imports. command: what is started, with
-    --device and --seed added. timeout_s: for each answer, after which it is killed.
+    name: for messages. tree: the folder whose packages it imports. command: the command line.
+    timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
     """
 
     def __init__(
         self,
         name: str,
         tree: Path,
+        command: Sequence[str],
         *,
-        device: str,
-        seed: int,
-        timeout_s: float,
-        command: Sequence[str] = COMMAND,
+        timeout_s: float | None = None,
     ) -> None:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
         self._asked = 0
+        self._operation = ""  # of the latest request
         self._unread = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed by `close`
         self._process = subprocess.Popen(
-            [*command, "--device", device, "--seed", str(seed)],
+            list(command),
             cwd=tree,
             env={**os.environ, "PYTHONPATH": _first_on_path(tree)},
             stdin=subprocess.PIPE,
@@ -77,36 +78,46 @@ class WorkerProcess:
         self.close()
 
     def check_identity(self) -> dict[str, Any]:
-        """What the worker tells of itself (Stand.describe).
+        """The answer of an A/B worker to `describe` (WorkerOperations.describe).
 
         Raises WorkerError if it did not start, speaks another version, or imported other code than
         its tree's.
         """
-        found = self.ask("describe")
-        if found["version"] != VERSION:
+        identity = self.ask("describe")
+        version = identity["version"]
+        if version != VERSION:
             raise WorkerError(
-                f"{self.name} speaks version {found['version']} of the messages and this program "
+                f"{self.name} speaks version {version} of the messages and this program "
                 f"version {VERSION}: compare from a checkout that speaks the same"
             )
-        if Path(found["root"]) != self.tree.resolve():
-            raise WorkerError(f"{self.name} ran the code of {found['root']}, not of {self.tree}")
-        return found
+        if Path(identity["root"]) != self.tree.resolve():
+            raise WorkerError(f"{self.name} ran the code of {identity['root']}, not of {self.tree}")
+        return identity
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
-        """The reply to one request.
+        """The reply to one request; raises as `send` and `receive`."""
+        self.send(what, **arguments)
+        return self.receive()
 
-        Raises RefusedError if the worker refuses, WorkerError if it fails, dies or hangs; the
-        message names the worker.
-        """
+    def send(self, what: str, **arguments: Any) -> None:
+        """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
         self._asked += 1
+        self._operation = what
         message = {"id": self._asked, "do": what, **arguments}
         try:
             assert self._process.stdin is not None  # a pipe was asked for
             self._process.stdin.write(encode(message))
             self._process.stdin.flush()
         except OSError:
-            raise WorkerError(self._obituary(what)) from None
-        answer = self._answer(what)
+            raise WorkerError(self._exit_reason()) from None
+
+    def receive(self) -> dict[str, Any]:
+        """The next reply to the latest request.
+
+        Raises RefusedError if the worker refuses, WorkerError if it fails, dies or hangs; the
+        message names the worker.
+        """
+        answer = self._answer()
         if "reply" in answer:
             return dict(answer["reply"])
         if answer.get("refused"):
@@ -135,38 +146,39 @@ class WorkerProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _answer(self, what: str) -> dict[str, Any]:
-        line = self._line(what)
+    def _answer(self) -> dict[str, Any]:
+        line = self._line()
         try:
             answer = decode(line)
         except ValueError:
             answer = {}
         if answer.get("id") != self._asked:
             self.kill()
-            raise WorkerError(f"{self.name} answered {what!r} with {line[:80]!r}")
+            raise WorkerError(f"{self.name} answered {self._operation!r} with {line[:80]!r}")
         return answer
 
-    def _line(self, what: str) -> bytes:
-        deadline = time.monotonic() + self._timeout_s
+    def _line(self) -> bytes:
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         assert self._process.stdout is not None  # a pipe was asked for
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                left = deadline - time.monotonic()
-                if left <= 0 or not selector.select(left):
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and (left <= 0 or not selector.select(left)):
                     self.kill()
                     raise WorkerError(
-                        f"{self.name} gave no answer to {what!r} in {self._timeout_s:g} s and was "
-                        "ended"
+                        f"{self.name} gave no answer to {self._operation!r} in "
+                        f"{self._timeout_s:g} s and was ended"
                     )
                 read = os.read(self._process.stdout.fileno(), _READ_BYTES)
                 if not read:
-                    raise WorkerError(self._obituary(what))
+                    raise WorkerError(self._exit_reason())
                 self._unread += read
         line, _, self._unread = self._unread.partition(b"\n")
         return line
 
-    def _obituary(self, what: str) -> str:
+    def _exit_reason(self) -> str:
+        """How the process ended, at which request, and the last line that it wrote to stderr."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_S)
         code = self._process.poll()
@@ -174,7 +186,7 @@ class WorkerProcess:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         last = f": {lines[-1].strip()}" if lines else ""
-        return f"{self.name} died ({how}) at {what!r}{last}"
+        return f"{self.name} died ({how}) at {self._operation!r}{last}"
 
 
 def _first_on_path(tree: Path) -> str:

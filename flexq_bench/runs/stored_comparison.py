@@ -10,8 +10,8 @@ import numpy as np
 
 from flexq_bench.stats import Interval, ratio_interval
 from flexq_bench.stats.baseline import Result, time_of
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.verdicts import Verdict
-from flexq_bench.verdicts.confirmation import SMALLEST_CHANGE
 from workloads.case import kernel_label
 
 
@@ -101,10 +101,10 @@ def _compared(
 
 def _verdict(ratio: Interval) -> Verdict:
     low, high = np.log(ratio.low), np.log(ratio.high)
-    if low >= SMALLEST_CHANGE:
+    if low >= SMALLEST_LOG_RATIO:
         return Verdict.SLOWER
-    if high <= -SMALLEST_CHANGE:
+    if high <= -SMALLEST_LOG_RATIO:
         return Verdict.FASTER
-    if low > -SMALLEST_CHANGE and high < SMALLEST_CHANGE:
+    if low > -SMALLEST_LOG_RATIO and high < SMALLEST_LOG_RATIO:
         return Verdict.SAME
     return Verdict.AMBIGUOUS

@@ -7,7 +7,6 @@ and change points of a series. What a number means for a commit is decided in
 
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
-from flexq_bench.stats.closed_gap import closed_share_interval
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
 from flexq_bench.stats.paired import (
     ItemDifference,
@@ -15,6 +14,7 @@ from flexq_bench.stats.paired import (
     item_difference,
     mean_difference_interval,
 )
+from flexq_bench.stats.perplexity_gap import gap_closed_interval
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
 from flexq_bench.stats.variance_components import variance_components
@@ -25,8 +25,8 @@ __all__ = [
     "Interval",
     "ItemDifference",
     "change_points",
-    "closed_share_interval",
     "device_offsets",
+    "gap_closed_interval",
     "geometric_mean",
     "hierarchical_interval",
     "is_clear",

@@ -8,9 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.modes import STICKY, has_modes, mode_memory, mode_steps
-from flexq_bench.stats.permutation import contrast, step_p_value
-from flexq_bench.stats.series import (
+from flexq_bench.stats.log_series import (
     MAX_AUTOCORRELATION,
     Floats,
     autocorrelation,
@@ -20,10 +18,15 @@ from flexq_bench.stats.series import (
     step_proof_scale,
     without_spikes,
 )
+from flexq_bench.stats.modes import STICKY, has_modes, mode_memory, mode_steps
+from flexq_bench.stats.permutation import contrast, step_p_value
 
 SHORTEST_SEGMENT = 3
 POINTS_BEFORE_FIRST = 10
-SMALLEST_CHANGE = 0.01  # relative
+# The smallest change that counts, in histories and in comparisons: as a fraction of the level
+# before, and as a log ratio.
+SMALLEST_CHANGE = 0.01
+SMALLEST_LOG_RATIO = float(np.log1p(SMALLEST_CHANGE))
 SIGNIFICANCE = 0.01
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 # A candidate costs this times ln(n) variances. The search proposes, the permutations decide: lower
@@ -57,7 +60,6 @@ class ChangePoint:
 def change_points(
     values: ArrayLike,
     *,
-    smallest_change: float = SMALLEST_CHANGE,
     significance: float = SIGNIFICANCE,
     seed: int = 0,
 ) -> tuple[ChangePoint, ...]:
@@ -66,7 +68,7 @@ def change_points(
     values: [n], any unit. What is NaN, infinite, zero or negative is a gap. A series of less than
     13 usable values has no change point, as has a constant one: the answer is empty, never an
     error. A level holds for at least 3 values, 10 come before the first change, and a change is at
-    least `smallest_change` of the level before. A series that returns three times to a level it
+    least 1 % of the level before. A series that returns three times to a level it
     had left has noise with modes: hopping between them is no change, a step of all of them is.
 
     Search: optimal partition of the logarithms under a linear kernel, which is least squares
@@ -81,8 +83,7 @@ def change_points(
     if logs.size < FEWEST_POINTS:
         return ()
     cleaned = without_spikes(logs)
-    smallest = float(np.log1p(smallest_change))
-    bounds = _search(cleaned, smallest)
+    bounds = _search(cleaned, SMALLEST_LOG_RATIO)
     visits = _levels(cleaned, bounds)
     hops = has_modes(visits)
     p_values: dict[int, float] = {}
@@ -95,20 +96,20 @@ def change_points(
             visits,
             bounds,
             first=POINTS_BEFORE_FIRST,
-            smallest=smallest,
+            smallest=SMALLEST_LOG_RATIO,
             significance=significance,
             seed=seed,
         )
-    bounds = _large_enough(cleaned, [0, *sorted(p_values), logs.size], smallest)
+    bounds = _large_enough(cleaned, [0, *sorted(p_values), logs.size], SMALLEST_LOG_RATIO)
     levels = np.exp(cleaned)
-    found = []
+    points = []
     for before, at, after in zip(bounds, bounds[1:], bounds[2:], strict=False):
         if at < POINTS_BEFORE_FIRST:
             continue
         mean_before, mean_after = float(levels[before:at].mean()), float(levels[at:after].mean())
         change = mean_after / mean_before - 1
-        found.append(ChangePoint(int(index[at]), mean_before, mean_after, change, p_values[at]))
-    return tuple(found)
+        points.append(ChangePoint(int(index[at]), mean_before, mean_after, change, p_values[at]))
+    return tuple(points)
 
 
 def _search(logs: Floats, smallest: float) -> list[int]:

@@ -40,12 +40,12 @@ def device_offsets(times: Mapping[str, ArrayLike], *, seed: int = 0) -> dict[str
     if matrix.shape[1] == 0:
         return {}
     residuals = matrix - np.nanmean(matrix, axis=0)
-    found = {}
+    offsets = {}
     for device, row in zip(times, residuals, strict=True):
         usable = row[np.isfinite(row)]
         if usable.size >= FEWEST_CASES:
             interval = median_interval(usable, seed=seed)
-            found[device] = DeviceOffset(
+            offsets[device] = DeviceOffset(
                 usable.size, interval.estimate, interval.low, interval.high
             )
-    return found
+    return offsets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
 
 STICKY = 1 / 3  # memory of the mode from which on a visit, and not a night, is what chance draws
 MODE_RETURNS = 3  # there and back is a change and its repair, and so it may be twice
@@ -60,7 +60,7 @@ def mode_steps(
     neighbours are not on the same mode, tell how large a step hopping makes. first: the smallest
     index a step may have. smallest: ln.
     """
-    found: dict[int, float] = {}
+    p_values: dict[int, float] = {}
     parts = [(0, visits.size)]
     while parts:
         start, stop = parts.pop()
@@ -76,9 +76,9 @@ def mode_steps(
         exceeding = np.count_nonzero(largest >= steps.max() * (1 - 1e-6))
         p_value = float(1 + exceeding) / (1 + _PERMUTATIONS)
         if p_value <= significance:
-            found[at] = p_value
+            p_values[at] = p_value
             parts += [(start, start + split), (start + split, stop)]
-    return found
+    return p_values
 
 
 def _contrasts(rows: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""How often chance alone makes a step as large as one that was found: tests by permutation."""
+"""Permutation tests: how often chance alone makes a step as large as the observed one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
 
 AnyFloats = NDArray[np.float32] | NDArray[np.float64]
 

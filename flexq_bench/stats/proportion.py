@@ -1,4 +1,4 @@
-"""How often something happens, from how often it did."""
+"""Confidence interval of a proportion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ratio of two measured times, with what is not known about it."""
+"""Ratios of measured times and their geometric mean, with confidence intervals."""
 
 from __future__ import annotations
 

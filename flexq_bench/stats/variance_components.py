@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
 
 _Ints = NDArray[np.int64]
 

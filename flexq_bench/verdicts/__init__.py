@@ -7,12 +7,12 @@ imported by name, so that a worker process that only measures does not load SQLA
 
 from __future__ import annotations
 
-from flexq_bench.verdicts.anchors import attribute, creep
-from flexq_bench.verdicts.compared import Compared, Comparer, Machine
-from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_night
-from flexq_bench.verdicts.detector import Judged, judge, judge_night
+from flexq_bench.verdicts.alert_rule import attribute
+from flexq_bench.verdicts.compared import Compared, Comparer, ComparisonDevice
+from flexq_bench.verdicts.confirmation import Comparison, Confirmation, confirm, confirm_together
+from flexq_bench.verdicts.detector import Judged, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence import Evidence
-from flexq_bench.verdicts.history_trigger import Trigger, trigger
+from flexq_bench.verdicts.history_trigger import Trigger, creep, trigger
 from flexq_bench.verdicts.noise import NoiseLevels, noise_levels
 from flexq_bench.verdicts.patterns import Classification, Nights, Pattern, classify
 from flexq_bench.verdicts.verdict import Cause, Verdict
@@ -23,10 +23,10 @@ __all__ = [
     "Compared",
     "Comparer",
     "Comparison",
+    "ComparisonDevice",
     "Confirmation",
     "Evidence",
     "Judged",
-    "Machine",
     "Nights",
     "NoiseLevels",
     "Pattern",
@@ -35,10 +35,10 @@ __all__ = [
     "attribute",
     "classify",
     "confirm",
-    "confirm_night",
+    "confirm_together",
     "creep",
-    "judge",
-    "judge_night",
+    "judge_evidence",
+    "judge_together",
     "noise_levels",
     "trigger",
 ]

@@ -1,18 +1,13 @@
-"""What a verdict is made from: a case of two commits that took turns on one device."""
+"""Inputs of verdicts: a case of two commits, compared on one device."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from db.records import DeviceInfo
 from flexq_bench.verdicts.confirmation import Comparison
 from workloads.case import Case
-from workloads.probes import is_probe
-
-if TYPE_CHECKING:
-    from kernels.contract import Backend
 
 
 class Compared(Protocol):
@@ -45,45 +40,11 @@ class Compared(Protocol):
 Comparer = Callable[[Sequence[Case]], Iterator[Compared]]
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The device that both commits ran on."""
+class ComparisonDevice(Protocol):
+    """The device that both commits ran on: a flexq_bench.runs.machine.Machine."""
 
-    backend: Backend
-    device: DeviceInfo
+    @property
+    def device(self) -> DeviceInfo: ...
 
     def series_of(self, case: Case) -> dict[str, Any]:
-        """The identity of the series that the case's times are in on this device.
-
-        Raises KernelError for a kernel that this backend has not.
-        """
-        # torch and all kernels: who only reads verdicts does not wait for them.
-        from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
-        from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
-        from flexq_bench.measure.subject import PROBE_DISTRIBUTION
-        from kernels.registry import resolve
-
-        spec = resolve(case.label, self.backend).spec
-        protocol = PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA
-        return {
-            "kernel": case.kernel,
-            "kernel_version": spec.version,
-            "variant": case.variant,
-            "backend": self.backend,
-            "stage": case.stage,
-            "cache": case.cache,
-            "metric": "time",
-            "unit": "us",
-            "direction": "lower",
-            "m": case.gemm.m,
-            "n": case.gemm.n,
-            "k": case.gemm.k,
-            "weight_bits": spec.weight.bits,
-            "act_bits": spec.activation.bits,
-            "group": spec.weight.group,
-            "input_distribution": (
-                PROBE_DISTRIBUTION if is_probe(case.kernel) else INPUT_DISTRIBUTION
-            ),
-            "protocol_version": protocol.version,
-            "gpu": self.device.sku,
-        }
+        """The identity of the series that the case's times are in on this device."""

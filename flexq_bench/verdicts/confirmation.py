@@ -1,4 +1,7 @@
-"""The verdict on two commits that took turns on one GPU."""
+"""Statistics of interleaved A/B blocks: estimate, bounds and p-value, alone and together.
+
+Thresholds, and what numbers mean, are in `flexq_bench.verdicts.alert_rule`.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from flexq_bench.stats.series import Floats
+from flexq_bench.stats.log_series import Floats
+from flexq_bench.verdicts.alert_rule import (
+    CLOCK_TOLERANCE,
+    CONFIDENCE,
+    FALSE_DISCOVERY_RATE,
+    FEWEST_BLOCKS,
+    FEWEST_PLACEMENTS,
+    smallest_change,
+    verdict_of,
+)
 from flexq_bench.verdicts.verdict import Cause, Verdict
-
-FEWEST_BLOCKS = 10
-FEWEST_PLACEMENTS = 5
-CONFIDENCE = 0.99  # of each one-sided bound
-SMALLEST_CHANGE = float(np.log1p(0.01))
-FALSE_DISCOVERY_RATE = 0.015  # across the confirmations of a night
-LOOKS = 3  # at what is not decided, with ever more data; they share the rate
-# A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
-# the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
-SURE_PLACEMENTS = 12
-CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +90,10 @@ def confirm(comparison: Comparison) -> Confirmation:
             reason += f"; in {discordant} the clocks of the two disagree"
         return _undecided(Verdict.NO_DATA, reason, ratios.size, means.size)
 
-    smallest = max(SMALLEST_CHANGE, comparison.noise_floor)
+    smallest = smallest_change(comparison.noise_floor)
     estimate, low, high, p_value = _student(means)
-    verdict, reason = _verdict(estimate, low, high, smallest)
+    verdict = verdict_of(estimate, low, high, smallest)
+    reason = _reason(verdict, estimate, low, high)
     cause = Cause.NONE
     if verdict in (Verdict.SLOWER, Verdict.FASTER):
         cause = Cause.CODE
@@ -102,18 +104,18 @@ def confirm(comparison: Comparison) -> Confirmation:
     )
 
 
-def confirm_night(
+def confirm_together(
     confirmations: Sequence[Confirmation], *, rate: float = FALSE_DISCOVERY_RATE
 ) -> tuple[Confirmation, ...]:
-    """The confirmations of one night judged together, in the order given.
+    """Confirmations that are judged together, such as a nightly run's, in the order given.
 
-    Benjamini and Hochberg (1995) over all that were judged: where many are tried, slower and faster
-    need a smaller p-value, and what does not have it becomes ambiguous. In a night where nothing
-    changed, the chance of any false verdict is at most `rate`.
+    Benjamini and Hochberg (1995) over all that have a p-value: where many are tried, slower and
+    faster need a smaller one, and what does not have it becomes ambiguous. Where nothing changed,
+    the chance of any false verdict among them is at most `rate`.
     """
-    from scipy import stats  # half a second: only those who judge a night pay it
+    from scipy import stats  # half a second: only those who judge pay it
 
-    judged = [i for i, found in enumerate(confirmations) if np.isfinite(found.p_value)]
+    judged = [i for i, one in enumerate(confirmations) if np.isfinite(one.p_value)]
     if not judged:
         return tuple(confirmations)
     adjusted = stats.false_discovery_control([confirmations[i].p_value for i in judged])
@@ -165,15 +167,11 @@ def _student(means: Floats) -> tuple[float, float, float, float]:
     return estimate, estimate - reach, estimate + reach, p_value
 
 
-def _verdict(estimate: float, low: float, high: float, smallest: float) -> tuple[Verdict, str]:
-    found = f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
-    if estimate >= smallest and low > 0:
-        return Verdict.SLOWER, found
-    if estimate <= -smallest and high < 0:
-        return Verdict.FASTER, found
-    if -smallest < low and high < smallest:
-        return Verdict.SAME, found
-    return Verdict.AMBIGUOUS, f"{found}: more placements would tell"
+def _reason(verdict: Verdict, estimate: float, low: float, high: float) -> str:
+    change = (
+        f"{np.expm1(estimate):+.2%}, 99 % bounds {np.expm1(low):+.2%} and {np.expm1(high):+.2%}"
+    )
+    return f"{change}: more placements would tell" if verdict is Verdict.AMBIGUOUS else change
 
 
 def _undecided(verdict: Verdict, reason: str, blocks: int, placements: int) -> Confirmation:

@@ -1,46 +1,19 @@
-"""The rule that turns evidence into a verdict, with its name, version and parameters."""
+"""From evidence to verdicts: the alert rule applied to one comparison, and to many together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from flexq_bench.stats.baseline import BASELINE
-from flexq_bench.verdicts.anchors import attribute
+from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.compared import Compared
-from flexq_bench.verdicts.confirmation import (
-    CLOCK_TOLERANCE,
-    CONFIDENCE,
-    FALSE_DISCOVERY_RATE,
-    FEWEST_BLOCKS,
-    FEWEST_PLACEMENTS,
-    LOOKS,
-    SMALLEST_CHANGE,
-    Confirmation,
-    confirm,
-    confirm_night,
-)
+from flexq_bench.verdicts.confirmation import Confirmation, confirm, confirm_together
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
 from workloads.case import Case
-from workloads.probes import calibrates, floor_kernel, is_probe
-
-NAME = "interleaved"
-# Raise it with every change that can give the same evidence another verdict.
-VERSION = 2
-RATE = FALSE_DISCOVERY_RATE / LOOKS
-PARAMETERS: dict[str, Any] = {
-    "confidence": CONFIDENCE,
-    "smallest_change": SMALLEST_CHANGE,
-    "false_discovery_rate": RATE,
-    "clock_tolerance": CLOCK_TOLERANCE,
-    "fewest_blocks": FEWEST_BLOCKS,
-    "fewest_placements": FEWEST_PLACEMENTS,
-}
-
-_Place = tuple[str, int, int, str]
+from workloads.probes import floor_kernel, is_probe
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +35,42 @@ class Judged:
 
     @property
     def is_worse(self) -> bool:
-        """Whether the code made it slower or wrong. A slow machine is not the code's doing, and a
-        slower read floor says something of the others."""
-        found = self.confirmation
-        if found.verdict is Verdict.INCORRECT:
-            return True
-        slower = found.verdict is Verdict.SLOWER and not calibrates(self.case.kernel)
-        return slower and found.cause is not Cause.ENVIRONMENT
+        """Whether the code made it slower or wrong."""
+        confirmed = self.confirmation
+        return alert_rule.is_worse(confirmed.verdict, confirmed.cause, self.case.kernel)
 
 
-def judge(evidence: Evidence) -> Confirmation:
+def judge_evidence(evidence: Evidence) -> Confirmation:
     """The verdict on evidence, the same whenever it is computed.
 
     The comparison by itself (`confirm`); where it changed, what the floor and the baseline kernel
-    say about the cause (`attribute`); then beside the other comparisons of its night
-    (`confirm_night`). Raises ValueError if the comparison's lengths differ.
+    say about the cause (`alert_rule.attribute`); then beside the other comparisons that it was
+    judged with (`confirm_together`). Raises ValueError if the comparison's lengths differ.
     """
-    found = confirm(evidence.comparison)
-    if evidence.detail and found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-        found = replace(found, reason=evidence.detail)
+    confirmation = confirm(evidence.comparison)
+    if evidence.detail and confirmation.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+        confirmation = replace(confirmation, reason=evidence.detail)
     anchored = evidence.floor is not None or evidence.baseline is not None
-    if found.cause is Cause.CODE and anchored:
-        cause = attribute(found.log_ratio, floor=evidence.floor, baseline=evidence.baseline)
-        found = replace(found, cause=cause, reason=found.reason + _anchors(evidence, found, cause))
-    others = (replace(found, p_value=p_value) for p_value in evidence.beside)
-    return confirm_night((found, *others), rate=RATE)[0]
+    if confirmation.cause is Cause.CODE and anchored:
+        cause = alert_rule.attribute(
+            confirmation.log_ratio, floor=evidence.floor, baseline=evidence.baseline
+        )
+        confirmation = replace(
+            confirmation,
+            cause=cause,
+            reason=confirmation.reason + _anchors(evidence, confirmation, cause),
+        )
+    others = (replace(confirmation, p_value=p_value) for p_value in evidence.beside)
+    return confirm_together((confirmation, *others), rate=alert_rule.RATE_OF_ONE_LOOK)[0]
 
 
-def judge_night(
+def judge_together(
     comparisons: Sequence[Compared],
     *,
     noise_floors: Sequence[float],
     weight_bits: Sequence[int],
 ) -> list[Judged]:
-    """The verdicts on all comparisons of one night, in the order given.
+    """The verdicts on comparisons that are judged together, in the order given.
 
     noise_floors: ln, of each comparison's series, by its own A/A runs; 0: unknown. weight_bits: of
     each one's kernel. Canaries, which compare a commit with itself, are judged among themselves.
@@ -127,7 +102,7 @@ def judge_night(
             base_config=compared.base_config,
             head_config=compared.head_config,
         )
-        judged.append(Judged(compared, evidence, judge(evidence)))
+        judged.append(Judged(compared, evidence, judge_evidence(evidence)))
     return judged
 
 
@@ -144,10 +119,10 @@ def _changes(
     """
     return {
         (compared.base, compared.head, compared.case.key): (
-            found.log_ratio if found.low > 0 or found.high < 0 else 0.0
+            confirmed.log_ratio if confirmed.low > 0 or confirmed.high < 0 else 0.0
         )
-        for compared, found in zip(comparisons, alone, strict=True)
-        if math.isfinite(found.log_ratio)
+        for compared, confirmed in zip(comparisons, alone, strict=True)
+        if math.isfinite(confirmed.log_ratio)
     }
 
 
@@ -167,16 +142,17 @@ def _anchors_of(
     )
 
 
-def _anchors(evidence: Evidence, found: Confirmation, cause: Cause) -> str:
-    """What changed beside the kernel, and what that leaves to the code."""
+def _anchors(evidence: Evidence, confirmation: Confirmation, cause: Cause) -> str:
+    """Say what changed beside the kernel, and what that leaves to the code."""
     anchors = (("the floor", evidence.floor), (BASELINE, evidence.baseline))
-    told = [(name, change) for name, change in anchors if change is not None]
+    known = [(name, change) for name, change in anchors if change is not None]
     beside = " and ".join(
-        f"{name} {_percent(change) if change else 'stayed'}" for name, change in told
+        f"{name} {_percent(change) if change else 'stayed'}" for name, change in known
     )
     if cause is Cause.BOTH:
-        machine = sum(change for _, change in told) / len(told)
-        return f"; beside it {beside}: {_percent(found.log_ratio - machine)} is left to the code"
+        machine = sum(change for _, change in known) / len(known)
+        left = _percent(confirmation.log_ratio - machine)
+        return f"; beside it {beside}: {left} is left to the code"
     conclusion = {
         Cause.CODE: "the code did it",
         Cause.ENVIRONMENT: "the machine did it",

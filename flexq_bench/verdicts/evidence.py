@@ -21,7 +21,7 @@ class Evidence:
 
     beside: p-values of the other comparisons judged in the same night. floor, baseline: ln changes
     of the read floor and of the frozen baseline kernel between the same commits, 0: none that is
-    sure; None: not compared. The rest is told to people and judged by nobody.
+    sure; None: not compared. The rest is shown to people and no part of the verdict.
     """
 
     case: str  # Case.key

@@ -57,14 +57,16 @@ def terminal_plot(panel: Panel) -> list[Text]:
             row[_column(change, reach)] = "·"
         row[_column(placement.mean, reach)] = "◆"
         lines.append(Text(f"{placement.label:>12}  {''.join(row)} {placement.mean:+.2f} %"))
-    found = panel.confirmation
-    if math.isfinite(found.log_ratio):
+    confirmation = panel.confirmation
+    if math.isfinite(confirmation.log_ratio):
         row = _scale()
-        low, mid, high = (_percent(v) for v in (found.low, found.log_ratio, found.high))
+        low, mid, high = (
+            _percent(v) for v in (confirmation.low, confirmation.log_ratio, confirmation.high)
+        )
         for column in range(_column(low, reach), _column(high, reach) + 1):
             row[column] = "─"
         row[_column(mid, reach)] = "◆"
-        style = "bold" if found.verdict in ("slower", "faster") else ""
+        style = "bold" if confirmation.verdict in ("slower", "faster") else ""
         lines.append(Text(f"{'estimate':>12}  {''.join(row)} {mid:+.2f} %", style=style))
     return lines
 
@@ -94,31 +96,33 @@ def _draw(axis: Axes, panel: Panel) -> None:
     for position, placement in enumerate(placements):
         axis.plot(placement.blocks, [position] * len(placement.blocks), ".", color="0.6")
         axis.plot([placement.mean], [position], "D", color="tab:blue", markersize=5)
-    found = panel.confirmation
-    if math.isfinite(found.log_ratio):
-        low, mid, high = (_percent(v) for v in (found.low, found.log_ratio, found.high))
+    confirmation = panel.confirmation
+    if math.isfinite(confirmation.log_ratio):
+        low, mid, high = (
+            _percent(v) for v in (confirmation.low, confirmation.log_ratio, confirmation.high)
+        )
         axis.axvspan(low, high, color="tab:orange", alpha=0.25, label="99 % bounds")
         axis.axvline(mid, color="tab:orange", label=f"estimate {mid:+.2f} %")
-        limit = _percent(found.smallest_change)
+        limit = _percent(confirmation.smallest_change)
         axis.axvline(limit, color="tab:red", linestyle="--", label=f"smallest change {limit:.2g} %")
-        axis.axvline(_percent(-found.smallest_change), color="tab:red", linestyle="--")
+        axis.axvline(_percent(-confirmation.smallest_change), color="tab:red", linestyle="--")
         axis.legend(fontsize="x-small", loc="best")
     axis.axvline(0, color="black", linewidth=0.8)
     axis.set_yticks(range(len(placements)), [placement.label for placement in placements])
     axis.set_ylabel("placement")
     axis.set_xlabel("change of the time, %")
-    axis.set_title(f"{panel.title}: {found.verdict}", fontsize="small")
+    axis.set_title(f"{panel.title}: {confirmation.verdict}", fontsize="small")
 
 
 def placements_of(comparison: Comparison) -> list[Placement]:
     """The blocks that were judged, by placement; raises ValueError if lengths differ."""
     ratios, labels, _ = usable_blocks(comparison)
-    found = []
+    placements = []
     for label in np.unique(labels):
         logs = ratios[labels == label]
         blocks = tuple(_percent(float(value)) for value in logs)
-        found.append(Placement(str(label), blocks, _percent(float(logs.mean()))))
-    return found
+        placements.append(Placement(str(label), blocks, _percent(float(logs.mean()))))
+    return placements
 
 
 def _scale() -> list[str]:

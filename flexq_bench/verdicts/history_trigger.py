@@ -1,4 +1,7 @@
-"""The cheap look at tonight's result: is it worth an interleaved comparison?"""
+"""Triggers: statistics that say which results are worth an interleaved comparison.
+
+Thresholds are in `flexq_bench.verdicts.alert_rule`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.series import Floats, positive_logs, robust_scale
+from flexq_bench.stats.log_series import Floats, positive_logs, robust_scale
+from flexq_bench.verdicts.alert_rule import (
+    FEWEST_AT_RELEASE,
+    HISTORY_RESULTS,
+    RECENT_RESULTS,
+    has_crept,
+    stands_out,
+)
 from flexq_bench.verdicts.verdict import Verdict
-
-WINDOW = 30  # accepted results of the same epoch
-RECENT = 5  # the newest of them: tells a step in a series that has two modes
-FEWEST_FOR_SCALE = 5
-SIGMAS = 2.0
-# However noisy a series is, a change of this size (ln) is looked at: noise costs confirmations,
-# it does not make us blind.
-ALWAYS = 0.018
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
     """
     logs, _ = positive_logs(history)
     newest, usable = positive_logs([latest])
-    logs = logs[-WINDOW:]
+    logs = logs[-HISTORY_RESULTS:]
     if logs.size == 0 or usable.size == 0:
         nan = float("nan")
         return Trigger(Verdict.NO_DATA, nan, nan, nan, logs.size)
-    change, scale, candidate = judge(logs, newest[0])
+    change, scale, candidate = trigger_many(logs, newest[0])
     return Trigger(
         Verdict.CANDIDATE if candidate else Verdict.SAME,
         z=float(change / scale),
@@ -60,7 +62,7 @@ def trigger(history: ArrayLike, latest: float) -> Trigger:
     )
 
 
-def judge(
+def trigger_many(
     windows: Floats, latest: Floats | np.float64
 ) -> tuple[Floats, Floats, np.ndarray[tuple[int, ...], np.dtype[np.bool_]]]:
     """The rule of `trigger` on many series at once: log change, scale, whether a candidate.
@@ -69,9 +71,30 @@ def judge(
     """
     scale = robust_scale(windows)
     change = latest - np.median(windows, axis=-1)
-    recent = latest - np.median(windows[..., -RECENT:], axis=-1)
-    # A new series, or a new driver, must leave nobody blind until there are enough.
-    few = windows.shape[-1] < FEWEST_FOR_SCALE
-    limit = np.minimum(np.inf if few else SIGMAS * scale, ALWAYS)
-    candidate = (np.abs(change) >= limit) | (np.abs(recent) >= limit)
-    return np.asarray(change), scale, np.asarray(candidate)
+    recent = latest - np.median(windows[..., -RECENT_RESULTS:], axis=-1)
+    candidate = stands_out(np.asarray(change), recent, scale, windows.shape[-1])
+    return np.asarray(change), scale, candidate
+
+
+def creep(at_release: ArrayLike, since: ArrayLike) -> Trigger:
+    """Whether the level has moved away from the last release's, however small each step was.
+
+    at_release: [n >= 3] accepted results of the release, or around it before anything changed.
+    since: [m >= 3] later ones, oldest first; the newest 5 count. Any unit, one epoch.
+    candidate: their medians are at least 1 % and 3 standard errors apart; confirm it against the
+    release's commit. The window of `trigger` creeps along and never sees this.
+    """
+    release, _ = positive_logs(at_release)
+    later, _ = positive_logs(since)
+    later = later[-RECENT_RESULTS:]
+    if min(release.size, later.size) < FEWEST_AT_RELEASE:
+        nan = float("nan")
+        return Trigger(Verdict.NO_DATA, nan, nan, nan, release.size)
+    change = float(np.median(later) - np.median(release))
+    centered = np.concatenate([release - np.median(release), later - np.median(later)])
+    # pi/2: the variance of a median over that of a mean, for Gaussian noise.
+    error = float(robust_scale(centered)) * float(
+        np.sqrt(np.pi / 2 * (1 / release.size + 1 / later.size))
+    )
+    verdict = Verdict.CANDIDATE if has_crept(change, error) else Verdict.SAME
+    return Trigger(verdict, change / error, change, error, release.size)

@@ -1,4 +1,4 @@
-"""Storing the verdicts of a night: decisions with their evidence, alerts, and the noise book."""
+"""Storing verdicts: decisions with their evidence, alerts, and the A/A calibration."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from db.engine import Session
 from db.hashing import fingerprint
 from db.records import CommitInfo
 from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
-from flexq_bench.verdicts import detector
-from flexq_bench.verdicts.alerting import alert_of, groups_of, is_fixed
-from flexq_bench.verdicts.compared import Compared, Machine
-from flexq_bench.verdicts.detector import Judged, judge_night
-from flexq_bench.verdicts.noise_calibration import update_noise_book
+from flexq_bench.verdicts import alert_rule
+from flexq_bench.verdicts.alert_rule import alert_of, groups_of, is_fixed
+from flexq_bench.verdicts.compared import Compared, ComparisonDevice
+from flexq_bench.verdicts.detector import Judged, judge_together
+from flexq_bench.verdicts.noise_calibration import update_calibration
 
 _MEASURED = ("case", "base_binary", "head_binary", "base_config", "head_config", "detail")
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
@@ -37,7 +37,7 @@ class Night:
 def record_night(
     session: Session,
     comparisons: Sequence[Compared],
-    machine: Machine,
+    machine: ComparisonDevice,
     commits: Mapping[str, CommitInfo],
     *,
     alerting: bool,
@@ -49,11 +49,11 @@ def record_night(
 
     commits: by sha, every base and head. alerting: open, join and close alerts; off for what is
     not on the line that people watch, such as a pull request. at None: now. Comparisons of a commit
-    with itself go to the noise book.
+    with itself go to the A/A calibration.
     """
     moment = at or datetime.now(UTC)
     series = [machine.series_of(compared.case) for compared in comparisons]
-    judged = judge_night(
+    judged = judge_together(
         comparisons,
         noise_floors=queries.noise_floors(session, series),
         weight_bits=[identity["weight_bits"] for identity in series],
@@ -64,7 +64,7 @@ def record_night(
         if add_decision(session, info):
             new[info.uuid] = one
     if any(one.is_canary for one in judged):
-        update_noise_book(session, at=moment)
+        update_calibration(session, at=moment)
     if not alerting:
         return Night(tuple(judged))
     opened, joined = _alert(session, new, commits, moment)
@@ -75,20 +75,20 @@ def record_night(
 def _decision(
     judged: Judged,
     series: Mapping[str, object],
-    machine: Machine,
+    machine: ComparisonDevice,
     commits: Mapping[str, CommitInfo],
     at: datetime,
     *,
     watched: bool,
 ) -> DecisionInfo:
     evidence = judged.evidence.as_dict()
-    compared, found = judged.compared, judged.confirmation
+    compared, confirmation = judged.compared, judged.confirmation
     # By what was measured, not by what it was judged with: tomorrow's noise floor is another one.
     measured = {name: evidence[name] for name in _MEASURED}
     measured["comparison"] = evidence["comparison"] | {"noise_floor": None}
     name = " ".join(
         (
-            f"{detector.NAME} {detector.VERSION} {compared.base} {compared.head}",
+            f"{alert_rule.DETECTOR} {alert_rule.DETECTOR_VERSION} {compared.base} {compared.head}",
             f"{machine.device.uuid} {fingerprint(measured)}",
         )
     )
@@ -99,16 +99,16 @@ def _decision(
         head=commits[compared.head],
         device=machine.device,
         watched=watched,
-        detector=detector.NAME,
-        detector_version=detector.VERSION,
-        parameters=detector.PARAMETERS,
+        detector=alert_rule.DETECTOR,
+        detector_version=alert_rule.DETECTOR_VERSION,
+        parameters=alert_rule.PARAMETERS,
         evidence=evidence,
-        verdict=found.verdict.value,
-        cause=found.cause.value,
-        reason=found.reason,
-        log_ratio=finite(found.log_ratio),
-        log_ratio_low=finite(found.low),
-        log_ratio_high=finite(found.high),
+        verdict=confirmation.verdict.value,
+        cause=confirmation.cause.value,
+        reason=confirmation.reason,
+        log_ratio=finite(confirmation.log_ratio),
+        log_ratio_low=finite(confirmation.low),
+        log_ratio_high=finite(confirmation.high),
         created_at=at,
     )
 

@@ -1,4 +1,4 @@
-"""The noise of a series, level by level, from comparing commits with themselves."""
+"""The noise of a series, level by level, from A/A comparisons: of commits with themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 from scipy import special
 
 from flexq_bench.stats.variance_components import variance_components
-from flexq_bench.verdicts.confirmation import CONFIDENCE, SMALLEST_CHANGE, Comparison, usable_blocks
+from flexq_bench.verdicts.alert_rule import CONFIDENCE, smallest_change
+from flexq_bench.verdicts.confirmation import Comparison, usable_blocks
 
 FEWEST_CANARIES = 5  # below it the floor would be a guess
 POWER = 0.9  # with which the smallest step is seen
@@ -43,18 +44,18 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     block, its noise holds the block's. The estimates' true mean is known, 0. The floor is the
     one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
     """
-    found = [found for found in map(usable_blocks, canaries) if np.unique(found[1]).size > 1]
-    if not found:
+    usable = [blocks for blocks in map(usable_blocks, canaries) if np.unique(blocks[1]).size > 1]
+    if not usable:
         return None
-    ratios = np.concatenate([blocks for blocks, _, _ in found])
-    owner = np.repeat(np.arange(len(found)), [blocks.size for blocks, _, _ in found])
-    labels = np.concatenate([np.unique(p, return_inverse=True)[1] for _, p, _ in found])
+    ratios = np.concatenate([blocks for blocks, _, _ in usable])
+    owner = np.repeat(np.arange(len(usable)), [blocks.size for blocks, _, _ in usable])
+    labels = np.concatenate([np.unique(p, return_inverse=True)[1] for _, p, _ in usable])
     comparison, placement, block = variance_components(ratios, [owner, labels])
     means = np.array(
-        [np.mean([blocks[p == label].mean() for label in np.unique(p)]) for blocks, p, _ in found]
+        [np.mean([blocks[p == label].mean() for label in np.unique(p)]) for blocks, p, _ in usable]
     )
     estimate = float(np.sqrt(np.mean(means**2)))
-    floor, step = _visible(estimate, len(found))
+    floor, step = _visible(estimate, len(usable))
     return NoiseLevels(
         block=_known(block),
         placement=_known(placement),
@@ -62,7 +63,7 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
         estimate=estimate,
         noise_floor=floor,
         smallest_step=step,
-        comparisons=len(found),
+        comparisons=len(usable),
         placements=np.unique(np.stack([owner, labels]), axis=1).shape[1],
         blocks=ratios.size,
     )
@@ -73,7 +74,7 @@ def _visible(sigma: float, comparisons: int) -> tuple[float | None, float | None
         return None, None
     floor = float(special.stdtrit(comparisons, CONFIDENCE)) * sigma
     power = float(special.stdtrit(comparisons, POWER)) * sigma
-    return floor, max(floor, SMALLEST_CHANGE) + power
+    return floor, smallest_change(floor) + power
 
 
 def _known(sigma: float) -> float | None:

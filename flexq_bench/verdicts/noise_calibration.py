@@ -1,4 +1,4 @@
-"""What comparing commits with themselves teaches: noise by series, and how often we are wrong."""
+"""A/A calibration: commits compared with themselves give noise and the false-alarm rate."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ALARMS = (Verdict.SLOWER, Verdict.FASTER)
 _UNJUDGED = (Verdict.NO_DATA, Verdict.INCORRECT)
 
 
-def update_noise_book(session: Session, *, at: datetime) -> None:
-    """Write what the canaries up to `at` say; the same canaries again change nothing.
+def update_calibration(session: Session, *, at: datetime) -> None:
+    """Store what the canaries up to `at` say; the same canaries again change nothing.
 
     A canary that is called slower or faster is a false alarm, although its machine code is the
     same and nobody is alerted: with other code somebody would have been.
@@ -34,12 +34,12 @@ def update_noise_book(session: Session, *, at: datetime) -> None:
     for row in judged:
         by_series[row.series_id].append(row)
     for series_id, canaries in by_series.items():
-        _write_page(session, series_id, canaries, at)
+        _write_noise(session, series_id, canaries, at)
     if judged:
         _write_rate(session, judged)
 
 
-def _write_page(
+def _write_noise(
     session: Session, series_id: int, canaries: list[DecisionRow], at: datetime
 ) -> None:
     comparisons = [

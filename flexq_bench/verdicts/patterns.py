@@ -9,8 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.change_points import change_points
-from flexq_bench.stats.series import (
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,
     Floats,
@@ -18,7 +18,7 @@ from flexq_bench.stats.series import (
     step_proof_scale,
     without_spikes,
 )
-from flexq_bench.verdicts.confirmation import CLOCK_TOLERANCE, SMALLEST_CHANGE
+from flexq_bench.verdicts.alert_rule import CLOCK_TOLERANCE
 
 _FEWEST_FOR_DRIFT = 20
 _DRIFT_SIGNIFICANCE = 1e-4
@@ -124,9 +124,9 @@ def drift(values: ArrayLike) -> float | None:
     change = float(slope) * (logs.size - 1)
     line = logs - (intercept + slope * time)
     residual = float(line @ line)
-    if abs(change) < SMALLEST_CHANGE or residual >= _best_step_residual(logs):
+    if abs(change) < SMALLEST_LOG_RATIO or residual >= _best_step_residual(logs):
         return None
-    steps = [found.index for found in change_points(np.exp(logs))]
+    steps = [point.index for point in change_points(np.exp(logs))]
     if steps and _criterion(_levels_residual(logs, steps), 2 * len(steps) + 1, logs.size) < (
         _criterion(residual, 2, logs.size)
     ):
@@ -152,17 +152,17 @@ def clock_explains(values: ArrayLike, clocks_mhz: ArrayLike, index: int) -> bool
 
 
 def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
-    found = change_points(values)
+    points = change_points(values)
     odd = spikes(values)
     tail = _fresh_tail(values)
     if clocks is not None:
-        for index in (*(point.index for point in found), *odd, *tail):
+        for index in (*(point.index for point in points), *odd, *tail):
             if clock_explains(values[: index + 3], clocks[: index + 3], index):
                 return Pattern.CLOCK_DROP, index
     if drift(values) is not None:
         return Pattern.DRIFT, None
-    if found:
-        return Pattern.STEP, found[-1].index
+    if points:
+        return Pattern.STEP, points[-1].index
     if odd:
         return Pattern.SPIKE, odd[-1]
     return Pattern.STEADY, None

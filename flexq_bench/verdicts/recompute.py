@@ -9,9 +9,9 @@ from db.engine import Session
 from db.errors import NotFoundError
 from db.hashing import fingerprint
 from db.queries import DecisionRow
-from flexq_bench.verdicts import detector
+from flexq_bench.verdicts import alert_rule
 from flexq_bench.verdicts.confirmation import Confirmation
-from flexq_bench.verdicts.detector import judge
+from flexq_bench.verdicts.detector import judge_evidence
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.nightly import finite
 
@@ -43,9 +43,9 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         flat = queries.decision_evidence(session, row.uuid)
     except NotFoundError:
         return Recomputed(row, None, None, ("its evidence is gone",))
-    if (row.detector, row.detector_version) != (detector.NAME, detector.VERSION):
+    if (row.detector, row.detector_version) != (alert_rule.DETECTOR, alert_rule.DETECTOR_VERSION):
         stored = f"{row.detector} {row.detector_version}"
-        ours = f"{detector.NAME} {detector.VERSION}"
+        ours = f"{alert_rule.DETECTOR} {alert_rule.DETECTOR_VERSION}"
         return Recomputed(
             row, None, None, (f"{stored} decided, this version has {ours}: use that version",)
         )
@@ -54,25 +54,25 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         differences.append("its evidence is not what was judged: the input hash differs")
     differences += [
         f"{name} was {row.parameters.get(name)}, this version has {value}"
-        for name, value in detector.PARAMETERS.items()
+        for name, value in alert_rule.PARAMETERS.items()
         if row.parameters.get(name) != value
     ]
     try:
         evidence = Evidence.from_dict(flat)
-        found = judge(evidence)
+        confirmation = judge_evidence(evidence)
     except (KeyError, TypeError, ValueError) as error:
         return Recomputed(row, None, None, (*differences, f"its evidence can't be read: {error}"))
     pairs: tuple[tuple[str, object, object], ...] = (
-        ("verdict", row.verdict, found.verdict.value),
-        ("cause", row.cause, found.cause.value),
-        ("reason", row.reason, found.reason),
-        ("log_ratio", row.log_ratio, finite(found.log_ratio)),
-        ("log_ratio_low", row.log_ratio_low, finite(found.low)),
-        ("log_ratio_high", row.log_ratio_high, finite(found.high)),
+        ("verdict", row.verdict, confirmation.verdict.value),
+        ("cause", row.cause, confirmation.cause.value),
+        ("reason", row.reason, confirmation.reason),
+        ("log_ratio", row.log_ratio, finite(confirmation.log_ratio)),
+        ("log_ratio_low", row.log_ratio_low, finite(confirmation.low)),
+        ("log_ratio_high", row.log_ratio_high, finite(confirmation.high)),
     )
     differences += [
         f"{name} was {stored!r}, is {now!r} when computed again"
         for name, stored, now in pairs
         if stored != now
     ]
-    return Recomputed(row, evidence, found, tuple(differences))
+    return Recomputed(row, evidence, confirmation, tuple(differences))

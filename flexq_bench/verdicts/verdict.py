@@ -1,4 +1,4 @@
-"""The words of every decision: what was found, and what caused it."""
+"""Verdicts and causes: the words of every decision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """What a comparison of two commits, or of a night with its history, says."""
+    """Result of a comparison of two commits, or of a result with its history."""
 
     SAME = "same"  # a change as large as the smallest that counts is ruled out
     SLOWER = "slower"
@@ -18,7 +18,7 @@ class Verdict(StrEnum):
 
 
 class Cause(StrEnum):
-    """Where a change comes from."""
+    """Origin of a change."""
 
     NONE = "none"  # nothing changed
     CODE = "code"

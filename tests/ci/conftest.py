@@ -12,7 +12,7 @@ from ci.gate_perf import GateReport, gate_perf
 from ci.policy import load_policy
 from db.engine import Database, open_database
 from db.records import DeviceInfo
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 
 POLICY = """
 version = 1

@@ -22,8 +22,8 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
-from flexq_bench.verdicts import Machine
 from workloads.probes import is_probe
 from workloads.suite import Group, Shape, Suite
 

@@ -17,8 +17,8 @@ from db.exchange import read_records, write_records
 from db.queries import runs
 from flexq_bench.cli.app import main
 from flexq_bench.measure.ab import CaseComparison
-from flexq_bench.measure.ab.report import exit_code_of_verdicts
 from flexq_bench.measure.worker_process import WorkerError
+from flexq_bench.runs.comparison_report import exit_code_of_verdicts
 from flexq_bench.runs.stored_comparison import compare_stored
 from flexq_bench.verdicts import Comparison, Verdict, confirm
 

@@ -23,7 +23,7 @@ from db.engine import Session, open_database
 from db.exchange import import_file, write_records
 from db.records import DeviceInfo, Record, RunInfo
 from db.store import begin_run
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import Night, record_night
 
 FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -24,8 +24,8 @@ from db import queries
 from db.errors import ReadOnlyError, StaleError
 from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import set_alert_state
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.reproduction import reproduction
-from flexq_bench.verdicts import Machine
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 

@@ -14,7 +14,7 @@ from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wai
 from db.engine import Database, open_database
 from db.exchange import import_file
 from db.records import CommitInfo, DeviceInfo
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
 PARTS = ("llama-7b", "others")  # of Figure 10, the second one measured last

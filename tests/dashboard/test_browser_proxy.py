@@ -16,7 +16,7 @@ from proxying import NAME, PASSWORD, Proxy, proxied
 from db.engine import open_database
 from db.exchange import import_file
 from db.records import DeviceInfo
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
 POINT = ".js-plotly-plot .scatterlayer .point"

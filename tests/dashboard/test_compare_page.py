@@ -21,7 +21,7 @@ from db import queries
 from db.accuracy_store import add_accuracy
 from db.decode_store import add_decodes
 from db.records import DeviceInfo
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
 Opened = Callable[..., AppTest]

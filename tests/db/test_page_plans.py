@@ -23,7 +23,7 @@ from db.gate_store import add_gates
 from db.records import DeviceInfo
 from db.releases import keep_releases
 from db.store import add_record
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
 VIEWS = Path(__file__).parents[2] / "dashboard" / "views"

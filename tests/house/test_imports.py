@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from transformers.utils import is_kernels_available
 ROOT = Path(__file__).parents[2]
 ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
 ONE_DIRECTION = "The house has one direction of import"
+WITHIN_THE_SERVICE = "The service has one direction of import"
 
 
 def lint_imports(folder: Path) -> str:
@@ -38,11 +41,17 @@ def lint_imports(folder: Path) -> str:
 @pytest.fixture
 def house(tmp_path):
     """Rooms with nothing in them but the modules that the contracts name."""
-    for room in (*ROOMS, "flexq_bench/stats", "flexq_bench/cli"):
+    for room in (*ROOMS, *(f"flexq_bench/{name}" for name in layers_of_the_service())):
         (tmp_path / room).mkdir()
         (tmp_path / room / "__init__.py").touch()
-    (tmp_path / "flexq_bench" / "cli.py").touch()
     return tmp_path
+
+
+def layers_of_the_service() -> list[str]:
+    """Names of the children of flexq_bench that its contract gives a layer."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (contract,) = [c for c in settings["contracts"] if c["name"] == WITHIN_THE_SERVICE]
+    return re.findall(r"\w+", " ".join(contract["layers"]))
 
 
 def test_no_room_imports_against_the_arrows():
@@ -62,6 +71,11 @@ def test_no_room_imports_against_the_arrows():
         ("flexq_bench/stats/new.py", "db", "stats are pure functions"),
         ("kernels/new.py", "ray", "kernels store nothing and decide nothing"),
         ("dashboard/new.py", "sqlalchemy", "SQL is written in db only"),
+        ("flexq_bench/stats/new.py", "flexq_bench.verdicts", WITHIN_THE_SERVICE),
+        ("flexq_bench/verdicts/new.py", "flexq_bench.measure", WITHIN_THE_SERVICE),
+        ("flexq_bench/runs/new.py", "flexq_bench.cli", WITHIN_THE_SERVICE),
+        ("flexq_bench/decode/new.py", "flexq_bench.accuracy", WITHIN_THE_SERVICE),
+        ("flexq_bench/without_a_layer.py", "flexq_bench.errors", WITHIN_THE_SERVICE),
     ],
 )
 def test_an_import_against_the_arrows_is_noticed(house, module, imported, contract):

@@ -9,7 +9,7 @@ import pytest
 
 from db.engine import Database, Session, open_database
 from db.records import DeviceInfo
-from flexq_bench.verdicts import Machine
+from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import Night, record_night
 
 FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)

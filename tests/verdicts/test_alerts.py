@@ -11,8 +11,8 @@ import pytest
 from db import queries
 from db.records import DeviceInfo
 from db.verdict_store import set_alert_state
-from flexq_bench.verdicts import Machine
-from flexq_bench.verdicts.families import kernel_family
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts.alert_rule import kernel_family
 from flexq_bench.verdicts.nightly import record_night
 
 NOW = datetime(2026, 2, 1, tzinfo=UTC)

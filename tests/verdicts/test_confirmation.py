@@ -13,7 +13,7 @@ from flexq_bench.verdicts import (
     Verdict,
     attribute,
     confirm,
-    confirm_night,
+    confirm_together,
 )
 
 
@@ -121,9 +121,9 @@ def test_a_night_of_many_comparisons_asks_more_of_each():
     quiet = [confirm(blocks(0.0, seed=seed)) for seed in range(50)]
     strong = confirm(blocks(0.05))
 
-    night = confirm_night([weak, *quiet, strong])
+    night = confirm_together([weak, *quiet, strong])
 
-    assert confirm_night([weak])[0].verdict is Verdict.SLOWER
+    assert confirm_together([weak])[0].verdict is Verdict.SLOWER
     assert night[0].verdict is Verdict.AMBIGUOUS
     assert "among 52" in night[0].reason
     assert night[-1].verdict is Verdict.SLOWER
@@ -132,8 +132,8 @@ def test_a_night_of_many_comparisons_asks_more_of_each():
 def test_a_night_without_data_stays_as_it_is():
     nothing = confirm(blocks(0.0, placements=2))
 
-    assert confirm_night([nothing]) == (nothing,)
-    assert confirm_night([]) == ()
+    assert confirm_together([nothing]) == (nothing,)
+    assert confirm_together([]) == ()
 
 
 @pytest.mark.parametrize(

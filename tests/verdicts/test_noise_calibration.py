@@ -1,4 +1,4 @@
-"""The noise book and the live false-alarm rate, from commits compared with themselves."""
+"""A/A calibration: noise and the live false-alarm rate, from commits compared with themselves."""
 
 from __future__ import annotations
 

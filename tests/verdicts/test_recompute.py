@@ -12,7 +12,7 @@ from db import queries
 from db.hashing import fingerprint
 from db.queries.verdicts import Decision, DecisionEvidence
 from flexq_bench.measure.ab.case_comparison import InterleaveRules
-from flexq_bench.verdicts import Comparison, Evidence, detector, judge, judge_night
+from flexq_bench.verdicts import Comparison, Evidence, alert_rule, judge_evidence, judge_together
 from flexq_bench.verdicts.evidence_plot import Panel, terminal_plot, write_png
 from flexq_bench.verdicts.recompute import recompute
 
@@ -52,32 +52,34 @@ def test_a_night_s_other_comparisons_are_part_of_the_evidence(compared):
     candidate = compared("flexq-w6a6", 1.014, noise=0.009)
     quiet = [compared("cublas-fp16", shape=(m, 256, 256)) for m in range(1, 40)]
 
-    alone, *_ = judge_night([candidate], noise_floors=[0.0], weight_bits=[6])
-    beside, *_ = judge_night([candidate, *quiet], noise_floors=[0.0] * 40, weight_bits=[6] * 40)
+    alone, *_ = judge_together([candidate], noise_floors=[0.0], weight_bits=[6])
+    beside, *_ = judge_together([candidate, *quiet], noise_floors=[0.0] * 40, weight_bits=[6] * 40)
 
     assert alone.confirmation.verdict == "slower"
     assert beside.confirmation.verdict == "ambiguous"
-    assert "among 40 comparisons" in judge(beside.evidence).reason
+    assert "among 40 comparisons" in judge_evidence(beside.evidence).reason
 
 
 def test_canaries_are_judged_among_themselves(compared):
     candidate = compared("flexq-w6a6", 1.014, noise=0.009)
     canaries = [compared("cublas-fp16", shape=(m, 256, 256), head=1) for m in range(1, 40)]
 
-    found, *_ = judge_night([candidate, *canaries], noise_floors=[0.0] * 40, weight_bits=[6] * 40)
+    found, *_ = judge_together(
+        [candidate, *canaries], noise_floors=[0.0] * 40, weight_bits=[6] * 40
+    )
 
     assert found.confirmation.verdict == "slower"
 
 
 def test_a_known_noise_floor_hides_what_is_below_it(compared):
-    (found,) = judge_night([compared("flexq-w6a6", 1.05)], noise_floors=[0.1], weight_bits=[6])
+    (found,) = judge_together([compared("flexq-w6a6", 1.05)], noise_floors=[0.1], weight_bits=[6])
 
     assert found.confirmation.verdict == "same"
     assert found.evidence.comparison.noise_floor == 0.1
 
 
 def test_each_look_has_its_share_of_false_verdicts():
-    assert InterleaveRules().rate == detector.RATE
+    assert InterleaveRules().rate == alert_rule.RATE_OF_ONE_LOOK
 
 
 def stored(session, alert):
@@ -152,7 +154,7 @@ def test_evidence_that_is_gone_or_is_no_evidence_is_said(session, record, compar
 
 @pytest.fixture
 def panel(compared):
-    (found,) = judge_night([compared("flexq-w6a6", 1.05)], noise_floors=[0.0], weight_bits=[6])
+    (found,) = judge_together([compared("flexq-w6a6", 1.05)], noise_floors=[0.0], weight_bits=[6])
     return Panel("flexq-w6a6", found.evidence.comparison, found.confirmation)
 
 

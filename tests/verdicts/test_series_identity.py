@@ -7,8 +7,8 @@ import pytest
 from db.writer import series_identity
 from flexq_bench.measure import Meter
 from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.record import build_record
-from flexq_bench.verdicts import Machine
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 

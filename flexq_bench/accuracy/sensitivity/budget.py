@@ -22,7 +22,7 @@ from flexq_bench.schemes.layer_sensitivity import (
 )
 from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.uniform import round_site
-from flexq_bench.stats import Interval, closed_share_interval
+from flexq_bench.stats import Interval, gap_closed_interval
 from kernels.formats import NumberFormat
 
 
@@ -129,7 +129,7 @@ def _choice(
     worse, better = ends
     closed = None
     if len(result.nll) > 1:
-        closed = closed_share_interval(worse.nll, result.nll, better.nll, seed=seed)
+        closed = gap_closed_interval(worse.nll, result.nll, better.nll, seed=seed)
 
     def share(weight: Callable[[SiteDamage], float]) -> float:
         total = sum(weight(damage) for damage in damages)

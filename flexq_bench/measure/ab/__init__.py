@@ -1,11 +1,14 @@
-"""Two commits, or two kernels, that take turns on one device."""
+"""Interleaved A/B measurement (ABBA) of two commits, or of two kernels, on one device.
+
+Each commit runs in worker processes of its own worktree, two kernels in the same process.
+"""
 
 from flexq_bench.measure.ab.case_comparison import (
     Block,
     CaseComparison,
     Comparer,
     InterleaveRules,
-    judge,
+    confirm_comparisons,
 )
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
 from flexq_bench.measure.ab.kernels import compare_kernels
@@ -18,5 +21,5 @@ __all__ = [
     "compare_commits",
     "compare_kernels",
     "compare_trees",
-    "judge",
+    "confirm_comparisons",
 ]

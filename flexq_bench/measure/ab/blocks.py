@@ -1,4 +1,4 @@
-"""Taking turns: two sides of one case, each in a worker, or both in the same one."""
+"""ABBA blocks of one case: sample batches of two sides, in two workers or in the same one."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from flexq_bench.measure.ab.case_comparison import Block, Turn
+from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
 from flexq_bench.measure.worker_process import RefusedError, WorkerError
 from workloads.case import Case
 
 
 class Worker(Protocol):
-    """Who answers (see Stand for what)."""
+    """What answers requests: a WorkerProcess, whose operations are those of WorkerOperations."""
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
 
 
 @dataclass
-class Side:
-    """One side of a case in a worker, and what is known of it from one process to the next.
+class CaseSide:
+    """One side of a case, and what is known of it from one process to the next.
 
     slot: base or head. config: what was chosen by the first process; None: nothing yet.
     binary: hash of its machine code. wrong: what is wrong with a result; empty: nothing.
@@ -46,9 +46,9 @@ class Side:
     def place(self, worker: Worker, index: int, beside: str | None) -> None:
         worker.ask("place", slot=self.slot, index=index, beside=beside)
 
-    def turn(self, worker: Worker) -> Turn:
+    def sample(self, worker: Worker) -> SampleBatch:
         reply = worker.ask("turn", slot=self.slot)
-        return Turn(tuple(reply["samples_us"]), reply["mhz"], reply["valid"])
+        return SampleBatch(tuple(reply["samples_us"]), reply["mhz"], reply["valid"])
 
     def leave(self, worker: Worker) -> None:
         wrong = worker.ask("leave", slot=self.slot)["wrong"]
@@ -60,11 +60,11 @@ class Side:
 
 
 @dataclass
-class Match:
-    """Both sides of one case, over all pairs of processes."""
+class CasePair:
+    """Both sides of one case with the blocks measured so far, over all pairs of processes."""
 
-    base: Side
-    head: Side
+    base: CaseSide
+    head: CaseSide
     blocks: list[Block] = field(default_factory=list)
     failure: str = ""  # why it could not be measured
 
@@ -74,8 +74,8 @@ class Match:
         return self.failure or self.base.wrong or self.head.wrong
 
 
-def play(
-    match: Match,
+def measure_blocks(
+    pair: CasePair,
     workers: tuple[Worker, Worker],
     process: int,
     *,
@@ -83,19 +83,19 @@ def play(
     blocks: int,
     on_block: Callable[[Block], None],
 ) -> None:
-    """Measure a case in one pair of processes; blocks and what is wrong go to `match`.
+    """Measure a case in one pair of processes; blocks and what is wrong go to `pair`.
 
     workers: of base and head; the same one for two kernels. process: number of the pair; who is
     placed first, and who begins a block, alternates.
-    Raises RefusedError if a side can't be had, WorkerError if a worker broke.
+    Raises RefusedError if a side refuses the case, WorkerError if a worker broke.
     """
-    sides = [(match.base, workers[0]), (match.head, workers[1])]
+    sides = [(pair.base, workers[0]), (pair.head, workers[1])]
     try:
         _check_memory(sides)
         for side, worker in sides:
             # The first to choose is base; head takes the same unless another is clearly faster.
-            side.prepare(worker, match.base.config if side is match.head else None)
-        if match.problem:
+            side.prepare(worker, pair.base.config if side is pair.head else None)
+        if pair.problem:
             return
         share = workers[0] is workers[1]
         for placement in range(placements):
@@ -105,8 +105,8 @@ def play(
             second.place(other_worker, placement, first.slot if share else None)
             for number in range(blocks):
                 outer, inner = ordered if number % 2 == 0 else ordered[::-1]
-                block = _block(outer, inner, match, process, placement)
-                match.blocks.append(block)
+                block = _block(outer, inner, pair, process, placement)
+                pair.blocks.append(block)
                 on_block(block)
             # The second may use the weights of the first.
             second.leave(other_worker)
@@ -117,19 +117,24 @@ def play(
 
 
 def _block(
-    outer: tuple[Side, Worker], inner: tuple[Side, Worker], match: Match, process: int, at: int
+    outer: tuple[CaseSide, Worker],
+    inner: tuple[CaseSide, Worker],
+    pair: CasePair,
+    process: int,
+    at: int,
 ) -> Block:
-    first, second = outer[0].turn(outer[1]), inner[0].turn(inner[1])
-    third, fourth = inner[0].turn(inner[1]), outer[0].turn(outer[1])
-    if outer[0] is match.base:
+    first, second = outer[0].sample(outer[1]), inner[0].sample(inner[1])
+    third, fourth = inner[0].sample(inner[1]), outer[0].sample(outer[1])
+    if outer[0] is pair.base:
         return Block(process, at, base=(first, fourth), head=(second, third))
     return Block(process, at, base=(second, third), head=(first, fourth))
 
 
-def _check_memory(sides: list[tuple[Side, Worker]]) -> None:
+def _check_memory(sides: list[tuple[CaseSide, Worker]]) -> None:
     """Raise RefusedError if the two don't fit the device together."""
-    found = [worker.ask("memory", case=side.case.key) for side, worker in sides]
-    needed, free = sum(reply["needed"] for reply in found), min(reply["free"] for reply in found)
+    replies = [worker.ask("memory", case=side.case.key) for side, worker in sides]
+    needed = sum(reply["needed"] for reply in replies)
+    free = min(reply["free"] for reply in replies)
     if needed > free:
         raise RefusedError(
             f"{sides[0][0].case.key}: both sides together would take {needed / 2**30:,.1f} GiB and "

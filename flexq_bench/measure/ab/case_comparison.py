@@ -1,4 +1,4 @@
-"""What a comparison is asked for and what it answers."""
+"""Rules and results of an A/B comparison: how much is measured, sample batches, blocks, a case."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from flexq_bench.errors import UsageError
 from flexq_bench.verdicts import (
     Comparison,
     Confirmation,
-    Verdict,
-    confirm_night,
+    confirm_together,
 )
-from flexq_bench.verdicts.confirmation import (
+from flexq_bench.verdicts.alert_rule import (
+    BLOCKS,
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
     LOOKS,
-    SURE_PLACEMENTS,
+    PAIRS_OF_PROCESSES,
+    PLACEMENTS_A_PAIR,
+    is_decided,
 )
 from workloads.case import Case
 
@@ -36,9 +38,9 @@ class InterleaveRules:
     tuning are the longest. Raises UsageError if a look would be too small to judge.
     """
 
-    processes: int = 6
-    placements: int = 1
-    blocks: int = 2
+    processes: int = PAIRS_OF_PROCESSES
+    placements: int = PLACEMENTS_A_PAIR
+    blocks: int = BLOCKS
     looks: int = LOOKS
     timeout_s: float = 600.0
 
@@ -73,16 +75,14 @@ class InterleaveRules:
         """Numbers of the pairs of processes that a look adds; the first look is 0."""
         return range(self.processes * 2**look // 2 if look else 0, self.processes * 2**look)
 
-    def is_decided(self, found: Confirmation) -> bool:
+    def is_decided(self, confirmation: Confirmation) -> bool:
         """Whether more looks could tell nothing else."""
-        if found.verdict in (Verdict.SLOWER, Verdict.FASTER):
-            return found.placements >= SURE_PLACEMENTS
-        return found.verdict is not Verdict.AMBIGUOUS
+        return is_decided(confirmation.verdict, confirmation.placements)
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one side measured while it had the device: microseconds a launch, in order.
+class SampleBatch:
+    """Samples of one side, taken one after the other: microseconds a launch, in order.
 
     mhz: SM clock, mean of before and after; None: the device doesn't tell. valid: the clock was
     high enough throughout.
@@ -94,29 +94,29 @@ class Turn:
 
     @property
     def median_us(self) -> float:
-        """NaN where the turn does not count."""
+        """NaN where the batch does not count."""
         return statistics.median(self.samples_us) if self.valid else float("nan")
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Two turns of each side, the outer ones by the same side.
+    """Two sample batches of each side in the order ABBA: the outer ones are of the same side.
 
     process: which pair of processes. placement: which placement of that pair.
     """
 
     process: int
     placement: int
-    base: tuple[Turn, Turn]
-    head: tuple[Turn, Turn]
+    base: tuple[SampleBatch, SampleBatch]
+    head: tuple[SampleBatch, SampleBatch]
 
     @property
     def base_us(self) -> float:
-        return _mean(turn.median_us for turn in self.base)
+        return _mean(batch.median_us for batch in self.base)
 
     @property
     def head_us(self) -> float:
-        return _mean(turn.median_us for turn in self.head)
+        return _mean(batch.median_us for batch in self.head)
 
     @property
     def base_mhz(self) -> float | None:
@@ -154,16 +154,16 @@ OnResult = Callable[[CaseComparison], None]
 OnBlock = Callable[[Case, Block], None]
 
 
-def judge(
+def confirm_comparisons(
     results: Sequence[CaseComparison], rules: InterleaveRules | None = None
 ) -> tuple[CaseComparison, ...]:
-    """All comparisons of a night judged together, in the order given (see confirm_night)."""
-    night = confirm_night(
-        [found.confirmation for found in results], rate=(rules or InterleaveRules()).rate
+    """Comparisons that are judged together, in the order given (see confirm_together)."""
+    confirmations = confirm_together(
+        [result.confirmation for result in results], rate=(rules or InterleaveRules()).rate
     )
     return tuple(
-        replace(found, confirmation=confirmation)
-        for found, confirmation in zip(results, night, strict=True)
+        replace(result, confirmation=confirmation)
+        for result, confirmation in zip(results, confirmations, strict=True)
     )
 
 
@@ -171,6 +171,6 @@ def _mean(values: Iterator[float]) -> float:
     return statistics.fmean(values)
 
 
-def _clock(turns: tuple[Turn, Turn]) -> float | None:
-    clocks = [turn.mhz for turn in turns if turn.mhz is not None]
-    return statistics.fmean(clocks) if len(clocks) == len(turns) else None
+def _clock(batches: tuple[SampleBatch, SampleBatch]) -> float | None:
+    clocks = [batch.mhz for batch in batches if batch.mhz is not None]
+    return statistics.fmean(clocks) if len(clocks) == len(batches) else None

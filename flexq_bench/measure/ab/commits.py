@@ -1,4 +1,4 @@
-"""Two commits that take turns on one device, each from its own worktree in its own process."""
+"""Interleaved A/B measurement of two commits, each from its own worktree in its own process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from flexq_bench.measure.ab.case_comparison import (
     OnBlock,
     OnResult,
 )
-from flexq_bench.measure.ab.experiment import Contender, Contest
+from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.worker_process import COMMAND
 from flexq_bench.repository.worktrees import repository_of, worktree
 from workloads.case import Case
 
@@ -33,13 +32,14 @@ def compare_commits(
     rules: InterleaveRules = _DEFAULT_RULES,
     on_result: OnResult | None = None,
     on_block: OnBlock | None = None,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
     """One result a case; those that are decided at the first look come first.
 
-    base, head: revisions, `.` for the working tree. on_result, on_block: told of each result and
-    each block as it comes. command: what a worker is. Every case gets a result, also one that
-    could not be measured. The caller judges the night (see `judge`).
+    base, head: revisions, `.` for the working tree. on_result, on_block: called with each result
+    and each block as it comes. command: of a worker, without its options; None: that of each tree.
+    Every case gets a result, also one that could not be measured. The caller judges them together
+    (see `confirm_comparisons`).
     Raises UsageError for what can't be compared, WorkerError if a commit's worker
     does not start, InfrastructureError if git fails.
     """
@@ -48,7 +48,7 @@ def compare_commits(
     revisions = resolve_pair(repository, base, head)
     with ExitStack() as stack:
         first, second = (
-            Contender(revision.name, stack.enter_context(worktree(repository, revision.commit)))
+            Side(revision.name, stack.enter_context(worktree(repository, revision.commit)))
             for revision in revisions
         )
         yield from compare_trees(
@@ -65,8 +65,8 @@ def compare_commits(
 
 
 def compare_trees(
-    base: Contender,
-    head: Contender,
+    base: Side,
+    head: Side,
     cases: Sequence[Case],
     *,
     device: str = "cuda",
@@ -74,10 +74,10 @@ def compare_trees(
     rules: InterleaveRules = _DEFAULT_RULES,
     on_result: OnResult | None = None,
     on_block: OnBlock | None = None,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
     """As compare_commits, of two folders that are there already."""
-    contest = Contest(
+    experiment = ABExperiment(
         base,
         head,
         rules,
@@ -87,4 +87,4 @@ def compare_trees(
         on_result=on_result,
         on_block=on_block,
     )
-    yield from contest.compare([(case, case) for case in cases])
+    yield from experiment.compare([(case, case) for case in cases])

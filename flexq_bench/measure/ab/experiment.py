@@ -1,4 +1,4 @@
-"""From two sides and many cases to comparisons: looks, pairs of processes, and broken workers."""
+"""An A/B experiment: looks, pairs of processes and broken workers, from cases to comparisons."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from functools import partial
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.measure.ab.blocks import Match, Side, play
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, measure_blocks
 from flexq_bench.measure.ab.case_comparison import (
     Block,
     CaseComparison,
     InterleaveRules,
     OnBlock,
     OnResult,
-    judge,
+    confirm_comparisons,
 )
-from flexq_bench.measure.worker_process import COMMAND, RefusedError, WorkerError, WorkerProcess
+from flexq_bench.measure.ab.worker_command import worker_command
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
-from flexq_bench.verdicts.confirmation import FEWEST_PLACEMENTS
+from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
 from workloads.case import Case
 
 # So many cases share the start of a pair of processes: a comparison that is interrupted loses them.
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Side:
     """One side of a comparison: its name in results, and the folder whose code it runs."""
 
     name: str
@@ -45,19 +46,20 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True)
-class Contest:
-    """Two sides that take turns, and how.
+class ABExperiment:
+    """An interleaved A/B measurement (ABBA) of two sides on one device.
 
-    one_process: both run in the same worker. command: what a worker is.
+    one_process: both run in the same worker. command: of a worker, without its options; None: the
+    one of each side's tree.
     """
 
-    base: Contender
-    head: Contender
+    base: Side
+    head: Side
     rules: InterleaveRules
     device: str
     seed: int = 0
     one_process: bool = False
-    command: Sequence[str] = COMMAND
+    command: Sequence[str] | None = None
     on_result: OnResult | None = None
     on_block: OnBlock | None = None
 
@@ -67,55 +69,55 @@ class Contest:
         Raises WorkerError if workers don't start at all, InfrastructureError if the two are not on
         one device or don't measure by one protocol.
         """
-        matches: Sequence[Match] = [
-            Match(Side("base", base), Side("head", head)) for base, head in pairs
+        undecided: Sequence[CasePair] = [
+            CasePair(CaseSide("base", base), CaseSide("head", head)) for base, head in pairs
         ]
         for look in range(self.rules.looks):
-            for start in range(0, len(matches), _TOGETHER):
-                self._look(matches[start : start + _TOGETHER], look)
-            results = [self._result(match) for match in matches]
-            night = judge(results, self.rules)
+            for start in range(0, len(undecided), _TOGETHER):
+                self._look(undecided[start : start + _TOGETHER], look)
+            results = [self._result(pair) for pair in undecided]
+            together = confirm_comparisons(results, self.rules)
             again = []
-            for match, found, result in zip(matches, night, results, strict=True):
-                decided = self.rules.is_decided(found.confirmation)
+            for pair, confirmed, result in zip(undecided, together, results, strict=True):
+                decided = self.rules.is_decided(confirmed.confirmation)
                 if not decided and look + 1 < self.rules.looks:
-                    again.append(match)
+                    again.append(pair)
                     continue
                 if self.on_result is not None:
                     self.on_result(result)
                 yield result
-            matches = again
-            if matches:
-                log.info("%d cases are not decided: another look", len(matches))
+            undecided = again
+            if undecided:
+                log.info("%d cases are not decided: another look", len(undecided))
 
-    def _look(self, matches: Sequence[Match], look: int) -> None:
+    def _look(self, pairs: Sequence[CasePair], look: int) -> None:
         for process in self.rules.pairs_of(look):
-            waiting: Sequence[Match] = [match for match in matches if not match.problem]
+            waiting: Sequence[CasePair] = [pair for pair in pairs if not pair.problem]
             while waiting:
                 waiting = self._pair_of_processes(waiting, process)
 
-    def _pair_of_processes(self, matches: Sequence[Match], process: int) -> Sequence[Match]:
+    def _pair_of_processes(self, pairs: Sequence[CasePair], process: int) -> Sequence[CasePair]:
         """Measure cases in fresh processes; those left where one broke."""
         with ExitStack() as stack:
             workers = self._start(stack)
-            for position, match in enumerate(matches):
+            for position, pair in enumerate(pairs):
                 try:
-                    play(
-                        match,
+                    measure_blocks(
+                        pair,
                         workers,
                         process,
                         placements=self.rules.placements,
                         blocks=self.rules.blocks,
-                        on_block=partial(self._tell, match.base.case),
+                        on_block=partial(self._report, pair.base.case),
                     )
                 except RefusedError as error:
-                    match.failure = str(error)
+                    pair.failure = str(error)
                 except WorkerError as error:
-                    match.failure = str(error)
-                    return matches[position + 1 :]
+                    pair.failure = str(error)
+                    return pairs[position + 1 :]
         return ()
 
-    def _tell(self, case: Case, block: Block) -> None:
+    def _report(self, case: Case, block: Block) -> None:
         if self.on_block is not None:
             self.on_block(case, block)
 
@@ -134,65 +136,66 @@ class Contest:
             )
         return base, head
 
-    def _worker(self, stack: ExitStack, contender: Contender) -> WorkerProcess:
-        name = "the worker" if self.one_process else contender.short_name
+    def _worker(self, stack: ExitStack, side: Side) -> WorkerProcess:
+        name = "the worker" if self.one_process else side.short_name
+        command = worker_command(side.tree) if self.command is None else self.command
         worker = WorkerProcess(
             name,
-            contender.tree,
-            device=self.device,
-            seed=self.seed,
+            side.tree,
+            (*command, "--device", self.device, "--seed", str(self.seed)),
             timeout_s=self.rules.timeout_s,
-            command=self.command,
         )
         return stack.enter_context(worker)
 
-    def _result(self, match: Match) -> CaseComparison:
-        comparison = comparison_of(match, by_process=self.rules.processes >= FEWEST_PLACEMENTS)
+    def _result(self, pair: CasePair) -> CaseComparison:
+        comparison = comparison_of(pair, by_process=self.rules.processes >= FEWEST_PLACEMENTS)
         return CaseComparison(
-            case=match.base.case,
+            case=pair.base.case,
             base=self.base.name,
             head=self.head.name,
             comparison=comparison,
             confirmation=confirm(comparison),
-            base_binary=match.base.binary,
-            head_binary=match.head.binary,
-            base_config=match.base.config or {},
-            head_config=match.head.config or {},
-            detail=_detail(match, self.base.short_name, self.head.short_name),
+            base_binary=pair.base.binary,
+            head_binary=pair.head.binary,
+            base_config=pair.base.config or {},
+            head_config=pair.head.config or {},
+            detail=_detail(pair, self.base.short_name, self.head.short_name),
         )
 
 
-def comparison_of(match: Match, *, by_process: bool) -> Comparison:
+def comparison_of(pair: CasePair, *, by_process: bool) -> Comparison:
     """The blocks of a case as the statistics want them.
 
     by_process: what shares an offset is a pair of processes; else a placement.
     """
-    blocks = match.blocks
+    blocks = pair.blocks
     placements = sorted({(block.process, block.placement) for block in blocks})
     labels = {at: at[0] if by_process else number for number, at in enumerate(placements)}
     base_mhz = tuple(block.base_mhz for block in blocks if block.base_mhz is not None)
     head_mhz = tuple(block.head_mhz for block in blocks if block.head_mhz is not None)
-    told = len(base_mhz) == len(head_mhz) == len(blocks)
-    base, head = match.base, match.head
+    all_known = len(base_mhz) == len(head_mhz) == len(blocks)
+    base, head = pair.base, pair.head
     same_code = base.binary is not None and base.binary == head.binary
     return Comparison(
         base_us=tuple(block.base_us for block in blocks),
         head_us=tuple(block.head_us for block in blocks),
         placement=tuple(labels[block.process, block.placement] for block in blocks),
-        base_mhz=base_mhz if told else None,
-        head_mhz=head_mhz if told else None,
+        base_mhz=base_mhz if all_known else None,
+        head_mhz=head_mhz if all_known else None,
         correct=not (base.wrong or head.wrong),
         # Another configuration of the same code is other work.
         same_binary=same_code and base.config == head.config,
     )
 
 
-def _detail(match: Match, base: str, head: str) -> str:
-    if match.failure:
-        return match.failure
-    wrong = [f"{name}: {side.wrong}" for name, side in _named(match, base, head) if side.wrong]
+def _detail(pair: CasePair, base: str, head: str) -> str:
+    if pair.failure:
+        return pair.failure
+    wrong = [f"{name}: {side.wrong}" for name, side in _named(pair, base, head) if side.wrong]
     return "; ".join(wrong)
 
 
-def _named(match: Match, base: str, head: str) -> tuple[tuple[str, Side], tuple[str, Side]]:
-    return (base, match.base), (head, match.head)
+def _named(
+    pair: CasePair, base: str, head: str
+) -> tuple[tuple[str, CaseSide], tuple[str, CaseSide]]:
+    return (base, pair.base), (head, pair.head)

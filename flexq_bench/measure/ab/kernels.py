@@ -1,4 +1,4 @@
-"""Two kernels that take turns in one process, over the same inputs."""
+"""Interleaved A/B measurement of two kernels in one process, over the same inputs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from flexq_bench.measure.ab.case_comparison import (
     OnBlock,
     OnResult,
 )
-from flexq_bench.measure.ab.experiment import Contender, Contest
+from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.worker_process import COMMAND
 from workloads.case import Case, parse_kernel_label
 
 _DEFAULT_RULES = InterleaveRules()
@@ -31,7 +30,7 @@ def compare_kernels(
     rules: InterleaveRules = _DEFAULT_RULES,
     on_result: OnResult | None = None,
     on_block: OnBlock | None = None,
-    command: Sequence[str] = COMMAND,
+    command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
     """One result a case of `cases`, whose own kernels don't matter.
 
@@ -42,9 +41,9 @@ def compare_kernels(
     """
     find_device(device)
     tree = Path(flexq_bench.__file__).resolve().parents[1]
-    contest = Contest(
-        Contender(base, tree),
-        Contender(head, tree),
+    experiment = ABExperiment(
+        Side(base, tree),
+        Side(head, tree),
         rules,
         device,
         seed,
@@ -54,7 +53,7 @@ def compare_kernels(
         on_block=on_block,
     )
     pairs = dict.fromkeys((_with_label(case, base), _with_label(case, head)) for case in cases)
-    yield from contest.compare(list(pairs))
+    yield from experiment.compare(list(pairs))
 
 
 def _with_label(case: Case, label: str) -> Case:

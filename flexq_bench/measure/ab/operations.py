@@ -1,4 +1,4 @@
-"""What a worker does when it is asked: one case at a time in each of its slots."""
+"""Operations of an A/B worker: one case at a time in each of its slots."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from workloads.case import Case
 
 @dataclass
 class _Slot:
-    """A prepared case, and its placement while there is one. samples: of a turn."""
+    """A prepared case, and its placement while there is one. samples: of a batch."""
 
     prepared: PreparedCase
     held: ExitStack = field(default_factory=ExitStack)
@@ -29,7 +29,7 @@ class _Slot:
     samples: int = 1
 
 
-class Stand:
+class WorkerOperations:
     """The operations of a worker on one device, by the names that messages have.
 
     Each takes and returns plain values. Raises what preparing and measuring a case raise, and

@@ -1,4 +1,4 @@
-"""What a person named, as commits that can be compared."""
+"""Revisions that a person named, as commits that can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from flexq_bench.measure.worker_messages import MODULE
+from flexq_bench.measure.ab.worker_command import WORKER_MODULES, file_of, worker_module
 from flexq_bench.repository.git import GitError, git_output
 from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import resolve_revision
@@ -43,11 +43,11 @@ def resolve_pair(repository: Path, base: str, head: str) -> tuple[Revision, Revi
     stands for the commit that is checked out while files differ from it and neither is `.`: who
     edits a file and compares HEAD would take one for the other. A full id is no such name.
     """
-    found = tuple(_resolve(repository, revision) for revision in (base, head))
+    resolved = tuple(_resolve(repository, revision) for revision in (base, head))
     if WORKING_TREE not in (base, head):
-        for written, revision in zip((base, head), found, strict=True):
+        for written, revision in zip((base, head), resolved, strict=True):
             _refuse_changes(repository, written, revision)
-    return found[0], found[1]
+    return resolved[0], resolved[1]
 
 
 def commits_between(repository: Path, good: str, bad: str) -> list[str]:
@@ -76,18 +76,18 @@ def subject_of(repository: Path, commit: str) -> str:
 
 def _resolve(repository: Path, revision: str) -> Revision:
     if revision == WORKING_TREE:
-        found = _working_tree(repository)
+        resolved = _working_tree(repository)
     else:
         sha = resolve_revision(repository, revision)
-        found = Revision(sha, sha)
-    worker = MODULE.replace(".", "/") + ".py"
-    if not _has(repository, found.commit, "flexq_bench/__init__.py"):
+        resolved = Revision(sha, sha)
+    if not _has(repository, resolved.commit, "flexq_bench/__init__.py"):
         raise RevisionError(f"{revision} is not a commit of FlexQ Bench: it has no flexq_bench/")
-    if not _has(repository, found.commit, worker):
+    if worker_module(lambda path: _has(repository, resolved.commit, path)) is None:
         raise RevisionError(
-            f"{revision} is from before commits could be compared: it has no {worker}"
+            f"{revision} is from before commits could be compared: it has no "
+            f"{' and no '.join(map(file_of, WORKER_MODULES))}"
         )
-    return found
+    return resolved
 
 
 def _refuse_changes(repository: Path, written: str, revision: Revision) -> None:

@@ -1,67 +1,21 @@
-"""A worker process: measures with the code of the tree that it was started in, when asked to.
+"""An A/B worker process: measures with the code of the tree that it was started in.
 
     python -m flexq_bench.measure.ab.worker --device cuda --seed 0
 
-Requests come on stdin, replies go to stdout (see messages.py); all else goes to stderr. It ends
-when stdin does.
+Requests come on stdin, replies go to stdout (see flexq_bench.measure.worker_messages); all else
+goes to stderr. It ends when stdin does.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-from collections.abc import Callable
-from typing import Any, BinaryIO
 
-from flexq_bench.errors import FlexqError
 from flexq_bench.measure import Meter
-from flexq_bench.measure.ab.operations import Stand
-from flexq_bench.measure.worker_messages import decode, encode
-from kernels.errors import UnknownKernelError, UnsupportedError
-from workloads.errors import WorkloadError
+from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.worker_server import own_stdout, serve
 
-_OPERATIONS = ("describe", "memory", "prepare", "place", "turn", "leave", "release")
-_REFUSALS = (FlexqError, UnsupportedError, UnknownKernelError, WorkloadError)
-
-
-def serve(
-    stand: object,
-    requests: BinaryIO,
-    replies: BinaryIO,
-    operations: tuple[str, ...] = _OPERATIONS,
-) -> None:
-    """Answer requests, each a call of one of the stand's operations, until there are no more."""
-    for line in requests:
-        message = decode(line)
-        answer = _answer(stand, message, operations)
-        replies.write(encode({"id": message["id"], **answer}))
-        replies.flush()
-
-
-def _answer(stand: object, message: dict[str, Any], operations: tuple[str, ...]) -> dict[str, Any]:
-    arguments = {key: value for key, value in message.items() if key not in ("id", "do")}
-    name = message["do"]
-    if name not in operations:
-        return {"error": f"this commit can't {name!r}", "refused": False}
-    operation: Callable[..., dict[str, Any]] = getattr(stand, name)
-    try:
-        return {"reply": operation(**arguments)}
-    except _REFUSALS as error:
-        return {"error": _one_line(error), "refused": True}
-    except Exception as error:  # a kernel may raise anything; who asked decides what it means
-        return {"error": f"{type(error).__name__}: {_one_line(error)}", "refused": False}
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
-
-
-def own_stdout() -> BinaryIO:
-    """Stdout for replies alone: what a library prints goes to stderr from now on."""
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return replies
+OPERATIONS = ("describe", "memory", "prepare", "place", "turn", "leave", "release")
 
 
 def main() -> int:
@@ -72,7 +26,7 @@ def main() -> int:
     replies = own_stdout()
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
-        serve(Stand(meter), sys.stdin.buffer, replies)
+        serve(WorkerOperations(meter), sys.stdin.buffer, replies, OPERATIONS)
     return 0
 
 

@@ -1,3 +1,3 @@
-"""What the compiler makes of the kernels, as numbers: no GPU is needed to know them."""
+"""Static metrics of compiled kernels, and their comparison between two revisions; needs no GPU."""
 
 SUITE = "static"  # of the runs that hold such numbers

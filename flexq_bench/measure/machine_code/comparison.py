@@ -16,8 +16,8 @@ from flexq_bench.measure.machine_code.limits import (
     Function,
     Limits,
     Values,
+    changed_metrics,
     is_regression,
-    judge,
 )
 from flexq_bench.measure.machine_code.metrics import instruction_values, resource_values
 from flexq_bench.measure.machine_code.revision_builds import (
@@ -256,7 +256,7 @@ def _changes(pair: _Pair, before: Cubin | None, after: Cubin, limits: Limits) ->
     return [
         change
         for name, values in new.items()
-        for change in judge(
+        for change in changed_metrics(
             old.get(name), values, Function(pair.head.build.name, pair.target, name), limits
         )
     ]

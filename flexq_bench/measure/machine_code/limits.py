@@ -57,7 +57,9 @@ class Change:
 Values = Mapping[Metric, float]
 
 
-def judge(base: Values | None, head: Values, function: Function, limits: Limits) -> list[Change]:
+def changed_metrics(
+    base: Values | None, head: Values, function: Function, limits: Limits
+) -> list[Change]:
     """The metrics of a function that differ. base None: it is new, so only a spill counts.
 
     More bytes spilled are worse, and so are fewer warps an SM, as far as `limits` go. Registers and

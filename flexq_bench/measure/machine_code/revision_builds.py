@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.measure.machine_code import worker
+from flexq_bench.measure.worker_process import WorkerProcess
 from kernels.runtime.nvrtc import Block, Build, Cubin
 from kernels.runtime.sources import source_hash
 from workloads.gemm import GemmWorkload
@@ -55,17 +50,18 @@ class Compiled:
 class Revision:
     """A revision's process: it lists its builds once, then compiles once what `start` is given."""
 
-    def __init__(self, name: str, folder: Path, process: _Process) -> None:
-        self.name = name
-        self._folder = folder
+    def __init__(self, process: WorkerProcess) -> None:
+        self.name = process.name
         self._process = process
+        # Before anybody waits for it: two revisions list their builds at the same time.
+        process.send("list_builds", shapes=[[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
         self._builds: tuple[ListedBuild, ...] = ()
         self._work: tuple[tuple[ListedBuild, str], ...] = ()
-        self._out = folder
+        self._out = process.tree
 
     def builds(self) -> tuple[ListedBuild, ...]:
         """Every build of every CUDA kernel. Raises InfrastructureError if it can't list them."""
-        listing = self._process.read()
+        listing = self._process.receive()
         if "error" in listing:
             raise InfrastructureError(f"{self.name} can't list its builds: {listing['error']}")
         described = enumerate(listing["builds"])
@@ -76,15 +72,15 @@ class Revision:
         """Let it compile builds for targets; `out`: an empty folder for what comes of it."""
         items = [[build.index, target] for build, target in work]
         self._work, self._out = tuple(work), out
-        self._process.write({"out": str(out), "work": items})
+        self._process.send("compile", out=str(out), work=items)
 
     def compiled(self) -> Iterator[Compiled]:
         """Machine code of what `start` was given, one by one.
 
-        Raises InfrastructureError if the process ends before it has answered everything.
+        Raises WorkerError if the process ends before it has answered everything.
         """
         for _ in self._work:
-            answer = self._process.read()
+            answer = self._process.receive()
             build, target = self._builds[answer["index"]], answer["target"]
             if "error" in answer:
                 yield Compiled(build, target, None, answer["error"])
@@ -101,8 +97,8 @@ class Revision:
             Block(*block) if block else None,
         )
         texts = [
-            source_hash(self._folder / "kernels" / "csrc", build.source),
-            (self._folder / _COMPILER).read_text(),
+            source_hash(self._process.tree / "kernels" / "csrc", build.source),
+            (self._process.tree / _COMPILER).read_text(),
             build.name,
         ]
         identity = hashlib.sha256("\0".join(texts).encode()).hexdigest()
@@ -110,64 +106,10 @@ class Revision:
         return ListedBuild(index, build, *owners, identity)
 
 
-class _Process:
-    """The worker of one checkout: JSON lines to and from it."""
-
-    def __init__(self, name: str, folder: Path, errors: IO[str]) -> None:
-        shapes = json.dumps([[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
-        self._name = name
-        self._errors = errors
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", str(Path(worker.__file__)), str(folder), shapes],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            start_new_session=True,
-        )
-
-    def write(self, request: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise self._ended_early() from None
-
-    def read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._ended_early()
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def end(self) -> None:
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # it may compile in several processes
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    stream.close()
-
-    def _ended_early(self) -> InfrastructureError:
-        status = self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().strip().splitlines() or ["it says nothing"]
-        return InfrastructureError(
-            f"{self._name}: compiling ended with status {status}: {said[-1]}"
-        )
-
-
 @contextmanager
 def open_revision(name: str, folder: Path) -> Iterator[Revision]:
     """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c"."""
-    with tempfile.TemporaryFile("w+") as errors:
-        process = _Process(name, folder, errors)
-        try:
-            yield Revision(name, folder, process)
-        finally:
-            process.end()
+    # -P: the folder of the script holds modules of ours, which are not the revision's.
+    command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
+    with WorkerProcess(name, folder, command) as process:  # compiling everything may take hours
+        yield Revision(process)

@@ -1,10 +1,12 @@
-"""Lists and compiles the builds of another revision, with that revision's own `kernels` package.
+"""List and compile the builds of another revision, with that revision's own `kernels` package.
 
 Run as a script by its path, so that nothing but the standard library and the packages of the
-revision are imported: `worker.py FOLDER SHAPES`, FOLDER the revision's checkout, SHAPES a JSON list
-of [m, n, k]. It writes one JSON object a line. First the list of builds, or {"error": ...}. Then it
-reads one line, {"out": FOLDER, "work": [[index, target], ...]}, and answers each item with
-{"index", "target", "code": file name} or {"index", "target", "error"}.
+revision are imported: `worker.py FOLDER`, FOLDER the revision's checkout. Requests and replies have
+the form of flexq_bench.measure.worker_messages, and two operations:
+
+    list_builds, shapes: [[m, n, k], ...]. One reply: {"builds": [...]} or {"error": ...}.
+    compile, out: FOLDER, work: [[index, target], ...]. A reply for each item, {"index", "target",
+    "code": file name} or {"index", "target", "error"}; indices are those of the list.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -20,30 +22,29 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-PROTOCOL = 1
 
-
-def main(folder: str, shapes: str) -> None:
+def main(folder: str) -> None:
     # What a kernel's module prints must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def answer(content: dict[str, Any]) -> None:
-        answers.write(json.dumps(content) + "\n")
-
-    try:
-        builds = _builds(Path(folder), json.loads(shapes))
-    except Exception as error:
-        answer({"error": f"{type(error).__name__}: {' '.join(str(error).split())}"})
-        return
-    answer({"protocol": PROTOCOL, "builds": [_described(*item) for item in builds.items()]})
-    request = json.loads(sys.stdin.readline() or "null")
-    if request is None:
-        return
-    listed = list(builds)
-    work = [(index, listed[index], target) for index, target in request["work"]]
-    for item in _compiled(work, Path(request["out"])):
-        answer(item)
+    builds: dict[Any, dict[str, list[str]]] = {}
+    replies: Iterable[dict[str, Any]]
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["do"] == "list_builds":
+            try:
+                builds = _builds(Path(folder), request["shapes"])
+                replies = [{"builds": [_described(*item) for item in builds.items()]}]
+            except Exception as error:
+                text = " ".join(str(error).split())
+                replies = [{"error": f"{type(error).__name__}: {text}"}]
+        else:
+            listed = list(builds)
+            work = [(index, listed[index], target) for index, target in request["work"]]
+            replies = _compiled(work, Path(request["out"]))
+        for reply in replies:
+            answers.write(json.dumps({"id": request["id"], "reply": reply}) + "\n")
 
 
 def _builds(folder: Path, shapes: list[list[int]]) -> dict[Any, dict[str, list[str]]]:

@@ -13,7 +13,7 @@ import pytest
 
 from flexq_bench.measure.ab import InterleaveRules, compare_commits
 from flexq_bench.measure.ab.commits import compare_trees
-from flexq_bench.measure.ab.experiment import Contender
+from flexq_bench.measure.ab.experiment import Side
 from workloads.case import Case
 
 ROOT = Path(__file__).parents[3]
@@ -79,11 +79,11 @@ def repository(tmp_path):
 def a_tree(tmp_path):
     """A folder whose worker behaves as told."""
 
-    def build(name: str, **behaviour: object) -> Contender:
+    def build(name: str, **behaviour: object) -> Side:
         folder = tmp_path / name
         folder.mkdir()
         (folder / "behaviour.json").write_text(json.dumps(behaviour))
-        return Contender(name, folder)
+        return Side(name, folder)
 
     return build
 

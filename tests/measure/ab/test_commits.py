@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +25,7 @@ def compare(repository, command):
     def run(base, head, path=None, **options):
         where = path or repository.path
         found = compare_commits(
-            where, base, head, [CASE], device="cpu", rules=RULES, command=command, **options
+            where, base, head, [CASE], device="cpu", rules=RULES, **{"command": command} | options
         )
         (result,) = found
         return result
@@ -158,6 +160,42 @@ def test_a_commit_from_before_comparisons(repository, compare):
 
     with pytest.raises(UsageError, match="from before commits could be compared"):
         compare(old, "HEAD")
+
+
+LAYOUTS = ("flexq_bench/interleave", "flexq_bench/measure/ab")
+
+
+@pytest.fixture
+def with_worker(repository):
+    """Commit a tree whose only A/B worker lies in a folder, and answers as told."""
+
+    def commit(folder: str, **behaviour: object) -> str:
+        shutil.rmtree(repository.path / "flexq_bench", ignore_errors=True)
+        repository.write(**behaviour)
+        shutil.rmtree(repository.path / "flexq_bench" / "measure")
+        package = repository.path / folder
+        package.mkdir(parents=True)
+        for inner in (package, package.parent):
+            (inner / "__init__.py").touch()
+        shutil.copy(Path(__file__).with_name("fake_worker.py"), package / "worker.py")
+        repository.git("add", "--all", ".")
+        repository.git("commit", "-q", "-m", folder)
+        return repository.git("rev-parse", "HEAD")
+
+    return commit
+
+
+@pytest.mark.parametrize("layouts", [LAYOUTS, LAYOUTS[::-1], LAYOUTS[:1] * 2])
+def test_commits_from_before_the_packages_moved_run_the_worker_that_they_have(
+    compare, with_worker, layouts
+):
+    base = with_worker(layouts[0], us=100)
+    head = with_worker(layouts[1], us=104)
+
+    found = compare(base, head, command=None)
+
+    assert found.detail == ""
+    assert found.confirmation.verdict is Verdict.SLOWER
 
 
 def test_commits_between_are_those_that_change_the_code_oldest_first(repository):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.measure.ab import InterleaveRules, judge
-from flexq_bench.measure.ab.experiment import Contest
+from flexq_bench.measure.ab import InterleaveRules, confirm_comparisons
+from flexq_bench.measure.ab.experiment import ABExperiment
 from flexq_bench.measure.worker_process import WorkerError
 from flexq_bench.verdicts import Cause, Verdict, confirm
-from flexq_bench.verdicts.confirmation import FALSE_DISCOVERY_RATE
+from flexq_bench.verdicts.alert_rule import FALSE_DISCOVERY_RATE
 from workloads.case import Case
 
 CASE = Case.from_key("flexq-w6a6 gemm cold m1n64k64")
@@ -70,9 +70,9 @@ def test_with_few_processes_each_placement_is_a_unit(compared):
 def test_turns_are_outer_inner_inner_outer_and_who_begins_alternates(a_tree, command, requests):
     tree = a_tree("both")
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
-    contest = Contest(tree, tree, rules, "cpu", one_process=True, command=command)
+    experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
 
-    list(contest.compare([(CASE, OTHER)]))
+    list(experiment.compare([(CASE, OTHER)]))
 
     turns = [r["slot"][0] for r in requests("both") if r["do"] == "turn"]
     assert "".join(turns[:16]) == "bhhb" + "hbbh" + "hbbh" + "bhhb"
@@ -81,9 +81,9 @@ def test_turns_are_outer_inner_inner_outer_and_who_begins_alternates(a_tree, com
 def test_two_kernels_share_weights_where_they_can(a_tree, command, requests):
     tree = a_tree("both")
     rules = InterleaveRules(processes=1, placements=5, blocks=2, looks=1)
-    contest = Contest(tree, tree, rules, "cpu", one_process=True, command=command)
+    experiment = ABExperiment(tree, tree, rules, "cpu", one_process=True, command=command)
 
-    (found,) = contest.compare([(CASE, OTHER)])
+    (found,) = experiment.compare([(CASE, OTHER)])
 
     placed = [(r["slot"], r["beside"]) for r in requests("both") if r["do"] == "place"]
     assert placed[:4] == [("base", None), ("head", "base"), ("head", None), ("base", "head")]
@@ -263,8 +263,8 @@ def test_a_night_is_judged_with_the_rate_of_one_look(compared):
     one = only(compared({}, unsure))
     same = replace(one, confirmation=replace(one.confirmation, p_value=1.0, verdict=Verdict.SAME))
 
-    assert [found.confirmation.verdict for found in judge([one])] == [Verdict.SLOWER]
-    crowd = judge([one, *[same] * 300])
+    assert [found.confirmation.verdict for found in confirm_comparisons([one])] == [Verdict.SLOWER]
+    crowd = confirm_comparisons([one, *[same] * 300])
     assert {found.confirmation.verdict for found in crowd} == {Verdict.AMBIGUOUS, Verdict.SAME}
     assert InterleaveRules(looks=2).rate == pytest.approx(FALSE_DISCOVERY_RATE / 2)
 

@@ -10,9 +10,10 @@ import pytest
 
 from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.ab import InterleaveRules, compare_kernels
-from flexq_bench.measure.ab.operations import Stand
-from flexq_bench.measure.ab.worker import serve
+from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.ab.worker import OPERATIONS
 from flexq_bench.measure.protocol import WarmUp
+from flexq_bench.measure.worker_server import serve
 from flexq_bench.verdicts import Verdict
 from workloads.case import Case
 
@@ -27,19 +28,19 @@ FAST = replace(
 
 
 @pytest.fixture
-def stand():
+def operations():
     meter = Meter("cpu", FAST)
     with meter.device_guard():
-        yield Stand(meter)
+        yield WorkerOperations(meter)
 
 
 @pytest.fixture
-def answers(stand):
+def answers(operations):
     def ask(*messages: dict[str, object]) -> list[dict[str, object]]:
         numbered = [{"id": i, **message} for i, message in enumerate(messages)]
         requests = "\n".join(map(json.dumps, numbered)).encode()
         replies = io.BytesIO()
-        serve(stand, io.BytesIO(requests), replies)
+        serve(operations, io.BytesIO(requests), replies, OPERATIONS)
         return [json.loads(line) for line in replies.getvalue().splitlines()]
 
     return ask
@@ -63,12 +64,12 @@ def test_a_case_is_prepared_placed_timed_and_looked_at(answers):
 
 
 @pytest.mark.parametrize(("other", "shared"), [("cublas-fp16", True), ("flexq-w6a6", False)])
-def test_weights_are_shared_where_they_are_the_same_bytes(stand, other, shared):
-    stand.prepare("base", FP16)
-    stand.prepare("head", FP16.replace("cublas-fp16", other))
-    stand.place("base", 0)
+def test_weights_are_shared_where_they_are_the_same_bytes(operations, other, shared):
+    operations.prepare("base", FP16)
+    operations.prepare("head", FP16.replace("cublas-fp16", other))
+    operations.place("base", 0)
 
-    assert stand.place("head", 0, beside="base")["shared"] is shared
+    assert operations.place("head", 0, beside="base")["shared"] is shared
 
 
 def test_a_configuration_of_another_kernel_is_refused(answers):
@@ -96,8 +97,8 @@ def test_what_can_not_be_is_an_answer_and_not_the_end(answers, message, refused)
     assert second["reply"]["version"] == 1
 
 
-def test_memory_is_told_before_anything_is_allocated(stand):
-    found = stand.memory(FP16)
+def test_memory_is_told_before_anything_is_allocated(operations):
+    found = operations.memory(FP16)
 
     assert 0 < found["needed"] < found["free"]
 

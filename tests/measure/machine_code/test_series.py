@@ -13,8 +13,8 @@ from db.engine import open_database
 from db.records import CommitInfo
 from db.store import add_records, begin_run
 from flexq_bench.cli.app import main
-from flexq_bench.measure.machine_code import series
 from flexq_bench.measure.machine_code.metrics import KINDS, instruction_values
+from flexq_bench.runs import static_series as series
 
 LABEL, TARGET = "flexq-w6a6", "sm_86"
 

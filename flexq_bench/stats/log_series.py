@@ -1,4 +1,4 @@
-"""What every test on a series starts from: logarithms, spikes, scale, memory of the noise."""
+"""Logarithms of a series: spikes, robust scale and autocorrelation of its noise."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 MAD_TO_SIGMA = 1.482602218505602  # of a Gaussian: 1 / Phi^-1(3/4)
-SCALE_FLOOR = (
-    0.002  # ln: the scatter of blocks within one process on an idle H200 (docs/statistics.md)
-)
+# ln: the scatter of blocks within one process on an idle H200 (docs/statistics.md).
+SCALE_FLOOR = 0.002
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
 MAX_AUTOCORRELATION = 0.8

@@ -12,7 +12,7 @@ from decoders import small_llama
 
 from flexq_bench.decode import operations as of_stand
 from flexq_bench.decode.loading import Footprint, check_memory
-from flexq_bench.decode.operations import DecodeStand
+from flexq_bench.decode.operations import DecodeWorkerOperations
 from flexq_bench.errors import MeasureError, UsageError
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError
@@ -22,8 +22,8 @@ GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
-def stand() -> DecodeStand:
-    return DecodeStand("cpu", 0)
+def operations() -> DecodeWorkerOperations:
+    return DecodeWorkerOperations("cpu", 0)
 
 
 @pytest.fixture
@@ -37,14 +37,16 @@ def asked(folder: Path, **changes: Any) -> dict[str, Any]:
     return {"model": str(folder), **usual, **changes}
 
 
-def load(stand: DecodeStand, folder: Path) -> dict[str, Any]:
-    return stand.load(str(folder), "fp16", [1], 20, "none")
+def load(operations: DecodeWorkerOperations, folder: Path) -> dict[str, Any]:
+    return operations.load(str(folder), "fp16", [1], 20, "none")
 
 
-def test_a_folder_that_is_whole_is_loaded_and_decoded(stand: DecodeStand, folder: Path) -> None:
-    stand.check(**asked(folder))
-    assert load(stand, folder)["weights_bytes"] > 0
-    assert len(stand.decode(1, 4, 5, 16, profiled=False)["step_ms"]) == 4
+def test_a_folder_that_is_whole_is_loaded_and_decoded(
+    operations: DecodeWorkerOperations, folder: Path
+) -> None:
+    operations.check(**asked(folder))
+    assert load(operations, folder)["weights_bytes"] > 0
+    assert len(operations.decode(1, 4, 5, 16, profiled=False)["step_ms"]) == 4
 
 
 @pytest.mark.parametrize(
@@ -56,52 +58,52 @@ def test_a_folder_that_is_whole_is_loaded_and_decoded(stand: DecodeStand, folder
     ],
 )
 def test_what_can_not_be_is_said(
-    stand: DecodeStand, folder: Path, changes: dict[str, Any], says: str
+    operations: DecodeWorkerOperations, folder: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises((UsageError, WorkloadError, KernelError), match=says):
-        stand.check(**asked(folder, **changes))
+        operations.check(**asked(folder, **changes))
 
 
-def test_a_folder_without_config_is_said(stand: DecodeStand, folder: Path) -> None:
+def test_a_folder_without_config_is_said(operations: DecodeWorkerOperations, folder: Path) -> None:
     (folder / "config.json").unlink()
 
     with pytest.raises(UsageError, match=r"holds no model"):
-        stand.check(**asked(folder))
+        operations.check(**asked(folder))
 
 
-def test_another_architecture_is_said(stand: DecodeStand, folder: Path) -> None:
+def test_another_architecture_is_said(operations: DecodeWorkerOperations, folder: Path) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
 
     with pytest.raises(UsageError, match="is a GPT2, and decode has LlamaForCausalLM and OPT"):
-        stand.check(**asked(folder))
+        operations.check(**asked(folder))
 
 
 def test_a_missing_shard_is_said_before_anything_is_loaded(
-    stand: DecodeStand, folder: Path
+    operations: DecodeWorkerOperations, folder: Path
 ) -> None:
     next(folder.glob("model-00002*")).unlink()
 
     with pytest.raises(UsageError, match="lacks model-00002"):
-        stand.check(**asked(folder))
+        operations.check(**asked(folder))
 
 
-def test_a_damaged_shard_is_named(stand: DecodeStand, folder: Path) -> None:
+def test_a_damaged_shard_is_named(operations: DecodeWorkerOperations, folder: Path) -> None:
     shard = next(folder.glob("model-00002*"))
     shard.write_bytes(shard.read_bytes()[:1000])
 
     with pytest.raises(
         UsageError, match=rf"{shard.name} is cut off or damaged .*download it again"
     ):
-        load(stand, folder)
+        load(operations, folder)
 
 
-def test_a_damaged_gguf_file_is_named(stand: DecodeStand, tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_is_named(operations: DecodeWorkerOperations, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF and nothing more")
 
     with pytest.raises(UsageError, match=r"can't read .*model\.gguf.*: download the model again"):
-        stand.check(**asked(path))
+        operations.check(**asked(path))
 
 
 def test_a_batch_that_does_not_fit_says_what_is_needed_and_free(
@@ -121,7 +123,7 @@ def test_a_batch_that_does_not_fit_says_what_is_needed_and_free(
 
 
 def test_memory_that_runs_out_is_a_refusal_and_the_next_model_loads(
-    stand: DecodeStand, folder: Path, monkeypatch: pytest.MonkeyPatch
+    operations: DecodeWorkerOperations, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -129,6 +131,6 @@ def test_memory_that_runs_out_is_a_refusal_and_the_next_model_loads(
     with monkeypatch.context() as patch:
         patch.setattr(of_stand, "load", run_out)
         with pytest.raises(MeasureError, match="ran out of GPU memory, which others use too"):
-            load(stand, folder)
+            load(operations, folder)
 
-    assert load(stand, folder)["weights_bytes"] > 0
+    assert load(operations, folder)["weights_bytes"] > 0

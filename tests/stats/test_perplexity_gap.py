@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from flexq_bench.stats.closed_gap import closed_share_interval
+from flexq_bench.stats.perplexity_gap import gap_closed_interval
 
 
 def rows(share: float, segments: int = 40, noise: float = 0.0):
@@ -18,7 +18,7 @@ def rows(share: float, segments: int = 40, noise: float = 0.0):
 
 @pytest.mark.parametrize("share", [0.0, 0.7, 1.0, 1.2])
 def test_the_share_is_how_far_the_third_model_is(share: float) -> None:
-    found = closed_share_interval(*rows(share), seed=0)
+    found = gap_closed_interval(*rows(share), seed=0)
 
     assert found is not None
     assert found.estimate == pytest.approx(share, abs=1e-9)
@@ -26,8 +26,8 @@ def test_the_share_is_how_far_the_third_model_is(share: float) -> None:
 
 
 def test_scatter_of_segments_widens_the_interval() -> None:
-    calm = closed_share_interval(*rows(0.7), seed=0)
-    noisy = closed_share_interval(*rows(0.7, noise=0.02), seed=0)
+    calm = gap_closed_interval(*rows(0.7), seed=0)
+    noisy = gap_closed_interval(*rows(0.7, noise=0.02), seed=0)
 
     assert calm is not None
     assert noisy is not None
@@ -37,11 +37,11 @@ def test_scatter_of_segments_widens_the_interval() -> None:
 def test_where_there_is_no_gap_there_is_no_share() -> None:
     worse, head, better = rows(0.5)
 
-    assert closed_share_interval(better, head, worse, seed=0) is None
-    assert closed_share_interval(better, head, better, seed=0) is None
+    assert gap_closed_interval(better, head, worse, seed=0) is None
+    assert gap_closed_interval(better, head, better, seed=0) is None
 
 
 @pytest.mark.parametrize("bad", [[1.0, 2.0, 3.0], [1.0], [1.0, np.nan]])
 def test_rows_that_do_not_fit_are_refused(bad: list[float]) -> None:
     with pytest.raises(ValueError, match=r"rows|finite"):
-        closed_share_interval([1.0, 2.0], bad, [0.5, 1.0], seed=0)
+        gap_closed_interval([1.0, 2.0], bad, [0.5, 1.0], seed=0)

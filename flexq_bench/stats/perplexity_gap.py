@@ -1,4 +1,4 @@
-"""How much of the way from a worse model to a better one a third one goes, on the same text."""
+"""Share of the perplexity gap between a worse and a better model that a third model closes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flexq_bench.stats.bootstrap import Interval
 _RESAMPLES = 4000
 
 
-def closed_share_interval(
+def gap_closed_interval(
     worse: ArrayLike, head: ArrayLike, better: ArrayLike, *, seed: int, confidence: float = 0.95
 ) -> Interval | None:
     """(PPL(worse) - PPL(head)) / (PPL(worse) - PPL(better)), PPL = exp of the mean of the segments.

@@ -1,0 +1,56 @@
+"""Inside a worker process: answer requests on stdin by calls of an object's operations.
+
+Who asks is `flexq_bench.measure.worker_process`; the messages are those of
+`flexq_bench.measure.worker_messages`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+from flexq_bench.errors import FlexqError
+from flexq_bench.measure.worker_messages import decode, encode
+from kernels.errors import UnknownKernelError, UnsupportedError
+from workloads.errors import WorkloadError
+
+_REFUSALS = (FlexqError, UnsupportedError, UnknownKernelError, WorkloadError)
+
+
+def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:
+    """Answer requests, each a call of an operation, until there are no more.
+
+    names: of the methods of `operations` that may be called.
+    """
+    for line in requests:
+        message = decode(line)
+        answer = _answer(operations, message, names)
+        replies.write(encode({"id": message["id"], **answer}))
+        replies.flush()
+
+
+def _answer(operations: object, message: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    arguments = {key: value for key, value in message.items() if key not in ("id", "do")}
+    name = message["do"]
+    if name not in names:
+        return {"error": f"this commit can't {name!r}", "refused": False}
+    operation: Callable[..., dict[str, Any]] = getattr(operations, name)
+    try:
+        return {"reply": operation(**arguments)}
+    except _REFUSALS as error:
+        return {"error": _one_line(error), "refused": True}
+    except Exception as error:  # a kernel may raise anything; who asked decides what it means
+        return {"error": f"{type(error).__name__}: {_one_line(error)}", "refused": False}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def own_stdout() -> BinaryIO:
+    """Stdout for replies alone: what a library prints goes to stderr from now on."""
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies

@@ -1,0 +1,58 @@
+"""The device that an interleaved comparison ran on, and the series that its times are in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from db.records import DeviceInfo
+from workloads.case import Case
+from workloads.probes import is_probe
+
+if TYPE_CHECKING:
+    from kernels.contract import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A flexq_bench.verdicts.ComparisonDevice: both commits ran on this device."""
+
+    backend: Backend
+    device: DeviceInfo
+
+    def series_of(self, case: Case) -> dict[str, Any]:
+        """The identity of the series that the case's times are in on this device.
+
+        It is that of the record of a measurement (see flexq_bench.runs.record). Raises KernelError
+        for a kernel that this backend has not.
+        """
+        # torch and all kernels: who only reads verdicts does not wait for them.
+        from flexq_bench.measure.inputs import INPUT_DISTRIBUTION
+        from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA
+        from flexq_bench.measure.subject import PROBE_DISTRIBUTION
+        from kernels.registry import resolve
+
+        spec = resolve(case.label, self.backend).spec
+        protocol = PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA
+        return {
+            "kernel": case.kernel,
+            "kernel_version": spec.version,
+            "variant": case.variant,
+            "backend": self.backend,
+            "stage": case.stage,
+            "cache": case.cache,
+            "metric": "time",
+            "unit": "us",
+            "direction": "lower",
+            "m": case.gemm.m,
+            "n": case.gemm.n,
+            "k": case.gemm.k,
+            "weight_bits": spec.weight.bits,
+            "act_bits": spec.activation.bits,
+            "group": spec.weight.group,
+            "input_distribution": (
+                PROBE_DISTRIBUTION if is_probe(case.kernel) else INPUT_DISTRIBUTION
+            ),
+            "protocol_version": protocol.version,
+            "gpu": self.device.sku,
+        }

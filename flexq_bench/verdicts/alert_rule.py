@@ -1,0 +1,311 @@
+"""The alert rule: from the results of a nightly run to an alert, and to the end of the alert.
+
+All thresholds and decisions are in this file; statistics, storing and measuring are elsewhere.
+
+1. Trigger. A result that differs from the history of its series (`stands_out`), a series that is
+   slower than at the last release (`has_crept`), and a series of an open alert that is back near
+   its good level (`is_near_good_level`) are candidates. No trigger alerts anybody.
+2. Comparison. Each candidate's commit is measured against a base, interleaved (ABBA) on one device:
+   `PAIRS_OF_PROCESSES` fresh pairs of processes with `BLOCKS` blocks each, in up to `LOOKS` looks
+   (`is_decided`). The base is a commit that trails the newest by some results
+   (`db.queries.trusted_base`), the release, or the last good commit of the alert.
+3. Verdict. Of one comparison by its estimate and 99 % bounds (`verdict_of`); of all that are judged
+   together at a false discovery rate (`FALSE_DISCOVERY_RATE`).
+4. Cause. The code's or the machine's, by what was measured beside the kernel (`attribute`).
+5. Alert. What the code made slower or wrong (`is_worse`) alerts, unless a commit was compared with
+   itself. One alert is about one family of kernels and one range of commits (`groups_of`,
+   `alert_of`).
+6. End. An alert is fixed when every series of it is back (`is_fixed`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from db.decisions import OPEN_STATES
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
+from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
+from flexq_bench.verdicts.verdict import Cause, Verdict
+from workloads.probes import calibrates
+
+if TYPE_CHECKING:
+    from db.queries import AlertRow, DecisionRow
+    from db.records import CommitInfo
+    from flexq_bench.verdicts.detector import Judged
+
+# 1. Trigger. Changes are log ratios: ln(new / old), positive is slower.
+
+HISTORY_RESULTS = 30  # accepted results of the same epoch that a new one is held against
+RECENT_RESULTS = 5  # the newest of them: they tell a step in a series that has two modes
+FEWEST_FOR_SCALE = 5  # results; with fewer there is no sigma
+TRIGGER_SIGMAS = 2.0  # robust ones (MAD, at least 0.2 %)
+# ln. However noisy a series is, a change of this size is compared: noise costs comparisons, and
+# blinds nobody.
+TRIGGER_ALWAYS = 0.018
+RELEASE_RESULTS = 5  # the newest up to the release, which tell its level
+FEWEST_AT_RELEASE = 3
+CREEP_SIGMAS = 3.0  # standard errors of the difference of two medians
+
+
+def stands_out(
+    change: Floats, from_recent: Floats, scale: Floats, results: int
+) -> NDArray[np.bool_]:
+    """Whether a result differs from its history enough for a comparison, either way.
+
+    change, from_recent: [...] ln to the median of the history and of its newest results. scale:
+    [...] robust sigma of the history. results: how many it has. One quiet night in 7 stands out.
+    """
+    # A new series, or a new driver, must leave nobody blind until there are enough results.
+    sigmas = np.inf if results < FEWEST_FOR_SCALE else TRIGGER_SIGMAS * scale
+    limit = np.minimum(sigmas, TRIGGER_ALWAYS)
+    return np.asarray((np.abs(change) >= limit) | (np.abs(from_recent) >= limit))
+
+
+def has_crept(change: float, error: float) -> bool:
+    """Whether the level of a series is away from the last release's, however small each step was.
+
+    change: ln between the two medians. error: its standard error, ln.
+    """
+    return abs(change) >= max(SMALLEST_LOG_RATIO, CREEP_SIGMAS * error)
+
+
+def has_crept_further(change: float, then: float) -> bool:
+    """Whether a series that was compared with the release is worth another comparison.
+
+    change, then: ln of how much slower than the release it is, and was at that comparison.
+    """
+    return change - max(then, 0.0) >= SMALLEST_LOG_RATIO
+
+
+def is_near_good_level(latest: float, good: Sequence[float], bad: Sequence[float]) -> bool:
+    """Whether the latest time of an open alert's series is nearer to its good level than to since.
+
+    good, bad: times up to the last good commit, and from the first bad one on. Without both there
+    is nothing to compare with: the series was wrong, and any time that it has now is news.
+    """
+    if not good or not bad:
+        return True
+    to_good, to_bad = (abs(math.log(latest / statistics.median(level))) for level in (good, bad))
+    return to_good < to_bad
+
+
+# 2. Comparison: how much is measured, and when it is enough.
+
+PAIRS_OF_PROCESSES = 6  # in the first look; each further look doubles what there is
+PLACEMENTS_A_PAIR = 1
+BLOCKS = 2  # ABBA, on each placement
+LOOKS = 3  # at what is not decided; they share the false discovery rate
+FEWEST_BLOCKS = 10
+FEWEST_PLACEMENTS = 5
+# A kernel may settle on one of two speeds in each process. Six pairs fall alike, one side slow and
+# the other fast, once in 2,000 comparisons, and look as sure as can be; twelve, once in 8 million.
+SURE_PLACEMENTS = 12
+CLOCK_TOLERANCE = 0.01  # relative: more between the halves of a block, and it is left out
+
+
+def is_decided(verdict: Verdict, placements: int) -> bool:
+    """Whether another look could tell nothing else."""
+    if verdict in (Verdict.SLOWER, Verdict.FASTER):
+        return placements >= SURE_PLACEMENTS
+    return verdict is not Verdict.AMBIGUOUS
+
+
+# 3. Verdict.
+
+CONFIDENCE = 0.99  # of each one-sided bound
+FALSE_DISCOVERY_RATE = 0.015  # across the comparisons that are judged together
+RATE_OF_ONE_LOOK = FALSE_DISCOVERY_RATE / LOOKS
+
+
+def smallest_change(noise_floor: float) -> float:
+    """The smallest ln that counts: 1 %, or the noise floor (ln) of the series if it is larger."""
+    return max(SMALLEST_LOG_RATIO, noise_floor)
+
+
+def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Verdict:
+    """Slower, faster, same or ambiguous, of one comparison by itself.
+
+    estimate, low, high: ln(head / base) and its one-sided 99 % bounds. smallest: ln, what counts.
+    """
+    if estimate >= smallest and low > 0:
+        return Verdict.SLOWER
+    if estimate <= -smallest and high < 0:
+        return Verdict.FASTER
+    if -smallest < low and high < smallest:
+        return Verdict.SAME
+    return Verdict.AMBIGUOUS
+
+
+# The name under which verdicts are stored. Raise the version with every change that can give the
+# same evidence another verdict.
+DETECTOR = "interleaved"
+DETECTOR_VERSION = 2
+PARAMETERS: dict[str, Any] = {
+    "confidence": CONFIDENCE,
+    "smallest_change": SMALLEST_LOG_RATIO,
+    "false_discovery_rate": RATE_OF_ONE_LOOK,
+    "clock_tolerance": CLOCK_TOLERANCE,
+    "fewest_blocks": FEWEST_BLOCKS,
+    "fewest_placements": FEWEST_PLACEMENTS,
+}
+
+
+# 4. Cause.
+
+
+def attribute(
+    kernel: float,
+    *,
+    floor: float | None,
+    baseline: float | None,
+    smallest: float = SMALLEST_LOG_RATIO,
+) -> Cause:
+    """Whether a kernel or its machine got slower or faster, from what was measured beside it.
+
+    All are log changes between the same two commits: of the kernel, of the read-<bits> floor
+    (memory) and of the baseline kernel (compute); None: not measured. smallest: what counts.
+    none: the kernel did not change. code: the anchors stayed. environment: what remains of the
+    kernel's change beside the anchors' is too small to count. both: a change remains. unclear:
+    no anchor, or they contradict each other (only one of them moved, or in opposite ways).
+    """
+    anchors = [change for change in (floor, baseline) if change is not None]
+    if abs(kernel) < smallest:
+        return Cause.NONE
+    if not anchors:
+        return Cause.UNCLEAR
+    # Half of what counts, and never less than what blocks scatter by.
+    moved = [abs(change) >= max(smallest / 2, SCALE_FLOOR) for change in anchors]
+    if not any(moved):
+        return Cause.CODE
+    if not all(moved) or min(anchors) * max(anchors) < 0:
+        return Cause.UNCLEAR
+    machine = sum(anchors) / len(anchors)
+    if abs(kernel - machine) < smallest:
+        return Cause.ENVIRONMENT
+    return Cause.BOTH
+
+
+# 5. Alert.
+
+# End of a kernel's name that its family does not have: bits of weights and activations, or a type.
+_BITS = re.compile(r"-(w[0-9*]+a[0-9*]+|[a-z]*[0-9]+)$")
+
+
+def is_worse(verdict: Verdict, cause: Cause, kernel: str) -> bool:
+    """Whether the code made a kernel slower or wrong.
+
+    A slow machine is not the code's doing, and a slower read floor says something of the others.
+    """
+    if verdict is Verdict.INCORRECT:
+        return True
+    slower = verdict is Verdict.SLOWER and not calibrates(kernel)
+    return slower and cause is not Cause.ENVIRONMENT
+
+
+def kernel_family(kernel: str) -> str:
+    """A kernel's name without its bit widths: `flexq-imma-w6a8` is of the family `flexq-imma`.
+
+    One commit tends to change a family together. kernel: without variant, as variants are of the
+    same family.
+    """
+    return _BITS.sub("", kernel)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Verdicts of one alert: something got worse in this family between these commits.
+
+    members: uuids of their decisions.
+    """
+
+    family: str
+    good: CommitInfo
+    bad: CommitInfo
+    members: tuple[str, ...]
+
+
+def groups_of(judged: Mapping[str, Judged], commits: Mapping[str, CommitInfo]) -> list[Group]:
+    """The verdicts that alert somebody, by commit range and family, the narrowest range first.
+
+    judged: by the uuid of the decision. A commit compared with itself alerts nobody.
+    """
+    members: dict[tuple[str, str, str], list[str]] = {}
+    for uuid, one in judged.items():
+        if one.is_worse and not one.is_canary:
+            key = (one.compared.base, one.compared.head, kernel_family(one.case.kernel))
+            members.setdefault(key, []).append(uuid)
+    groups = [
+        Group(family, commits[base], commits[head], tuple(uuids))
+        for (base, head, family), uuids in members.items()
+    ]
+    return sorted(groups, key=_width)
+
+
+def alert_of(group: Group, alerts: Sequence[AlertRow]) -> AlertRow | None:
+    """The stored alert that a group belongs to; None: it is a new one.
+
+    alerts: of the group's family. A range that somebody has decided about stays decided: the same
+    one again joins its alert, whatever state that is in. An open alert is joined also by a range
+    that shares a commit with its own, so that a later run reports the same thing once.
+    """
+    for alert in alerts:
+        same_base = alert.good is not None and alert.good.sha == group.good.sha
+        if same_base and alert.bad.sha == group.bad.sha:
+            return alert
+    for alert in alerts:
+        if alert.state in OPEN_STATES and _overlaps(group, alert):
+            return alert
+    return None
+
+
+def _overlaps(group: Group, alert: AlertRow) -> bool:
+    """Whether the ranges (good, bad] share a commit, as far as their order is known."""
+    if alert.bad.sha == group.bad.sha or (alert.good and alert.good.sha == group.good.sha):
+        return True
+    good = 0 if alert.good is None else alert.good.topo_order
+    orders = (good, alert.bad.topo_order, group.good.topo_order, group.bad.topo_order)
+    if None in orders:
+        return False
+    alert_good, alert_bad, group_good, group_bad = (order or 0 for order in orders)
+    return group_good < alert_bad and alert_good < group_bad
+
+
+def _width(group: Group) -> tuple[int, str, str]:
+    ends = (group.good.topo_order, group.bad.topo_order)
+    width = 0 if None in ends else (ends[1] or 0) - (ends[0] or 0)
+    return (width, group.family, group.bad.sha)
+
+
+# 6. End.
+
+_NOT_WORSE = (Verdict.SAME, Verdict.FASTER)
+
+
+def is_fixed(alert: AlertRow, latest: Mapping[int, DecisionRow]) -> bool:
+    """Whether every series of an alert is back at the level of its last good commit.
+
+    latest: by series, the newest decision that has that commit as its base. Each must be about a
+    commit after the first bad one, and say same or faster.
+    """
+    if not alert.series:
+        return False
+    return all(
+        series in latest
+        and latest[series].verdict in _NOT_WORSE
+        and _is_after(latest[series], alert)
+        for series in alert.series
+    )
+
+
+def _is_after(decision: DecisionRow, alert: AlertRow) -> bool:
+    if decision.head_order is None or alert.bad.topo_order is None:
+        return False
+    return decision.head_order > alert.bad.topo_order
