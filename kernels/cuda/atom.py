@@ -100,4 +100,4 @@ class MixedGemm(ImmaGemm):
         return not self.tiles.int4_mma and super().in_mma_order(m)
 
     def packing_builds(self) -> Sequence[Build]:
-        return [Build.of("imma_pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]
+        return [Build.of("imma/pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]

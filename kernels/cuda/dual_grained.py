@@ -1,6 +1,6 @@
 """DGQ's W4A8 (arXiv 2310.04836): 4-bit codes that become int8 *with* their group's scale.
 
-Sums are integers over all of K, scaled once. csrc/flexq_imma*.cu widen weights in registers. For
+Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu widen weights in registers. For
 hundreds of tokens they may instead be widened once, into memory that lasts as long as the launch,
 for cuBLASLt's int8 GEMM: the same integers, in another order.
 """
@@ -37,7 +37,7 @@ from workloads.gemm import GemmWorkload
 
 _LONGEST_K = (2**31 - 1) // 2**14  # products of two int8 codes that an int32 holds
 _LEAST_WIDENED = 256  # tokens: fewer would never pay for writing and reading weights as int8
-_WIDEN = Build.of("imma_widen.cu")
+_WIDEN = Build.of("imma/widen.cu")
 _WIDEN_WARPS = 8  # of a block of widen_weights, a tile each
 
 

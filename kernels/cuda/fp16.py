@@ -1,4 +1,4 @@
-"""`fp16`: dense FP16 by cuBLASLt, or for few tokens by csrc/fp16_few.cu: whichever is faster.
+"""`fp16`: dense FP16 by cuBLASLt, or for few tokens by csrc/fp16/few_tokens.cu: whichever is faster.
 
 Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
 90 % of what an H200 delivers: a baseline that stopped there would flatter what is compared with it.
@@ -73,11 +73,11 @@ class FewTokensConfig(Config):
 
     @property
     def build(self) -> Build:
-        """How csrc/fp16_few.cu is compiled for this configuration."""
+        """How csrc/fp16/few_tokens.cu is compiled for this configuration."""
         block = Block("fp16_few", self.warps * 32, self.shared_bytes)
         defines = {name.upper(): value for name, value in asdict(self).items()}
         defines["PERSISTENT"] = int(defines.pop("BLOCKS_AN_SM") > 0)
-        return Build.of("fp16_few.cu", block=block, **defines)
+        return Build.of("fp16/few_tokens.cu", block=block, **defines)
 
 
 class FastestFp16Gemm(Fp16Gemm):

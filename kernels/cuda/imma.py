@@ -1,4 +1,4 @@
-"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/flexq_imma.cu).
+"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/imma/group_gemm.cu).
 
 Not of the paper: the same quantized operands as `flexq-w6a6` and `flexq-w6a8` and the same exact
 integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
@@ -45,11 +45,11 @@ from kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
 from workloads.gemm import GemmWorkload
 
 W_BITS = 6
-_QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma_pack.cu
+_QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu
 
 
 class ImmaGemm(LinearKernel):
-    """What all kernels on csrc/flexq_imma*.cu share: buffers of activations, and the launch.
+    """What all kernels on csrc/imma/group_gemm*.cu share: buffers of activations, and the launch.
 
     tiles: of the weights. few, costs: what chooses without tuning. A packed weight has buffers
     `tiles` and `scales`, and `features` where output features have scales of their own. Packed
@@ -179,7 +179,7 @@ class ImmaGemm(LinearKernel):
         return [*self.packing_builds(), chosen.build(self.tiles)]
 
     def in_mma_order(self, m: int) -> bool:
-        """Whether m tokens are for csrc/flexq_imma_wgmma.cu, which reads that order."""
+        """Whether m tokens are for csrc/imma/group_gemm_wgmma.cu, which reads that order."""
         return m > MOST_NATURAL and current_gpu().arch == WGMMA_ARCH
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
@@ -192,7 +192,7 @@ class ImmaGemm(LinearKernel):
 
     @abstractmethod
     def packing_builds(self) -> Sequence[Build]:
-        """The kernels that pack operands; the first one has quantize_rows of csrc/imma_pack.cu."""
+        """The kernels that pack operands; the first one has quantize_rows of csrc/imma/pack.cu."""
 
 
 class Int8TensorCoreGemm(ImmaGemm):
@@ -208,7 +208,7 @@ class Int8TensorCoreGemm(ImmaGemm):
             activation=OperandFormat(a_bits, GROUP),
             summary=f"FlexQ W6A{a_bits} on int8 tensor cores, weights widened in registers",
         )
-        self._packing = Build.of("imma_pack.cu", A_BITS=a_bits)
+        self._packing = Build.of("imma/pack.cu", A_BITS=a_bits)
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
@@ -249,7 +249,7 @@ def _hand_over(config: BulkConfig, shares: Shares, device: torch.device) -> tupl
 
 
 def mma_order(codes: torch.Tensor) -> torch.Tensor:
-    """Codes [M, steps * 128] with each group's k in the order of the MMA (csrc/imma_layout.cuh)."""
+    """Codes [M, steps * 128] with each group's k in the order of the MMA (csrc/imma/layout.cuh)."""
     lanes, mmas, halves = 4, 4, 2  # of 4 neighbouring k each
     words = codes.view(codes.shape[0], -1, lanes, mmas, halves, 4)
     return words.permute(0, 1, 3, 4, 2, 5).reshape(codes.shape)

@@ -167,7 +167,7 @@ _WGMMA_NIBBLES = (
     (2, 2, 4, 1),
 )
 # With totals in the tensor cores' accumulators a group begins before the last has ended; that takes
-# three stages at least (csrc/flexq_imma_wgmma.cu).
+# three stages at least (csrc/imma/group_gemm_wgmma.cu).
 _WGMMA_DUAL_GRAINED = (
     (1, 1, 4, 2),
     (1, 1, 4, 4),

@@ -1,8 +1,8 @@
 """How the int8 tensor-core kernels may be compiled.
 
-Four sources read the same packed weights: csrc/flexq_imma.cu for few tokens, where every weight is
-read once and nothing is shared, csrc/flexq_imma_tiled.cu for many, and on Hopper
-csrc/flexq_imma_wgmma.cu and csrc/flexq_imma_bulk.cu.
+Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every weight is
+read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
+csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kernels.runtime.nvrtc import Block, Build
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
 _SCALE_BYTES = MMA_ROWS * 2  # of a tile
-_SWIZZLE_BYTES = 1024  # imma_block.cuh: 8 tokens; a stage is whole ones
+_SWIZZLE_BYTES = 1024  # imma/block_tile.cuh: 8 tokens; a stage is whole ones
 _BULK_OUT_BYTES = 8 * 16 * 64 * 2  # eight warps' 16 rows of 64 tokens
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
@@ -31,7 +31,7 @@ LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 @dataclass(frozen=True, slots=True)
 class TileFormat:
-    """What a tile of weights is, as csrc/imma_layout.cuh defines it: 16 rows by 128 k.
+    """What a tile of weights is, as csrc/imma/layout.cuh defines it: 16 rows by 128 k.
 
     int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
     groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
@@ -53,7 +53,7 @@ class TileFormat:
         return -(-k // GROUP) + self.int8_tail
 
     def defines(self) -> dict[str, int]:
-        """Those that differ from what csrc/imma_layout.cuh supposes."""
+        """Those that differ from what csrc/imma/layout.cuh supposes."""
         return {
             name.upper(): int(value)
             for name, value in asdict(self).items()
@@ -85,7 +85,7 @@ class ImmaConfig(Config):
         return "flexq_imma"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/flexq_imma.cu is compiled for this configuration."""
+        """How csrc/imma/group_gemm.cu is compiled for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -93,7 +93,7 @@ class ImmaConfig(Config):
         return self.warps * 32
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/flexq_imma.cu lays it out."""
+        """Dynamic shared memory of a block, as csrc/imma/group_gemm.cu lays it out."""
         reduction = self.warps * self.row_tiles * self.col_tiles * _SHARE_BYTES
         return max(reduction, self.warps * self.stages * self.row_tiles * tiles.tile_bytes)
 
@@ -121,7 +121,7 @@ class TiledConfig(Config):
         return "flexq_imma_tiled"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/flexq_imma_tiled.cu is compiled for this configuration."""
+        """How csrc/imma/group_gemm_tiled.cu is compiled for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -137,7 +137,7 @@ class TiledConfig(Config):
         return self.token_warps * self.col_tiles * MMA_TOKENS
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/flexq_imma_tiled.cu lays it out."""
+        """Dynamic shared memory of a block, as csrc/imma/group_gemm_tiled.cu lays it out."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
@@ -161,7 +161,7 @@ class WgmmaConfig(Config):
         return "flexq_imma_wgmma"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/flexq_imma_wgmma.cu is compiled for this configuration."""
+        """How csrc/imma/group_gemm_wgmma.cu is compiled for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -177,7 +177,7 @@ class WgmmaConfig(Config):
         return self.granules * 64
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block, as csrc/imma_block.cuh lays it out."""
+        """Dynamic shared memory of a block, as csrc/imma/block_tile.cuh lays it out."""
         return _block_bytes(self, tiles)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
@@ -200,7 +200,7 @@ class BulkConfig(Config):
         return "flexq_imma_bulk"
 
     def build(self, tiles: TileFormat) -> Build:
-        """How csrc/flexq_imma_bulk.cu is compiled for this configuration."""
+        """How csrc/imma/group_gemm_persistent.cu is compiled for this configuration."""
         return _build(self, tiles)
 
     @property
@@ -267,7 +267,7 @@ AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | BulkConfig
 
 
 def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
-    """Shared memory of csrc/imma_block.cuh: the ring of stages, or the outputs."""
+    """Shared memory of csrc/imma/block_tile.cuh: the ring of stages, or the outputs."""
     return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
 
 

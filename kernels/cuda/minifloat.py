@@ -3,8 +3,8 @@
 `fp6-w6a16` has E3M2 weights, `fp5-w5a16` E3M1, with one scale an output feature; `[fine]` has one
 per 128 k. In registers a weight is 2^-12 of itself, by bit operations alone, and its scale makes up
 for that (the paper's bias shift); `[-bias-shift]` widens every weight to its own value.
-The kernel is that of the other weight-only ones (csrc/weight_only.cu), the layout of weights is in
-csrc/weight_only_tile.cuh.
+The kernel is that of the other weight-only ones (csrc/weight_only/gemm.cu), the layout of weights is in
+csrc/weight_only/layout.cuh.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def group_of(variant: str) -> int | None:
 
 def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Numbers FP16 [N,K] that E3M2 (6 bits) or E3M1 (5) has, as the tiles of
-    csrc/weight_only_tile.cuh: uint8 [N/16, K/128, bytes of a tile]. Both are rounded up with zeros.
+    csrc/weight_only/layout.cuh: uint8 [N/16, K/128, bytes of a tile]. Both are rounded up with zeros.
     """
     row_tiles, steps = -(-values.shape[0] // MMA_ROWS), -(-values.shape[1] // STEP_K)
     whole = padded(values, row_tiles * MMA_ROWS, steps * STEP_K)

@@ -33,7 +33,7 @@ BITS, _MASK = 4, 15
 
 
 def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
-    """Nibbles [N,K], their lowest four bits, as the W_BITS 4 tiles of csrc/imma_layout.cuh.
+    """Nibbles [N,K], their lowest four bits, as the W_BITS 4 tiles of csrc/imma/layout.cuh.
 
     uint8 [N/16, K/128, bytes of a tile], both rounded up with zeros.
     """

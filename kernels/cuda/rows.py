@@ -1,4 +1,4 @@
-"""What stands around a library's 8-bit GEMM (csrc/w8a8.cu): codes of rows before, scales after."""
+"""What stands around a library's 8-bit GEMM (csrc/cublas/rows.cu): codes of rows before, scales after."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowKernels:
         """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M].
 
         given: FP32 [1], a scale for every row. None: each row's own. in_mma_order: codes of 128 k
-        in the order of csrc/mma_order.cuh; K is padded to a multiple of 128 then.
+        in the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128 then.
         """
         m, k = x.shape
         arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given, int(in_mma_order))
@@ -54,5 +54,5 @@ class RowKernels:
         function.launch(grid, _THREADS, arguments, overlap_previous=True)
 
 
-INT8_ROWS = RowKernels(Build.of("w8a8.cu"))
-FP8_ROWS = RowKernels(Build.of("w8a8.cu", min_sm=89, E4M3=1))
+INT8_ROWS = RowKernels(Build.of("cublas/rows.cu"))
+FP8_ROWS = RowKernels(Build.of("cublas/rows.cu", min_sm=89, E4M3=1))

@@ -1,4 +1,4 @@
-"""Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only.cu).
+"""Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
 
 `w8a16` has one scale an output feature, `w4a16` one per 128 k. Both widen exactly to FP16 in
 registers and sum in FP32 on the FP16 tensor core.
@@ -97,7 +97,7 @@ _CHOICES: dict[int, tuple[Choice, ...]] = {
 
 
 def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
-    """Codes int8 [N,K] as the tiles of csrc/weight_only_tile.cuh.
+    """Codes int8 [N,K] as the tiles of csrc/weight_only/layout.cuh.
 
     They are uint8 [N/16, K/128, bytes of a tile], both rounded up; codes past the edges are zero.
     bits: 8 or 4.
@@ -155,7 +155,7 @@ class WeightOnlyGemm(LinearKernel):
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
-        """Codes [N,K] as the tiles of csrc/weight_only_tile.cuh."""
+        """Codes [N,K] as the tiles of csrc/weight_only/layout.cuh."""
         return tile_weights(values, self.spec.weight.bits)
 
     def defines(self) -> dict[str, int]:
@@ -248,10 +248,10 @@ class WeightOnlyGemm(LinearKernel):
         return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
 
     def build(self, c: WeightOnlyConfig) -> Build:
-        """How csrc/weight_only.cu is compiled for a configuration."""
+        """How csrc/weight_only/gemm.cu is compiled for a configuration."""
         defines = {name.upper(): value for name, value in asdict(c).items()}
         return Build.of(
-            "weight_only.cu",
+            "weight_only/gemm.cu",
             min_sm=90 if c.k_split > 1 else 80,
             block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
             **self.defines(),
@@ -259,7 +259,7 @@ class WeightOnlyGemm(LinearKernel):
         )
 
     def _shared_bytes(self, c: WeightOnlyConfig) -> int:
-        """Dynamic shared memory of a block, as csrc/weight_only.cu lays it out."""
+        """Dynamic shared memory of a block, as csrc/weight_only/gemm.cu lays it out."""
         tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
         reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
         return max(reduction, c.warps * c.stages * c.row_tiles * tile)

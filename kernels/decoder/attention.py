@@ -1,4 +1,4 @@
-"""How attention of a decode step is compiled and split (csrc/decode_attention.cu)."""
+"""How attention of a decode step is compiled and split (csrc/decode/attention.cu)."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
             f"got {shape.head_dim} and {group}"
         )
     return Build.of(
-        "decode_attention.cu",
+        "decode/attention.cu",
         block=Block(ATTENTION, WARPS * _WARP),
         HEAD_DIM=shape.head_dim,
         GROUP_HEADS=group,
@@ -69,7 +69,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
 
 
 def tiles(head_dim: int, bits: int) -> int:
-    """Tiles that a warp takes at once: as many as its registers hold (csrc/kv_cache.cuh)."""
+    """Tiles that a warp takes at once: as many as its registers hold (csrc/decode/kv_cache.cuh)."""
     padded = -(-head_dim // _MMA_K) * _MMA_K
 
     def words(lanes: int, positions: int) -> int:

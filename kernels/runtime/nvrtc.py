@@ -63,7 +63,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """For people, for example `flexq_btc.cu A_BITS=6 STAGES=4`."""
+        """For people, for example `btc/gemm.cu A_BITS=6 STAGES=4`."""
         return " ".join([self.source, *(f"{name}={value}" for name, value in self.defines)])
 
 

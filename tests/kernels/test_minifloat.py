@@ -33,7 +33,7 @@ def half_of(bits: torch.Tensor) -> torch.Tensor:
 
 
 def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
-    """The two weights of an A operand register, as csrc/weight_only_tile.cuh makes them.
+    """The two weights of an A operand register, as csrc/weight_only/layout.cuh makes them.
 
     words: int64 [tiles, steps, words of one lane], the high plane first.
     """

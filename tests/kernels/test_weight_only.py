@@ -13,7 +13,7 @@ from workloads.gemm import GemmWorkload
 
 
 def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
-    """The two codes of an A operand register, as kernels/csrc/weight_only.cu reads them.
+    """The two codes of an A operand register, as kernels/csrc/weight_only/gemm.cu reads them.
 
     words: int64 [tiles, steps, words of one lane].
     """

@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tiny(const float* x, float
 def toolchain() -> None:
     """Skips where this machine can't compile and disassemble."""
     try:
-        resources(compile_build(Build.of("w8a8.cu"), "sm_90"))
+        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
     except KernelError as error:
         pytest.skip(str(error))
 

@@ -187,7 +187,7 @@ def test_a_spill_in_one_of_our_own_sources_is_found(repository, compare):
         )
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "as it is")
-    source = repository.folder / "kernels" / "csrc" / "abq.cu"
+    source = repository.folder / "kernels" / "csrc" / "abq/gemm.cu"
     bounds = "__launch_bounds__(WARPS * 32, 1)"
     assert bounds in source.read_text()
     # An SM has 65536 registers: eight blocks of 256 threads leave each thread 32.
