@@ -47,20 +47,6 @@ class Reference:
         return replace(self, sum_bits=sum_bits, output_bits=output_bits)
 
 
-def integer_group_sums(x: Operand, w: Operand) -> torch.Tensor:
-    """Sums of code products within each group, int64 [groups, M, N], exact.
-
-    Raises ShapeError if K or the groups of x and w differ.
-    """
-    _check(x, w)
-    length, groups = _group_length(x, w)
-    xs = _in_groups(x.values, groups, length)
-    ws = _in_groups(w.values, groups, length)
-    # Products of codes and their sums over any K stay under 2^53, so float64 is exact, and
-    # unlike int64 it has a GEMM on every device.
-    return torch.bmm(xs.double(), ws.double().transpose(1, 2)).to(torch.int64)
-
-
 def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> Reference:
     """X [M,K] · W [N,K]^T (+ bias [N]) in float64 from codes and scales (or dense values).
 

@@ -1,4 +1,4 @@
-"""What kernels lose where nothing is tuned, and the tables and the fit behind the choice.
+"""Loss of the choice without tuning, and the tables and the fit behind it.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
@@ -9,9 +9,9 @@
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
 tuning was than the fastest, each shape judged as if it were in no table. `table` writes the
-kernel's table of kernels/cuda/few_times; layers of papers are left out of it, so that they, too,
-are shapes that the choice has not seen. `fit` prints new costs for kernels/cuda/imma_heuristic.py,
-and what they lose on shapes that they were not fitted to.
+kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
+too, are shapes that the choice has not seen. `fit` prints new costs for
+kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were not fitted to.
 """
 
 from __future__ import annotations
@@ -32,27 +32,33 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kernels.contract import Config
-from kernels.cuda.few_heuristic import (
-    Few,
-    Losses,
-    choose_few,
-    settings_of,
-    write_losses,
-)
-from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_configs import (
+from kernels.cuda.imma.configuration_choice import (
     LEAST_MANY,
-    MMA_ROWS,
     MOST_NATURAL,
+    Cost,
+    ManyConfig,
+    choose,
+    read_us,
+    waves_of,
+)
+from kernels.cuda.imma.configurations import (
+    MMA_ROWS,
     AnyImmaConfig,
-    BulkConfig,
     ImmaConfig,
+    PersistentConfig,
     TiledConfig,
     TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import Cost, ManyConfig, choose, read_us, waves_of
-from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.timed_shapes import (
+    Losses,
+    TimedShapes,
+    choose_by_timed_shapes,
+    settings_of,
+    write_losses,
+)
+from kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -61,8 +67,9 @@ from workloads.suites import load_suite
 TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
-TABLES = Path(__file__).parents[2] / "kernels" / "cuda" / "few_times"
 PAPERS = ("paper-fig10", "paper-fp6")
+
+OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
 Times = dict[GemmWorkload, dict[Config, float]]
 
@@ -84,13 +91,13 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return shapes
 
 
-def own_configs(kernel: str) -> tuple[list[Config], Few]:
+def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
     """Every configuration of a kernel's own code, and what scores those for few tokens."""
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
-        return [*found.every_config()], found.few
+        return [*found.every_config()], found.choice.timed
     assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
-    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.few
+    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.timed
 
 
 def measure(
@@ -122,6 +129,7 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
     for path in paths:
         content = json.loads(gzip.decompress(path.read_bytes()))
         for m, n, k, name, microseconds in content["times"]:
+            name = name.replace(*OLD_NAME)
             if name in by_name:  # a configuration may be gone since
                 times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
     return times, content["sms"]
@@ -138,9 +146,9 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int)
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles, unseen=True)
+        return choose(of_imma, gemm, sms, found.choice, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_few(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
+    return choose_by_timed_shapes(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
 
 
 def report(times: Times, sms: int, kernel: str) -> None:
@@ -170,10 +178,10 @@ def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) ->
 
 
 def write_table(times: Times, sms: int, kernel: str) -> None:
-    configs, few = own_configs(kernel)
+    configs, timed = own_configs(kernel)
     tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
-    (TABLES / f"{few.table}.json").write_text(write_losses(tables))
+    Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 
 
@@ -208,7 +216,7 @@ class CostSamples:
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """As cost_us of kernels/cuda/imma_heuristic.py, of all configurations at once."""
+        """As cost_us of configuration_choice.py, of all configurations at once."""
         start, alone, each = costs.reshape(-1, 3).T
         whole, resident, last, steps = np.moveaxis(self.waves[chosen], 2, 0)
         busy = whole * np.maximum(alone, each * resident)
@@ -254,16 +262,16 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
-    border = found.few.many_rows * MMA_ROWS * sms
+    border = found.choice.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
-            WgmmaConfig | BulkConfig,
+            WgmmaConfig | PersistentConfig,
             {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
         ),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, found.costs, found.tiles)
+        of_kind = CostSamples(seen, kind, sms, found.choice.costs, found.tiles)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)

@@ -1,4 +1,4 @@
-"""`fp16`: dense FP16 by cuBLASLt, or for few tokens by csrc/fp16/few_tokens.cu: whichever is faster.
+"""`fp16`: the faster of cuBLASLt and, for few tokens, csrc/fp16/few_tokens.cu.
 
 Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
 90 % of what an H200 delivers: a baseline that stopped there would flatter what is compared with it.
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
-from kernels.cuda.dense import Fp16Gemm
+from kernels.cuda.cublas.dense import Fp16Gemm
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build

@@ -1,5 +1,4 @@
-"""The operations as one kernel each (csrc/decode/operators.cu; attention: csrc/decode/attention.cu and
-the sum of its splits; the token: csrc/decode/pick.cu)."""
+"""The operators as one kernel each: csrc/decode/operators.cu, attention.cu and pick.cu."""
 
 from __future__ import annotations
 

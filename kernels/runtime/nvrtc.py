@@ -81,11 +81,6 @@ class Cubin:
         return hashlib.sha256(self.code).hexdigest()
 
 
-def source_names() -> tuple[str, ...]:
-    """The `.cu` files of kernels/csrc."""
-    return tuple(sorted(f.name for f in _csrc().iterdir() if f.name.endswith(".cu")))
-
-
 @cache
 def builds_hash(builds: Sequence[Build]) -> str:
     """SHA-256 over the sources of builds and all that they include: changes whenever they do."""

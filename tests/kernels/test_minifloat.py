@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel, OperandFormat, checked_scales
-from kernels.cuda.minifloat import tile_minifloats
+from kernels.cuda.weight_only.minifloat import tile_minifloats
 from kernels.errors import ShapeError
 from kernels.formats import Operand, quantize_minifloat, quantize_symmetric
 from kernels.formats.minifloat import minifloat_numbers

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda import dense
+from kernels.cuda.cublas import dense
 from kernels.errors import UnsupportedError
 from kernels.registry import labels, resolve
 from kernels.resource_table import read_table

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda.weight_only import WeightOnlyGemm, tile_scales, tile_weights
+from kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 

@@ -1,8 +1,8 @@
 """DGQ's W4A8 (arXiv 2310.04836): 4-bit codes that become int8 *with* their group's scale.
 
-Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu widen weights in registers. For
-hundreds of tokens they may instead be widened once, into memory that lasts as long as the launch,
-for cuBLASLt's int8 GEMM: the same integers, in another order.
+Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu widen weights in
+registers. For hundreds of tokens they may instead be widened once, into memory that lasts as long
+as the launch, for cuBLASLt's int8 GEMM: the same integers, in another order.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda import cublaslt
-from kernels.cuda.dense import INT8, padded
-from kernels.cuda.few_heuristic import DUAL_GRAINED
-from kernels.cuda.imma_configs import GROUP, MMA_ROWS, TileFormat
-from kernels.cuda.imma_heuristic import DUAL_GRAINED_COSTS
-from kernels.cuda.nibbles import BITS, TokenScaledGemm, tile_nibbles
-from kernels.cuda.rows import INT8_ROWS
+from kernels.cuda.cublas import cublaslt
+from kernels.cuda.cublas.dense import INT8, padded
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.cuda.imma.configuration_choice import DUAL_GRAINED
+from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
+from kernels.cuda.imma.four_bit import BITS, TokenScaledGemm, tile_nibbles
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.formats.dual_grained import int8_values
@@ -55,8 +54,7 @@ class DualGrainedGemm(TokenScaledGemm):
     """
 
     tiles = TileFormat(BITS, dual_grained=True, a_grouped=False)
-    few = DUAL_GRAINED
-    costs = DUAL_GRAINED_COSTS
+    choice = DUAL_GRAINED
 
     def __init__(self, variant: str = "") -> None:
         self.spec = KernelSpec(

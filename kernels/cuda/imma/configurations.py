@@ -1,8 +1,9 @@
-"""How the int8 tensor-core kernels may be compiled.
+"""Configurations of the int8 tensor-core kernels: how they are compiled and launched.
 
-Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every weight is
-read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
-csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu.
+Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
+weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
+csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
+configuration_choice.py chooses among them.
 """
 
 from __future__ import annotations
@@ -16,22 +17,19 @@ from kernels.runtime.nvrtc import Block, Build
 GROUP = 128
 MMA_ROWS, MMA_TOKENS = 16, 8
 _SCALE_BYTES = MMA_ROWS * 2  # of a tile
-_SWIZZLE_BYTES = 1024  # imma/block_tile.cuh: 8 tokens; a stage is whole ones
-_BULK_OUT_BYTES = 8 * 16 * 64 * 2  # eight warps' 16 rows of 64 tokens
+_SWIZZLE_BYTES = 1024  # block_tile.cuh: 8 tokens; a stage is whole ones
+_PERSISTENT_OUT_BYTES = 8 * 16 * 64 * 2  # eight warps' 16 rows of 64 tokens
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
-MOST_NATURAL = 32  # tokens: more have the order of warpgroup MMA, where there is one
-MOST_FEW = 64  # tokens: from here on the kernel for few never won
 LEAST_STEPS = 4  # of K that are worth a block of its own
-# Of a block that stays: writing an output and adding another block's sums, in the time of a step of
-# K, by a regression of times on an H200.
+# Of a persistent block: the epilogue of an output tile and adding another block's partial sums, in
+# steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
 _OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
-LEAST_MANY = 16  # tokens: up to here the kernel for many never won
 
 
 @dataclass(frozen=True, slots=True)
 class TileFormat:
-    """What a tile of weights is, as csrc/imma/layout.cuh defines it: 16 rows by 128 k.
+    """Format of a tile of weights, 16 rows by 128 k, as csrc/imma/layout.cuh defines it.
 
     int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
     groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
@@ -53,7 +51,7 @@ class TileFormat:
         return -(-k // GROUP) + self.int8_tail
 
     def defines(self) -> dict[str, int]:
-        """Those that differ from what csrc/imma/layout.cuh supposes."""
+        """Defines that differ from the defaults of csrc/imma/layout.cuh."""
         return {
             name.upper(): int(value)
             for name, value in asdict(self).items()
@@ -81,7 +79,6 @@ class ImmaConfig(Config):
 
     @property
     def function(self) -> str:
-        """The kernel, and the source of csrc that it is in."""
         return "flexq_imma"
 
     def build(self, tiles: TileFormat) -> Build:
@@ -117,7 +114,6 @@ class TiledConfig(Config):
 
     @property
     def function(self) -> str:
-        """The kernel, and the source of csrc that it is in."""
         return "flexq_imma_tiled"
 
     def build(self, tiles: TileFormat) -> Build:
@@ -157,7 +153,6 @@ class WgmmaConfig(Config):
 
     @property
     def function(self) -> str:
-        """The kernel, and the source of csrc that it is in."""
         return "flexq_imma_wgmma"
 
     def build(self, tiles: TileFormat) -> Build:
@@ -186,9 +181,9 @@ class WgmmaConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
-class BulkConfig(Config):
+class PersistentConfig(Config):
     """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
-    tokens; split: 1 where blocks share outputs."""
+    tokens; split: 1 where blocks share output tiles (stream-K)."""
 
     granules: int
     sharers: int
@@ -196,7 +191,6 @@ class BulkConfig(Config):
 
     @property
     def function(self) -> str:
-        """The kernel, and the source of csrc that it is in."""
         return "flexq_imma_bulk"
 
     def build(self, tiles: TileFormat) -> Build:
@@ -210,7 +204,7 @@ class BulkConfig(Config):
 
     @property
     def warpgroups(self) -> int:
-        """That multiply; a warp of one more copies."""
+        """Consumers; one more warpgroup has the producer's warp."""
         return 2
 
     @property
@@ -227,10 +221,10 @@ class BulkConfig(Config):
 
     def shared_bytes(self, tiles: TileFormat) -> int:
         """Dynamic shared memory of a block: ring, outputs, barriers and constants."""
-        return _ring_bytes(self, tiles) + _BULK_OUT_BYTES + self.stages * 16 + 32
+        return _ring_bytes(self, tiles) + _PERSISTENT_OUT_BYTES + self.stages * 16 + 32
 
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
-        """How the blocks of a GPU with so many SMs divide outputs of so many steps of K."""
+        """Division of output tiles of so many steps of K among the blocks of a GPU."""
         outputs = -(-n // (self.rows * self.sharers)) * -(-m // self.tokens)
         splits = self.split and steps >= 2 * LEAST_STEPS
         most = outputs * steps // LEAST_STEPS if splits else outputs
@@ -250,10 +244,10 @@ class BulkConfig(Config):
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """blocks: that stay, one an SM. They share the steps of K of the first `shared` outputs: each
-    takes so many, the first `longer` one more. inverse: of the steps of K of an output, times 2^32.
-    longest: of the block that has the most, in the time of a step: all its steps, and what it takes
-    to write outputs and to add what others hand over."""
+    """Stream-K division. blocks: persistent, one an SM. They share the steps of K of the first
+    `shared` output tiles: each takes so many, the first `longer` one more. inverse: of the steps of
+    an output tile, times 2^32. longest: time of the busiest block in steps: its steps, epilogues
+    and additions of partial sums."""
 
     blocks: int
     shared: int
@@ -263,7 +257,16 @@ class Shares:
     longest: float
 
 
-AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | BulkConfig
+AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | PersistentConfig
+
+
+# Their functions are named flexq_imma*, as in stored profiles and resource tables.
+_SOURCES = {
+    ImmaConfig: "imma/group_gemm.cu",
+    TiledConfig: "imma/group_gemm_tiled.cu",
+    WgmmaConfig: "imma/group_gemm_wgmma.cu",
+    PersistentConfig: "imma/group_gemm_persistent.cu",
+}
 
 
 def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
@@ -271,7 +274,7 @@ def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
     return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
 
 
-def _ring_bytes(config: TiledConfig | WgmmaConfig | BulkConfig, tiles: TileFormat) -> int:
+def _ring_bytes(config: TiledConfig | WgmmaConfig | PersistentConfig, tiles: TileFormat) -> int:
     tile_rows = config.rows // MMA_ROWS
     of_token = GROUP + 4 * tiles.a_grouped
     used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
@@ -283,9 +286,9 @@ def _ring_bytes(config: TiledConfig | WgmmaConfig | BulkConfig, tiles: TileForma
 def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     defines = {name.upper(): value for name, value in asdict(config).items()}
     return Build.of(
-        f"{config.function}.cu",
-        min_sm=90 if not isinstance(config, BulkConfig) and config.k_split > 1 else 80,
-        only_sm=90 if isinstance(config, WgmmaConfig | BulkConfig) else None,
+        _SOURCES[type(config)],
+        min_sm=90 if not isinstance(config, PersistentConfig) and config.k_split > 1 else 80,
+        only_sm=90 if isinstance(config, WgmmaConfig | PersistentConfig) else None,
         block=Block(config.function, config.threads, config.shared_bytes(tiles)),
         **tiles.defines(),
         **defines,

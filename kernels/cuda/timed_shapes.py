@@ -1,13 +1,13 @@
-"""Which configuration of a kernel for few tokens to run where nothing was timed.
+"""Choice of a configuration for few tokens by interpolation between timed shapes.
 
-These kernels share a structure: blocks own rows of tiles, their warps share out K. What a
-configuration loses against the fastest one follows from how many row tiles an SM has, how many
-steps of K a block takes, and how unevenly blocks of so many row tiles fall on the SMs. So it is
-interpolated between shapes that were timed, in these terms: a Gaussian process with a Matérn 3/2
-covariance (Rasmussen and Williams 2006, sections 2.2 and 4.2.1).
+The kernels for few tokens share a structure: blocks own rows of tiles, their warps split K. The
+loss of a configuration against the fastest one depends on the row tiles an SM has, the steps of K
+of a block, and how unevenly blocks fall on the SMs. It is interpolated between timed shapes in
+these terms: a Gaussian process with a Matérn 3/2 covariance (Rasmussen and Williams 2006, sections
+2.2 and 4.2.1).
 
-`python benchmarks/kernels/heuristic.py` times random shapes, writes the tables of
-kernels/cuda/few_times, and says what the choice loses on shapes that it hasn't seen.
+Tables are in the folder timed_shapes of an engine. `python benchmarks/kernels/heuristic.py` times
+random shapes, writes the tables, and reports the loss of the choice on shapes that are in none.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -26,9 +27,9 @@ from numpy.typing import NDArray
 from workloads.gemm import GemmWorkload
 
 _STEP_K, _ROWS = 128, 16  # of a tile
-# Distances over which losses change: in the logarithms of row tiles an SM, of steps of K, and of
-# the busiest SM's share over the mean, by row tiles of a block. Of some that were tried these, and
-# this noise, lose least over the four tables.
+# Length scales of losses: in the logarithms of row tiles an SM, of steps of K, and of the busiest
+# SM's share over the mean, by row tiles of a block. Tuned by hand together with the noise: least
+# mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and minifloats.
 _TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 3.0, 0.4
 _ROW_TILES = (1, 2)
 _NOISE = 0.1  # variance of a time over that of losses
@@ -41,7 +42,7 @@ Settings = tuple[tuple[str, Any], ...]
 
 
 class FewConfig(Protocol):
-    """What ImmaConfig and WeightOnlyConfig have in common."""
+    """Interface of ImmaConfig and WeightOnlyConfig."""
 
     @property
     def col_tiles(self) -> int: ...
@@ -51,15 +52,16 @@ Choosable = TypeVar("Choosable", bound=FewConfig)
 
 
 @dataclass(frozen=True, slots=True)
-class Few:
-    """A kernel for few tokens. table: its file in kernels/cuda/few_times, without the ending.
+class TimedShapes:
+    """A table of timed shapes. engine: its folder in kernels/cuda. name: its file there."""
 
-    many_rows: row tiles an SM; from here on, 17 to 32 tokens are faster in the kernel for many, if
-    there is one.
-    """
+    engine: str
+    name: str
 
-    table: str
-    many_rows: float = 6.0
+    @property
+    def file(self) -> Traversable:
+        folder = resources.files("kernels") / "cuda" / self.engine / "timed_shapes"
+        return folder / f"{self.name}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,34 +123,38 @@ def settings_of(config: object) -> Settings:
     return tuple((field.name, value) for field, value in values if value != field.default)
 
 
-def choose_few(
-    configs: Sequence[Choosable], gemm: GemmWorkload, sms: int, few: Few, *, unseen: bool = False
+def choose_by_timed_shapes(
+    configs: Sequence[Choosable],
+    gemm: GemmWorkload,
+    sms: int,
+    timed: TimedShapes,
+    *,
+    unseen: bool = False,
 ) -> Choosable:
     """The configuration that should lose least; one that was never timed comes last.
 
     configs: with the same column tiles. unseen: as of Interpolation.expected.
     """
-    expected = _expected(few.table, configs[0].col_tiles, gemm.n, gemm.k, sms, unseen)
+    expected = _expected(timed, configs[0].col_tiles, gemm.n, gemm.k, sms, unseen)
     return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
 
 
 @lru_cache(maxsize=4096)
 def _expected(
-    table: str, col_tiles: int, n: int, k: int, sms: int, unseen: bool
+    timed: TimedShapes, col_tiles: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    return _interpolation(table, col_tiles).expected(n, k, sms, unseen=unseen)
+    return _interpolation(timed, col_tiles).expected(n, k, sms, unseen=unseen)
 
 
 @cache
-def _interpolation(table: str, col_tiles: int) -> Interpolation:
-    return Interpolation(load_losses(table)[col_tiles])
+def _interpolation(timed: TimedShapes, col_tiles: int) -> Interpolation:
+    return Interpolation(load_losses(timed)[col_tiles])
 
 
 @cache
-def load_losses(table: str) -> Mapping[int, Losses]:
+def load_losses(timed: TimedShapes) -> Mapping[int, Losses]:
     """The tables of a kernel by column tiles."""
-    folder = resources.files("kernels") / "cuda" / "few_times"
-    return read_losses((folder / f"{table}.json").read_text())
+    return read_losses(timed.file.read_text())
 
 
 def read_losses(text: str) -> dict[int, Losses]:
@@ -195,15 +201,3 @@ def _covariance(a: Floats, b: Floats) -> Floats:
     apart = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
     covariance: Floats = (1 + apart) * np.exp(-apart)
     return covariance
-
-
-# Of flexq-imma; of 4-bit weights whose groups are scaled one by one; of dgq, whose sums stay
-# integers; of fp6 and fp5. For one column tile only: of the same with a scale per 128 k; of w8a16
-# and w4a16.
-FLEXQ = Few("flexq")
-NIBBLES = Few("nibbles")
-DUAL_GRAINED = Few("dual-grained", many_rows=10.0)
-MINIFLOATS = Few("minifloats")
-FINE_MINIFLOATS = Few("fine-minifloats")
-INT8_WEIGHTS = Few("int8-weights")
-INT4_WEIGHTS = Few("int4-weights")

@@ -25,9 +25,9 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
-from kernels.cuda.dense import PADDED_ROWS, padded
-from kernels.cuda.rows import FP8_ROWS
+from kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
+from kernels.cuda.cublas.dense import PADDED_ROWS, padded
+from kernels.cuda.cublas.rows import FP8_ROWS
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build

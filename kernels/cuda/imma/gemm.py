@@ -1,4 +1,4 @@
-"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/imma/group_gemm.cu).
+"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/imma).
 
 Not of the paper: the same quantized operands as `flexq-w6a6` and `flexq-w6a8` and the same exact
 integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
@@ -7,7 +7,7 @@ integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -21,21 +21,24 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.few_heuristic import FLEXQ, Few
-from kernels.cuda.imma_choices import all_configs, bucket_of, configs_for
-from kernels.cuda.imma_configs import (
+from kernels.cuda.imma.configuration_choice import (
+    FLEXQ,
+    MOST_NATURAL,
+    Candidates,
+    bucket_of,
+    choose,
+)
+from kernels.cuda.imma.configurations import (
     GROUP,
     MMA_ROWS,
     MMA_TOKENS,
-    MOST_NATURAL,
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
-    BulkConfig,
+    PersistentConfig,
     Shares,
     TileFormat,
 )
-from kernels.cuda.imma_heuristic import COSTS, Cost, ManyConfig, choose
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.launch_flags import launch_flags
@@ -49,16 +52,16 @@ _QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu
 
 
 class ImmaGemm(LinearKernel):
-    """What all kernels on csrc/imma/group_gemm*.cu share: buffers of activations, and the launch.
+    """Base of all kernels on csrc/imma/group_gemm*.cu: buffers of activations, and the launch.
 
-    tiles: of the weights. few, costs: what chooses without tuning. A packed weight has buffers
-    `tiles` and `scales`, and `features` where output features have scales of their own. Packed
-    activations have `codes` and `scales`, and `order` where k is not in the channels' own order.
+    tiles: of the weights. choice: the candidates, and what chooses without tuning. A packed weight
+    has buffers `tiles` and `scales`, and `features` where output features have scales of their own.
+    Packed activations have `codes` and `scales`, and `order` where k is not in the channels' own
+    order.
     """
 
     tiles: TileFormat
-    few: Few = FLEXQ
-    costs: Mapping[ManyConfig, Cost] = COSTS
+    choice: Candidates = FLEXQ
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         groups = -(-k // GROUP)
@@ -118,7 +121,7 @@ class ImmaGemm(LinearKernel):
             w.buffers.get("features"),
         )
         tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
-        if isinstance(c, BulkConfig):
+        if isinstance(c, PersistentConfig):
             tile_rows = c.rows // MMA_ROWS
             shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
             arguments: tuple[Argument, ...] = (
@@ -129,7 +132,7 @@ class ImmaGemm(LinearKernel):
                 if self.tiles.a_grouped
                 else NO_MAP,
                 *rest,
-                *_hand_over(c, shares, out.device),
+                *_partial_sums(c, shares, out.device),
                 shares.shared,
                 shares.each,
                 shares.longer,
@@ -166,7 +169,7 @@ class ImmaGemm(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
         sms = current_gpu().sms
-        return choose(self.fitting(gemm), gemm, sms, self.costs, self.few, self.tiles)
+        return choose(self.fitting(gemm), gemm, sms, self.choice, self.tiles)
 
     def builds(self) -> Sequence[Build]:
         return [
@@ -183,12 +186,12 @@ class ImmaGemm(LinearKernel):
         return m > MOST_NATURAL and current_gpu().arch == WGMMA_ARCH
 
     def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        """What may run m tokens, whatever the GPU."""
-        return configs_for(m, in_mma_order=self.in_mma_order(m))
+        """Configurations for m tokens, whatever the GPU."""
+        return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m))
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
-        """What may run any number of tokens."""
-        return all_configs()
+        """Configurations for any number of tokens."""
+        return self.choice.every()
 
     @abstractmethod
     def packing_builds(self) -> Sequence[Build]:
@@ -235,10 +238,12 @@ class Int8TensorCoreGemm(ImmaGemm):
         return [self._packing]
 
 
-def _hand_over(config: BulkConfig, shares: Shares, device: torch.device) -> tuple[Argument, ...]:
-    """Where blocks of a launch leave sums for others, the flags that say so, and their number.
+def _partial_sums(
+    config: PersistentConfig, shares: Shares, device: torch.device
+) -> tuple[Argument, ...]:
+    """Memory for partial sums of a launch, the flags that announce them, and the launch's number.
 
-    The memory is the launch's own: what comes after it on the stream may have it again.
+    The memory is the launch's own: later work on the stream may reuse it.
     """
     if not shares.shared:
         return None, None, 0

@@ -19,9 +19,9 @@ from kernels.contract import (
     Probe,
     ProbeResult,
 )
-from kernels.cuda.cublaslt import LtConfig, lt_candidates, lt_problem
-from kernels.cuda.dense import INT8, PADDED_ROWS, Int8Gemm, padded
-from kernels.cuda.gemmex import multiply_int8, padded_size, padded_tokens, transposed_codes
+from kernels.cuda.cublas.cublaslt import LtConfig, lt_candidates, lt_problem
+from kernels.cuda.cublas.dense import INT8, PADDED_ROWS, Int8Gemm, padded
+from kernels.cuda.cublas.gemmex import multiply_int8, padded_size, padded_tokens, transposed_codes
 from workloads.gemm import GemmWorkload
 
 _UNTOUCHED = -(2**31)  # no sum of int8 products

@@ -1,4 +1,4 @@
-"""What stands around a library's 8-bit GEMM (csrc/cublas/rows.cu): codes of rows before, scales after."""
+"""Quantization before a library's 8-bit GEMM and scaling after it, row by row (csrc/cublas)."""
 
 from __future__ import annotations
 

@@ -21,14 +21,16 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.dense import activated, padded
-from kernels.cuda.few_heuristic import INT4_WEIGHTS, INT8_WEIGHTS, Few, choose_few
+from kernels.cuda.cublas.dense import activated, padded
+from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
+INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
+INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
 STEP_K = 128  # of a tile, and of a group of 4-bit weights
 MMA_ROWS, MMA_TOKENS = 16, 8
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
@@ -126,15 +128,15 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16` and `w4a16`; kernels/cuda/minifloat.py has the floats.
+    """`w8a16` and `w4a16`; minifloat.py has the floats.
 
-    few: what chooses without tuning for up to 8 tokens.
+    timed: losses of configurations, which choose one without tuning.
     """
 
-    few: Few
+    timed: TimedShapes
 
     def __init__(self, bits: int) -> None:
-        self.few = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
+        self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
         group = STEP_K if bits == 4 else None
         scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
         self.spec = KernelSpec(
@@ -234,7 +236,7 @@ class WeightOnlyGemm(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
         can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
-        return choose_few(can_run, gemm, current_gpu().sms, self.few)
+        return choose_by_timed_shapes(can_run, gemm, current_gpu().sms, self.timed)
 
     def builds(self) -> Sequence[Build]:
         return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]

@@ -3,8 +3,7 @@
 `fp6-w6a16` has E3M2 weights, `fp5-w5a16` E3M1, with one scale an output feature; `[fine]` has one
 per 128 k. In registers a weight is 2^-12 of itself, by bit operations alone, and its scale makes up
 for that (the paper's bias shift); `[-bias-shift]` widens every weight to its own value.
-The kernel is that of the other weight-only ones (csrc/weight_only/gemm.cu), the layout of weights is in
-csrc/weight_only/layout.cuh.
+The kernel is csrc/weight_only/gemm.cu, the layout of weights is in csrc/weight_only/layout.cuh.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from collections.abc import Sequence
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat
-from kernels.cuda.dense import padded
-from kernels.cuda.few_heuristic import FINE_MINIFLOATS, MINIFLOATS
-from kernels.cuda.weight_only import (
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.timed_shapes import TimedShapes
+from kernels.cuda.weight_only.gemm import (
     MMA_ROWS,
     STEP_K,
     Choice,
@@ -25,6 +24,8 @@ from kernels.cuda.weight_only import (
 )
 from kernels.runtime.nvrtc import Build
 
+MINIFLOATS = TimedShapes("weight_only", "minifloats")
+FINE_MINIFLOATS = TimedShapes("weight_only", "fine-minifloats")  # a scale per 128 k
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
 _FORMATS = {6: "E3M2", 5: "E3M1"}
 _LANES, _QUADS = 32, 16  # of a tile; a quad is four weights of a lane
@@ -66,7 +67,7 @@ class MinifloatGemm(WeightOnlyGemm):
     def __init__(self, bits: int, variant: str = "") -> None:
         group = group_of(variant)
         scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
-        self.few = FINE_MINIFLOATS if group else MINIFLOATS
+        self.timed = FINE_MINIFLOATS if group else MINIFLOATS
         how = ", widened the long way" if variant == "-bias-shift" else ""
         self.spec = KernelSpec(
             name=f"fp{bits}-w{bits}a16",
@@ -101,7 +102,7 @@ def group_of(variant: str) -> int | None:
 
 def tile_minifloats(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Numbers FP16 [N,K] that E3M2 (6 bits) or E3M1 (5) has, as the tiles of
-    csrc/weight_only/layout.cuh: uint8 [N/16, K/128, bytes of a tile]. Both are rounded up with zeros.
+    csrc/weight_only/layout.cuh: uint8 [N/16, K/128, bytes of a tile], rounded up with zeros.
     """
     row_tiles, steps = -(-values.shape[0] // MMA_ROWS), -(-values.shape[1] // STEP_K)
     whole = padded(values, row_tiles * MMA_ROWS, steps * STEP_K)

@@ -1,4 +1,4 @@
-"""What runs for few tokens where nothing was timed: taken from shapes nearby that were."""
+"""Choice of a configuration for few tokens from timed shapes nearby."""
 
 from __future__ import annotations
 
@@ -9,39 +9,34 @@ import numpy as np
 import pytest
 
 from kernels.contract import Config
-from kernels.cuda.few_heuristic import (
-    DUAL_GRAINED,
-    FINE_MINIFLOATS,
-    FLEXQ,
-    INT4_WEIGHTS,
-    INT8_WEIGHTS,
-    MINIFLOATS,
-    NIBBLES,
+from kernels.cuda.imma.configuration_choice import ATOM, DUAL_GRAINED, FLEXQ
+from kernels.cuda.imma.configurations import ImmaConfig
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.timed_shapes import (
     Interpolation,
     Losses,
-    choose_few,
+    choose_by_timed_shapes,
     load_losses,
     read_losses,
     settings_of,
     write_losses,
 )
-from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_configs import ImmaConfig
-from kernels.cuda.weight_only import WeightOnlyConfig
+from kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
+from kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
 from kernels.registry import resolve
 from kernels.runtime.gpu import OF_TARGET, chosen_for
 from workloads.gemm import GemmWorkload
 
 KERNELS = {
-    FLEXQ: "flexq-imma-w6a6",
-    NIBBLES: "atom-w4a4",
-    DUAL_GRAINED: "dgq-w4a8",
+    FLEXQ.timed: "flexq-imma-w6a6",
+    ATOM.timed: "atom-w4a4",
+    DUAL_GRAINED.timed: "dgq-w4a8",
     MINIFLOATS: "fp6-w6a16",
     FINE_MINIFLOATS: "fp6-w6a16[fine]",
     INT8_WEIGHTS: "w8a16",
     INT4_WEIGHTS: "w4a16",
 }
-TABLES = [(few, tiles) for few in KERNELS for tiles in (1, 2, 4)]
+TABLES = [(timed, tiles) for timed in KERNELS for tiles in (1, 2, 4)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +61,21 @@ def fastest(expected):
     return min(expected, key=expected.get)
 
 
-def configs_of(few, col_tiles):
+def configs_of(timed, col_tiles):
     """As they are among the candidates of the kernel."""
-    found = resolve(KERNELS[few], "cuda")
+    found = resolve(KERNELS[timed], "cuda")
     every = found.every_config() if isinstance(found, ImmaGemm) else found.configs(col_tiles)
     few_tokens = [c for c in every if isinstance(c, ImmaConfig | WeightOnlyConfig)]
     return [c for c in few_tokens if c.col_tiles == col_tiles]
 
 
-@pytest.mark.parametrize(("few", "col_tiles"), TABLES)
-def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(few, col_tiles):
-    table = load_losses(few.table)[col_tiles]
-    configs = [c for c in configs_of(few, col_tiles) if settings_of(c) in table.configs]
+@pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
+def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(timed, col_tiles):
+    table = load_losses(timed)[col_tiles]
+    configs = [c for c in configs_of(timed, col_tiles) if settings_of(c) in table.configs]
     lost = []
     for (n, k), row in zip(table.shapes, table.lost, strict=True):
-        chosen = choose_few(configs, GemmWorkload(8 * col_tiles, n, k), 132, few)
+        chosen = choose_by_timed_shapes(configs, GemmWorkload(8 * col_tiles, n, k), 132, timed)
         lost.append(row[table.configs.index(settings_of(chosen))])
 
     lost = [loss for loss in lost if not np.isnan(loss)]  # some shapes are older than some choices
@@ -89,10 +84,10 @@ def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(few, col_
     assert np.quantile(lost, 0.95) < 0.08
 
 
-@pytest.mark.parametrize(("few", "col_tiles"), TABLES)
-def test_most_candidates_are_in_the_tables(few, col_tiles):
-    known = set(load_losses(few.table)[col_tiles].configs)
-    configs = configs_of(few, col_tiles)
+@pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
+def test_most_candidates_are_in_the_tables(timed, col_tiles):
+    known = set(load_losses(timed)[col_tiles].configs)
+    configs = configs_of(timed, col_tiles)
 
     assert sum(settings_of(c) in known for c in configs) > len(configs) / 2
 

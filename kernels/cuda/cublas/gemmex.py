@@ -25,8 +25,8 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.dense import padded
-from kernels.cuda.rows import INT8_ROWS
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.cublas.rows import INT8_ROWS
 from kernels.errors import UnsupportedError
 from kernels.formats import Operand
 from kernels.runtime.nvrtc import Build

@@ -20,13 +20,11 @@ from kernels.contract import (
     PackedOperand,
     checked_scales,
 )
-from kernels.cuda.few_heuristic import NIBBLES
-from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_choices import all_nibbles, few_nibbles, nibbles_for
-from kernels.cuda.imma_configs import GROUP, AnyImmaConfig, TileFormat
-from kernels.cuda.imma_heuristic import MIXED_COSTS
-from kernels.cuda.nibbles import tile_nibbles
-from kernels.cuda.weight_only import tile_scales
+from kernels.cuda.imma.configuration_choice import ATOM
+from kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
+from kernels.cuda.imma.four_bit import tile_nibbles
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.weight_only.gemm import tile_scales
 from kernels.formats import Operand
 from kernels.formats.mixed import default_order, tail_start
 from kernels.runtime.nvrtc import Build
@@ -38,8 +36,7 @@ _FORMAT = OperandFormat(4, GROUP, kind="mixed")
 class MixedGemm(ImmaGemm):
     """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
 
-    few = NIBBLES
-    costs = MIXED_COSTS
+    choice = ATOM
 
     def __init__(self, variant: str = "") -> None:
         emulated = variant == "int4-mma"
@@ -89,12 +86,9 @@ class MixedGemm(ImmaGemm):
         ordered = PackedOperand(in_order, packed.rows, packed.k)
         super().linear(x, ordered, w, out, bias=bias, config=config)
 
-    def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return nibbles_for(m, self.tiles, in_mma_order=self.in_mma_order(m))
-
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # What the emulated ones are compiled to elsewhere is what the others are there.
-        return few_nibbles(1)[-1:] if self.tiles.int4_mma else all_nibbles(self.tiles)
+        return self.choice.for_few(1)[-1:] if self.tiles.int4_mma else super().every_config()
 
     def in_mma_order(self, m: int) -> bool:
         return not self.tiles.int4_mma and super().in_mma_order(m)

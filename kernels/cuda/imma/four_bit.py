@@ -1,6 +1,6 @@
 """4-bit weights for int8 tensor cores: their layout, and what kernels with INT8 tokens share.
 
-`group-w4a8` is what DGQ (arXiv 2310.04836; kernels/cuda/dual_grained.py) is compared with:
+`group-w4a8` is what DGQ (arXiv 2310.04836; dual_grained.py) is compared with:
 symmetric codes with an FP16 scale per group, whose sums are converted and scaled one by one.
 """
 
@@ -11,21 +11,12 @@ from collections.abc import Sequence
 import torch
 
 from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_scales
-from kernels.cuda.dense import padded
-from kernels.cuda.few_heuristic import NIBBLES
-from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_choices import all_nibbles, few_nibbles, nibbles_for
-from kernels.cuda.imma_configs import (
-    GROUP,
-    MMA_ROWS,
-    MOST_FEW,
-    AnyImmaConfig,
-    ImmaConfig,
-    TileFormat,
-)
-from kernels.cuda.imma_heuristic import GROUP_SCALED_COSTS
-from kernels.cuda.rows import INT8_ROWS
-from kernels.cuda.weight_only import tile_scales
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MOST_FEW
+from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.weight_only.gemm import tile_scales
 from kernels.formats import Operand
 from kernels.runtime.nvrtc import Build
 
@@ -55,12 +46,6 @@ class TokenScaledGemm(ImmaGemm):
         in_mma_order = self.in_mma_order(packed.rows)
         INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
 
-    def configs(self, m: int) -> Sequence[AnyImmaConfig]:
-        return nibbles_for(m, self.tiles, in_mma_order=self.in_mma_order(m))
-
-    def every_config(self) -> Sequence[AnyImmaConfig]:
-        return all_nibbles(self.tiles)
-
     def packing_builds(self) -> Sequence[Build]:
         return [INT8_ROWS.build]
 
@@ -69,8 +54,7 @@ class GroupScaledGemm(TokenScaledGemm):
     """`group-w4a8`."""
 
     tiles = TileFormat(BITS, a_grouped=False)
-    few = NIBBLES
-    costs = GROUP_SCALED_COSTS
+    choice = GROUP_SCALED
     spec = KernelSpec(
         name="group-w4a8",
         backend="cuda",
@@ -86,6 +70,6 @@ class GroupScaledGemm(TokenScaledGemm):
 
     def builds(self) -> Sequence[Build]:
         """The largest of few tokens and all of many; `dgq-w4a8` has every one of few."""
-        few = [few_nibbles(m)[-1] for m in (1, MOST_FEW)]
+        few = [self.choice.for_few(m)[-1] for m in (1, MOST_FEW)]
         many = [c for c in self.every_config() if not isinstance(c, ImmaConfig)]
         return [config.build(self.tiles) for config in (*few, *many)]

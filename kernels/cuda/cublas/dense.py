@@ -22,8 +22,8 @@ from kernels.contract import (
     check_gemm,
     checked_scales,
 )
-from kernels.cuda.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
-from kernels.cuda.rows import INT8_ROWS
+from kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
+from kernels.cuda.cublas.rows import INT8_ROWS
 from kernels.formats import Operand
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
