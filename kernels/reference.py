@@ -1,4 +1,4 @@
-"""What every kernel must equal, computed from codes in no packed layout: integers and float64."""
+"""The exact result that every kernel is checked against, from unpacked codes in float64."""
 
 from __future__ import annotations
 

@@ -5,13 +5,15 @@
     python benchmarks/kernels/heuristic.py report times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
 
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
 tuning was than the fastest, each shape judged as if it were in no table. `table` writes the
 kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
 too, are shapes that the choice has not seen. `fit` prints new costs for
-kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were not fitted to.
+kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
+not fitted to. `select` prints a greedy choice of candidates among all that were timed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import argparse
 import gzip
 import json
 import random
+import re
 import statistics
 import sys
 import time
@@ -68,6 +71,7 @@ TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
+LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
 OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
@@ -246,6 +250,36 @@ class CostSamples:
         return np.asarray(found)
 
 
+def select(paths: Sequence[Path], within: float) -> None:
+    """Say what a greedy choice takes of all configurations in the files, candidates or not."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for path in paths:
+        for m, n, k, name, microseconds in json.loads(gzip.decompress(path.read_bytes()))["times"]:
+            times.setdefault((m, n, k), {})[name] = microseconds
+    groups: dict[str, list[str]] = {}
+    for name in sorted({name for timed in times.values() for name in timed}):
+        tiles = re.search(r"col_tiles=\d+", name) if not name.startswith("Tiled") else None
+        groups.setdefault(f"{name.split('(')[0]} {tiles[0] if tiles else ''}", []).append(name)
+    for group, names in groups.items():
+        us = np.array([[timed.get(name, np.inf) for name in names] for timed in times.values()])
+        us = us[np.isfinite(us).any(axis=1)]
+        say(f"{group}: of {len(names)} configurations, over {len(us)} shapes and numbers of tokens")
+        for chosen, lost in greedy(us / us.min(axis=1, keepdims=True) - 1, within):
+            say(f"  {lost:7.2%}  {names[chosen]}")
+
+
+def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
+    """Columns of losses [shapes, configs], each the one that lowers the mean loss of the best so
+    far the most, with that mean; until it is at most `within`."""
+    lost = np.minimum(lost, LARGEST_LOSS)
+    best = np.full(len(lost), LARGEST_LOSS)
+    while best.mean() > within:
+        means = np.minimum(best[:, None], lost).mean(axis=0)
+        chosen = int(means.argmin())
+        best = np.minimum(best, lost[:, chosen])
+        yield chosen, float(best.mean())
+
+
 def folds(
     shapes: Sequence[tuple[int, int]], count: int = 4
 ) -> Iterator[tuple[list[int], list[int]]]:
@@ -304,6 +338,9 @@ def main() -> None:
     measuring.add_argument("--seed", type=int, default=1)
     for name in ("report", "table", "fit"):
         verbs.add_parser(name).add_argument("times", type=Path, nargs="+")
+    selecting = verbs.add_parser("select")
+    selecting.add_argument("times", type=Path, nargs="+")
+    selecting.add_argument("--within", type=float, default=0.002)
     for verb in verbs.choices.values():
         verb.add_argument("--kernel", default=KERNEL)
     options = parser.parse_args()
@@ -311,6 +348,8 @@ def main() -> None:
     if options.verb == "measure":
         tokens = parse_ranges(options.m)
         measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
+    elif options.verb == "select":
+        select(options.times, options.within)
     else:
         told = {"report": report, "table": write_table, "fit": fit}[options.verb]
         told(*read(options.times, kernel), kernel)

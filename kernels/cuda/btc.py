@@ -35,7 +35,7 @@ MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the w
 
 @dataclass(frozen=True, slots=True)
 class Optimizations:
-    """What of the kernel is switched on (FlexQ, Table 6). csrc/btc/gemm.cu has the details."""
+    """Optimizations that are switched on (FlexQ, Table 6). csrc/btc/gemm.cu has the details."""
 
     warp_reduction: bool = True
     pipeline: bool = True

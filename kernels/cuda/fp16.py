@@ -44,10 +44,10 @@ _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """octets: of rows that a block takes at once; warps: of a block, which share out K; stages of
+    """octets: of rows that a block takes at once; warps: of a block, which split K; stages of
     each lane's ring, of step_k k; late: 1 where the next kernel may start only when the last
-    weights are requested; blocks_an_sm: which share out the rows, 0: a block has one lot of octets;
-    col_tiles: of 8 tokens a block."""
+    weights are requested; blocks_an_sm: persistent blocks, 0: none, a block has one lot of
+    octets; col_tiles: of 8 tokens a block."""
 
     octets: int
     warps: int

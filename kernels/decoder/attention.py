@@ -23,7 +23,7 @@ _SPLITS = 3  # of no packing: sums of the splits
 
 
 def split_count(units: int, longest: int, sms: int) -> int:
-    """Blocks that share out a sequence, a power of two. units: KV heads of all sequences.
+    """Blocks among which a sequence is split, a power of two. units: KV heads of all sequences.
 
     With more blocks than run at once, what a block costs by itself outweighs what it brings.
     """
