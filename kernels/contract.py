@@ -127,11 +127,11 @@ PackingKind = Literal["halves", "group-codes", "row-codes"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where and how what computes activations may write them itself (csrc/decode_nodes.cu).
+    """Where and how what computes activations may write them itself (csrc/decode/operators.cu).
 
     kind: FP16 values; codes with a scale per 128 of k; codes with a scale a row. bits: of a code.
     values: [>= M, padded K], FP16 or int8. scales: FP32 [groups, padded M] or [M]; None: halves.
-    in_mma_order: the codes of a group lie in the order of csrc/imma_layout.cuh.
+    in_mma_order: the codes of a group lie in the order of csrc/imma/layout.cuh.
     """
 
     kind: PackingKind

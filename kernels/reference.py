@@ -1,4 +1,4 @@
-"""What every kernel must equal, computed from codes in no packed layout: integers and float64."""
+"""The exact result that every kernel is checked against, from unpacked codes in float64."""
 
 from __future__ import annotations
 
@@ -45,20 +45,6 @@ class Reference:
             return self
         sum_bits, output_bits = min(self.sum_bits, bits + 4), min(self.output_bits, bits)
         return replace(self, sum_bits=sum_bits, output_bits=output_bits)
-
-
-def integer_group_sums(x: Operand, w: Operand) -> torch.Tensor:
-    """Sums of code products within each group, int64 [groups, M, N], exact.
-
-    Raises ShapeError if K or the groups of x and w differ.
-    """
-    _check(x, w)
-    length, groups = _group_length(x, w)
-    xs = _in_groups(x.values, groups, length)
-    ws = _in_groups(w.values, groups, length)
-    # Products of codes and their sums over any K stay under 2^53, so float64 is exact, and
-    # unlike int64 it has a GEMM on every device.
-    return torch.bmm(xs.double(), ws.double().transpose(1, 2)).to(torch.int64)
 
 
 def reference_gemm(x: Operand, w: Operand, bias: torch.Tensor | None = None) -> Reference:

@@ -1,4 +1,4 @@
-"""Every kernel by name. To add one: a `.cu` in csrc/, a launcher module, a line in _ENTRIES.
+"""Every kernel by name. To add one: a source in csrc/, a launcher in cuda/, a line in _ENTRIES.
 
 A label is `name` or `name[variant]`. The same name may have a CUDA and a CPU implementation: they
 are two backends of one kernel and are never compared with each other.
@@ -17,23 +17,14 @@ from kernels.cpu import dense as cpu_dense
 from kernels.cpu import dual_grained as cpu_dgq
 from kernels.cpu import mixed as cpu_mixed
 from kernels.cpu import probes as cpu_probes
-from kernels.cuda import (
-    abq,
-    atom,
-    btc,
-    dual_grained,
-    flexq,
-    fp8,
-    fp16,
-    gemmex,
-    imma,
-    int8_sums,
-    minifloat,
-    nibbles,
-    weight_only,
-)
-from kernels.cuda import dense as cuda_dense
+from kernels.cuda import abq, btc, flexq, fp16
 from kernels.cuda import probes as cuda_probes
+from kernels.cuda.cublas import dense as cuda_dense
+from kernels.cuda.cublas import fp8, gemmex, int8_sums
+from kernels.cuda.imma import atom, dual_grained, four_bit
+from kernels.cuda.imma import gemm as imma
+from kernels.cuda.weight_only import gemm as weight_only
+from kernels.cuda.weight_only import minifloat
 from kernels.errors import UnknownKernelError, UnsupportedError
 from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
@@ -174,7 +165,7 @@ _ENTRIES: tuple[_Entry, ...] = (
             OperandFormat(4, weight_only.STEP_K),
             OperandFormat(8),
         ),
-        cuda=nibbles.GroupScaledGemm,
+        cuda=four_bit.GroupScaledGemm,
     ),
     _Entry("atom-w4a4", cpu=cpu_mixed.MixedGemm, cuda=atom.MixedGemm),
     _Entry("atom-w4a4[int4-mma]", cuda=partial(atom.MixedGemm, "int4-mma")),

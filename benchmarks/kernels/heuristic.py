@@ -1,17 +1,19 @@
-"""What kernels lose where nothing is tuned, and the tables and the fit behind the choice.
+"""Loss of the choice without tuning, and the tables and the fit behind it.
 
     python benchmarks/kernels/heuristic.py measure --out times.json.gz [--kernel NAME]
         [--m 1,8,16,24,32,64,128,512] [--shapes 120] [--seed 1] [--seconds N]
     python benchmarks/kernels/heuristic.py report times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py table times.json.gz... [--kernel NAME]
     python benchmarks/kernels/heuristic.py fit times.json.gz... [--kernel NAME]
+    python benchmarks/kernels/heuristic.py select times.json.gz... [--within 0.002]
 
 `measure` needs a GPU: it times every configuration of a kernel, flexq-imma-w6a6 unless another is
 named, weights cold, over random layer shapes. `report` prints how much slower the choice without
 tuning was than the fastest, each shape judged as if it were in no table. `table` writes the
-kernel's table of kernels/cuda/few_times; layers of papers are left out of it, so that they, too,
-are shapes that the choice has not seen. `fit` prints new costs for kernels/cuda/imma_heuristic.py,
-and what they lose on shapes that they were not fitted to.
+kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
+too, are shapes that the choice has not seen. `fit` prints new costs for
+kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
+not fitted to. `select` prints a greedy choice of candidates among all that were timed.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import argparse
 import gzip
 import json
 import random
+import re
 import statistics
 import sys
 import time
@@ -32,27 +35,33 @@ import numpy as np
 from scipy.optimize import minimize
 
 from kernels.contract import Config
-from kernels.cuda.few_heuristic import (
-    Few,
-    Losses,
-    choose_few,
-    settings_of,
-    write_losses,
-)
-from kernels.cuda.imma import ImmaGemm
-from kernels.cuda.imma_configs import (
+from kernels.cuda.imma.configuration_choice import (
     LEAST_MANY,
-    MMA_ROWS,
     MOST_NATURAL,
+    Cost,
+    ManyConfig,
+    choose,
+    read_us,
+    waves_of,
+)
+from kernels.cuda.imma.configurations import (
+    MMA_ROWS,
     AnyImmaConfig,
-    BulkConfig,
     ImmaConfig,
+    PersistentConfig,
     TiledConfig,
     TileFormat,
     WgmmaConfig,
 )
-from kernels.cuda.imma_heuristic import Cost, ManyConfig, choose, read_us, waves_of
-from kernels.cuda.weight_only import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.timed_shapes import (
+    Losses,
+    TimedShapes,
+    choose_by_timed_shapes,
+    settings_of,
+    write_losses,
+)
+from kernels.cuda.weight_only.gemm import COL_TILES, WeightOnlyConfig, WeightOnlyGemm
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 from workloads.ranges import parse_ranges
@@ -61,8 +70,10 @@ from workloads.suites import load_suite
 TOKENS = "1,8,16,24,32,64,128,512"
 KERNEL = "flexq-imma-w6a6"
 SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
-TABLES = Path(__file__).parents[2] / "kernels" / "cuda" / "few_times"
 PAPERS = ("paper-fig10", "paper-fp6")
+LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
+
+OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
 Times = dict[GemmWorkload, dict[Config, float]]
 
@@ -84,13 +95,13 @@ def random_shapes(count: int, seed: int) -> list[tuple[int, int]]:
     return shapes
 
 
-def own_configs(kernel: str) -> tuple[list[Config], Few]:
+def own_configs(kernel: str) -> tuple[list[Config], TimedShapes]:
     """Every configuration of a kernel's own code, and what scores those for few tokens."""
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
-        return [*found.every_config()], found.few
+        return [*found.every_config()], found.choice.timed
     assert isinstance(found, WeightOnlyGemm), f"{kernel} has nothing to choose"
-    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.few
+    return [c for tiles in COL_TILES for c in found.configs(tiles)], found.timed
 
 
 def measure(
@@ -122,6 +133,7 @@ def read(paths: Sequence[Path], kernel: str) -> tuple[Times, int]:
     for path in paths:
         content = json.loads(gzip.decompress(path.read_bytes()))
         for m, n, k, name, microseconds in content["times"]:
+            name = name.replace(*OLD_NAME)
             if name in by_name:  # a configuration may be gone since
                 times.setdefault(GemmWorkload(m, n, k), {})[by_name[name]] = microseconds
     return times, content["sms"]
@@ -138,9 +150,9 @@ def chosen(kernel: str, configs: Sequence[Config], gemm: GemmWorkload, sms: int)
     found = resolve(kernel, "cuda")
     if isinstance(found, ImmaGemm):
         of_imma = [c for c in configs if isinstance(c, AnyImmaConfig)]
-        return choose(of_imma, gemm, sms, found.costs, found.few, found.tiles, unseen=True)
+        return choose(of_imma, gemm, sms, found.choice, found.tiles, unseen=True)
     of_floats = [c for c in configs if isinstance(c, WeightOnlyConfig)]
-    return choose_few(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
+    return choose_by_timed_shapes(of_floats, gemm, sms, own_configs(kernel)[1], unseen=True)
 
 
 def report(times: Times, sms: int, kernel: str) -> None:
@@ -170,10 +182,10 @@ def losses(times: Times, configs: Sequence[Config], col_tiles: int, sms: int) ->
 
 
 def write_table(times: Times, sms: int, kernel: str) -> None:
-    configs, few = own_configs(kernel)
+    configs, timed = own_configs(kernel)
     tables = {tiles: losses(times, configs, tiles, sms) for tiles in COL_TILES}
     tables = {tiles: table for tiles, table in tables.items() if table.shapes}
-    (TABLES / f"{few.table}.json").write_text(write_losses(tables))
+    Path(str(timed.file)).write_text(write_losses(tables))
     say(", ".join(f"{tiles}: {len(table.shapes)} shapes" for tiles, table in tables.items()))
 
 
@@ -208,7 +220,7 @@ class CostSamples:
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
 
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
-        """As cost_us of kernels/cuda/imma_heuristic.py, of all configurations at once."""
+        """As cost_us of configuration_choice.py, of all configurations at once."""
         start, alone, each = costs.reshape(-1, 3).T
         whole, resident, last, steps = np.moveaxis(self.waves[chosen], 2, 0)
         busy = whole * np.maximum(alone, each * resident)
@@ -238,6 +250,36 @@ class CostSamples:
         return np.asarray(found)
 
 
+def select(paths: Sequence[Path], within: float) -> None:
+    """Say what a greedy choice takes of all configurations in the files, candidates or not."""
+    times: dict[tuple[int, int, int], dict[str, float]] = {}
+    for path in paths:
+        for m, n, k, name, microseconds in json.loads(gzip.decompress(path.read_bytes()))["times"]:
+            times.setdefault((m, n, k), {})[name] = microseconds
+    groups: dict[str, list[str]] = {}
+    for name in sorted({name for timed in times.values() for name in timed}):
+        tiles = re.search(r"col_tiles=\d+", name) if not name.startswith("Tiled") else None
+        groups.setdefault(f"{name.split('(')[0]} {tiles[0] if tiles else ''}", []).append(name)
+    for group, names in groups.items():
+        us = np.array([[timed.get(name, np.inf) for name in names] for timed in times.values()])
+        us = us[np.isfinite(us).any(axis=1)]
+        say(f"{group}: of {len(names)} configurations, over {len(us)} shapes and numbers of tokens")
+        for chosen, lost in greedy(us / us.min(axis=1, keepdims=True) - 1, within):
+            say(f"  {lost:7.2%}  {names[chosen]}")
+
+
+def greedy(lost: np.ndarray, within: float) -> Iterator[tuple[int, float]]:
+    """Columns of losses [shapes, configs], each the one that lowers the mean loss of the best so
+    far the most, with that mean; until it is at most `within`."""
+    lost = np.minimum(lost, LARGEST_LOSS)
+    best = np.full(len(lost), LARGEST_LOSS)
+    while best.mean() > within:
+        means = np.minimum(best[:, None], lost).mean(axis=0)
+        chosen = int(means.argmin())
+        best = np.minimum(best, lost[:, chosen])
+        yield chosen, float(best.mean())
+
+
 def folds(
     shapes: Sequence[tuple[int, int]], count: int = 4
 ) -> Iterator[tuple[list[int], list[int]]]:
@@ -254,16 +296,16 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     found = resolve(kernel, "cuda")
     assert isinstance(found, ImmaGemm), f"{kernel} has no kernel for many tokens"
     few = {gemm: timed for gemm, timed in times.items() if LEAST_MANY < gemm.m <= MOST_NATURAL}
-    border = found.few.many_rows * MMA_ROWS * sms
+    border = found.choice.many_rows * MMA_ROWS * sms
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
-            WgmmaConfig | BulkConfig,
+            WgmmaConfig | PersistentConfig,
             {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
         ),
     )
     for kind, seen in parts:
-        of_kind = CostSamples(seen, kind, sms, found.costs, found.tiles)
+        of_kind = CostSamples(seen, kind, sms, found.choice.costs, found.tiles)
         if not of_kind.shapes:
             continue
         fitted = say_unseen(of_kind).reshape(-1, 3)
@@ -296,6 +338,9 @@ def main() -> None:
     measuring.add_argument("--seed", type=int, default=1)
     for name in ("report", "table", "fit"):
         verbs.add_parser(name).add_argument("times", type=Path, nargs="+")
+    selecting = verbs.add_parser("select")
+    selecting.add_argument("times", type=Path, nargs="+")
+    selecting.add_argument("--within", type=float, default=0.002)
     for verb in verbs.choices.values():
         verb.add_argument("--kernel", default=KERNEL)
     options = parser.parse_args()
@@ -303,6 +348,8 @@ def main() -> None:
     if options.verb == "measure":
         tokens = parse_ranges(options.m)
         measure(options.out, kernel, tokens, options.shapes, options.seconds, options.seed)
+    elif options.verb == "select":
+        select(options.times, options.within)
     else:
         told = {"report": report, "table": write_table, "fit": fit}[options.verb]
         told(*read(options.times, kernel), kernel)

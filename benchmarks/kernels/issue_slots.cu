@@ -1,6 +1,7 @@
 // What a Hopper SM does beside int8 warpgroup MMA. Needs nvcc 12 or later and an H100 or H200:
 //
-//   nvcc -std=c++17 -O3 -gencode=arch=compute_90a,code=sm_90a benchmarks/kernels/issue_slots.cu && ./a.out
+//   nvcc -std=c++17 -O3 -Ikernels/csrc -gencode=arch=compute_90a,code=sm_90a \
+//     benchmarks/kernels/issue_slots.cu && ./a.out
 //
 // One warpgroup of a block multiplies 64x128x32, eight in a chain, until another one has issued its
 // instructions, all of one kind in as many chains of dependence as said. Cycles that each takes alone and both
@@ -10,7 +11,8 @@
 
 #include <cuda_runtime.h>
 
-#include "../../kernels/csrc/ptx.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/wgmma.cuh"
 
 constexpr int BLOCKS = 132, SHARED_BYTES = 128 * 1024, TOKENS_AT = 64 * 1024, CHAINED = 8;
 
@@ -69,7 +71,7 @@ __global__ void __launch_bounds__(256, 1) both(Taken* taken, int rounds, bool mu
     while (multiplies && (issues || round < rounds)) {
       wgmma_fence();
 #pragma unroll
-      for (int i = 0; i < CHAINED; ++i) wgmma_s8_k32(d, a, swizzled_operand(tokens + i % 4 * 32), true);
+      for (int i = 0; i < CHAINED; ++i) wgmma_s8_k32(d, a, swizzled_descriptor(tokens + i % 4 * 32), true);
       wgmma_commit();
       wgmma_wait<0>();
 #pragma unroll

@@ -2,7 +2,7 @@
 
 W is decomposed into W_BITS bit planes `[bit][row][K/32]`, X into A_BITS `[token][bit][K/32]`. One
 scale an output channel and one a token are applied once, to integer sums over all of K.
-csrc/abq.cu says how they are multiplied.
+csrc/abq/gemm.cu says how they are multiplied.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_K = 128  # values of k in 16 bytes of a plane
 MMA_ROWS, MMA_COLS = 16, 8
 MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
 _ROOMY_COLUMNS = 32  # activation bit planes of a block whose sums fit 128 registers with ease
-_PACKING_WARPS = 8  # of a block of csrc/abq_pack.cu
+_PACKING_WARPS = 8  # of a block of csrc/abq/pack.cu
 _MAX_SLICES = 16  # of a token in quantize_pack: each reads the whole row to find its maximum
 
 
@@ -213,7 +213,7 @@ class ArbitraryBitGemm(LinearKernel):
 
     def _build(self, config: AbqConfig, tokens: int) -> Build:
         return Build.of(
-            "abq.cu",
+            "abq/gemm.cu",
             block=Block("abq", config.warps * 32, self._shared_bytes(config, tokens)),
             W_BITS=self.spec.weight.bits,
             A_BITS=self.spec.activation.bits,
@@ -223,7 +223,7 @@ class ArbitraryBitGemm(LinearKernel):
         )
 
     def _shared_bytes(self, config: AbqConfig, tokens: int) -> int:
-        """Dynamic shared memory of a block, as csrc/abq.cu lays it out."""
+        """Dynamic shared memory of a block, as csrc/abq/gemm.cu lays it out."""
         rows = config.row_tiles * MMA_ROWS
         ring = config.warps * config.stages * rows * self.spec.weight.bits * config.step_k // 8
         column_tiles = -(-tokens * self.spec.activation.bits // MMA_COLS)
@@ -246,7 +246,7 @@ def _empty_planes(outer: int, inner: int, k: int, device: torch.device) -> torch
 
 
 def _packing(bits: int) -> Build:
-    return Build.of("abq_pack.cu", BITS=bits)
+    return Build.of("abq/pack.cu", BITS=bits)
 
 
 def _pack_codes(operand: Operand, planes: torch.Tensor, *, row_step: int, plane_step: int) -> None:

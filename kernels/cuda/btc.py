@@ -1,6 +1,6 @@
 """FlexQ W6A6 and W6A8 on binary tensor cores (arXiv 2508.04405, sections 4.1 to 4.3).
 
-Bit planes of weights and activations are packed on the GPU; csrc/flexq_btc.cu says how they lie in
+Bit planes of weights and activations are packed on the GPU; csrc/btc/gemm.cu says how they lie in
 memory and how they are multiplied.
 """
 
@@ -29,13 +29,13 @@ from workloads.gemm import GemmWorkload
 GROUP = 128
 W_BITS = 6
 MMA_ROWS, MMA_COLS = 16, 8
-_DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/flexq_btc.cu
+_DEQUANT_THREADS = 256  # of flexq_dequantize in csrc/btc/gemm.cu
 MAX_TOKENS = 8  # of one block; more tokens are further blocks, which find the weights in L2
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizations:
-    """What of the kernel is switched on (FlexQ, Table 6). csrc/flexq_btc.cu has the details."""
+    """Optimizations that are switched on (FlexQ, Table 6). csrc/btc/gemm.cu has the details."""
 
     warp_reduction: bool = True
     pipeline: bool = True
@@ -69,14 +69,14 @@ class BtcConfig(Config):
     stages: int
 
     def build(self, a_bits: int, tokens: int, on: Optimizations) -> Build:
-        """How csrc/flexq_btc.cu is compiled for this configuration and 1 to 8 tokens a block."""
+        """How csrc/btc/gemm.cu is compiled for this configuration and 1 to 8 tokens a block."""
         defines = {name.upper(): value for name, value in asdict(self).items()}
         block = Block("flexq_btc", self.warps * 32, self.shared_bytes(a_bits, tokens, on))
         defines |= {"A_BITS": a_bits, "TOKENS": tokens, **on.defines}
-        return Build.of("flexq_btc.cu", block=block, **defines)
+        return Build.of("btc/gemm.cu", block=block, **defines)
 
     def shared_bytes(self, a_bits: int, tokens: int, on: Optimizations) -> int:
-        """Dynamic shared memory of a block, as csrc/flexq_btc.cu lays it out."""
+        """Dynamic shared memory of a block, as csrc/btc/gemm.cu lays it out."""
         stage = self.row_tiles * (W_BITS * MMA_ROWS * 16 + MMA_ROWS * 2)
         row_ints = -(-tokens * a_bits // MMA_COLS) * 4 + 1
         reduction = self.warps * self.row_tiles * MMA_ROWS * row_ints * 4
@@ -130,7 +130,7 @@ class BinaryTensorCoreGemm(LinearKernel):
         device = weight.values.device
         planes = torch.empty(steps, tiles, W_BITS, MMA_ROWS, 4, dtype=torch.int32, device=device)
         codes = weight.values.contiguous()
-        function = load_function(Build.of("flexq_pack.cu", BITS=W_BITS), "pack_weights")
+        function = load_function(Build.of("btc/pack.cu", BITS=W_BITS), "pack_weights")
         function.launch((steps, tiles, 1), 32 * MMA_ROWS, (codes, planes, weight.rows, weight.k))
         padded = torch.zeros(steps, tiles * MMA_ROWS, dtype=torch.float16, device=device)
         padded[:, : weight.rows] = scales.T
@@ -202,7 +202,7 @@ class BinaryTensorCoreGemm(LinearKernel):
 
     def builds(self) -> Sequence[Build]:
         a_bits = self.spec.activation.bits
-        packing = [Build.of("flexq_pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
+        packing = [Build.of("btc/pack.cu", BITS=bits) for bits in sorted({W_BITS, a_bits})]
         # A variant's registers grow with its tokens; of the kernel itself all sizes are looked at.
         sizes = (MAX_TOKENS,) if self.spec.variant else (1, 4, MAX_TOKENS)
         main = [
@@ -214,7 +214,7 @@ class BinaryTensorCoreGemm(LinearKernel):
         chosen = config if isinstance(config, BtcConfig) else self.default_config(gemm)
         a_bits = self.spec.activation.bits
         main = chosen.build(a_bits, min(gemm.m, MAX_TOKENS), self._on)
-        return [Build.of("flexq_pack.cu", BITS=a_bits), main]
+        return [Build.of("btc/pack.cu", BITS=a_bits), main]
 
     def _configs(self, tokens: int) -> list[BtcConfig]:
         """Those that don't spill: sums of many tokens need more than a 16th of the registers."""
@@ -235,7 +235,7 @@ class BinaryTensorCoreGemm(LinearKernel):
         overlap: bool = False,
     ) -> None:
         a_bits, columns = self.spec.activation.bits, self._columns(packed.rows)
-        function = load_function(Build.of("flexq_pack.cu", BITS=a_bits), name)
+        function = load_function(Build.of("btc/pack.cu", BITS=a_bits), name)
         # One warp a block: blocks of several warps made M = 8 slower at large K on an H200.
         grid = (-(-packed.k // GROUP), -(-columns // a_bits), 1)
         arguments = (*inputs, packed.buffers["planes"], packed.buffers["scales"])

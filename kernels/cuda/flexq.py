@@ -10,8 +10,8 @@ import torch
 
 from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, Packing, check_gemm
 from kernels.cuda.btc import MAX_TOKENS, BinaryTensorCoreGemm
-from kernels.cuda.imma import Int8TensorCoreGemm
-from kernels.cuda.imma_choices import bucket_of
+from kernels.cuda.imma.configuration_choice import bucket_of
+from kernels.cuda.imma.gemm import Int8TensorCoreGemm
 from kernels.errors import ShapeError
 from kernels.formats import Operand
 from kernels.runtime.gpu import current_gpu

@@ -1,4 +1,4 @@
-"""`fp16`: dense FP16 by cuBLASLt, or for few tokens by csrc/fp16_few.cu: whichever is faster.
+"""`fp16`: the faster of cuBLASLt and, for few tokens, csrc/fp16/few_tokens.cu.
 
 Both read the same row-major weights. For a few tokens cuBLAS reads 50 to 280 MB of weights at 60 to
 90 % of what an H200 delivers: a baseline that stopped there would flatter what is compared with it.
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
-from kernels.cuda.dense import Fp16Gemm
+from kernels.cuda.cublas.dense import Fp16Gemm
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
@@ -44,10 +44,10 @@ _MOST_TOKENS = 32  # of our own kernel: beyond, cuBLAS has work enough to be as 
 
 @dataclass(frozen=True, slots=True)
 class FewTokensConfig(Config):
-    """octets: of rows that a block takes at once; warps: of a block, which share out K; stages of
+    """octets: of rows that a block takes at once; warps: of a block, which split K; stages of
     each lane's ring, of step_k k; late: 1 where the next kernel may start only when the last
-    weights are requested; blocks_an_sm: which share out the rows, 0: a block has one lot of octets;
-    col_tiles: of 8 tokens a block."""
+    weights are requested; blocks_an_sm: persistent blocks, 0: none, a block has one lot of
+    octets; col_tiles: of 8 tokens a block."""
 
     octets: int
     warps: int
@@ -73,11 +73,11 @@ class FewTokensConfig(Config):
 
     @property
     def build(self) -> Build:
-        """How csrc/fp16_few.cu is compiled for this configuration."""
+        """How csrc/fp16/few_tokens.cu is compiled for this configuration."""
         block = Block("fp16_few", self.warps * 32, self.shared_bytes)
         defines = {name.upper(): value for name, value in asdict(self).items()}
         defines["PERSISTENT"] = int(defines.pop("BLOCKS_AN_SM") > 0)
-        return Build.of("fp16_few.cu", block=block, **defines)
+        return Build.of("fp16/few_tokens.cu", block=block, **defines)
 
 
 class FastestFp16Gemm(Fp16Gemm):

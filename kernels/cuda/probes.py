@@ -25,8 +25,8 @@ _CHUNK_BYTES = 16  # of one load
 _DEFAULT_UNROLL = 8
 _UNROLLS = (4, 8)
 SPIN_CYCLES = 400_000  # 0.2 ms at 1,980 MHz: what a launch costs beside it is under 1 %
-_SPIN = Build.of("spin.cu", CYCLES=SPIN_CYCLES)
-_EMPTY = Build.of("probes.cu", UNROLL=_DEFAULT_UNROLL, OVERLAP=0)
+_SPIN = Build.of("probes/spin.cu", CYCLES=SPIN_CYCLES)
+_EMPTY = Build.of("probes/read.cu", UNROLL=_DEFAULT_UNROLL, OVERLAP=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class ReadWeights(Probe):
         return sums
 
     def _build(self, unroll: int) -> Build:
-        return Build.of("probes.cu", UNROLL=unroll, OVERLAP=int(self._overlap))
+        return Build.of("probes/read.cu", UNROLL=unroll, OVERLAP=int(self._overlap))
 
 
 class EmptyKernel(Probe):

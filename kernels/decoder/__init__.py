@@ -1,4 +1,4 @@
-"""What stands between the linear layers of a decoder: norms, attention, activation functions."""
+"""Non-GEMM operators of a decoder block: norms, attention, activations, greedy sampling."""
 
 from kernels.decoder.kv import KV_BITS, KvLayer
 from kernels.decoder.operations import (

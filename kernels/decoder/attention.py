@@ -1,4 +1,4 @@
-"""How attention of a decode step is compiled and split (csrc/decode_attention.cu)."""
+"""How attention of a decode step is compiled and split (csrc/decode/attention.cu)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPLITS = 3  # of no packing: sums of the splits
 
 
 def split_count(units: int, longest: int, sms: int) -> int:
-    """Blocks that share out a sequence, a power of two. units: KV heads of all sequences.
+    """Blocks among which a sequence is split, a power of two. units: KV heads of all sequences.
 
     With more blocks than run at once, what a block costs by itself outweighs what it brings.
     """
@@ -55,7 +55,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
             f"got {shape.head_dim} and {group}"
         )
     return Build.of(
-        "decode_attention.cu",
+        "decode/attention.cu",
         block=Block(ATTENTION, WARPS * _WARP),
         HEAD_DIM=shape.head_dim,
         GROUP_HEADS=group,
@@ -69,7 +69,7 @@ def attention_build(shape: AttentionShape, bits: int, packing: Packing | None) -
 
 
 def tiles(head_dim: int, bits: int) -> int:
-    """Tiles that a warp takes at once: as many as its registers hold (csrc/kv_cache.cuh)."""
+    """Tiles that a warp takes at once: as many as its registers hold (csrc/decode/kv_cache.cuh)."""
     padded = -(-head_dim // _MMA_K) * _MMA_K
 
     def words(lanes: int, positions: int) -> int:

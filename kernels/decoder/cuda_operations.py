@@ -1,5 +1,4 @@
-"""The operations as one kernel each (csrc/decode_nodes.cu; attention: csrc/decode_attention.cu and
-the sum of its splits; the token: csrc/decode_pick.cu)."""
+"""The operators as one kernel each: csrc/decode/operators.cu, attention.cu and pick.cu."""
 
 from __future__ import annotations
 
@@ -41,15 +40,15 @@ _FUNCTIONS = {
 }
 _NOTHING = (None,) * 6  # inputs that an operation on one tensor lacks
 _PACKINGS: dict[PackingKind, int] = {"halves": 0, "group-codes": 1, "row-codes": 2}
-_WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode_nodes.cu: values of a thread, lanes, of a warp
+_WIDTH, _WARP, _GROUP = 4, 32, 128  # csrc/decode/operators.cu: values of a thread, lanes, of a warp
 _MOST_THREADS, _FEW_THREADS = 1024, 128  # of a block with a whole row, and of one with a part
 _SUM_THREADS = 512  # of a block with a whole row of attention, whose threads hold several splits
 _SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
 _MOST_VECTORS = 3  # of a thread of a norm with more threads than these
-_PICK_THREADS = 1024  # csrc/decode_pick.cu
+_PICK_THREADS = 1024  # csrc/decode/pick.cu
 
 
-_PICK_BUILD = Build.of("decode_pick.cu", block=Block(PICK, _PICK_THREADS))
+_PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
 
 
 class CudaOperations(DecoderOperations):
@@ -257,14 +256,14 @@ def _strides(packing: Packing) -> tuple[int, int]:
 
 
 def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Build:
-    """How csrc/decode_nodes.cu is compiled."""
+    """How csrc/decode/operators.cu is compiled."""
     is_norm = producer in (_RMS_NORM, _LAYER_NORM)
     whole_row = is_norm or kind == "row-codes"
     is_shared = is_norm and vectors > _MOST_VECTORS
     of_row = _SHARED_THREADS if is_shared else _row_threads(producer)
     threads = of_row if whole_row else _FEW_THREADS
     return Build.of(
-        "decode_nodes.cu",
+        "decode/operators.cu",
         block=Block(_FUNCTIONS[producer], threads),
         PRODUCER=producer,
         PACKING=_PACKINGS[kind],

@@ -1,7 +1,7 @@
 """Keys and values of one layer: FP16, or asymmetric codes of 8 or 4 bits a token and head.
 
 x = code * step + least with both in FP16, as Atom quantizes its KV cache (arXiv 2310.19102, section
-4.4). csrc/decode_attention.cu writes and reads the same bytes.
+4.4). csrc/decode/attention.cu writes and reads the same bytes.
 """
 
 from __future__ import annotations

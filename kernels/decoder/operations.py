@@ -1,4 +1,4 @@
-"""The contract of what stands between linear layers, whoever computes it.
+"""Interface of the non-GEMM operators of a decoder block.
 
 Each operation leaves its result as the next linear layer's activations: quantized and packed where
 its kernel wants that. Launches go to torch's current stream and may be captured in a CUDA graph.

@@ -1,4 +1,4 @@
-"""The operations in torch, on any device: what runs on a CPU, and what the CUDA kernels must equal.
+"""The operators in torch, on any device: the CPU implementation and the reference of the CUDA one.
 
 Values are rounded to FP16 where `transformers` rounds them in an FP16 model.
 """

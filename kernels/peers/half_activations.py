@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kernels.contract import Config, LinearKernel, PackedOperand
-from kernels.cuda.dense import activated, padded
+from kernels.cuda.cublas.dense import activated, padded
 from kernels.formats import Operand
 
 

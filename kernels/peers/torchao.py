@@ -12,7 +12,7 @@ import torch
 
 from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
 from kernels.contract import checked_scales as checked
-from kernels.cuda.dense import padded
+from kernels.cuda.cublas.dense import padded
 from kernels.formats import Operand, quantize_symmetric
 from kernels.peers.half_activations import HalfActivationPeer, store
 from kernels.peers.packages import TORCHAO, load

@@ -1,4 +1,4 @@
-"""Flags in memory by which blocks of one launch tell each other that something is written.
+"""Flags in memory between blocks of one launch: release and acquire of what a block wrote.
 
 A flag is set to a number that no other launch on the same flags has, so nobody resets one and it
 doesn't matter what an aborted launch left. A stream has flags of its own. So has each capture of a

@@ -1,4 +1,4 @@
-"""What the compiler made of a source: registers, spills, shared memory, instructions."""
+"""Compiled code of a source: registers, spills, shared memory, instructions."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Build:
 
     @property
     def name(self) -> str:
-        """For people, for example `flexq_btc.cu A_BITS=6 STAGES=4`."""
+        """For people, for example `btc/gemm.cu A_BITS=6 STAGES=4`."""
         return " ".join([self.source, *(f"{name}={value}" for name, value in self.defines)])
 
 
@@ -79,11 +79,6 @@ class Cubin:
     def hash(self) -> str:
         """SHA-256 of the machine code: equal hashes are the same kernel."""
         return hashlib.sha256(self.code).hexdigest()
-
-
-def source_names() -> tuple[str, ...]:
-    """The `.cu` files of kernels/csrc."""
-    return tuple(sorted(f.name for f in _csrc().iterdir() if f.name.endswith(".cu")))
 
 
 @cache

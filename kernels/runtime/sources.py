@@ -1,4 +1,4 @@
-"""What the compiler reads when it is given one of our sources."""
+"""The files that the compiler reads for one of our sources."""
 
 from __future__ import annotations
 

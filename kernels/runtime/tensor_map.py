@@ -1,4 +1,4 @@
-"""Tensor maps: what the copy engine of compute capability 9.0 and later copies boxes of."""
+"""Tensor maps: descriptors of matrices for TMA (compute capability 9.0 and later)."""
 
 from __future__ import annotations
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda.imma_choices import bulk
-from kernels.cuda.imma_configs import BulkConfig, WgmmaConfig
+from kernels.cuda.imma.configuration_choice import FLEXQ
+from kernels.cuda.imma.configurations import PersistentConfig, WgmmaConfig
 from kernels.formats import Operand
 from kernels.reference import reference_gemm
 from kernels.registry import resolve
 from kernels.runtime.gpu import current_gpu
 
+PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
 LABELS = ("flexq-imma-w6a6", "flexq-imma-w6a8")
 # Of one scale a group and sum in the same order: the same bits.
 WARPGROUPS = WgmmaConfig(1, 2, 3, 1)
@@ -40,10 +41,10 @@ def random_operands(kernel: LinearKernel, m: int, n: int, k: int) -> tuple[Opera
 
 
 @pytest.mark.parametrize("label", LABELS)
-@pytest.mark.parametrize("config", [c for c in bulk() if not c.split], ids=str)
+@pytest.mark.parametrize("config", [c for c in PERSISTENT if not c.split], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(33, 72, 128), (300, 1000, 1000), (700, 4104, 2048)])
 def test_whole_outputs_are_those_of_the_warpgroup_kernel_bit_for_bit(
-    label: str, config: BulkConfig, m: int, n: int, k: int
+    label: str, config: PersistentConfig, m: int, n: int, k: int
 ) -> None:
     kernel = linear_kernel(label)
     x, w = random_operands(kernel, m, n, k)
@@ -57,12 +58,12 @@ def test_whole_outputs_are_those_of_the_warpgroup_kernel_bit_for_bit(
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("config", [c for c in bulk() if c.split], ids=str)
+@pytest.mark.parametrize("config", [c for c in PERSISTENT if c.split], ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(128, 256, 4096), (257, 1000, 4096), (700, 2048, 1024), (128, 17000, 1024)]
 )
 def test_shared_outputs_are_the_same_at_every_launch(
-    config: BulkConfig, m: int, n: int, k: int
+    config: PersistentConfig, m: int, n: int, k: int
 ) -> None:
     kernel = linear_kernel("flexq-imma-w6a6")
     x, w = random_operands(kernel, m, n, k)
@@ -80,9 +81,11 @@ def test_shared_outputs_are_the_same_at_every_launch(
     assert bool((off <= near[fits]).all())
 
 
-@pytest.mark.parametrize("config", bulk(), ids=str)
+@pytest.mark.parametrize("config", PERSISTENT, ids=str)
 @pytest.mark.parametrize(("x_code", "w_code"), [(-128, -32), (-128, 31), (127, -32)])
-def test_the_largest_sums_stay_in_the_binade(config: BulkConfig, x_code: int, w_code: int) -> None:
+def test_the_largest_sums_stay_in_the_binade(
+    config: PersistentConfig, x_code: int, w_code: int
+) -> None:
     kernel = linear_kernel("flexq-imma-w6a8")
     m, n, k = 130, 192, 2048
     x = operands.unit_operand(torch.full((m, k), x_code, dtype=torch.int8), 8, 128, 0.25)
@@ -95,8 +98,8 @@ def test_the_largest_sums_stay_in_the_binade(config: BulkConfig, x_code: int, w_
     assert bool((out == x_code * w_code * k * 2.0**-14).all())
 
 
-@pytest.mark.parametrize("config", bulk(), ids=str)
-def test_a_scale_that_is_no_number_spoils_its_row_alone(config: BulkConfig) -> None:
+@pytest.mark.parametrize("config", PERSISTENT, ids=str)
+def test_a_scale_that_is_no_number_spoils_its_row_alone(config: PersistentConfig) -> None:
     kernel = linear_kernel("flexq-imma-w6a6")
     m, n, k = 600, 300 * current_gpu().sms // 10, 1024
     x, w = random_operands(kernel, m, n, k)
@@ -116,7 +119,7 @@ def test_a_scale_that_is_no_number_spoils_its_row_alone(config: BulkConfig) -> N
 class Launches:
     """The same launch again and again, into an output of each; x and w are drawn by the seed."""
 
-    def __init__(self, config: BulkConfig, seed: int, count: int) -> None:
+    def __init__(self, config: PersistentConfig, seed: int, count: int) -> None:
         self.kernel, self.config = linear_kernel("flexq-imma-w6a6"), config
         # 64 blocks of 4 groups of k: two launches fit on the GPU side by side.
         m, n, k = config.tokens, 4 * config.rows, 8192
@@ -158,11 +161,11 @@ class Launches:
         return outs
 
 
-SPLIT = [c for c in bulk() if c.split]
+SPLIT = [c for c in PERSISTENT if c.split]
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_launches_on_two_streams_at_once_share_no_sums(config: BulkConfig) -> None:
+def test_launches_on_two_streams_at_once_share_no_sums(config: PersistentConfig) -> None:
     pair = [Launches(config, seed, count=30) for seed in (1, 2)]
     expected = [launches.expected() for launches in pair]
     streams = [torch.cuda.Stream() for _ in pair]
@@ -178,7 +181,7 @@ def test_launches_on_two_streams_at_once_share_no_sums(config: BulkConfig) -> No
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_graphs_of_one_stream_may_replay_at_once_on_two(config: BulkConfig) -> None:
+def test_graphs_of_one_stream_may_replay_at_once_on_two(config: PersistentConfig) -> None:
     """Each has memory of its own. The same graph on two streams is another matter: CUDA lets one
     replay follow the other, but they have the same output, and that is the caller's to see to."""
     pair = [Launches(config, seed, count=30) for seed in (3, 4)]
@@ -196,7 +199,9 @@ def test_graphs_of_one_stream_may_replay_at_once_on_two(config: BulkConfig) -> N
 
 
 @pytest.mark.parametrize("config", SPLIT, ids=str)
-def test_a_replay_waits_for_its_own_sums_and_not_those_of_the_last(config: BulkConfig) -> None:
+def test_a_replay_waits_for_its_own_sums_and_not_those_of_the_last(
+    config: PersistentConfig,
+) -> None:
     launches, other = Launches(config, 5, count=4), Launches(config, 6, count=1)
     graph = launches.captured_on(torch.cuda.Stream())
     graph.replay()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kernels.contract import Config, LinearKernel
-from kernels.cuda.cublaslt import LtTypes, lt_candidates
+from kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates
 from kernels.errors import UnsupportedError
 from kernels.formats import Operand
 from kernels.formats.minifloat import minifloat_numbers
@@ -281,7 +281,7 @@ def test_probes_do_what_they_say_in_every_configuration(label: str) -> None:
 
 @pytest.mark.parametrize("output", [torch.float16, torch.float32])
 def test_the_library_has_no_int8_gemm_that_could_apply_scales(output: torch.dtype) -> None:
-    # If it ever has one, cublaslt-w8a8 must time it: see kernels/cuda/dense.py.
+    # If it ever has one, cublaslt-w8a8 must time it: see kernels/cuda/cublas/dense.py.
     types = LtTypes(torch.int8, output)
 
     assert lt_candidates(GemmWorkload(16, 4096, 4096), 4096, types) == []

@@ -11,8 +11,8 @@ from kernels.runtime.nvrtc import Build
 
 def test_builds_are_in_the_cache_and_one_that_fails_stops_no_other(tmp_path, monkeypatch):
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
-    builds = [Build.of("probes.cu", UNROLL=unroll, OVERLAP=0) for unroll in (2, 3)]
-    unbuildable = Build.of("weight_only.cu")  # its defines are missing
+    builds = [Build.of("probes/read.cu", UNROLL=unroll, OVERLAP=0) for unroll in (2, 3)]
+    unbuildable = Build.of("weight_only/gemm.cu")  # its defines are missing
 
     with chosen_for(OF_TARGET["sm_90"]):
         compile_ahead([unbuildable, *builds, builds[0]])

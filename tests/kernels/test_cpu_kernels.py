@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operands
 import pytest
 import torch
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
 from kernels.formats import Operand
-from kernels.reference import integer_group_sums, reference_gemm
+from kernels.reference import reference_gemm
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
@@ -148,14 +150,22 @@ def test_operands_of_different_k_are_refused(label: str) -> None:
         kernel.gemm(x, w, torch.empty(1, 4).half())
 
 
-def test_group_sums_add_up_to_the_product_of_all_codes() -> None:
+def test_the_reference_scales_each_group_by_itself_and_adds_all() -> None:
     x = operands.unit_operand(operands.random_codes(4, 300, 6, seed=1), 6, 128)
     w = operands.unit_operand(operands.random_codes(5, 300, 6, seed=2), 6, 128)
 
-    sums = integer_group_sums(x, w)
+    whole = reference_gemm(x, w).y
+    of_groups = []
+    for group in range(3):
+        only = replace(w, scales=torch.zeros(5, 3, dtype=torch.float16))
+        only.scales[:, group] = 1
+        of_groups.append(reference_gemm(x, only).y)
+        k = slice(128 * group, 128 * (group + 1))
+        expected = operands.int_gemm(x.values[:, k], w.values[:, k])
+        assert torch.equal(of_groups[-1], expected.double())
 
-    assert sums.shape == (3, 4, 5)
-    assert torch.equal(sums.sum(dim=0), operands.int_gemm(x.values, w.values))
+    assert torch.equal(sum(of_groups), whole)
+    assert torch.equal(whole, operands.int_gemm(x.values, w.values).double())
 
 
 @pytest.mark.parametrize("bits", [4, 6, 8, 16])

@@ -56,7 +56,7 @@ def test_rows_that_are_few_go_to_one_block_an_sm(described: ExitStack) -> None:
 def test_no_block_has_more_octets_than_it_has_turns_for(config: FewTokensConfig, n: int) -> None:
     octets = -(-n // 8)
     blocks = config.grid(1, n, 132)[0]
-    ends = [octets * block // blocks for block in range(blocks + 1)]  # as csrc/fp16_few.cu
+    ends = [octets * block // blocks for block in range(blocks + 1)]  # as csrc/fp16/few_tokens.cu
     shares = [after - before for before, after in pairwise(ends)]
 
     assert sum(shares) == octets

@@ -23,7 +23,7 @@ TABLE = Path(__file__).parent / "resources.csv"
 def tools_are_missing() -> str:
     """Why this machine can't compile and disassemble; empty where it can."""
     try:
-        resources(compile_build(Build.of("w8a8.cu"), "sm_90"))
+        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
     except KernelError as error:
         return str(error)
     return ""
@@ -64,16 +64,18 @@ def test_two_workers_of_one_machine_compile_a_build_once(
 
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(nvrtc, "_run_nvrtc", slow_nvrtc)
-    build = Build.of("w8a8.cu", ONLY_IN_THIS_TEST=1)
+    build = Build.of("cublas/rows.cu", ONLY_IN_THIS_TEST=1)
     with ThreadPoolExecutor(3) as workers:  # a lock on a file holds between threads as well
         compiled = list(workers.map(compile_build, [build] * 3, ["sm_90"] * 3))
 
-    assert runs == ["w8a8.cu"]
+    assert runs == ["cublas/rows.cu"]
     assert {cubin.code for cubin in compiled} == {b"machine code"}
 
 
 def test_every_source_is_some_kernels() -> None:
-    assert {build.source for build in all_builds()} == set(nvrtc.source_names())
+    csrc = Path(nvrtc.__file__).parents[1] / "csrc"
+    sources = [path.relative_to(csrc).as_posix() for path in csrc.rglob("*.cu")]
+    assert {build.source for build in all_builds()} == set(sources)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -99,7 +101,8 @@ def test_a_kernel_runs_on_its_tensor_core(
     label: str, function: str, instruction: str, target: str
 ) -> None:
     every = resolve(label, "cuda").builds()
-    builds = [b for b in every if b.source == f"{function}.cu" and b.runs_on(target)]
+    of_function = [b for b in every if b.block is not None and b.block.function == function]
+    builds = [b for b in of_function if b.runs_on(target)]
 
     for build in (builds[0], builds[-1]):
         counts = instructions(compile_build(build, target))[function]
@@ -109,18 +112,21 @@ def test_a_kernel_runs_on_its_tensor_core(
 
 def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
-    sources = ("flexq_imma_wgmma.cu", "flexq_imma_bulk.cu")
+    sources = ("imma/group_gemm_wgmma.cu", "imma/group_gemm_persistent.cu")
     builds = [build for build in all_builds() if build.source in sources]
 
     for build in builds:
-        counts = instructions(compile_build(build, "sm_90"))[build.source.removesuffix(".cu")]
+        assert build.block is not None
+        counts = instructions(compile_build(build, "sm_90"))[build.block.function]
         assert counts["IGMMA"] > counts["WARPGROUP"], build.name
     assert len(builds) > 10
 
 
 @pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8", "atom-w4a4"])
 def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
-    builds = [b for b in resolve(label, "cuda").builds() if b.source == "flexq_imma_bulk.cu"]
+    builds = [
+        b for b in resolve(label, "cuda").builds() if b.source == "imma/group_gemm_persistent.cu"
+    ]
     of_one_granule = [b for b in builds if dict(b.defines)["GRANULES"] == 1]
 
     for build in of_one_granule:
@@ -133,14 +139,14 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
 
 def test_defines_that_are_missing_are_a_compile_error() -> None:
     with pytest.raises(CompileError, match="choose the kernel"):
-        compile_build(Build.of("flexq_btc.cu"), "sm_90")
+        compile_build(Build.of("btc/gemm.cu"), "sm_90")
 
 
 def test_machine_code_comes_from_the_cache_the_second_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
-    build = Build.of("w8a8.cu")
+    build = Build.of("cublas/rows.cu")
     compile_build.cache_clear()
     first = compile_build(build, "sm_80")
     compile_build.cache_clear()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel, OperandFormat, checked_scales
-from kernels.cuda.minifloat import tile_minifloats
+from kernels.cuda.weight_only.minifloat import tile_minifloats
 from kernels.errors import ShapeError
 from kernels.formats import Operand, quantize_minifloat, quantize_symmetric
 from kernels.formats.minifloat import minifloat_numbers
@@ -33,7 +33,7 @@ def half_of(bits: torch.Tensor) -> torch.Tensor:
 
 
 def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
-    """The two weights of an A operand register, as csrc/weight_only_tile.cuh makes them.
+    """The two weights of an A operand register, as csrc/weight_only/layout.cuh makes them.
 
     words: int64 [tiles, steps, words of one lane], the high plane first.
     """

@@ -33,7 +33,7 @@ def signed_bytes(words: torch.Tensor) -> torch.Tensor:
 
 
 def where_operands_lie(lane: int, o: int) -> tuple[int, int]:
-    """Row of the tile and first k of the group of operand word o (csrc/imma_layout.cuh)."""
+    """Row of the tile and first k of the group of operand word o (csrc/imma/layout.cuh)."""
     return lane // 4 + 8 * (o % 2), 32 * (lane % 4) + 8 * (o // 4) + 4 * (o % 4 // 2)
 
 

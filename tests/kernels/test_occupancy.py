@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda import dense
+from kernels.cuda.cublas import dense
 from kernels.errors import UnsupportedError
 from kernels.registry import labels, resolve
 from kernels.resource_table import read_table
@@ -159,4 +159,4 @@ def test_a_build_tells_of_the_block_that_is_launched(
                         assert {Block(block.function, *b) for b in blocks} == {block}, build.name
                         compared.add(build.source)
 
-    assert {"abq.cu", "flexq_btc.cu", "flexq_imma.cu"} <= compared
+    assert {"abq/gemm.cu", "btc/gemm.cu", "imma/group_gemm.cu"} <= compared

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda.weight_only import WeightOnlyGemm, tile_scales, tile_weights
+from kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
 
 def operand_register(words: torch.Tensor, bits: int, mma: int, register: int) -> list[torch.Tensor]:
-    """The two codes of an A operand register, as kernels/csrc/weight_only.cu reads them.
+    """The two codes of an A operand register, as kernels/csrc/weight_only/gemm.cu reads them.
 
     words: int64 [tiles, steps, words of one lane].
     """

@@ -134,8 +134,9 @@ def compare_revisions(
         listed = [revision.builds() for revision in revisions]
         old, new = (_chosen(builds, patterns) for builds in listed)
         _check_patterns(patterns or (), [build for builds in listed for build in builds])
+        bases = _bases(old, new)
         pairs = [
-            _Pair(old.get(name), build, target)
+            _Pair(bases.get(name), build, target)
             for name, build in new.items()
             for target in targets
             if build.build.runs_on(target)
@@ -146,7 +147,8 @@ def compare_revisions(
         codes = _compile(revisions, work, out, on_progress)
         limits = limits or Limits()
         same_code, changes, broken = _judged(work, codes, limits)
-    removed = [build for name, build in old.items() if name not in new]
+    kept = {build.build.name for build in bases.values()}
+    removed = [build for name, build in old.items() if name not in kept]
     return StaticReport(
         base=names[0],
         head=names[1],
@@ -192,6 +194,34 @@ def _chosen(
     }
 
 
+def _bases(
+    old: Mapping[str, ListedBuild], new: Mapping[str, ListedBuild]
+) -> dict[str, ListedBuild]:
+    """The base of each head build by its name: the build of the same name or, where its source was
+    moved or renamed, the one left with the same function and defines (see _moved_key)."""
+    bases = {name: old[name] for name in new if name in old}
+    left = _by_moved_key(build for name, build in old.items() if name not in new)
+    added = _by_moved_key(build for name, build in new.items() if name not in old)
+    for key, builds in added.items():
+        if len(builds) == len(left.get(key, ())) == 1:  # else they can't be told apart
+            bases[builds[0].build.name] = left[key][0]
+    return bases
+
+
+def _by_moved_key(builds: Iterable[ListedBuild]) -> dict[object, list[ListedBuild]]:
+    groups: dict[object, list[ListedBuild]] = {}
+    for build in builds:
+        groups.setdefault(_moved_key(build), []).append(build)
+    return groups
+
+
+def _moved_key(listed: ListedBuild) -> object:
+    """What a build keeps when its source moves: main function and defines; without a main
+    function, the kernels that have it and defines."""
+    build = listed.build
+    return build.block.function if build.block else listed.kernels, build.defines
+
+
 def _labels(listed: ListedBuild) -> tuple[str, ...]:
     return (*listed.kernels, *listed.default_of)
 
@@ -235,11 +265,11 @@ def _judged(
     differing: list[tuple[_Pair, Cubin | None, Cubin]] = []
     for pair in work:
         key = (pair.head.build.name, pair.target)
-        before = codes[0][key].cubin if key in codes[0] else None
+        before = codes[0][pair.base.build.name, pair.target].cubin if pair.base else None
         after = codes[1][key].cubin
         if after is None:
             broken.append(Broken(*key, pair.head.kernels, codes[1][key].error))
-        elif before == after and pair.has_same_block:
+        elif before and before.code == after.code and pair.has_same_block:
             same_code += 1
         else:
             differing.append((pair, before, after))

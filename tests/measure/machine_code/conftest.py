@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tiny(const float* x, float
 def toolchain() -> None:
     """Skips where this machine can't compile and disassemble."""
     try:
-        resources(compile_build(Build.of("w8a8.cu"), "sm_90"))
+        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
     except KernelError as error:
         pytest.skip(str(error))
 
@@ -84,12 +84,21 @@ class Repository:
         file.write_text(text)
 
     def commit(
-        self, *, threads: int = 256, shared: int = 0, count: int = 16, source: str = SOURCE
+        self,
+        *,
+        threads: int = 256,
+        shared: int = 0,
+        count: int = 16,
+        source: str = SOURCE,
+        path: str = "tiny.cu",
     ) -> str:
-        """The sha of a commit of this version."""
+        """The sha of a commit of this version. path: of its source in csrc."""
         registry = REGISTRY.replace("THREADS", str(threads)).replace("SHARED", str(shared))
+        registry = registry.replace("tiny.cu", path)
         self.write("kernels/registry.py", registry.replace("COUNT=COUNT", f"COUNT={count}"))
-        self.write("kernels/csrc/tiny.cu", source)
+        for moved in (self.folder / "kernels" / "csrc").rglob("*.cu"):
+            moved.unlink()
+        self.write(f"kernels/csrc/{path}", source)
         self.write("kernels/csrc/tiny.cuh", f"constexpr int THREADS = {threads};\n")
         self.git("add", ".")
         self.git("commit", "-q", "--allow-empty", "-m", "version")

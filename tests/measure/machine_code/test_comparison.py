@@ -66,6 +66,28 @@ def test_a_new_build_that_spills_is_a_regression(repository, compare):
     assert worse(report)["sm_86", "tiny", "spill_bytes"][0] is None
 
 
+def test_a_source_that_moved_is_compared_with_itself(repository, compare):
+    base = repository.commit()
+    head = repository.commit(path="engine/gemm.cu")
+
+    report = compare(base, head)
+
+    assert (report.added, report.removed, report.same_code) == (0, 0, 1)
+    assert report.changes == ()
+
+
+def test_a_spill_of_a_source_that_moved_has_its_base(repository, compare):
+    base = repository.commit(threads=256, count=100)
+    head = repository.commit(threads=1024, count=100, path="engine/gemm.cu")
+
+    report = compare(base, head)
+
+    assert (report.added, report.removed, report.differing) == (0, 0, 1)
+    before, after = worse(report)["sm_86", "tiny", "spill_bytes"]
+    assert before == 0
+    assert after > 0
+
+
 def test_more_shared_memory_is_worse_where_it_costs_a_block(repository, compare):
     base = repository.commit(shared=16 * 1024)
     head = repository.commit(shared=24 * 1024)
@@ -187,7 +209,7 @@ def test_a_spill_in_one_of_our_own_sources_is_found(repository, compare):
         )
     repository.git("add", ".")
     repository.git("commit", "-q", "-m", "as it is")
-    source = repository.folder / "kernels" / "csrc" / "abq.cu"
+    source = repository.folder / "kernels" / "csrc" / "abq" / "gemm.cu"
     bounds = "__launch_bounds__(WARPS * 32, 1)"
     assert bounds in source.read_text()
     # An SM has 65536 registers: eight blocks of 256 threads leave each thread 32.

@@ -86,6 +86,20 @@ def test_each_metric_is_a_series_with_one_value_a_commit(values, tmp_path):
     assert [point.median_us for point in history] == [expected, expected]
 
 
+def test_a_source_that_moves_stays_in_its_series(values, tmp_path):
+    moved = [replace(v, build=replace(v.build, source="elsewhere/gemm.cu")) for v in values]
+    with open_database(str(tmp_path / "flexq.sqlite")) as database:
+        with database.session() as session:
+            store(session, values, a_commit(1))
+            store(session, moved, a_commit(2))
+        with database.session() as session:
+            rows = queries.list_series(session)
+            histories = [queries.series_history(session, row.id) for row in rows]
+
+    assert len(rows) == len(values)
+    assert {len(history) for history in histories} == {2}
+
+
 def test_another_compiler_opens_an_epoch(values, tmp_path, monkeypatch):
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
         with database.session() as session:

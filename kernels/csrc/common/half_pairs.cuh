@@ -1,0 +1,35 @@
+// common/half_pairs.cuh: two halves of a word, and small integers as halves: 0x6400 | u is the half 1024 + u.
+#pragma once
+#include "ptx/types.cuh"
+
+__device__ inline uint32_t add_half2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline uint32_t multiply_half2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline uint32_t subtract_half2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("sub.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ inline uint32_t multiply_add_half2(uint32_t a, uint32_t b, uint32_t c) {
+  uint32_t d;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+  return d;
+}
+
+// (bits & mask) | 1024.0 in both halves: one instruction, where the compiler would make two.
+template <uint32_t MASK>
+__device__ inline uint32_t biased_halves(uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(bits), "n"(MASK), "r"(0x64006400u));
+  return d;
+}

@@ -1,0 +1,27 @@
+// common/k_split.cuh: split-K over K_SPLIT neighbouring blocks, a thread block cluster, that own the same output
+// tile. With K_SPLIT 1 a block is alone. The including source defines K_SPLIT first.
+#pragma once
+#include "ptx/cluster.cuh"
+#include "ptx/memory.cuh"
+
+#if K_SPLIT > 1 && __CUDA_ARCH__ < 900
+#error "thread block clusters need compute capability 9.0"
+#endif
+
+// Barrier of the blocks that share an output tile, or of the one block.
+__device__ inline void sync_k_split() {
+#if K_SPLIT > 1
+  cluster_sync();
+#else
+  __syncthreads();
+#endif
+}
+
+// Partial sums of block `rank`, in shared memory where this block has `mine`.
+__device__ inline float4 partial_sums_of(const float4* mine, [[maybe_unused]] int rank) {
+#if K_SPLIT > 1
+  return load_cluster(shared_address(mine), rank);
+#else
+  return *mine;
+#endif
+}

@@ -1,0 +1,339 @@
+// decode/attention.cu: attention of one new token a sequence over its KV cache, split over blocks.
+//   qkv        half [B, (HEADS + 2 KV_HEADS) * HEAD_DIM], before rotation
+//   table      float [CONTEXT, HEAD_DIM / 2, 2], cosine and sine; with ROTARY 0 unused
+//   positions  int [B], of the new token; its sequence has positions + 1 tokens
+//   keys, values  cache [SLOTS, KV_HEADS, CAPACITY, HEAD_DIM] (decode/kv_cache.cuh), with scales
+//              [SLOTS, KV_HEADS, CAPACITY] where KV_BITS < 16; the new token's are written
+// PACKING, the form of a head's output:
+//   HALVES, GROUP_CODES  the next layer's activations, as decode/operators.cu writes them, `packed` and `scales`:
+//              splits are a thread block cluster, whose blocks exchange partial sums
+//   SPLITS     sums float [B, HEADS, SPLITS, HEAD_DIM], of a split: sum of exp2(score - largest) * value;
+//              weights float2 [B, HEADS, SPLITS]: largest score, in base 2, and the sum of
+//              exp2(score - largest), (LOWEST, 0) of a split without a token. decode/operators.cu reduces
+//
+// Positions, and keys and values of earlier tokens, are those of an earlier step: nobody writes them while
+// the kernels of this step run, so they are loaded before the previous one has ended.
+//
+// A block has one KV head and all GROUP_HEADS query heads that share it. Its warps take STEP positions in
+// turn (decode/attention_tile.cuh), and each keeps an online softmax of its own. Warps, the new token and blocks are
+// reduced at the end, in fixed order.
+//
+// Keys and values wait in registers: with a ring of cp.async in shared memory an FP16 cache was slower
+// from batch 4 on.
+#if !defined(HEAD_DIM) || !defined(GROUP_HEADS) || !defined(KV_BITS) || !defined(ROTARY) || \
+    !defined(PACKING) || !defined(A_BITS) || !defined(TILES) || !defined(WARPS)
+#error "HEAD_DIM, GROUP_HEADS, KV_BITS, ROTARY, PACKING, A_BITS, TILES and WARPS choose the kernel"
+#endif
+#include "decode/attention_tile.cuh"
+#include "decode/kv_store.cuh"
+#include "decode/pack.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+
+constexpr int SPLITS = 3;  // PACKING
+constexpr int THREADS = WARPS * 32;
+constexpr int STEP = TILES * TILE_POSITIONS;  // positions that a warp takes at once
+// Of an SM: as many as split_count counts on, where a block then has registers enough.
+constexpr int LEAST_BLOCKS = GROUP_HEADS == 1 && HEAD_DIM <= 128 ? 3 : 2;
+constexpr int PARTS = WARPS + 1;  // of a block: its warps and the new token
+constexpr int MOST_SPLITS = 8;    // of a cluster
+constexpr int TURNED = ((GROUP_HEADS + 1) * HEAD_DIM + THREADS - 1) / THREADS;  // values that a thread rotates
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOWEST = -3.0e38f;  // of a score that none is below, and that differs from infinity
+static_assert(WARPS >= 4, "two warps write the new token");
+
+// A head's sums of one block, as its finisher gets them: block head % splits.
+struct Arrived {
+  float4 sums[HEAD_DIM / WIDTH];
+  float4 met;  // largest score, sum of weights
+};
+constexpr int ARRIVED = PACKING == SPLITS ? 1 : GROUP_HEADS + MOST_SPLITS - 1;
+
+struct Shared {
+  float sums[WARPS][GROUP_HEADS * HEAD_DIM];
+  Arrived arrived[ARRIVED];
+  float4 of_part[GROUP_HEADS][PARTS];  // largest score, sum of weights, of least values times weights
+  uint32_t query[GROUP_HEADS][4][ROW];
+  alignas(16) float fresh[2][HEAD_DIM];  // keys and values of the new token
+  half_bits key[HEAD_DIM];   // of the new token
+  uint64_t mbarrier;         // of what arrives
+};
+
+// The scores of the new token, by one warp.
+__device__ inline void score_fresh(Shared& shared, float scale) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int head = 0; head < GROUP_HEADS; ++head) {
+    const half_bits* query = reinterpret_cast<const half_bits*>(shared.query[head]);
+    float dot = 0.0f;
+    for (int i = lane; i < HEAD_DIM; i += 32)
+      dot += half_to_float(query[key_place<ROW>(i)]) * (enlarged(i) * shared.fresh[0][i]);
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) dot += __shfl_xor_sync(EVERY, dot, offset);
+    if (lane == 0) shared.of_part[head][WARPS] = make_float4(dot * scale, 1.0f, 0.0f, 0.0f);
+  }
+}
+
+// One warp: a head's output from the sums of all splits.
+__device__ inline void finish(const Arrived* arrived, int head, int splits, int token, int stride, void* packed,
+                              float* scales, int scale_stride, int in_mma_order) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int vector = 0; vector < (HEAD_DIM / WIDTH + 31) / 32; ++vector) {
+    const int own = vector * 32 + lane, at = min(own, HEAD_DIM / WIDTH - 1);
+    float4 met[MOST_SPLITS], sum[MOST_SPLITS];
+#pragma unroll
+    for (int s = 0; s < MOST_SPLITS; ++s) {
+      met[s] = make_float4(LOWEST, 0.0f, 0.0f, 0.0f);
+      sum[s] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (s < splits) met[s] = arrived[s].met, sum[s] = arrived[s].sums[at];
+    }
+    float top = met[0].x, total = 0.0f, value[WIDTH] = {};  // the first has the new token
+#pragma unroll
+    for (int s = 1; s < MOST_SPLITS; ++s) top = fmaxf(top, met[s].x);
+#pragma unroll
+    for (int s = 0; s < MOST_SPLITS; ++s) {
+      const float factor = power_of_two(met[s].x - top);
+      total += factor * met[s].y;
+      value[0] += factor * sum[s].x, value[1] += factor * sum[s].y;
+      value[2] += factor * sum[s].z, value[3] += factor * sum[s].w;
+    }
+    const float inverse = __fdividef(1.0f, total);
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] * inverse);
+    const long long row = static_cast<long long>(token) * stride;
+    if constexpr (PACKING == HALVES) {
+      uint2* to = reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + head * HEAD_DIM);
+      if (own < HEAD_DIM / WIDTH) to[own] = narrow(value);
+    } else {
+      const int step = head * (HEAD_DIM / GROUP) + vector;
+      write_group(value, static_cast<int8_t*>(packed) + row,
+                  scales + static_cast<long long>(step) * scale_stride + token, step, in_mma_order, true);
+    }
+  }
+}
+
+// grid: (splits, KV_HEADS, B), splits a power of two. stride: of rows of `packed`, in values;
+// scale_stride: M_PAD.
+extern "C" __global__ void __launch_bounds__(THREADS, LEAST_BLOCKS)
+decode_attention(const half_bits* qkv, const float2* table, const int* positions, unsigned char* keys,
+                 unsigned char* values, uint32_t* key_scales, uint32_t* value_scales, void* packed,
+                 float* scales, float* sums, float2* weights, float scale, int capacity, int stride,
+                 int scale_stride, int in_mma_order) {
+  __shared__ __align__(16) Shared shared;
+  let_next_kernel_start();
+  const unsigned splits = gridDim.x;
+  const int split = blockIdx.x, kv_head = blockIdx.y, kv_heads = gridDim.y;
+  const int sequence = blockIdx.z, heads = kv_heads * GROUP_HEADS;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int position = positions[sequence];
+  const long long first_row = (static_cast<long long>(sequence) * kv_heads + kv_head) * capacity;
+  const int last = position - 1;
+  const unsigned char *own_keys = keys + first_row * CODE_BYTES, *own_values = values + first_row * CODE_BYTES;
+  // Of the heads that this block finishes: head % splits is its split.
+  [[maybe_unused]] const int finished = (GROUP_HEADS - split + splits - 1) >> __popc(splits - 1);
+#if __CUDA_ARCH__ >= 900
+  if (PACKING != SPLITS && splits > 1) {
+    if (threadIdx.x == 0) mbarrier_init_for_cluster(shared_address(&shared.mbarrier));
+    __syncwarp();
+    cluster_arrive();
+  }
+#endif
+
+  // The first split has the new token, so it begins last.
+  int base = ((splits - 1 - split) * WARPS + warp) * STEP;
+  const int turn = splits * WARPS * STEP;
+  Step step;
+  const auto load_step_keys = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) load_keys(step.keys[i], own_keys, from + i * TILE_POSITIONS, last);
+  };
+  const auto load_step_values = [&](int from) {
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) load_values(step.values[i], own_values, from + i * TILE_POSITIONS, last);
+  };
+  const auto scales_at = [&](int from, int i) {
+    return load_scales(key_scales + first_row, value_scales + first_row, from + i * TILE_POSITIONS, last);
+  };
+  if (base < position) {
+    load_step_keys(base);
+    if constexpr (KV_BITS < 16) {
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) step.scales[i] = scales_at(base, i);
+    }
+    load_step_values(base);
+  }
+
+  if (split != 0 && threadIdx.x < HEAD_DIM) {
+#pragma unroll
+    for (int i = 0; i < (HEAD_DIM + THREADS - 1) / THREADS; ++i)
+      if (threadIdx.x + i * THREADS < HEAD_DIM) shared.fresh[1][threadIdx.x + i * THREADS] = 0.0f;
+  }
+  if constexpr (PADDED != HEAD_DIM) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < GROUP_HEADS * 4 * ROW; i += THREADS) (&shared.query[0][0][0])[i] = 0;
+    __syncthreads();
+  }
+  const half_bits* row = qkv + static_cast<long long>(sequence) * (heads + 2 * kv_heads) * HEAD_DIM;
+  const float2* angles = table + static_cast<long long>(position) * (HEAD_DIM / 2);
+  const bool writes_keys = split == 0 && warp == WARPS - 2, writes_values = split == 0 && warp == WARPS - 1;
+  wait_for_previous_kernel();
+
+  uint4 fresh_value = {};
+  if (writes_values && lane < WRITERS)
+    fresh_value =
+        load_written(reinterpret_cast<const uint4*>(row + (heads + kv_heads + kv_head) * HEAD_DIM) + lane);
+  // Values i and i + HEAD_DIM / 2 of the queries, and of the new key in the first split, are one complex
+  // number.
+  constexpr unsigned HALF = HEAD_DIM / 2;
+  const unsigned most = (split == 0 ? GROUP_HEADS + 1 : GROUP_HEADS) * HEAD_DIM;
+  uint32_t own[TURNED] = {}, other[TURNED] = {};
+  float2 angle[TURNED] = {};
+#pragma unroll
+  for (int n = 0; n < TURNED; ++n) {
+    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
+    if (at >= most) continue;
+    const unsigned first = (head < GROUP_HEADS ? kv_head * GROUP_HEADS + head : heads + kv_head) * HEAD_DIM;
+    own[n] = load_written(row + first + i);
+    if constexpr (ROTARY) {
+      other[n] = load_written(row + first + (i < HALF ? i + HALF : i - HALF));
+      angle[n] = load_written(angles + i % HALF);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < TURNED; ++n) {
+    const unsigned at = threadIdx.x + n * THREADS, head = at / HEAD_DIM, i = at % HEAD_DIM;
+    if (at >= most) continue;
+    float value = half_to_float(static_cast<half_bits>(own[n]));
+    if constexpr (ROTARY) {
+      const float its = half_to_float(static_cast<half_bits>(other[n]));
+      value = as_half(value * angle[n].x + its * (i < HALF ? -angle[n].y : angle[n].y));
+    }
+    if (head == GROUP_HEADS)
+      shared.key[i] = float_to_half(value);
+    else
+      reinterpret_cast<half_bits*>(shared.query[head])[key_place<ROW>(i)] =
+          float_to_half(value * (1.0f / enlarged(i)));
+  }
+  __syncthreads();
+
+  scale *= LOG2_E;
+  const uint32_t query = shared_address(&shared.query[head_of(lane / 4)][lane % 4][0]);
+  QuerySums query_sums = {};
+  if constexpr (KV_BITS < 16) query_sums = sum_queries(query);
+#if __CUDA_ARCH__ >= 900
+  if (PACKING != SPLITS && splits > 1 && threadIdx.x == 0)
+    mbarrier_arrive_expect_tx(shared_address(&shared.mbarrier), finished * splits * static_cast<int>(sizeof(Arrived)));
+#endif
+  if (writes_keys) {
+    const uint4 halves = lane < WRITERS ? reinterpret_cast<const uint4*>(shared.key)[lane] : uint4{};
+    store_token(keys, key_scales, first_row + position, shared.fresh[0], values_of(halves));
+    __syncwarp();
+    score_fresh(shared, scale);
+  }
+  if (writes_values)
+    store_token(values, value_scales, first_row + position, shared.fresh[1], values_of(fresh_value));
+  Running run = {};
+  run.largest = -infinite();
+  for (; base < position; base += turn) {
+    const int next = base + turn;
+    float weight[TILES][4], largest = -infinite();
+    uint32_t next_scales[TILES];
+#pragma unroll
+    for (int i = 0; i < TILES; ++i)
+      score_tile(weight[i], step.keys[i], step.scales[i], query, query_sums, scale);
+    if (next < position) {
+      load_step_keys(next);
+      if constexpr (KV_BITS < 16) {
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) next_scales[i] = scales_at(next, i);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        if (base + i * TILE_POSITIONS + lane % 4 * 4 + j >= position) weight[i][j] = -infinite();
+        largest = fmaxf(largest, weight[i][j]);
+      }
+    }
+    weigh_anew(run, largest);
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) weight[i][j] = power_of_two(weight[i][j] - run.largest);
+      uint32_t operand[2];
+      weigh_tile(operand, run, weight[i], step.scales[i]);
+      add_tile(run, step.values[i], operand);
+    }
+    if (next < position) load_step_values(next);
+    if constexpr (KV_BITS < 16) {
+#pragma unroll
+      for (int i = 0; i < TILES; ++i) step.scales[i] = next_scales[i];
+    }
+  }
+  leave(shared.sums[warp], run);
+  if (lane % 4 == 0 && lane / 4 < GROUP_HEADS)
+    shared.of_part[lane / 4][warp] = make_float4(run.largest, run.total, run.least, 0.0f);
+  if (split != 0 && threadIdx.x < GROUP_HEADS)
+    shared.of_part[threadIdx.x][WARPS] = make_float4(-infinite(), 0.0f, 0.0f, 0.0f);
+  __syncthreads();
+  constexpr int VECTORS = HEAD_DIM / WIDTH;
+#if __CUDA_ARCH__ >= 900
+  if (PACKING != SPLITS && splits > 1) cluster_wait();  // until its blocks expect what comes
+#endif
+#pragma unroll
+  for (int first = 0; first < GROUP_HEADS * VECTORS; first += THREADS) {
+    const unsigned at = first + threadIdx.x, head = at / VECTORS, vector = at % VECTORS;
+    if (at >= GROUP_HEADS * VECTORS) break;
+    float top = LOWEST, all = 0.0f;
+    float4 out = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) top = fmaxf(top, shared.of_part[head][p].x);
+#pragma unroll
+    for (int p = 0; p < PARTS; ++p) {
+      const float4 part = shared.of_part[head][p];
+      const float factor = power_of_two(part.x - top);
+      const float* of_part = p < WARPS ? shared.sums[p] + head * HEAD_DIM : shared.fresh[1];
+      const float4 sum = reinterpret_cast<const float4*>(of_part)[vector];
+      all += factor * part.y;
+      out.x += factor * (sum.x + part.z), out.y += factor * (sum.y + part.z);
+      out.z += factor * (sum.z + part.z), out.w += factor * (sum.w + part.z);
+    }
+    const float4 met = make_float4(top, all, 0.0f, 0.0f);
+    if constexpr (PACKING == SPLITS) {
+      const long long to =
+          (static_cast<long long>(sequence) * heads + kv_head * GROUP_HEADS + head) * splits + split;
+      reinterpret_cast<float4*>(sums)[to * VECTORS + vector] = out;
+      if (vector == 0) weights[to] = make_float2(top, all);
+    } else {
+      const unsigned rank = head & (splits - 1);
+      Arrived& to = shared.arrived[head - rank + split];
+      if (splits == 1) {
+        to.sums[vector] = out;
+        if (vector == 0) to.met = met;
+      }
+#if __CUDA_ARCH__ >= 900
+      if (splits > 1) {
+        const uint32_t mbarrier = map_shared_rank(shared_address(&shared.mbarrier), rank);
+        store_async(map_shared_rank(shared_address(&to.sums[vector]), rank), out, mbarrier);
+        if (vector == 0) store_async(map_shared_rank(shared_address(&to.met), rank), met, mbarrier);
+      }
+#endif
+    }
+  }
+  if constexpr (PACKING != SPLITS) {
+    if (splits == 1) __syncthreads();
+#pragma unroll 1
+    for (int n = warp; n < finished; n += WARPS) {
+#if __CUDA_ARCH__ >= 900
+      if (splits > 1) mbarrier_wait_first_phase(shared_address(&shared.mbarrier));
+#endif
+      const int head = kv_head * GROUP_HEADS + n * splits + split;
+      finish(shared.arrived + n * splits, head, splits, sequence, stride, packed, scales, scale_stride,
+             in_mma_order);
+    }
+  }
+}

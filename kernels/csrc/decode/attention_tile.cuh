@@ -1,0 +1,194 @@
+// decode/attention_tile.cuh: one warp, a tile of 16 positions of the KV cache, and up to eight query heads.
+//
+// Keys are multiplied by the heads' queries, which are the columns of an MMA, and values by the weights of
+// their positions. Up to 4 heads leave columns free: n and n + 4 then have one head, and its weights, 22 bits
+// of them, are two halves. Of keys and values of 8 and 4 bits tensor cores multiply codes as kv_cache.cuh
+// widens them: (1024 + code) * step sums up to what it should and 1024 times what the codes are multiplied
+// by, which is taken off again. The least values are multiplied by the same sums. FP32 has 13 bits more than
+// 1024: they are far finer than half a step of a code.
+// The including source defines GROUP_HEADS, HEAD_DIM, KV_BITS and TILES first.
+#pragma once
+#include "decode/kv_cache.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+
+constexpr int COLUMNS = 8, ROW = KEY_PAIRS + 2;  // of query pairs, padded so that banks differ
+constexpr bool TWO_HALVES = GROUP_HEADS <= 4;
+constexpr int MMAS = PADDED / MMA_K;
+constexpr uint32_t EVERY = 0xffffffffu;
+static_assert(GROUP_HEADS <= COLUMNS, "a column for each head");
+
+// TILES tiles that a warp takes at once, in registers.
+struct Step {
+  KeyTile keys[TILES];
+  ValueTile values[TILES];
+  uint32_t scales[TILES];  // load_scales
+};
+
+// Of the queries of columns 2t and 2t + 1, where there are codes: the sums, and what the bias of codes adds to
+// a score.
+struct QuerySums {
+  float plain[2], bias[2];
+};
+
+// Sums of one warp. acc: of values, as an MMA leaves them; the others of head column l / 4, alike in its
+// four lanes but for those of which each lane has its positions'.
+struct Running {
+  float acc[MMAS][4];
+  float largest, total, least;
+  float operands;  // sum of what codes were multiplied by
+};
+
+// The head of an MMA's column.
+__device__ inline int head_of(int column) { return min(TWO_HALVES ? column % 4 : column, GROUP_HEADS - 1); }
+
+__device__ inline float step_of(uint32_t scale) { return half_to_float(static_cast<half_bits>(scale)); }
+__device__ inline float least_of(uint32_t scale) {
+  return half_to_float(static_cast<half_bits>(scale >> 16));
+}
+
+// query: this lane's, in shared memory.
+__device__ inline QuerySums sum_queries(uint32_t query) {
+  constexpr uint32_t ONES = 0x3C003C00u, ENLARGED = KV_BITS == 4 ? 0x4C004C00u : ONES;  // 16
+  float c[2][4] = {};  // two, because the next one waits for what it adds to
+#pragma unroll
+  for (int mma = 0; mma < MMAS; ++mma) {
+    const uint2 q = load_shared_words(query + mma * 8);
+    mma_f16_m16n8k16(c[mma % 2], {ONES, BIAS_PAIR, ENLARGED, BIAS_PAIR}, {q.x, q.y});
+  }
+  return {{c[0][0] + c[1][0], c[0][1] + c[1][1]}, {c[0][2] + c[1][2], c[0][3] + c[1][3]}};
+}
+
+// Scores of a tile in base 2, of column l / 4 and positions 4t to 4t + 3.
+__device__ inline void score_tile(float (&score)[4], const KeyTile& keys, uint32_t scales, uint32_t query,
+                                  const QuerySums& sums, float scale) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float c[2][4] = {};
+#pragma unroll
+  for (int chunk = 0; chunk < KEY_CHUNKS; ++chunk) {
+    uint32_t pairs[2][KEY_WIDTH / 2];
+    key_pairs(pairs[0], keys.words[0][chunk]);
+    key_pairs(pairs[1], keys.words[1][chunk]);
+#pragma unroll
+    for (int s = 0; s < KEY_WIDTH / 4; ++s) {
+      const int mma = chunk * (KEY_WIDTH / 4) + s;
+      const uint2 q = load_shared_words(query + mma * 8);
+      mma_f16_m16n8k16(c[mma % 2], {pairs[0][2 * s], pairs[1][2 * s], pairs[0][2 * s + 1], pairs[1][2 * s + 1]},
+                       {q.x, q.y});
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint32_t of_row = KV_BITS == 16 ? 0 : __shfl_sync(EVERY, scales, position_of(g + 8 * r));
+    const float step = KV_BITS == 16 ? scale : step_of(of_row) * scale, least = least_of(of_row) * scale;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float& sum = c[0][2 * r + j];
+      sum += c[1][2 * r + j];
+      sum = KV_BITS == 16 ? sum * step : (sum - sums.bias[j]) * step + least * sums.plain[j];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int from = (2 * t + i % 2) * 4 + g / 2;
+    score[i] = __shfl_sync(EVERY, c[0][i / 2 * 2], from);
+    if constexpr (GROUP_HEADS > 1) {
+      const float odd = __shfl_sync(EVERY, c[0][i / 2 * 2 + 1], from);
+      if (g % 2 != 0) score[i] = odd;
+    }
+  }
+}
+
+// What was summed is weighed anew where a larger score came. largest: of this lane's.
+__device__ inline void weigh_anew(Running& run, float largest) {
+  largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, 1));
+  largest = fmaxf(largest, __shfl_xor_sync(EVERY, largest, 2));
+  largest = fmaxf(largest, run.largest);
+  const bool changes = largest != run.largest && run.largest != -infinite();
+  const float factor = changes ? power_of_two(run.largest - largest) : 1.0f;
+  run.largest = largest;
+  if (!__any_sync(EVERY, changes)) return;
+  run.total *= factor;
+  run.least *= factor;
+  run.operands *= factor;
+  const int t = threadIdx.x % 4;
+  const float even = __shfl_sync(EVERY, factor, 8 * t), odd = __shfl_sync(EVERY, factor, 8 * t + 4);
+#pragma unroll
+  for (int m = 0; m < MMAS; ++m) {
+    run.acc[m][0] *= even, run.acc[m][2] *= even;
+    run.acc[m][1] *= odd, run.acc[m][3] *= odd;
+  }
+}
+
+// Of how much each of a tile's positions weighs: the operand of its values, and sums.
+__device__ inline void weigh_tile(uint32_t (&operand)[2], Running& run, const float (&weight)[4],
+                                  uint32_t scales) {
+  uint32_t halves[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float scaled = weight[i];
+    run.total += scaled;
+    if constexpr (KV_BITS < 16) {
+      const uint32_t of_value = __shfl_sync(EVERY, scales, 16 + threadIdx.x % 4 * 4 + i);
+      run.least += scaled * least_of(of_value);
+      scaled *= step_of(of_value);
+    }
+    const half_bits upper = float_to_half(scaled);
+    const bool is_rest = TWO_HALVES && threadIdx.x % 32 >= 16;
+    halves[i] = is_rest ? float_to_half(scaled - half_to_float(upper)) : upper;
+    if constexpr (KV_BITS < 16) run.operands += half_to_float(static_cast<half_bits>(halves[i]));
+  }
+  operand[0] = halves[0] | halves[1] << 16;
+  operand[1] = halves[2] | halves[3] << 16;
+}
+
+__device__ inline void add_tile(Running& run, const ValueTile& values, const uint32_t (&operand)[2]) {
+#pragma unroll
+  for (int chunk = 0; chunk < VALUE_CHUNKS; ++chunk) {
+    uint32_t lower[VALUE_WIDTH], upper[VALUE_WIDTH];
+    value_pairs(lower, values.words[0][chunk], values.words[1][chunk]);
+    value_pairs(upper, values.words[2][chunk], values.words[3][chunk]);
+#pragma unroll
+    for (int m = 0; m < VALUE_WIDTH / 2; ++m)
+      mma_f16_m16n8k16(run.acc[chunk * (VALUE_WIDTH / 2) + m],
+                       {lower[2 * m], lower[2 * m + 1], upper[2 * m], upper[2 * m + 1]}, operand);
+  }
+}
+
+// A warp's sums of values, float [GROUP_HEADS][HEAD_DIM], to shared memory at `to`; those of least values are
+// left out. The other sums become the same in all lanes of a column.
+__device__ inline void leave(float* to, Running& run) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int offset = 1; offset <= 2; offset *= 2) {
+    run.total += __shfl_xor_sync(EVERY, run.total, offset);
+    if constexpr (KV_BITS < 16) {
+      run.least += __shfl_xor_sync(EVERY, run.least, offset);
+      run.operands += __shfl_xor_sync(EVERY, run.operands, offset);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < 2 && j < GROUP_HEADS; ++j) {
+    const float bias = KV_BITS == 16 ? 0.0f : BIAS * __shfl_sync(EVERY, run.operands, 8 * t + 4 * j);
+    const int head = 2 * t + j;
+    float sum[VALUE_SHARE];
+#pragma unroll
+    for (int e = 0; e < VALUE_SHARE; ++e) {
+      sum[e] = run.acc[e / 2][e % 2 * 2 + j];
+      if constexpr (KV_BITS < 16) sum[e] = (sum[e] - bias) * (1.0f / enlarged(e));
+      if constexpr (TWO_HALVES) sum[e] += __shfl_xor_sync(EVERY, sum[e], 2);
+    }
+    if (head >= GROUP_HEADS) continue;
+    constexpr int AT_ONCE = VALUE_WIDTH % 4 == 0 ? 4 : 2;
+#pragma unroll
+    for (int e = 0; e < VALUE_SHARE; e += AT_ONCE) {
+      const int i = (e / VALUE_WIDTH * 8 + g) * VALUE_WIDTH + e % VALUE_WIDTH;
+      if (PADDED != HEAD_DIM && i >= HEAD_DIM) continue;
+      float* at = to + head * HEAD_DIM + i;
+      if constexpr (AT_ONCE == 4)
+        *reinterpret_cast<float4*>(at) = make_float4(sum[e], sum[e + 1], sum[e + 2], sum[e + 3]);
+      else
+        *reinterpret_cast<float2*>(at) = make_float2(sum[e], sum[e + 1]);
+    }
+  }
+}

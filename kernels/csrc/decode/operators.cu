@@ -1,0 +1,301 @@
+// decode/operators.cu: the non-GEMM operators of a decoder block, each one kernel that writes its result as the next
+// linear layer's activations: quantized and packed, or FP16.
+//   PRODUCER 1  RMS norm      r = x + d; v = rms(r) * w                 x, d, r half [M, K], w half [K]
+//            2  layer norm    r = x + d; v = (r - mean) / deviation * w + b         b half [K]
+//            3  SiLU * mul    v = silu(g) * u                           x half [M, 2 K], g then u
+//            4  ReLU          v = max(x, 0)                             x half [M, K]
+//            5  attention     v = the splits of decode/attention.cu, reduced
+//                             sums float [M, HEADS, SPLITS, HEAD_DIM], weights float2 [M, HEADS, SPLITS]
+//   PACKING  0  FP16          half [>= M, STRIDE]
+//            1  group codes   int8 [M, 128 * STEPS], scales float [STEPS, M_PAD]: csrc/imma/pack.cu
+//            2  row codes     int8 [>= M, STRIDE], scales float [M]: csrc/cublas/rows.cu
+// STEPS is K/128 rounded up. K is a multiple of 4. v is rounded to FP16 before it is quantized, so that
+// codes are those of the unfused kernels. d null: r is x, and is not written.
+//
+// A thread has VECTORS times four neighbouring k, a warp 128: a group. Where a result depends on the whole
+// row, every block of a token computes all of it and writes its share; reading a row again takes less time
+// than one block would take to quantize it.
+#include "common/half_pairs.cuh"
+#include "decode/pack.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+
+#if !defined(PRODUCER) || !defined(PACKING) || !defined(A_BITS) || !defined(VECTORS)
+#error "PRODUCER, PACKING, A_BITS and VECTORS choose the kernel"
+#endif
+constexpr int RMS_NORM = 1, LAYER_NORM = 2, SILU_MUL = 3, RELU = 4, ATTENTION = 5;
+constexpr int MAX_WARPS = 32, FEW_THREADS = 128;  // of a block; the latter where it has part of a row
+constexpr bool IS_NORM = PRODUCER == RMS_NORM || PRODUCER == LAYER_NORM;
+constexpr bool WHOLE_ROW = IS_NORM || PACKING == ROW_CODES;
+// More registers for threads that hold many values, or several splits of attention.
+constexpr int MOST_THREADS = !WHOLE_ROW                ? FEW_THREADS
+                             : IS_NORM && VECTORS > 3  ? 256
+                             : PRODUCER == ATTENTION   ? 512
+                                                       : MAX_WARPS * 32;
+constexpr int MOST_WARPS = MOST_THREADS / 32;
+// A profile tells kernels apart by their names.
+#if PRODUCER == 1 || PRODUCER == 2
+#define DECODE_NODE decode_norm
+#elif PRODUCER == 3
+#define DECODE_NODE decode_silu_mul
+#elif PRODUCER == 4
+#define DECODE_NODE decode_relu
+#else
+#define DECODE_NODE decode_attention_sum
+#endif
+
+struct Inputs {
+  const half_bits* x;
+  const half_bits* delta;   // of a norm; null: none
+  half_bits* residual;      // of a norm: the sum
+  const half_bits* weight;  // of a norm
+  const half_bits* bias;    // of a layer norm
+  const float* sums;        // of attention
+  const float2* weights;    // of attention
+  float eps;
+  int k, head_dim, splits;
+};
+
+__device__ inline uint2 load_pair(const half_bits* at) {
+  return load_written(reinterpret_cast<const uint2*>(at));
+}
+
+__device__ inline void widen(float (&value)[WIDTH], const uint2& v) {
+  value[0] = half_to_float(static_cast<half_bits>(v.x));
+  value[1] = half_to_float(static_cast<half_bits>(v.x >> 16));
+  value[2] = half_to_float(static_cast<half_bits>(v.y));
+  value[3] = half_to_float(static_cast<half_bits>(v.y >> 16));
+}
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2) value += __shfl_xor_sync(0xffffffffu, value, offset);
+  return value;
+}
+
+// Block-wide reduction of the warps' values, in a fixed order; every thread takes part and has the result.
+// partial: of MOST_WARPS, zeros where the block has none.
+template <typename Combine>
+__device__ inline float of_block(float value, float* partial, const Combine& combine) {
+  __syncthreads();
+  if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = value;
+  __syncthreads();
+  float all = 0.0f;
+#pragma unroll 2
+  for (int warp = 0; warp < MOST_WARPS; warp += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(partial + warp);
+    all = combine(all, combine(combine(four.x, four.y), combine(four.z, four.w)));
+  }
+  return all;
+}
+
+__device__ inline float block_sum(float value, float* partial) {
+  return of_block(warp_sum(value), partial, [](float a, float b) { return a + b; });
+}
+
+__device__ inline float block_maximum(float value, float* partial) {
+  return of_block(warp_maximum(value), partial, [](float a, float b) { return fmaxf(a, b); });
+}
+
+// Four neighbouring k of one token's attention output. A split without a position weighs nothing.
+__device__ inline void attention_output(float (&value)[WIDTH], const Inputs& in, int token, int first) {
+  constexpr int AT_ONCE = PACKING == ROW_CODES ? 8 : 16;  // splits whose loads are in flight
+  const int head = first / in.head_dim, heads = in.k / in.head_dim;
+  const long long row = (static_cast<long long>(token) * heads + head) * in.splits;
+  float largest = -infinite(), total = 0.0f;
+#pragma unroll
+  for (int j = 0; j < WIDTH; ++j) value[j] = 0.0f;
+  for (int base = 0; base < in.splits; base += AT_ONCE) {
+    float2 of_split[AT_ONCE];
+    float4 sum[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const bool inside = base + i < in.splits;
+      const long long at = row + base + i;
+      of_split[i] = inside ? in.weights[at] : make_float2(-infinite(), 0.0f);
+      sum[i] = inside ? *reinterpret_cast<const float4*>(in.sums + at * in.head_dim + first % in.head_dim)
+                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+    float top = largest;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) top = fmaxf(top, of_split[i].x);
+    const float kept = exp2f(largest - top);  // the first split has a position, so top is finite
+    total *= kept;
+#pragma unroll
+    for (int j = 0; j < WIDTH; ++j) value[j] *= kept;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float factor = exp2f(of_split[i].x - top);
+      total += factor * of_split[i].y;
+      value[0] += factor * sum[i].x, value[1] += factor * sum[i].y;
+      value[2] += factor * sum[i].z, value[3] += factor * sum[i].w;
+    }
+    largest = top;
+  }
+#pragma unroll
+  for (int j = 0; j < WIDTH; ++j) value[j] = as_half(value[j] / total);
+}
+
+// Whether blocks share out a norm's row, and each writes one of its threads' vectors.
+__device__ inline bool is_shared() { return IS_NORM && VECTORS > 1 && gridDim.x > 1; }
+
+// The values of one token, each an FP16 number. Of a norm that is shared out, value[0] is the one vector that
+// this block writes, number blockIdx.x, unless the whole row is wanted.
+__device__ inline void produce(float (&value)[VECTORS][WIDTH], const Inputs& in, int token,
+                               int first_vector, float* partial) {
+  const int stride = blockDim.x;
+  if constexpr (IS_NORM) {
+    const bool only_own = PACKING != ROW_CODES && is_shared();
+    const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x) * stride : 0);
+    const int normed = only_own ? own : first_vector;  // the first vector that is
+    uint2 weight[VECTORS] = {}, bias[VECTORS] = {};
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {  // constant, so before the previous kernel has ended
+      const int at = (normed + i * stride) * WIDTH;
+      const bool needed = at < in.k && (i == 0 || !only_own);
+      if (needed) weight[i] = load_pair(in.weight + at);
+      if (PRODUCER == LAYER_NORM && needed) bias[i] = load_pair(in.bias + at);
+    }
+    wait_for_previous_kernel();
+    uint2 delta[VECTORS] = {}, row[VECTORS] = {};
+    const long long first = static_cast<long long>(token) * in.k;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * stride) * WIDTH;
+      if (at < in.k) row[i] = load_pair(in.x + first + at);
+      if (at < in.k && in.delta != nullptr) delta[i] = load_pair(in.delta + first + at);
+    }
+    float sum = 0.0f;
+    uint2 mine = {};
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      row[i] = make_uint2(add_half2(row[i].x, delta[i].x), add_half2(row[i].y, delta[i].y));
+      widen(value[i], row[i]);
+      if (i == 0 || i == static_cast<int>(blockIdx.x)) mine = row[i];
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j)
+        sum += PRODUCER == RMS_NORM ? value[i][j] * value[i][j] : value[i][j];
+    }
+    if (in.delta != nullptr) {
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i) {
+        if (i > 0 && is_shared()) break;
+        const int at = (own + i * stride) * WIDTH;
+        if (at < in.k)
+          *reinterpret_cast<uint2*>(in.residual + first + at) = is_shared() ? mine : row[i];
+      }
+    }
+    const float per_value = __fdividef(1.0f, static_cast<float>(in.k));
+    const float mean = block_sum(sum, partial) * per_value;
+    float square = mean;
+    if constexpr (PRODUCER == LAYER_NORM) {
+      float deviations = 0.0f;
+#pragma unroll
+      for (int i = 0; i < VECTORS; ++i)
+        if ((first_vector + i * stride) * WIDTH < in.k) {
+#pragma unroll
+          for (int j = 0; j < WIDTH; ++j) deviations += (value[i][j] - mean) * (value[i][j] - mean);
+        }
+      square = block_sum(deviations, partial) * per_value;
+    }
+    const float inverse = rsqrtf(square + in.eps);
+    if (only_own) widen(value[0], mine);
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      if (i > 0 && only_own) break;
+      const bool inside = (normed + i * stride) * WIDTH < in.k;
+      float by_row[WIDTH], w[WIDTH], b[WIDTH];
+      widen(w, weight[i]);
+      widen(b, bias[i]);
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j) {
+        const float even = PRODUCER == RMS_NORM ? value[i][j] * inverse
+                                                : (value[i][j] - mean) * inverse * w[j] + b[j];
+        by_row[j] = inside ? even : 0.0f;
+      }
+      uint2 halves = narrow(by_row);
+      if constexpr (PRODUCER == RMS_NORM) {
+        halves.x = multiply_half2(halves.x, weight[i].x);
+        halves.y = multiply_half2(halves.y, weight[i].y);
+      }
+      widen(value[i], halves);
+    }
+  } else {
+    wait_for_previous_kernel();
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) {
+      const int at = (first_vector + i * stride) * WIDTH;
+      if (at >= in.k) {
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) value[i][j] = 0.0f;
+      } else if constexpr (PRODUCER == SILU_MUL) {
+        const half_bits* row = in.x + static_cast<long long>(token) * 2 * in.k;
+        const uint2 gates = load_pair(row + at), ups = load_pair(row + in.k + at);
+        float up[WIDTH];
+        widen(value[i], gates);
+        widen(up, ups);
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j)
+          value[i][j] = as_half(as_half(__fdividef(value[i][j], 1.0f + __expf(-value[i][j]))) * up[j]);
+      } else if constexpr (PRODUCER == RELU) {
+        widen(value[i], load_pair(in.x + static_cast<long long>(token) * in.k + at));
+#pragma unroll
+        for (int j = 0; j < WIDTH; ++j) value[i][j] = fmaxf(value[i][j], 0.0f);
+      } else {
+        attention_output(value[i], in, token, at);
+      }
+    }
+  }
+}
+
+// stride: of rows of `packed`, in values; scale_stride: M_PAD. grid: (blocks of a row, M).
+extern "C" __global__ void __launch_bounds__(MOST_THREADS)
+DECODE_NODE(const half_bits* x, const half_bits* delta, half_bits* residual, const half_bits* weight,
+            const half_bits* bias, const float* sums, const float2* weights, void* packed, float* scales,
+            float eps, int k, int head_dim, int splits, int stride, int scale_stride, int in_mma_order) {
+  __shared__ __align__(16) float partial[MOST_WARPS];
+  let_next_kernel_start();
+  if (threadIdx.x < MOST_WARPS) partial[threadIdx.x] = 0.0f;
+  const Inputs in{x, delta, residual, weight, bias, sums, weights, eps, k, head_dim, splits};
+  const int token = blockIdx.y;
+  const int first_vector = threadIdx.x + (WHOLE_ROW ? 0 : blockIdx.x * blockDim.x);
+  float value[VECTORS][WIDTH];
+  produce(value, in, token, first_vector, partial);
+
+  [[maybe_unused]] Divisor row_divisor = {};
+  if constexpr (PACKING == ROW_CODES) {
+    float largest = 0.0f;
+#pragma unroll
+    for (int i = 0; i < VECTORS; ++i) largest = fmaxf(largest, largest_of(value[i]));
+    const float scale = scale_of<A_BITS>(block_maximum(largest, partial));
+    row_divisor = divisor_of(scale);
+    if (threadIdx.x == 0 && blockIdx.x == 0) scales[token] = scale;
+  }
+  if (PACKING == ROW_CODES && is_shared()) {
+#pragma unroll
+    for (int i = 1; i < VECTORS; ++i) {
+#pragma unroll
+      for (int j = 0; j < WIDTH; ++j)
+        if (i == static_cast<int>(blockIdx.x)) value[0][j] = value[i][j];
+    }
+  }
+  const int own = first_vector + (is_shared() ? static_cast<int>(blockIdx.x * blockDim.x) : 0);
+#pragma unroll
+  for (int i = 0; i < VECTORS; ++i) {
+    if (i > 0 && is_shared()) break;
+    const int vector = own + i * blockDim.x, at = vector * WIDTH;
+    const long long row = static_cast<long long>(token) * stride;
+    if constexpr (PACKING == HALVES) {
+      if (at < k) *reinterpret_cast<uint2*>(static_cast<half_bits*>(packed) + row + at) = narrow(value[i]);
+    } else if constexpr (PACKING == ROW_CODES) {
+      if (at < stride)
+        *reinterpret_cast<uint32_t*>(static_cast<int8_t*>(packed) + row + at) =
+            code_word(value[i], row_divisor);
+    } else {
+      const int step = vector / 32;
+      write_group(value[i], static_cast<int8_t*>(packed) + row,
+                  scales + static_cast<long long>(step) * scale_stride + token, step, in_mma_order,
+                  at < stride);
+    }
+  }
+}

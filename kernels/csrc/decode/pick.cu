@@ -1,0 +1,65 @@
+// decode/pick.cu: greedy sampling (argmax), and the advance of each sequence by one token.
+//   logits     half [B, VOCABULARY]
+//   tokens     int [B]: the first of a row's largest logits; NaN is larger than any number, as in torch
+//   positions  int [B]: one further, at most CAPACITY - 1
+//   history    long long [>= B, CAPACITY]: the token, at the new position
+// grid: B. Reads 16 bytes at a time where rows are multiples of 16 bytes.
+#include "decode/math.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+
+constexpr int THREADS = 1024, WARPS = THREADS / 32, WIDTH = 8;  // logits of a load
+
+// Larger for a larger logit, and of equal ones for that which comes first; the token is its lower half.
+__device__ inline uint64_t rank(half_bits logit, int token) {
+  const uint32_t magnitude = logit & 0x7fffu;
+  const uint32_t order = magnitude > 0x7c00u   ? 0xffffu             // NaN
+                         : magnitude == 0u     ? 0x8000u             // zeros are equal
+                         : logit & 0x8000u     ? 0x8000u - magnitude
+                                               : 0x8000u + magnitude;
+  return static_cast<uint64_t>(order) << 32 | (0xffffffffu - static_cast<uint32_t>(token));
+}
+
+__device__ inline uint64_t larger(uint64_t a, uint64_t b) { return a > b ? a : b; }
+
+__device__ inline uint64_t warp_largest(uint64_t value) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+    value = larger(value, __shfl_xor_sync(0xffffffffu, value, offset));
+  return value;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+decode_pick(const half_bits* logits, int* tokens, int* positions, long long* history, int vocabulary,
+            int capacity) {
+  __shared__ uint64_t of_warp[WARPS];
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  const int sequence = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const half_bits* row = logits + static_cast<long long>(sequence) * vocabulary;
+  uint64_t best = 0;
+  const int wide = vocabulary % WIDTH == 0 ? vocabulary / WIDTH : 0;
+#pragma unroll 4
+  for (int at = threadIdx.x; at < wide; at += THREADS) {
+    const uint4 eight = load_written(reinterpret_cast<const uint4*>(row) + at);
+    const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+    for (int i = 0; i < WIDTH; ++i) {
+      const uint32_t word = words[i / 2] >> (i % 2 * 16);
+      best = larger(best, rank(static_cast<half_bits>(word), at * WIDTH + i));
+    }
+  }
+  for (int at = wide * WIDTH + threadIdx.x; at < vocabulary; at += THREADS)
+    best = larger(best, rank(row[at], at));
+  best = warp_largest(best);
+  if (lane == 0) of_warp[warp] = best;
+  __syncthreads();
+  if (warp > 0) return;
+  best = warp_largest(of_warp[lane]);
+  if (lane > 0) return;
+  const int token = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
+  const int position = min(positions[sequence] + 1, capacity - 1);
+  tokens[sequence] = token;
+  positions[sequence] = position;
+  history[static_cast<long long>(sequence) * capacity + position] = token;
+}

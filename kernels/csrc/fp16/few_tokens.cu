@@ -1,0 +1,196 @@
+// fp16/few_tokens.cu: Y[M,N] = X[M,K] . W[N,K]^T in FP16, FP32 sums, for M of a few tokens.
+//   w     half [N, STRIDE], row-major       x     half [>= M, STRIDE], row-major
+//   bias  half [N] or null                  y     half [M, N], row-major
+// STRIDE is K rounded up to a multiple of 8; x is zero past K, and w is finite there.
+//
+// Rows come in octets, half of the A operand of mma.m16n8k16, so that blocks can have equal shares of them, to
+// one octet: tiles of 16 rows are too coarse for few rows and many SMs. A block takes OCTETS of its rows at
+// once; COL_TILES tiles of 8 tokens are the columns. Its warps take steps of STEP_K k in turn; partial sums
+// are reduced once for each OCTETS, in a fixed order. A sum over k may be taken in any order: lane l has, of each 32
+// neighbouring k, the eight from 8·(l%4), of row l/4 of each octet and of token l/4, so every load is 16 bytes.
+//
+// Each lane has a cp.async ring of its own in shared memory, which only it writes and reads: no barrier, and
+// no bank conflict. All of it is requested before the previous kernel has ended, and a stage again as soon as
+// it has been multiplied. LATE: the next kernel may start when this one's blocks have requested their last
+// weights, and takes no share of the bandwidth before. PERSISTENT: a block may have more than OCTETS, and
+// its rings go on from one lot to the next; sums are then reduced beside the rings, not in their place.
+#include "ptx/cp_async.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+
+#if !defined(OCTETS) || !defined(COL_TILES) || !defined(WARPS) || !defined(STAGES) || !defined(STEP_K) || \
+    !defined(LATE) || !defined(PERSISTENT)
+#error "OCTETS, COL_TILES, WARPS, STAGES, STEP_K, LATE and PERSISTENT choose the kernel"
+#endif
+static_assert(STAGES >= 2, "one stage is computed while the others load");
+constexpr int MMA_TOKENS = 8, OCTET = 8;
+constexpr int CHUNKS = STEP_K / 32;  // of 32 k in a step; two MMAs each
+constexpr int CHUNK_BYTES = OCTET * 32 * 2, OCTET_BYTES = CHUNKS * CHUNK_BYTES;
+constexpr int STAGE_BYTES = OCTETS * OCTET_BYTES, RING_BYTES = STAGES * STAGE_BYTES;
+constexpr int TILES = (OCTETS + 1) / 2;          // of 16 rows; the last may be half empty
+constexpr int SHARES = OCTETS * COL_TILES * 32;  // of sums: two tokens of a row
+
+struct Operands {
+  const half_bits* w;
+  const half_bits* x;
+  int m, n, stride, first_token, lane;
+};
+
+// 16 bytes, evicted from L2 first, which fetches the 256 bytes around them.
+__device__ inline void copy_weight(uint32_t shared, const half_bits* global, uint64_t policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::256B [%0], [%1], 16, %2;" ::"r"(shared),
+               "l"(global), "l"(policy));
+}
+
+// Where a warp is among its steps: those of the block's next lot of octets follow those of the one before.
+struct Turn {
+  int octet, step;
+
+  __device__ inline void settle(int steps) {
+    while (step >= steps) step -= steps, octet += OCTETS;
+  }
+
+  __device__ inline void next(int steps) {
+    step += WARPS;
+    settle(steps);
+  }
+};
+
+__device__ inline void load_stage(const Operands& op, uint32_t stage, Turn turn, int end, uint64_t policy) {
+#pragma unroll
+  for (int o = 0; o < OCTETS; ++o) {
+    if (turn.octet + o >= end) break;
+    // Past the edges: what is read again is multiplied by zeros, or never stored.
+    const int row = min((turn.octet + o) * OCTET + op.lane / 4, op.n - 1);
+    const half_bits* from = op.w + static_cast<long long>(row) * op.stride;
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      const int k = min(turn.step * STEP_K + 32 * c + 8 * (op.lane % 4), op.stride - 8);
+      copy_weight(stage + o * OCTET_BYTES + c * CHUNK_BYTES, from + k, policy);
+    }
+  }
+}
+
+struct Tokens {
+  uint4 of[COL_TILES][CHUNKS];
+};
+
+__device__ inline void load_tokens(Tokens& x, const Operands& op, int step) {
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
+      const int k = step * STEP_K + 32 * c + 8 * (op.lane % 4);
+      const half_bits* at = op.x + static_cast<long long>(token) * op.stride + k;
+      const bool inside = token < op.m && k < op.stride;
+      x.of[j][c] = inside ? load_written(reinterpret_cast<const uint4*>(at)) : make_uint4(0, 0, 0, 0);
+    }
+}
+
+using Sums = float[TILES][COL_TILES][4];
+
+__device__ inline void multiply_stage(Sums& sums, uint32_t stage, const Tokens& x) {
+#pragma unroll
+  for (int t = 0; t < TILES; ++t)
+#pragma unroll
+    for (int c = 0; c < CHUNKS; ++c) {
+      const uint32_t at = stage + 2 * t * OCTET_BYTES + c * CHUNK_BYTES;
+      const uint4 top = load_shared(at);
+      const uint4 bottom = 2 * t + 1 < OCTETS ? load_shared(at + OCTET_BYTES) : make_uint4(0, 0, 0, 0);
+      const uint32_t first[4] = {top.x, bottom.x, top.y, bottom.y};
+      const uint32_t second[4] = {top.z, bottom.z, top.w, bottom.w};
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) {
+        const uint32_t low[2] = {x.of[j][c].x, x.of[j][c].y};
+        const uint32_t high[2] = {x.of[j][c].z, x.of[j][c].w};
+        mma_f16_m16n8k16(sums[t][j], first, low);
+        mma_f16_m16n8k16(sums[t][j], second, high);
+      }
+    }
+}
+
+// grid: (blocks, M / (8 * COL_TILES)), blocks at most N / 8, and N / (8 * OCTETS) where not PERSISTENT; all
+// rounded up.
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+fp16_few(const half_bits* w, const half_bits* x, const half_bits* bias, half_bits* y, int m, int n, int k,
+         int stride) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int steps = (k + STEP_K - 1) / STEP_K;
+  const Operands op{w, x, m, n, stride, static_cast<int>(blockIdx.y) * COL_TILES * MMA_TOKENS, lane};
+  const long long octets = (n + OCTET - 1) / OCTET;
+  const int begin = static_cast<int>(octets * blockIdx.x / gridDim.x);
+  const int end = static_cast<int>(octets * (blockIdx.x + 1) / gridDim.x);
+  const uint64_t policy = evict_first_policy();
+  const uint32_t ring = shared_address(shared) + warp * RING_BYTES + lane * 16;
+  if constexpr (!LATE) let_next_kernel_start();
+  Turn load{begin, warp};
+  load.settle(steps);
+  Turn turn = load;
+#pragma unroll
+  for (int s = 0; s < STAGES; ++s) {
+    if (load.octet < end) load_stage(op, ring + s * STAGE_BYTES, load, end, policy);
+    load.next(steps);
+    cp_async_commit();
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+
+  Tokens next;
+  if (turn.octet < end) load_tokens(next, op, turn.step);
+  int slot = 0;
+  [[maybe_unused]] int parity = 0;
+  for (int octet = begin; octet < end; octet += OCTETS) {
+    Sums sums = {};
+    while (turn.octet == octet) {
+      const Tokens now = next;
+      turn.next(steps);
+      if (turn.octet < end) load_tokens(next, op, turn.step);
+      cp_async_wait<STAGES - 1>();
+      const uint32_t stage = ring + slot * STAGE_BYTES;
+      multiply_stage(sums, stage, now);
+      if (load.octet < end) load_stage(op, stage, load, end, policy);
+      else if constexpr (LATE) let_next_kernel_start();
+      load.next(steps);
+      cp_async_commit();
+      slot = slot == STAGES - 1 ? 0 : slot + 1;
+    }
+
+    float2* met = reinterpret_cast<float2*>(shared);
+    if constexpr (PERSISTENT) {
+      // Two in turn: others may still read the sums before, but none from before the last reduction.
+      met += WARPS * RING_BYTES / sizeof(float2) + parity * WARPS * SHARES;
+      parity ^= 1;
+    } else {
+      cp_async_wait<0>();
+      __syncthreads();
+    }
+#pragma unroll
+    for (int o = 0; o < OCTETS; ++o)
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) {
+        const float(&s)[4] = sums[o / 2][j];
+        met[warp * SHARES + (o * COL_TILES + j) * 32 + lane] =
+            make_float2(s[o % 2 * 2], s[o % 2 * 2 + 1]);
+      }
+    __syncthreads();
+    for (int share = threadIdx.x; share < SHARES; share += WARPS * 32) {
+      float sum[2] = {};
+#pragma unroll
+      for (int from = 0; from < WARPS; ++from) {
+        const float2 part = met[from * SHARES + share];
+        sum[0] += part.x, sum[1] += part.y;
+      }
+      const int of_lane = share % 32, j = share / 32 % COL_TILES, o = octet + share / 32 / COL_TILES;
+      const int feature = o * OCTET + of_lane / 4;
+      if (o >= end || feature >= n) continue;
+      const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i;
+        if (token < m) y[static_cast<long long>(token) * n + feature] = float_to_half(sum[i] + b);
+      }
+    }
+  }
+}

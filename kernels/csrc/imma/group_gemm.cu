@@ -1,0 +1,263 @@
+// imma/group_gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on int8 tensor cores, 6- or 4-bit weights, M of a few tokens.
+// For flexq-imma, group-w4a8, dgq-w4a8 and atom-w4a4: the defines of imma/layout.cuh choose the operands. The
+// function is named flexq_imma, as in stored profiles.
+//   w     tiles [N/16, T] of imma/layout.cuh         sw  uint32 [N/16, T, 8], their scales
+//   x     int8 [M, K_PAD], row-major                 sx  float [K/128, M_PAD], FP16 values
+//   bias  half [N] or null                           y   half [M, N], row-major
+//   sn    half [N], scales of output features; DUAL_GRAINED only: sums are integers over all of K then,
+//         scaled once
+// A_GROUPED 0: sx is float [M_PAD], one scale a token.
+// K/128 is rounded up, K_PAD = 128 * K/128, T = K/128, one more with an INT8_TAIL; M_PAD is M rounded up
+// to 8.
+//
+// K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles. Their warps split K, each with a cp.async
+// ring of its own in shared memory. Partial sums are reduced once, in a fixed order: results are deterministic.
+// Programmatic dependent launch: blocks of the next kernel load their weights as soon as the last of these have
+// started, so that no SM idles in the tail. K_SPLIT > 1 is for shapes with so few rows that SMs would get unequal
+// shares. LATE is for shapes whose blocks leave room on the SMs: the next kernel's blocks may start only when
+// this one's have requested their last weights, and take none of their bandwidth.
+//
+// Activations and scales are loaded AHEAD steps early. Where a step is short, one row of tiles, their latency is
+// what a warp waits for, and more stages of weights do not help.
+#include "imma/layout.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+
+#if !defined(COL_TILES) || !defined(ROW_TILES) || !defined(WARPS) || !defined(STAGES) || \
+    !defined(K_SPLIT) || !defined(LATE) || !defined(AHEAD)
+#error "COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT, LATE and AHEAD choose the kernel"
+#endif
+#include "common/k_split.cuh"
+constexpr int TOKENS = COL_TILES * MMA_TOKENS;
+constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
+static_assert(STAGES >= 2, "one stage is computed while the others load");
+
+struct Operands {
+  const unsigned char* w;
+  const uint32_t* sw;
+  const int8_t* x;
+  const float* sx;
+  int m, m_padded, groups, steps, row_tiles, first_tile, first_token, lane;
+};
+
+__device__ inline long long tile_at(const Operands& op, int r, int step) {
+  const int row_tile = min(op.first_tile + r, op.row_tiles - 1);  // past the end: never stored
+  return static_cast<long long>(row_tile) * op.steps + step;
+}
+
+__device__ inline void load_stage(const Operands& op, uint32_t stage, int step, uint64_t policy) {
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r) {
+    const unsigned char* tile = op.w + tile_at(op, r, step) * TILE_BYTES;
+#pragma unroll
+    for (int i = 0; i < TILE_BYTES / 512; ++i)
+      cp_async_16(stage + r * TILE_BYTES + i * 512 + op.lane * 16, tile + i * 512 + op.lane * 16,
+                  policy);
+  }
+}
+
+// A lane's part of the sums of a tile, and the same bits in shared memory.
+struct Share {
+  Sum of[4];
+
+  __device__ inline float4 bits() const {
+    return make_float4(bits_of(of[0]), bits_of(of[1]), bits_of(of[2]), bits_of(of[3]));
+  }
+
+  __device__ inline void add(float4 part) {
+    of[0] += sum_of(part.x), of[1] += sum_of(part.y), of[2] += sum_of(part.z), of[3] += sum_of(part.w);
+  }
+};
+
+// A lane's operands of a step beside the tiles: 32 neighbouring k of a token in each column tile,
+// the scales of the two tokens whose sums the lane will hold, and of its two rows in each row tile.
+struct Small {
+  TokenCodes codes[COL_TILES];
+  float2 token_scale[COL_TILES];
+  uint32_t row_scales[ROW_TILES];
+};
+
+__device__ inline void load_small(Small& s, const Operands& op, int step) {
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j) {
+    const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
+    const uint4* at = reinterpret_cast<const uint4*>(
+        op.x + (static_cast<long long>(token) * op.groups + group_of(step, op.groups)) * GROUP +
+        LANE_K * (op.lane % 4));
+    s.codes[j].half[0] = token < op.m ? load_written(at) : make_uint4(0, 0, 0, 0);
+    s.codes[j].half[1] = token < op.m ? load_written(at + 1) : make_uint4(0, 0, 0, 0);
+    if constexpr (A_GROUPED) {
+      const int pair = op.first_token + j * MMA_TOKENS + op.lane % 4 * 2;
+      const float* scale =
+          op.sx + static_cast<long long>(group_of(step, op.groups)) * op.m_padded + pair;
+      s.token_scale[j] = pair < op.m_padded ? load_written(reinterpret_cast<const float2*>(scale))
+                                            : make_float2(0.0f, 0.0f);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+    s.row_scales[r] = __ldg(op.sw + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
+}
+
+// The epilogue reads the scales of this block's features, with nothing to hide the latency.
+__device__ inline void prefetch_features(const half_bits* sn, int n) {
+  constexpr int SECTOR = 16;  // halves
+  const int first = static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES * MMA_ROWS;
+  const int feature = first + static_cast<int>(threadIdx.x) * SECTOR;
+  if (threadIdx.x < ROW_TILES * MMA_ROWS / SECTOR && feature < n) prefetch_to_l2(sn + feature);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
+           half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
+  const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
+  const Operands op{w,
+                    sw,
+                    x,
+                    sx,
+                    m,
+                    (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS,
+                    groups,
+                    steps,
+                    (n + MMA_ROWS - 1) / MMA_ROWS,
+                    static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
+                    static_cast<int>(blockIdx.y) * TOKENS,
+                    lane};
+  const uint64_t policy = evict_first_policy();
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
+  constexpr int STRIDE = WARPS * K_SPLIT;  // steps between two of a warp
+  const int first_step = rank * WARPS + warp;
+
+  if constexpr (!LATE) let_next_kernel_start();
+  if constexpr (DUAL_GRAINED) prefetch_features(sn, n);
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) {
+    const int step = first_step + s * STRIDE;
+    if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
+    cp_async_commit();
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+
+  Share total[ROW_TILES][COL_TILES] = {};
+  Small queue[AHEAD == 1 ? 1 : AHEAD + 1];
+#pragma unroll
+  for (int i = 0; i < AHEAD; ++i)
+    if (first_step + i * STRIDE < steps) load_small(queue[i], op, first_step + i * STRIDE);
+  int slot = 0;
+  const auto multiply = [&](int step, const Small& now, Small& last) {
+    cp_async_wait<STAGES - 2>();
+    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    const int ahead = step + (STAGES - 1) * STRIDE;
+    const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+    if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    else if constexpr (LATE) let_next_kernel_start();
+    cp_async_commit();
+    if (step + AHEAD * STRIDE < steps) load_small(last, op, step + AHEAD * STRIDE);
+
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const WeightTile weights(ring + slot * STAGE_BYTES + r * TILE_BYTES, now.row_scales[r], lane,
+                               step == groups - 1);
+      int sums[COL_TILES][4] = {};
+#if DUAL_GRAINED
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sums[j][e] = total[r][j].of[e];
+#endif
+#if INT4_MMA
+      if (step < groups - 1) {
+#pragma unroll
+        for (int q = 0; q < INT4_MMAS; ++q) {
+          uint32_t a[4];
+          weights.nibble_operands(a, q);
+#pragma unroll
+          for (int j = 0; j < COL_TILES; ++j) {
+            uint32_t b[2];
+            now.codes[j].nibbles(b, q);
+            mma_s4_m16n8k64(sums[j], a, b);
+          }
+        }
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[j][e] *= 16;  // as sums of int8 operands are
+      } else
+#endif
+#pragma unroll
+      for (int i = 0; i < MMAS; ++i) {
+        const uint32_t a[4] = {weights.operand(4 * i), weights.operand(4 * i + 1),
+                               weights.operand(4 * i + 2), weights.operand(4 * i + 3)};
+#pragma unroll
+        for (int j = 0; j < COL_TILES; ++j) {
+          uint32_t b[2];
+          now.codes[j].operand(b, i);
+          mma_s8_m16n8k32(sums[j], a, b);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < COL_TILES; ++j) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+#if DUAL_GRAINED
+          total[r][j].of[e] = sums[j][e];
+#else
+          float scale = weights.scale[e / 2];
+          if constexpr (A_GROUPED)
+            scale *= e % 2 == 0 ? now.token_scale[j].x : now.token_scale[j].y;
+          total[r][j].of[e] += static_cast<float>(sums[j][e]) * scale;
+#endif
+        }
+      }
+    }
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  };
+  if constexpr (AHEAD == 1) {  // unrolled, as below, this was slower
+    for (int step = first_step; step < steps; step += STRIDE) {
+      const Small now = queue[0];
+      multiply(step, now, queue[0]);
+    }
+  } else {  // no copies: each waits for what it copies
+    for (int step = first_step; step < steps;) {
+#pragma unroll
+      for (int i = 0; i <= AHEAD; ++i, step += STRIDE)
+        if (step < steps) multiply(step, queue[i], queue[(i + AHEAD) % (AHEAD + 1)]);
+    }
+  }
+
+  // Reduction over warps: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
+  cp_async_wait<0>();
+  __syncthreads();
+  float4* red = reinterpret_cast<float4*>(shared);
+  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j)
+      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
+  sync_k_split();
+  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
+    Share sum = {};
+#pragma unroll
+    for (int from = 0; from < STRIDE; ++from) {
+      sum.add(partial_sums_of(red + from % WARPS * SHARES + share, from / WARPS));
+    }
+    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i % 2;
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
+      if (token < m && feature < n) {
+        const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
+        const float value = scaled_output(sum.of[i], token, feature, sx, sn);
+        y[static_cast<long long>(token) * n + feature] = float_to_half(value + b);
+      }
+    }
+  }
+  if constexpr (K_SPLIT > 1) sync_k_split();  // a block may exit once no other reads its shared memory
+}

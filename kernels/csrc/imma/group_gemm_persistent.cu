@@ -1,0 +1,352 @@
+// imma/group_gemm_persistent.cu: Y[M,N] = X[M,K] . W[N,K]^T on Hopper's asynchronous int8 tensor cores, for the
+// most tokens: a persistent, warp-specialized kernel with TMA and stream-K. Operands are those of
+// imma/group_gemm_wgmma.cu. The function is named flexq_imma_bulk, as in stored profiles.
+//
+// The producer, one thread, loads weights, tokens and scales of one group of k after the other by TMA into the
+// stages of a ring in shared memory. Two consumer warpgroups multiply, each 64 rows with all tokens of the block.
+// A consumer widens its weights in registers and takes the tokens in GRANULES: while the tensor cores are at a
+// granule of one warpgroup, the other converts and scales its sums. Named barriers keep their order.
+//
+// Issue slots are the bottleneck: while int8 tensor cores work, a scheduler issues next to nothing else
+// (docs/kernels/flexq-imma.md). BIASED sums begin at the bits of a float in whose binade sums up to 2^22
+// stay: they are floats without a conversion, and the FMA that scales them subtracts the bias exactly.
+//
+// Thread blocks are persistent, one an SM. Each takes an equal share of the first output tiles' groups, then whole
+// output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums, in
+// the order of k. It waits for blocks with lower numbers only, which get an SM first: no deadlock.
+// SHARERS neighbouring blocks, a cluster, have the same tokens; each loads a part and multicasts it to all.
+#if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
+#error "GRANULES, SHARERS and SPLIT choose the kernel"
+#endif
+constexpr int K_SPLIT = 1, WARPGROUPS = 2, GRANULE = 128;
+constexpr int THREADS = WARPGROUPS * 128;  // of consumers
+constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
+constexpr int STAGES = GRANULES == 1 ? 6 : 4;
+#include "imma/block_tile.cuh"
+#include "imma/stream_k.cuh"
+#include "ptx/cluster.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/synchronization.cuh"
+#include "ptx/tma.cuh"
+#include "ptx/wgmma.cuh"
+
+static_assert(!DUAL_GRAINED, "sums of a group are converted");
+constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
+// Registers of a consumer's thread and of a producer's; together they are all of an SM's.
+constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
+
+constexpr int WARP_OUT_BYTES = 16 * 32 * 4;  // 16 rows of 64 tokens as halves
+constexpr int OUT_AT = STAGES * STAGE_BYTES;
+constexpr int BARRIERS_AT = OUT_AT + THREADS / 32 * WARP_OUT_BYTES;
+
+// One conversion less, half an instruction and some registers more a sum: 5 % faster where registers suffice.
+constexpr bool BIASED = A_GROUPED && GRANULES == 1;
+// Scales of tokens are loaded while the tensor cores work. With SPLIT the compiler otherwise places half of the
+// conversions before the first scale and groups the resets of the sums: 3 % slower. Without SPLIT it does not, and
+// loading early would be 2 to 3 % slower.
+constexpr bool SCALES_AHEAD = BIASED && SPLIT;
+
+struct Stage {
+  int slot = 0;
+  uint32_t parity = 0;
+
+  __device__ inline void next() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+};
+
+// The producer's loads of a stage. Few large ones: TMA takes a hundred cycles for each.
+struct Producer {
+  const Grid& grid;
+  const TensorMap &w, &sw, &x, &sx;
+  uint32_t ring, full;
+  int rank;
+
+  __device__ inline void load_weights(int slot, int output, int step) const {
+    const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
+    mbarrier_arrive_expect_tx(barrier, TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4);
+    const int first_tile = grid.first_tile(output, rank);  // past the end there are zeros
+    tma_load_2d(stage + TILES_AT, w, step * (TILE_BYTES / 8), first_tile, barrier);
+    tma_load_2d(stage + SCALES_AT, sw, step * (SCALE_BYTES / 8), first_tile, barrier);
+  }
+
+  __device__ inline void load_tokens(int slot, int output, int step) const {
+    const uint32_t stage = ring + slot * STAGE_BYTES, barrier = full + slot * 8;
+    const int group = group_of(step, grid.groups), first_token = grid.first_token(output);
+    if constexpr (SHARERS == 1) {
+      tma_load_2d(stage, x, group * GROUP, first_token, barrier);
+    } else {
+      constexpr int SHARE = TOKENS / SHARERS;
+      tma_load_2d_multicast(stage + rank * SHARE * GROUP, x, group * GROUP, first_token + rank * SHARE, barrier,
+                      (1 << SHARERS) - 1);
+    }
+    if constexpr (A_GROUPED) tma_load_2d(stage + TOKEN_SCALES_AT, sx, first_token / 2, group, barrier);  // of two each
+  }
+};
+
+// Constants that the compiler cannot see through: one instruction resets two sums.
+struct Bias {
+  double bits, zero;
+
+  // Twice, so that lanes differ in what they read.
+  static __device__ inline void store(uint32_t* shared) {
+    for (int i = 0; i < 8; ++i) shared[i] = i % 4 < 2 ? BIAS_BITS : 0;
+  }
+
+  __device__ inline Bias(uint32_t shared, int lane) {
+    const uint4 words = load_shared(shared + lane % 2 * 16);
+    asm("mov.b64 %0, {%1, %2};" : "=d"(bits) : "r"(words.x), "r"(words.y));
+    asm("mov.b64 %0, {%1, %2};" : "=d"(zero) : "r"(words.z), "r"(words.w));
+  }
+};
+
+struct Sums {
+  int of[GRANULE / 2];
+
+  __device__ inline void touch() {
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+  }
+
+  // Two at once: together they are a finite double, which times zero plus the bits is the bits.
+  __device__ inline void begin_again(int i, const Bias& bias) {
+    asm("{\n.reg .f64 both;\nmov.b64 both, {%0, %1};\nfma.rn.f64 both, both, %2, %3;\nmov.b64 {%0, %1}, both;\n}"
+        : "+r"(of[i]), "+r"(of[i + 1])
+        : "d"(bias.zero), "d"(bias.bits));
+  }
+};
+
+// Scales of those tokens of a granule that a lane has sums of.
+struct TokenScales {
+  uint32_t shared;
+  float2 ahead[SCALES_AHEAD ? GRANULE / MMA_TOKENS : 1];
+
+  __device__ inline TokenScales(uint32_t of_granule, int lane) : shared(of_granule + lane % 4 * 8) {
+    if constexpr (SCALES_AHEAD)
+#pragma unroll
+      for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) ahead[j] = load(j);
+  }
+  __device__ inline float2 load(int j) const { return load_shared_pair(shared + j * MMA_TOKENS * 4); }
+  __device__ inline float2 of_two(int j) const { return SCALES_AHEAD ? ahead[j] : load(j); }
+};
+
+struct Weights {
+  uint32_t a[MMAS][4];
+  float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+};
+
+__device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper_tail) {
+  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
+  Weights weights;
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+  return weights;
+}
+
+__device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tokens) {
+  sums.touch();
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) asm volatile("" : "+r"(a[o / 4][o % 4]));  // widened by now
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i)
+    wgmma_s8_k32(sums.of, a[i], advance_descriptor(tokens, i * MMA_K), BIASED || i > 0);
+  wgmma_commit();
+}
+
+// The same bits either way: the product of a whole number and a half, rounded once.
+__device__ inline float scaled(int sum, float scale, [[maybe_unused]] float bias) {
+  return BIASED ? fmaf(__int_as_float(sum), scale, bias) : static_cast<float>(sum) * scale;
+}
+
+__device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float top, float bottom,
+                                  const TokenScales& scales, [[maybe_unused]] const Bias& bias) {
+  [[maybe_unused]] const float top_bias = -BIAS * top, bottom_bias = -BIAS * bottom;  // exact: scales are halves
+#pragma unroll
+  for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
+    float* t = total + 4 * j;
+    const int* s = sums.of + 4 * j;
+    if constexpr (!A_GROUPED) {
+      t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
+      t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
+      continue;
+    }
+    const float2 of_token = scales.of_two(j);
+    t[0] = fmaf(scaled(s[0], top, top_bias), of_token.x, t[0]);
+    t[1] = fmaf(scaled(s[1], top, top_bias), of_token.y, t[1]);
+    t[2] = fmaf(scaled(s[2], bottom, bottom_bias), of_token.x, t[2]);
+    t[3] = fmaf(scaled(s[3], bottom, bottom_bias), of_token.y, t[3]);
+    if constexpr (BIASED) sums.begin_again(4 * j, bias), sums.begin_again(4 * j + 2, bias);
+  }
+}
+
+// A warp's 16 rows of all tokens, through its own shared memory, so that a token's 16 are written at once.
+__device__ inline void write_warp(const float (&total)[GRANULES][GRANULE / 2], uint32_t out, const half_bits* bias,
+                                  half_bits* y, const Grid& grid, int first_feature, int first_token,
+                                  [[maybe_unused]] const float* sx, const half_bits* sn) {
+  const int lane = threadIdx.x % 32;
+  const bool wide = grid.n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
+  float b[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    b[i] = bias == nullptr ? 0.0f : half_to_float(bias[min(first_feature + lane / 4 + 8 * i, grid.n - 1)]);
+#pragma unroll
+  for (int c = 0; c < TOKENS / 64; ++c) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {  // 16 tokens
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // rows 8 * (i % 2), tokens 8 * (i / 2)
+        const int tile = c * 8 + q * 2 + i / 2, token = first_token + tile * 8 + lane % 4 * 2;
+        const float* t = &total[tile * 4 / (GRANULE / 2)][tile * 4 % (GRANULE / 2) + i % 2 * 2];
+        half_bits h[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int inside = min(token + e, grid.m - 1);
+          h[e] = float_to_half(scaled_output(t[e], inside, 0, sx, sn) + b[i % 2]);
+        }
+        words[i] = h[0] | static_cast<uint32_t>(h[1]) << 16;
+      }
+      const uint32_t to = out + q * 512 + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
+      stmatrix_transposed(to, words);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      const int token = first_token + c * 64 + q * 16 + lane / 2, feature = first_feature + lane % 2 * 8;
+      const uint4 words = load_shared(out + q * 512 + lane * 16);
+      if (token < grid.m && feature < grid.n) {
+        half_bits* to = y + static_cast<long long>(token) * grid.n + feature;
+        if (wide) {
+          *reinterpret_cast<uint4*>(to) = words;
+        } else {
+          const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+          for (int i = 0; i < 8; ++i)
+            if (feature + i < grid.n) to[i] = static_cast<half_bits>(word[i / 2] >> (i % 2 * 16));
+        }
+      }
+    }
+    __syncwarp();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK_WARPS * 32, 1)
+flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
+                const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap sx_of_groups, const float* sx,
+                const half_bits* bias, half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn,
+                [[maybe_unused]] float* partial_sums, [[maybe_unused]] int* flags, [[maybe_unused]] int launch,
+                int shared_outputs, int steps_of_share, int longer_shares, uint32_t inverse) {
+  const Shares shares{shared_outputs, steps_of_share, longer_shares, inverse};
+  extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
+  const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
+  const uint32_t bias_at = empty + STAGES * 8;
+  const int cluster = (gridDim.x - 1 - blockIdx.x) / SHARERS, rank = blockIdx.x % SHARERS;
+  const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+
+  let_next_kernel_start();
+  if (threadIdx.x == THREADS) {
+    prefetch_tensor_map(w), prefetch_tensor_map(sw), prefetch_tensor_map(x);
+    if constexpr (A_GROUPED) prefetch_tensor_map(sx_of_groups);
+  }
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < STAGES; ++s) {
+      mbarrier_init(full + s * 8, 1);
+      mbarrier_init(empty + s * 8, SHARERS * THREADS / 32);
+    }
+    fence_mbarrier_init();
+    Bias::store(reinterpret_cast<uint32_t*>(shared) + (bias_at - ring) / 4);
+  }
+  if constexpr (SHARERS > 1) cluster_sync();
+  else __syncthreads();
+
+  if (warp >= THREADS / 32) {
+    setmaxnreg_decrease<FEWER_REGISTERS>();
+    if (threadIdx.x == THREADS) {
+      const Grid grid(m, n, k);
+      const Producer producer{grid, w, sw, x, sx_of_groups, ring, full, rank};
+      const Parts parts{grid, shares, cluster};
+      Stage stage;
+      Part part;
+      bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
+      for (int number = 0; parts.find(part, number); ++number)
+        for (int step = part.from; step < part.to; ++step) {
+          mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
+          producer.load_weights(stage.slot, part.output, step);
+          if (waits) wait_for_previous_kernel(), waits = false;
+          producer.load_tokens(stage.slot, part.output, step);
+          stage.next();
+        }
+    }
+    __syncwarp();
+  } else {
+    setmaxnreg_increase<MORE_REGISTERS>();
+    const Grid grid(m, n, k);
+    const Parts parts{grid, shares, cluster};
+    const int warpgroup = warp / 4;
+    const Bias begins(bias_at, lane);
+    Stage stage;
+    if (warpgroup == WARPGROUPS - 1) named_barrier_arrive(1, 256);
+    Part part;
+    for (int number = 0; parts.find(part, number); ++number) {
+      float total[GRANULES][GRANULE / 2] = {};
+      Sums sums;
+      if constexpr (BIASED)
+#pragma unroll
+        for (int i = 0; i < GRANULE / 2; ++i) sums.of[i] = BIAS_BITS;
+      mbarrier_wait(full + stage.slot * 8, stage.parity);
+      uint32_t at = ring + stage.slot * STAGE_BYTES;
+      Weights weights = widened(at, warp, lane, part.from == grid.groups - 1);
+      for (int step = part.from; step < part.to; ++step) {
+        const uint32_t done = empty + stage.slot * 8;
+        const uint64_t tokens = swizzled_descriptor(at);
+        const float top = weights.top, bottom = weights.bottom;
+        const bool more = step + 1 < part.to;
+        stage.next();
+        const uint32_t next = more ? ring + stage.slot * STAGE_BYTES : at;  // after the last any
+#pragma unroll
+        for (int g = 0; g < GRANULES; ++g) {
+          if (g == GRANULES - 1 && more) mbarrier_wait(full + stage.slot * 8, stage.parity);
+          named_barrier_sync(1 + warpgroup, 256);
+          multiply(sums, weights.a, advance_descriptor(tokens, g * GRANULE * GROUP));
+          named_barrier_arrive(1 + (warpgroup + 1) % WARPGROUPS, 256);
+          const TokenScales scales(at + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+          wgmma_wait<0>();
+          sums.touch();
+          if (g == GRANULES - 1)  // between the conversions
+            weights = widened(next, warp, lane, step + 1 == grid.groups - 1);
+          add_scaled(total[g], sums, top, bottom, scales, begins);
+        }
+        at = next;
+        __syncwarp();
+        if constexpr (SHARERS > 1) {
+          if (lane < SHARERS) mbarrier_arrive_remote(done, lane);
+        } else {
+          if (lane == 0) mbarrier_arrive(done);
+        }
+      }
+      parts.find(part, number = opaque(number));  // not kept in registers meanwhile
+      const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
+      if constexpr (SPLIT) {
+        const int barrier = 1 + WARPGROUPS + warpgroup;
+        const auto share = [&](int c) { return partial_sums + (c * SHARERS + rank) * SHARE_FLOATS; };
+        const auto flag = [&](int c) { return flags + (c * SHARERS + rank) * WARPGROUPS + warpgroup; };
+        if (part.from > 0) {
+          store_partial_sums(total, share(cluster), flag(cluster), launch, barrier);
+          continue;
+        }
+        if (part.to < grid.steps)
+          for (int c = cluster + 1; parts.begin_of(c) < (part.output + 1) * grid.steps; ++c)
+            add_partial_sums(total, share(c), flag(c), launch, barrier);
+      }
+      write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
+                 first_token, sx, sn);
+    }
+    if (warpgroup == 0) named_barrier_sync(1, 256);  // the last warpgroup's arrival
+  }
+  if constexpr (SHARERS > 1) cluster_sync();  // nobody's barriers go while another arrives at them
+}

@@ -1,0 +1,268 @@
+// imma/group_gemm_wgmma.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA (WGMMA, int8), 6- or 4-bit
+// weights, many tokens. Weights are those of imma/group_gemm.cu, so one packed weight serves decode and prefill;
+// tokens are in the order of the MMA (imma/mma_order.cuh).
+//
+// A warpgroup of four warps has 64 rows, widened in registers, and all TOKENS of the block, in granules
+// of 64. While the tensor cores are at one granule, the warps convert and scale the sums of the one before. While
+// they are at a group's last granule, the warps wait for the next group's stage (OVERLAPS).
+// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K; while they are at one group,
+// the warps widen the next one's weights.
+// K_SPLIT neighbouring blocks, a cluster, take the groups in turn; partial sums are reduced in a fixed
+// order: results are deterministic.
+#if !defined(WARPGROUPS) || !defined(GRANULES) || !defined(STAGES) || !defined(K_SPLIT)
+#error "WARPGROUPS, GRANULES, STAGES and K_SPLIT choose the kernel"
+#endif
+constexpr int THREADS = WARPGROUPS * 128;
+constexpr int TILES = WARPGROUPS * 4;
+constexpr int TOKENS = GRANULES * 64;
+#include "imma/block_tile.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/wgmma.cuh"
+
+constexpr int GRANULE = 64;
+// Whether a group begins while the tensor cores are at the one before. It costs two stages and registers. Without
+// it small blocks overlap each other: several fit on an SM.
+constexpr bool OVERLAPS = DUAL_GRAINED || (GRANULES > 1 && STAGES > 3);
+constexpr int AHEAD = OVERLAPS ? STAGES - 2 : STAGES - 1;
+static_assert(AHEAD >= 1, "while a stage is multiplied, with OVERLAPS two of them, others load");
+
+// A lane's share of the sums of 64 rows and 64 tokens: as eight mma.m16n8k32 side by side.
+struct Sums {
+  int of[GRANULE / 2];
+
+  __device__ inline int operator[](int i) const { return of[i]; }
+
+  // Keeps the compiler from reading the sums before they are there.
+  __device__ inline void touch() {
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(of[i])::"memory");
+  }
+};
+
+struct Weights {
+  uint32_t a[MMAS][4];
+#if !DUAL_GRAINED
+  float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+#endif
+};
+
+__device__ inline WeightTile packed_weights(uint32_t stage, int tile, int lane, bool upper_tail) {
+  const uint32_t scales = load_shared_word(stage + SCALES_AT + tile * SCALE_BYTES + lane / 4 * 4);
+  return WeightTile(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
+}
+
+__device__ inline void widen(Weights& weights, const WeightTile& packed) {
+#pragma unroll
+  for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+#if !DUAL_GRAINED
+  weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+#endif
+}
+
+#if DUAL_GRAINED
+// Adds a group's products of 64 rows, of which this warp has 16, and all tokens.
+__device__ inline void multiply(Sums (&total)[GRANULES], const Weights& weights, uint32_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i)
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g)
+      wgmma_s8_m64n64k32(total[g].of, weights.a[i],
+                         swizzled_descriptor(tokens + g * GRANULE * GROUP + i * MMA_K), true);
+  wgmma_commit();
+}
+#else
+// The sums over a group of 64 rows, of which this warp has 16, and the 64 tokens at `tokens`.
+__device__ inline void multiply(Sums& sums, const Weights& weights, uint32_t tokens) {
+  sums.touch();
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i)
+    wgmma_s8_m64n64k32(sums.of, weights.a[i], swizzled_descriptor(tokens + i * MMA_K), i > 0);
+  wgmma_commit();
+}
+
+__device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float top, float bottom,
+                                  uint32_t token_scales, int lane) {
+  sums.touch();
+#pragma unroll
+  for (int j = 0; j < GRANULE / MMA_TOKENS; ++j) {
+    float* t = total + 4 * j;
+    const int* s = sums.of + 4 * j;
+#if A_GROUPED
+    const float2 of_token = load_shared_pair(token_scales + (j * MMA_TOKENS + lane % 4 * 2) * 4);
+    t[0] = fmaf(static_cast<float>(s[0]) * top, of_token.x, t[0]);
+    t[1] = fmaf(static_cast<float>(s[1]) * top, of_token.y, t[1]);
+    t[2] = fmaf(static_cast<float>(s[2]) * bottom, of_token.x, t[2]);
+    t[3] = fmaf(static_cast<float>(s[3]) * bottom, of_token.y, t[3]);
+#else
+    t[0] = fmaf(static_cast<float>(s[0]), top, t[0]), t[1] = fmaf(static_cast<float>(s[1]), top, t[1]);
+    t[2] = fmaf(static_cast<float>(s[2]), bottom, t[2]), t[3] = fmaf(static_cast<float>(s[3]), bottom, t[3]);
+#endif
+  }
+}
+#endif
+
+// Recomputed where needed: no registers are left to keep them.
+__device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x) % 32; }
+__device__ inline int warp_of_block() { return static_cast<int>(threadIdx.x) / 32; }
+
+// A block's main loop over groups. It has no branches: where a branch decides whether WGMMAs are in flight, the
+// compiler serializes them.
+struct Pipeline {
+  const Copies& copies;
+  const unsigned char *w, *sw;
+  const int8_t* x;
+  const float* sx;
+  uint32_t ring;
+  int steps;
+  int slot = 0;
+
+  // Waits for a group's stage and starts to load another one.
+  __device__ __forceinline__ uint32_t next_stage(int step) {
+    cp_async_wait<AHEAD - 1>();
+    fence_async_proxy();  // what this thread copied is for the tensor cores to read
+    __syncthreads();
+    const int ahead = step + AHEAD * K_SPLIT, ahead_slot = slot + AHEAD;
+    const uint32_t ahead_stage =
+        ring + (ahead_slot < STAGES ? ahead_slot : ahead_slot - STAGES) * STAGE_BYTES;
+    if (ahead < steps) {
+      copies.load_weights(ahead_stage, w, sw, ahead);
+      copies.load_tokens(ahead_stage, x, sx, ahead);
+    }
+    cp_async_commit();
+    const uint32_t stage = ring + slot * STAGE_BYTES;
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+    return stage;
+  }
+
+  __device__ __forceinline__ WeightTile packed(uint32_t stage, int step) const {
+    return packed_weights(stage, warp_of_block(), lane_of_warp(), step == copies.groups - 1);
+  }
+
+#if DUAL_GRAINED
+  __device__ __forceinline__ void add_group(Sums (&total)[GRANULES], Weights& weights, int step) {
+    const uint32_t stage = next_stage(step);
+    widen(weights, packed(stage, step));
+    multiply(total, weights, stage);
+    wgmma_wait<1>();  // the group before: its stage and its weights may be written again
+  }
+#else
+  // Waits for a group and starts to multiply its first granule.
+  __device__ __forceinline__ uint32_t begin_group(Weights& weights, Sums& sums, int step) {
+    const uint32_t stage = next_stage(step);
+    widen(weights, packed(stage, step));
+    multiply(sums, weights, stage);
+    return stage;
+  }
+
+  // The rest of a group that has begun. Unless it is the LAST, the next one has begun then, whose stage is
+  // returned. FIRST: the buffer of the first granule's sums.
+  template <int FIRST, bool LAST>
+  __device__ __forceinline__ uint32_t finish_group(float (&total)[GRANULES][GRANULE / 2], Weights& weights,
+                                                   Sums (&sums)[2], uint32_t stage, int step) {
+    uint32_t next = 0;
+    const float top = weights.top, bottom = weights.bottom;
+#pragma unroll
+    for (int g = 0; g < GRANULES; ++g) {
+      const int buffer = (FIRST + g) % 2;
+      if (g + 1 < GRANULES) {
+        multiply(sums[1 - buffer], weights, stage + (g + 1) * GRANULE * GROUP);
+        wgmma_wait<1>();
+      } else if constexpr (LAST) {
+        wgmma_wait<0>();
+      } else {
+        next = next_stage(step + K_SPLIT);
+        wgmma_wait<0>();  // the tensor cores have read the weights that are replaced
+        widen(weights, packed(next, step + K_SPLIT));
+        multiply(sums[1 - buffer], weights, next);
+      }
+      add_scaled(total[g], sums[buffer], top, bottom, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane_of_warp());
+    }
+    return next;
+  }
+#endif
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+flexq_imma_wgmma(const unsigned char* w, const unsigned char* sw, const int8_t* x, const float* sx,
+                 const half_bits* bias, half_bits* y, int m, int n, int k,
+                 [[maybe_unused]] const half_bits* sn) {
+  extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
+  const uint32_t ring = shared_address(shared);
+  const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
+  const int first_tile = blockIdx.y * TILES;
+  const int first_token = static_cast<int>(blockIdx.x) / K_SPLIT * TOKENS;
+  const Copies copies(m, groups, (n + MMA_ROWS - 1) / MMA_ROWS, first_tile, first_token);
+
+  let_next_kernel_start();
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    const int step = rank + s * K_SPLIT;
+    if (step < steps) copies.load_weights(ring + s * STAGE_BYTES, w, sw, step);
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+#pragma unroll
+  for (int s = 0; s < AHEAD; ++s) {
+    const int step = rank + s * K_SPLIT;
+    if (step < steps) copies.load_tokens(ring + s * STAGE_BYTES, x, sx, step);
+    cp_async_commit();
+  }
+
+  Pipeline pipeline{copies, w, sw, x, sx, ring, steps};
+#if DUAL_GRAINED
+  Sums total[GRANULES] = {};
+  Weights weights[2];  // of the group that is multiplied and of the one that is widened
+  int step = rank;
+  for (; step + K_SPLIT < steps; step += 2 * K_SPLIT) {
+    pipeline.add_group(total, weights[0], step);
+    pipeline.add_group(total, weights[1], step + K_SPLIT);
+  }
+  if (step < steps) pipeline.add_group(total, weights[0], step);
+  wgmma_wait<0>();
+#pragma unroll
+  for (int g = 0; g < GRANULES; ++g) total[g].touch();
+#else
+  float total[GRANULES][GRANULE / 2] = {};
+  Weights weights;
+  Sums sums[2];  // of the granule that is multiplied and of the one that is scaled
+  int step = rank;
+  if constexpr (!OVERLAPS) {
+    for (; step < steps; step += K_SPLIT) {
+      const uint32_t stage = pipeline.begin_group(weights, sums[0], step);
+      pipeline.finish_group<0, true>(total, weights, sums, stage, step);
+    }
+  } else if (step < steps) {
+    constexpr int ODD = GRANULES % 2;
+    uint32_t stage = pipeline.begin_group(weights, sums[0], step);
+    for (; step + 2 * K_SPLIT < steps; step += 2 * K_SPLIT) {
+      stage = pipeline.finish_group<0, false>(total, weights, sums, stage, step);
+      stage = pipeline.finish_group<ODD, false>(total, weights, sums, stage, step + K_SPLIT);
+    }
+    if (step + K_SPLIT < steps) {
+      stage = pipeline.finish_group<0, false>(total, weights, sums, stage, step);
+      pipeline.finish_group<ODD, true>(total, weights, sums, stage, step + K_SPLIT);
+    } else {
+      pipeline.finish_group<0, true>(total, weights, sums, stage, step);
+    }
+  }
+#endif
+
+  // Through shared memory, [token][row], so that a token's outputs are written side by side.
+  cp_async_wait<0>();
+  __syncthreads();
+  float* out = reinterpret_cast<float*>(shared);
+  const int lane = lane_of_warp(), warp = warp_of_block();
+#pragma unroll
+  for (int g = 0; g < GRANULES; ++g)
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) {
+      const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
+      out[token * OUT_STRIDE + warp * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] =
+          bits_of(total[g][i]);
+    }
+  write_out(out, bias, y, m, n, first_tile, first_token, rank, sx, sn);
+}

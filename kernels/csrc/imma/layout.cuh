@@ -1,0 +1,190 @@
+// imma/layout.cuh: layout of 6- and 4-bit weights in memory, for int8 tensor cores, and their widening in registers.
+//
+// A tile is 16 rows of W and one group of 128 k: the sixteen A operand words that each of a warp's 32
+// lanes needs for four mma.m16n8k32. Tiles of the same rows follow each other along K, so a block
+// streams one contiguous range. Scales lie apart, so that every tile starts on a cache line.
+//
+//   W_BITS 6   bytes    0 .. 1023   high plane, code >> 2:  uint4 [2][32 lanes], a nibble a weight
+//              bytes 1024 .. 1535   low plane, code & 3:    uint4 [32 lanes], two bits a weight
+//   W_BITS 4   bytes    0 .. 1023   code:                   uint4 [2][32 lanes], a nibble a weight
+//   scales     uint32 [8] a tile, one for rows r and r + 8 together
+//              two halves; DUAL_GRAINED: bytes scale, zero point, scale, zero point, each int8
+//
+// Lane l holds rows l/4 and l/4 + 8 and the 32 neighbouring k from 32·(l%4): a sum over k may be taken
+// in any order, and this one makes a lane's activations 32 neighbouring bytes of a token's row.
+// Operand word o (0 .. 15) belongs to MMA o/4 as its register o%4: row l/4 + 8·(o%2), k from
+// 32·(l%4) + 8·(o/4) + 4·(o%4/2).
+//   W_BITS 6   high word o/2, in the upper nibbles where o is even, and field o%4 of low word o/4
+//   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. So a word is eight neighbouring k
+//              of a row, and the words themselves are A operands of the int4 tensor core.
+//
+// The code goes to the top of a byte: the operand is 4·code or 16·code, so no sign extension is needed,
+// and the factor is divided out once at the end.
+//
+// INT8_TAIL (Atom, arXiv 2310.19102): the last group has codes of 8 bits, in two tiles of nibbles. A code
+// is 16·a + b + 8 with a and b in -8 .. 7. The first tile has a and makes the operand 16·a + 8, the second
+// has b and makes 16·b, whose scale is a sixteenth.
+//
+// INT4_MMA: groups of 4-bit codes on both sides are multiplied by mma.m16n8k64.s4, straight from the tile;
+// activations are packed to nibbles in registers. Where there is no int4 tensor core, Hopper and later,
+// that would be emulated at a fortieth of the int8 rate.
+//
+// DUAL_GRAINED (DGQ, arXiv 2310.04836): nibbles are unsigned; the operand is scale·(nibble + zero point),
+// which the packer keeps within int8. Four at once: with 128 added each is a digit in 0 .. 255, so one
+// multiplication and one addition of words can't carry from one into the next.
+#pragma once
+#include "imma/mma_order.cuh"
+#include "ptx/memory.cuh"
+
+#ifndef W_BITS
+#define W_BITS 6
+#endif
+#ifndef INT8_TAIL
+#define INT8_TAIL 0
+#endif
+#ifndef DUAL_GRAINED
+#define DUAL_GRAINED 0
+#endif
+#ifndef INT4_MMA
+#define INT4_MMA (INT8_TAIL && __CUDA_ARCH__ < 900)
+#endif
+#ifndef A_GROUPED
+#define A_GROUPED !DUAL_GRAINED
+#endif
+static_assert(W_BITS == 6 || W_BITS == 4, "6-bit weights in two planes or 4-bit weights in one");
+static_assert(W_BITS == 4 || (!INT8_TAIL && !DUAL_GRAINED), "nibbles only");
+static_assert(!DUAL_GRAINED || !A_GROUPED, "sums over all of K have one scale a token");
+
+constexpr int GROUP = 128;  // values of k that share one scale
+constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32;
+constexpr int MMAS = GROUP / MMA_K;     // to cross a group
+constexpr int OPERAND_WORDS = 4 * MMAS;
+constexpr int INT4_MMAS = GROUP / 64;   // to cross a group in nibbles
+constexpr int NIBBLE_BYTES = 1024, TILE_BYTES = MMA_ROWS * GROUP * W_BITS / 8;
+constexpr int LANE_K = 32;              // neighbouring k of a lane
+// What a sum of operands is divided by. The tensor core sees scale·(code + zero point) itself.
+constexpr float OPERAND_UNIT = DUAL_GRAINED ? 1.0f : W_BITS == 6 ? 0.25f : 0.0625f;
+static_assert(TILE_BYTES % 128 == 0, "a tile is whole cache lines");
+
+// Tiles in a row of them, for K of so many groups; and the group that a tile's k are of.
+__device__ inline int tiles_along(int groups) { return groups + INT8_TAIL; }
+__device__ inline int group_of(int tile, [[maybe_unused]] int groups) {
+  return INT8_TAIL ? min(tile, groups - 1) : tile;
+}
+
+// Tokens lie with k in its own order, or, for tensor cores that read them from shared memory, in that of
+// imma/mma_order.cuh.
+
+// A lane's accumulator over K: scaled sums of groups, or integers over all of K. Reductions through shared memory
+// exchange its bits.
+#if DUAL_GRAINED
+using Sum = int;
+__device__ inline float bits_of(Sum sum) { return __int_as_float(sum); }
+__device__ inline Sum sum_of(float bits) { return __float_as_int(bits); }
+#else
+using Sum = float;
+__device__ inline float bits_of(Sum sum) { return sum; }
+__device__ inline Sum sum_of(float bits) { return bits; }
+#endif
+
+// Epilogue of every kernel: sx of the token where it has one scale, sn of the feature where
+// DUAL_GRAINED.
+__device__ inline float scaled_output(Sum sum, int token, int feature, [[maybe_unused]] const float* sx,
+                                      [[maybe_unused]] const half_bits* sn) {
+  float value = static_cast<float>(sum) * OPERAND_UNIT;
+  if constexpr (DUAL_GRAINED) value *= half_to_float(sn[feature]);
+  if constexpr (!A_GROUPED) value *= load_written(sx + token);
+  return value;
+}
+
+// The weights and scales of one lane in one tile.
+struct WeightTile {
+  uint32_t nibbles[8];
+#if W_BITS == 6
+  uint32_t low[4];
+#endif
+#if DUAL_GRAINED
+  uint32_t factor[2], offset[2];  // of rows lane/4 and lane/4 + 8
+#else
+  float scale[2];
+#endif
+#if INT8_TAIL
+  uint32_t filler;  // what lies below the nibble
+#endif
+
+  // scales: of this lane's rows. upper_tail: this tile is the first of the two of an INT8_TAIL.
+  __device__ inline WeightTile(uint32_t shared, uint32_t scales, int lane,
+                               [[maybe_unused]] bool upper_tail) {
+    const uint4 a = load_shared(shared + lane * 16), b = load_shared(shared + 512 + lane * 16);
+    nibbles[0] = a.x, nibbles[1] = a.y, nibbles[2] = a.z, nibbles[3] = a.w;
+    nibbles[4] = b.x, nibbles[5] = b.y, nibbles[6] = b.z, nibbles[7] = b.w;
+#if W_BITS == 6
+    const uint4 c = load_shared(shared + NIBBLE_BYTES + lane * 16);
+    low[0] = c.x, low[1] = c.y, low[2] = c.z, low[3] = c.w;
+#endif
+#if DUAL_GRAINED
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int s = static_cast<int8_t>(scales >> (16 * i)), zero = static_cast<int8_t>(scales >> (16 * i + 8));
+      factor[i] = s, offset[i] = static_cast<uint32_t>(s * zero + 128) * 0x01010101u;
+    }
+#else
+    scale[0] = half_to_float(static_cast<half_bits>(scales));
+    scale[1] = half_to_float(static_cast<half_bits>(scales >> 16));
+#endif
+#if INT8_TAIL
+    filler = upper_tail ? 0x08080808u : 0u;
+    if (upper_tail) scale[0] *= 16.0f, scale[1] *= 16.0f;
+#endif
+  }
+
+#if INT4_MMA
+  // The operand registers of int4 MMA q, whose sums are of codes, not of 16 times them.
+  __device__ inline void nibble_operands(uint32_t (&a)[4], int q) const {
+#pragma unroll
+    for (int o = 0; o < 4; ++o) a[o] = nibbles[4 * q + o];
+  }
+#endif
+
+  // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
+  __device__ inline uint32_t operand(int o) const {
+#if W_BITS == 6
+    const uint32_t upper = o % 2 == 0 ? nibbles[o / 2] : nibbles[o / 2] << 4;
+    const uint32_t fields = low[o / 4];
+    const uint32_t lower = o % 4 == 0 ? fields << 2 : fields >> (2 * (o % 4) - 2);
+    return (upper & 0xF0F0F0F0u) | (lower & 0x0C0C0C0Cu);
+#else
+    const uint32_t word = nibbles[o / 4 * 2 + o % 2];
+    const bool is_upper = o % 4 >= 2;
+#if DUAL_GRAINED
+    const uint32_t codes = (is_upper ? word >> 4 : word) & 0x0F0F0F0Fu;
+    return (codes * factor[o % 2] + offset[o % 2]) ^ 0x80808080u;
+#elif INT8_TAIL
+    return ((is_upper ? word : word << 4) & 0xF0F0F0F0u) | filler;
+#else
+    return (is_upper ? word : word << 4) & 0xF0F0F0F0u;
+#endif
+#endif
+  }
+};
+
+// B operand registers of MMA i, from a lane's 32 neighbouring k of one token.
+struct TokenCodes {
+  uint4 half[2];
+
+  __device__ inline void operand(uint32_t (&b)[2], int i) const {
+    const uint4& t = half[i / 2];
+    b[0] = i % 2 == 0 ? t.x : t.z;
+    b[1] = i % 2 == 0 ? t.y : t.w;
+  }
+
+  // B operand registers of int4 MMA q: 4-bit codes in the nibbles where the weights have theirs.
+  __device__ inline void nibbles(uint32_t (&b)[2], int q) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      uint32_t bytes[2];
+      operand(bytes, 2 * q + h);
+      b[h] = selected_bits<0x0F0F0F0Fu>(bytes[0], bytes[1] << 4);
+    }
+  }
+};

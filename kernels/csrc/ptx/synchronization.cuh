@@ -1,0 +1,36 @@
+// synchronization.cuh: flags in global memory between blocks, and named barriers between warps of a block
+// (PTX ISA, memory consistency model; bar.sync).
+#pragma once
+#include "ptx/types.cuh"
+
+#if __CUDA_ARCH__ >= 900
+// Release and acquire of a flag between blocks: what a block's threads wrote before a barrier and release_flag is
+// seen by threads of another block after acquire_flag and a barrier.
+__device__ inline void release_flag(int* flag, int value) {
+  asm volatile("fence.acq_rel.gpu;\nst.relaxed.gpu.global.s32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
+__device__ inline int acquire_flag(const int* flag) {
+  int value;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+
+__device__ inline float4 load_uncached(const float4* global) {
+  float4 v;
+  asm volatile("ld.global.cg.v4.f32 {%0,%1,%2,%3}, [%4];"
+               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+               : "l"(global)
+               : "memory");
+  return v;
+}
+
+// Barriers of some warps of a block: `threads` arrive, those that wait among them.
+__device__ inline void named_barrier_sync(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ inline void named_barrier_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+#endif

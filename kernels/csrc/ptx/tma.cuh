@@ -1,0 +1,35 @@
+// tma.cuh: copies of boxes of memory by Hopper's Tensor Memory Accelerator (TMA), whose bytes an mbarrier of
+// the receiver counts (PTX ISA, cp.async.bulk.tensor).
+#pragma once
+#include "ptx/mbarrier.cuh"
+
+#if __CUDA_ARCH__ >= 900
+// A tensor map as the driver encodes it (cuTensorMapEncodeTiled), a kernel's __grid_constant__ argument.
+struct alignas(64) TensorMap {
+  uint64_t of[16];
+};
+
+// A map is read through a cache of its own: prefetch it before the first use.
+__device__ inline void prefetch_tensor_map(const TensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Load the box of a two-dimensional tensor map that begins at (column, row).
+__device__ inline void tma_load_2d(uint32_t shared, const TensorMap& map, int column, int row, uint32_t mbarrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+          "r"(shared),
+      "l"(&map), "r"(column), "r"(row), "r"(mbarrier)
+      : "memory");
+}
+
+// The same, multicast to every block of the cluster whose bit is set; each block's own mbarrier counts.
+__device__ inline void tma_load_2d_multicast(uint32_t shared, const TensorMap& map, int column, int row,
+                                       uint32_t mbarrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%2, %3}], [%4], %5;" ::"r"(shared),
+      "l"(&map), "r"(column), "r"(row), "r"(mbarrier), "h"(blocks)
+      : "memory");
+}
+#endif

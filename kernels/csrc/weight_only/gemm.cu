@@ -1,0 +1,240 @@
+// weight_only/gemm.cu: Y[M,N] = X[M,K] . W[N,K]^T on FP16 tensor cores, FP16 activations, weights of W_BITS: integers
+// of 8 or 4 bits, floats of 6 (E3M2) or 5 (E3M1).
+//   w     tiles [N/16, K/128] of weight_only/layout.cuh
+//   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
+//   sw    GROUPED 0: half [N], one scale a row; GROUPED 1: half [N/16, K/128, 8, 2], one a row and 128 k,
+//         those of rows r and r + 8 side by side
+//   bias  half [N] or null                           y     half [M, N], row-major
+// N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
+//
+// K_SPLIT neighbouring blocks, a cluster, own ROW_TILES rows of tiles; their warps split K, each with a
+// cp.async ring of its own. Partial sums are reduced once, in a fixed order: results are deterministic. Weights
+// are constant, so they are requested before the previous kernel has ended. LATE 1: the next kernel may start
+// only behind the loop over K; for shapes whose blocks leave room on the SMs.
+//
+// BIAS_SHIFT 0, for floats: the ablation that widens each weight by itself instead of its scale.
+#if !defined(W_BITS) || !defined(GROUPED) || !defined(COL_TILES) || !defined(ROW_TILES) || \
+    !defined(WARPS) || !defined(STAGES) || !defined(K_SPLIT) || !defined(LATE)
+#error "W_BITS, GROUPED, COL_TILES, ROW_TILES, WARPS, STAGES, K_SPLIT and LATE choose the kernel"
+#endif
+#ifndef BIAS_SHIFT
+#define BIAS_SHIFT 1
+#endif
+#include "common/k_split.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/launch.cuh"
+#include "ptx/memory.cuh"
+#include "ptx/mma.cuh"
+#include "weight_only/layout.cuh"
+static_assert(STAGES >= 2, "one stage is computed while the others load");
+
+constexpr int TOKENS = COL_TILES * MMA_TOKENS;
+constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
+// What the operands lack: floats are 2^-12 of themselves.
+constexpr float OPERAND_UNIT = IS_FLOAT && BIAS_SHIFT ? 4096.0f : 1.0f;
+constexpr int X_VECTORS = STEP_K / 32;  // 16-byte loads of a token by a lane, for one step
+// Activations of the next step wait in registers, where so many are left.
+constexpr bool X_AHEAD = COL_TILES <= 2;
+
+struct Operands {
+  const unsigned char* w;
+  const half_bits* sw;
+  const half_bits* x;
+  int m, x_stride, steps, row_tiles, first_tile, first_token, lane;
+};
+
+__device__ inline long long tile_at(const Operands& op, int r, int step) {
+  const int row_tile = min(op.first_tile + r, op.row_tiles - 1);  // past the end: never stored
+  return static_cast<long long>(row_tile) * op.steps + step;
+}
+
+__device__ inline void load_stage(const Operands& op, uint32_t stage, int step, uint64_t policy) {
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+    copy_tile(stage + r * TILE_BYTES, op.w + tile_at(op, r, step) * TILE_BYTES, op.lane, policy);
+}
+
+// A lane's operands of a step beside the tiles: its k of a token in each column tile and, where
+// scales change along K, those of its two rows in each row tile.
+struct Small {
+  uint4 x[COL_TILES][X_VECTORS];
+  uint32_t row_scales[ROW_TILES];
+};
+
+__device__ inline void load_small(Small& s, const Operands& op, int step) {
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j) {
+    const int token = op.first_token + j * MMA_TOKENS + op.lane / 4;
+#pragma unroll
+    for (int v = 0; v < X_VECTORS; ++v) {
+      const int k = step * STEP_K + 32 * v + 8 * (op.lane % 4);
+      const bool inside = token < op.m && k < op.x_stride;
+      // Not ld.global.nc: the kernel that wrote x may have run beside this one.
+      const half_bits* at = op.x + static_cast<long long>(token) * op.x_stride + k;
+      s.x[j][v] = inside ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+    }
+  }
+  if constexpr (GROUPED) {
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(op.sw);
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+      s.row_scales[r] = __ldg(pairs + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
+  }
+}
+
+// One row tile and one step: totals gain its products, as they are or times the scales of the step.
+__device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightTile& weights,
+                                     const Small& small, [[maybe_unused]] uint32_t scales) {
+  float sums[COL_TILES][4];
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[j][e] = GROUPED ? 0.0f : total[j][e];
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) {
+    uint32_t a[4];
+    weights.operands(a, i);
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) {
+      const uint4 t = small.x[j][i / 2];
+      const uint32_t b[2] = {i % 2 == 0 ? t.x : t.z, i % 2 == 0 ? t.y : t.w};
+      mma_f16_m16n8k16(sums[j], a, b);
+    }
+  }
+  const float top = half_to_float(static_cast<half_bits>(scales));
+  const float bottom = half_to_float(static_cast<half_bits>(scales >> 16));
+#pragma unroll
+  for (int j = 0; j < COL_TILES; ++j)
+#pragma unroll
+    for (int e = 0; e < 4; ++e)
+      total[j][e] = GROUPED ? total[j][e] + sums[j][e] * (e < 2 ? top : bottom) : sums[j][e];
+}
+
+// What the outputs of a row are scaled by, and what is added to them; requested, not waited for.
+struct Row {
+  half_bits scale = 0, bias = 0;
+
+  __device__ inline half_bits output(float sum) const {
+    const float factor = OPERAND_UNIT * (GROUPED ? 1.0f : half_to_float(scale));
+    return float_to_half(sum * factor + half_to_float(bias));
+  }
+};
+
+__device__ inline Row load_row(const half_bits* sw, const half_bits* bias, int feature, int n) {
+  Row row;
+  if (feature < n) {
+    if constexpr (!GROUPED) row.scale = load_early(sw + feature);
+    if (bias != nullptr) row.bias = load_early(bias + feature);
+  }
+  return row;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32)
+weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, const half_bits* bias,
+            half_bits* y, int m, int n, int k, int x_stride) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const uint32_t ring = shared_address(shared) + warp * STAGES * STAGE_BYTES;
+  const int steps = (k + STEP_K - 1) / STEP_K;
+  const Operands op{w,
+                    sw,
+                    x,
+                    m,
+                    x_stride,
+                    steps,
+                    (n + MMA_ROWS - 1) / MMA_ROWS,
+                    static_cast<int>(blockIdx.x) / K_SPLIT * ROW_TILES,
+                    static_cast<int>(blockIdx.y) * TOKENS,
+                    lane};
+  const uint64_t policy = evict_first_policy();
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT;
+  constexpr int STRIDE = WARPS * K_SPLIT;  // steps between two of a warp
+  const int first_step = rank * WARPS + warp;
+
+  if constexpr (!LATE) let_next_kernel_start();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; ++s) {
+    const int step = first_step + s * STRIDE;
+    if (step < steps) load_stage(op, ring + s * STAGE_BYTES, step, policy);
+    cp_async_commit();
+  }
+  wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+
+  // In the reduction a thread takes a share of four sums, or more. It asks for the scales of one share's
+  // rows now, since nothing would hide how long that takes in the end. (The long way has no registers left.)
+  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+  constexpr bool SCALES_AHEAD = !GROUPED && BIAS_SHIFT && SHARES <= STRIDE * 32;
+  [[maybe_unused]] Row rows[2];
+  if constexpr (SCALES_AHEAD) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row_tile = op.first_tile + first_step / COL_TILES;
+      rows[half] = load_row(sw, bias, row_tile * MMA_ROWS + lane / 4 + half * 8, n);
+    }
+  }
+
+  float total[ROW_TILES][COL_TILES][4] = {};
+  Small next;
+  if constexpr (X_AHEAD) {
+    if (first_step < steps) load_small(next, op, first_step);
+  }
+  int slot = 0;
+  for (int step = first_step; step < steps; step += STRIDE) {
+    Small now;
+    if constexpr (X_AHEAD) {
+      now = next;
+    } else {
+      load_small(now, op, step);
+    }
+    cp_async_wait<STAGES - 2>();
+    __syncwarp();  // every lane's copies have landed, and every lane has left the slot written below
+    const int ahead = step + (STAGES - 1) * STRIDE;
+    const int ahead_slot = slot == 0 ? STAGES - 1 : slot - 1;
+    if (ahead < steps) load_stage(op, ring + ahead_slot * STAGE_BYTES, ahead, policy);
+    cp_async_commit();
+    if constexpr (X_AHEAD) {
+      if (step + STRIDE < steps) load_small(next, op, step + STRIDE);
+    }
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r)
+      multiply_tile(total[r], WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane), now,
+                    GROUPED ? now.row_scales[r] : 0u);
+    slot = slot == STAGES - 1 ? 0 : slot + 1;
+  }
+
+  if constexpr (LATE) let_next_kernel_start();
+  // Reduction over warps: [warp][row tile][column tile][lane], each tile as an MMA leaves it in its lanes.
+  cp_async_wait<0>();
+  __syncthreads();
+  float4* red = reinterpret_cast<float4*>(shared);
+#pragma unroll
+  for (int r = 0; r < ROW_TILES; ++r)
+#pragma unroll
+    for (int j = 0; j < COL_TILES; ++j) {
+      const float(&t)[4] = total[r][j];
+      red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = make_float4(t[0], t[1], t[2], t[3]);
+    }
+  sync_k_split();
+  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
+    float4 sum = {};
+#pragma unroll
+    for (int from = 0; from < STRIDE; ++from) {
+      const float4 part = partial_sums_of(red + from % WARPS * SHARES + share, from / WARPS);
+      sum.x += part.x, sum.y += part.y, sum.z += part.z, sum.w += part.w;
+    }
+    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+    const float sums[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + half * 8;
+      const Row row = SCALES_AHEAD ? rows[half] : load_row(sw, bias, feature, n);
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + odd;
+        if (token < m && feature < n)
+          y[static_cast<long long>(token) * n + feature] = row.output(sums[2 * half + odd]);
+      }
+    }
+  }
+  if constexpr (K_SPLIT > 1) sync_k_split();  // a block may exit once no other reads its shared memory
+}

@@ -1,0 +1,133 @@
+// weight_only/layout.cuh: layout of weights of 4, 5, 6 and 8 bits in memory, for FP16 tensor cores, and their
+// widening to halves in registers. The including source defines W_BITS and BIAS_SHIFT first.
+//
+// A tile is 16 rows and 128 k: the A operands that a warp needs for eight mma.m16n8k16. Lane l holds rows
+// l/4 and l/4 + 8 and, of each 32 neighbouring k, the eight from 8·(l%4): a sum over k may be taken in any
+// order, and in this one four lanes read 64 neighbouring bytes of a token. MMA i takes the k from
+// 32·(i/2) + 8·(l%4) + 4·(i%2); its operand register o holds row l/4 + 8·(o%2), the first two of these k
+// where o < 2 and the last two otherwise.
+//   W_BITS 8   uint4 [4][32 lanes]: bytes code + 128; word 2i + o/2 of a lane has register o of MMA i in its
+//              bytes 2·(o%2) and 2·(o%2) + 1
+//   W_BITS 4   uint4 [2][32 lanes]: nibbles code + 8; word i of a lane has register o of MMA i in its
+//              nibbles o and o + 4
+//   W_BITS 6   E3M2 and
+//   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
+//
+// Integers are widened exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
+// nibbles, one fused multiply-add) leaves the code.
+//
+// A float s eee mm becomes the upper byte of a half as s00eeemm: exponent and mantissa where a half has
+// its lowest ones. Read as a half that is the number times 2^-12, the subnormal ones too: the formats'
+// biases are 3 and 15. So nothing is converted; the scale gets the 2^12. Quad q = 2i + h of a lane is four
+// such bytes of row l/4 + 8h: bytes 0 and 2 are register h of MMA i, bytes 1 and 3 register h + 2.
+//   high plane  uint4 [2][32 lanes], eeem: exponent and upper mantissa bit. Word q/2 has them in bits 4 .. 1
+//               of each byte; where q is odd, after rotating it right by 4.
+//   low plane   6: uint4 [32 lanes], sign and lower mantissa bit. Word q/4 has them in bits 7 and 0 of each
+//               byte, after rotating it right by 2·(q%4).
+//               5: uint2 [32 lanes], signs. Word q/8 has them in bit 7 of each byte, after shifting it left
+//               by q%8.
+// Sign and exponent are not neighbours in a half, so a plane of these two would need more shifts; with this
+// split, one shift and one bit selection make four weights.
+#pragma once
+#include "common/half_pairs.cuh"
+#include "ptx/cp_async.cuh"
+#include "ptx/memory.cuh"
+
+static_assert(W_BITS == 4 || W_BITS == 5 || W_BITS == 6 || W_BITS == 8, "integers of 4 or 8, floats of 5 or 6");
+
+constexpr bool IS_FLOAT = W_BITS == 5 || W_BITS == 6;
+constexpr int STEP_K = 128, MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 16;
+constexpr int MMAS = STEP_K / MMA_K;  // to cross a step
+constexpr int TILE_BYTES = MMA_ROWS * STEP_K * W_BITS / 8;
+constexpr int WHOLE_VECTORS = TILE_BYTES / 512;  // of 16 bytes, of every lane
+constexpr int REST_BYTES = TILE_BYTES % 512;
+static_assert(TILE_BYTES % 128 == 0, "a tile is whole cache lines");
+
+// One tile to shared memory, by a warp.
+__device__ inline void copy_tile(uint32_t to, const unsigned char* tile, int lane, uint64_t policy) {
+#pragma unroll
+  for (int v = 0; v < WHOLE_VECTORS; ++v)
+    cp_async_16(to + v * 512 + lane * 16, tile + v * 512 + lane * 16, policy);
+  if (REST_BYTES > 0 && lane < REST_BYTES / 16)
+    cp_async_16(to + WHOLE_VECTORS * 512 + lane * 16, tile + WHOLE_VECTORS * 512 + lane * 16, policy);
+}
+
+__device__ inline uint32_t rotated_right(uint32_t word, int bits) {
+  return __funnelshift_r(word, word, bits);
+}
+
+#if !BIAS_SHIFT
+// The ablation: the number itself as a half, from s00eeemm in its upper byte. The exponent gets the
+// difference of the biases; a subnormal, which has no leading one, is converted from its mantissa.
+__device__ inline uint32_t rebiased_half(uint32_t bits) {
+  const uint32_t sign = bits & 0x8000u, magnitude = bits & 0x1FFFu;
+  if (magnitude >= 0x0400u) return sign | (magnitude + (12u << 10));
+  return sign | float_to_half(static_cast<float>(magnitude >> 8) * 0.0625f);
+}
+
+__device__ inline uint32_t rebiased_halves(uint32_t bits) {
+  return rebiased_half(bits & 0xFFFFu) | rebiased_half(bits >> 16) << 16;
+}
+#endif
+
+struct WeightTile {
+  static constexpr int WORDS = TILE_BYTES / 128;
+  uint32_t words[WORDS];  // floats: eight of the high plane, then the low one
+
+  __device__ inline WeightTile(uint32_t tile, int lane) {
+#pragma unroll
+    for (int v = 0; v < WHOLE_VECTORS; ++v) {
+      const uint4 q = load_shared(tile + v * 512 + lane * 16);
+      words[4 * v] = q.x, words[4 * v + 1] = q.y, words[4 * v + 2] = q.z, words[4 * v + 3] = q.w;
+    }
+    if constexpr (REST_BYTES > 0) {
+      static_assert(REST_BYTES == 256 || REST_BYTES == 0, "8 bytes a lane");
+      const uint2 q = load_shared_words(tile + WHOLE_VECTORS * 512 + lane * 8);
+      words[4 * WHOLE_VECTORS] = q.x, words[4 * WHOLE_VECTORS + 1] = q.y;
+    }
+  }
+
+  // Operand registers of MMA i, which is a constant after unrolling: two weights as halves in each.
+  __device__ inline void operands(uint32_t (&a)[4], int i) const {
+    if constexpr (W_BITS == 8) {
+#pragma unroll
+      for (int o = 0; o < 4; ++o) {
+        const uint32_t selector = o % 2 == 0 ? 0x4140u : 0x4342u;
+        // 1152 = 1024 + 128
+        a[o] = subtract_half2(__byte_perm(words[2 * i + o / 2], 0x64646464u, selector), 0x64806480u);
+      }
+    } else if constexpr (W_BITS == 4) {
+#pragma unroll
+      for (int o = 0; o < 4; o += 2) {
+        const uint32_t word = o < 2 ? words[i] : words[i] >> 8;
+        a[o] = subtract_half2(biased_halves<0x000F000Fu>(word), 0x64086408u);
+        // 1024 + 16·u: a sixteenth of it less 72 is u - 8.
+        a[o + 1] = multiply_add_half2(biased_halves<0x00F000F0u>(word), 0x2C002C00u, 0xD480D480u);
+      }
+    } else {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const uint32_t bytes = quad(2 * i + h);
+        a[h] = as_halves(bytes << 8), a[h + 2] = as_halves(bytes);
+      }
+    }
+  }
+
+ private:
+  // Four floats as bytes s00eeemm; the zeros are still anything.
+  __device__ inline uint32_t quad(int q) const {
+    const uint32_t high = q % 2 == 0 ? words[q / 2] : rotated_right(words[q / 2], 4);
+    const uint32_t low =
+        W_BITS == 6 ? rotated_right(words[8 + q / 4], 2 * (q % 4)) : words[8 + q / 8] << q % 8;
+    return selected_bits<0x1E1E1E1Eu>(high, low);
+  }
+
+  __device__ inline static uint32_t as_halves(uint32_t bytes) {
+    const uint32_t halves = bytes & (W_BITS == 6 ? 0x9F009F00u : 0x9E009E00u);
+#if !BIAS_SHIFT
+    return rebiased_halves(halves);
+#else
+    return halves;
+#endif
+  }
+};

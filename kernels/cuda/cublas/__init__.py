@@ -1,0 +1,1 @@
+"""GEMMs of cuBLAS and cuBLASLt, with the kernels around them (csrc/cublas)."""

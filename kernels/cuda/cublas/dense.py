@@ -1,0 +1,219 @@
+"""The cuBLASLt baselines: W8A8 with per-row scales, and dense FP16.
+
+cuBLASLt can't apply the scales of W8A8 itself: sums of int8 leave it as int32 without an epilogue,
+or scaled as int8 (cuBLAS 13 documentation, section cublasLtMatmul, tables of supported data types).
+So one kernel of ours does, which reads 16 bytes at a time and may start before the GEMM has ended.
+`cublaslt-w8a8[sums]` is the GEMM without that kernel: what no way to apply them can be faster than.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    Packing,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.formats import Operand
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
+
+INT8 = LtTypes(torch.int8, torch.int32)
+_FP16 = LtTypes(torch.float16, torch.float16)
+PADDED_ROWS = 16  # activations are allocated for the largest padding that is ever tried
+_ALIGNED = 16  # bytes: where the library wants rows to start
+
+
+class _LtGemm(LinearKernel):
+    """What both have in common: padding, candidates and the library call."""
+
+    types: LtTypes
+    k_multiple: int  # of K in memory, so that every row starts where the library wants it
+
+    def _padded_k(self, k: int) -> int:
+        return -(-k // self.k_multiple) * self.k_multiple
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return lt_candidates(gemm, self._padded_k(gemm.k), self.types)
+
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
+        return first_algorithm(gemm.m)
+
+    def _multiply(
+        self, shape: GemmWorkload, w: torch.Tensor, x: torch.Tensor, y: torch.Tensor, c: LtConfig
+    ) -> None:
+        problem = lt_problem(
+            c.m_padded, shape.n, w.shape[1], self.types, torch.cuda.current_device()
+        )
+        problem.run(w, x, y, c.algorithm)
+
+    def _config(self, shape: GemmWorkload, config: Config | None) -> LtConfig:
+        return config if isinstance(config, LtConfig) else first_algorithm(shape.m)
+
+
+def first_algorithm(m: int) -> LtConfig:
+    """What the library itself thinks is best, for m tokens padded as far as ever pays."""
+    return LtConfig(algorithm=0, m_padded=max(m, PADDED_ROWS))
+
+
+def padded(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A matrix in a zeroed one of [rows, columns]."""
+    larger = torch.zeros(rows, columns, dtype=matrix.dtype, device=matrix.device)
+    larger[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return larger
+
+
+def activated(kernel: LinearKernel, x: torch.Tensor, packed: PackedOperand) -> PackedOperand:
+    """FP16 activations for a `gemm` whose packed ones are the same numbers in `values`.
+
+    x itself where its rows lie as the packed ones do, aligned; else packed, after `activate`.
+    """
+    values = packed.buffers["values"]
+    is_like = x.dtype == values.dtype == torch.float16 and x.shape[1] == values.shape[1]
+    if is_like and x.is_contiguous() and x.data_ptr() % _ALIGNED == 0:
+        return PackedOperand({"values": x}, packed.rows, packed.k)
+    kernel.activate(x, packed)
+    return packed
+
+
+class Int8Gemm(_LtGemm):
+    """`cublaslt-w8a8`: int8 GEMM by cuBLASLt, then one kernel that applies both scales."""
+
+    types = INT8
+    k_multiple = 16
+    spec = KernelSpec(
+        name="cublaslt-w8a8",
+        backend="cuda",
+        weight=OperandFormat(8),
+        activation=OperandFormat(8),
+        summary="cuBLASLt int8, timed algorithms, M padded where that is faster",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        buffers = {
+            "codes": padded(weight.values, weight.rows, self._padded_k(weight.k)),
+            "scales": checked_scales(weight, self.spec.weight)[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        rows = max(m, PADDED_ROWS)
+        buffers = {
+            "codes": torch.zeros(rows, self._padded_k(k), dtype=torch.int8, device=device),
+            "scales": torch.empty(m, dtype=torch.float32, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        packed.buffers["codes"][: x.rows, : x.k] = x.values
+        packed.buffers["scales"].copy_(checked_scales(x, self.spec.activation)[:, 0])
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        codes, scales = x.buffers["codes"], x.buffers["scales"]
+        return Packing("row-codes", self.spec.activation.bits, codes, scales)
+
+    def builds(self) -> Sequence[Build]:
+        return [INT8_ROWS.build]
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        chosen = self._config(shape, config)
+        sums = torch.empty(chosen.m_padded, shape.n, dtype=torch.int32, device=out.device)
+        self._multiply(shape, w.buffers["codes"], x.buffers["codes"], sums, chosen)
+        INT8_ROWS.scale(sums, x.buffers["scales"], w.buffers["scales"], bias, out)
+
+
+class Fp16Gemm(_LtGemm):
+    """`cublas-fp16`: dense FP16 with FP32 accumulation, the fastest of cuBLASLt's algorithms."""
+
+    types = _FP16
+    k_multiple = 8
+    spec = KernelSpec(
+        name="cublas-fp16",
+        backend="cuda",
+        weight=OperandFormat(16),
+        activation=OperandFormat(16),
+        summary="cuBLASLt FP16, timed algorithms",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        values = padded(weight.values, weight.rows, self._padded_k(weight.k))
+        return PackedOperand({"values": values}, weight.rows, weight.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        rows = max(m, PADDED_ROWS)
+        values = torch.zeros(rows, self._padded_k(k), dtype=torch.float16, device=device)
+        return PackedOperand({"values": values}, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        self.activate(x.values, packed)
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.buffers["values"][: packed.rows, : packed.k] = x
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        return Packing("halves", 16, x.buffers["values"])
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Activations that already lie as the library wants them are not copied."""
+        chosen = config or self.default_config(GemmWorkload(packed.rows, w.rows, packed.k))
+        pads = isinstance(chosen, LtConfig) and chosen.m_padded != packed.rows
+        if pads:
+            self.activate(x, packed)
+        else:
+            packed = activated(self, x, packed)
+        self.gemm(packed, w, out, bias=bias, config=chosen)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        chosen = self._config(shape, config)
+        y = out
+        if chosen.m_padded != shape.m:
+            y = torch.empty(chosen.m_padded, shape.n, dtype=torch.float16, device=out.device)
+        self._multiply(shape, w.buffers["values"], x.buffers["values"], y, chosen)
+        if y is not out:
+            out.copy_(y[: shape.m])
+        if bias is not None:
+            out += bias

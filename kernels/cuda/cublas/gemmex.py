@@ -1,0 +1,171 @@
+"""int8 by cublasGemmEx, called as the FlexQ authors' benchmark calls it.
+
+Their engine/test_cublas_kernel.cu (github.com/FlyFoxPlayer/FlexQ) multiplies row-major X [M,K] by
+row-major W^T [K,N]: column-major "NN", M as it is, CUBLAS_COMPUTE_32I, int32 output and
+CUBLAS_GEMM_DEFAULT_TENSOR_OP. It times 1,000 such calls in a row on the same operands and applies
+no scales. cuBLAS's int8 tensor-core kernels take "TN" only (cuBLAS 13 documentation,
+cublasLtMatmul), so this call gets others than `cublaslt-w8a8` does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.errors import UnsupportedError
+from kernels.formats import Operand
+from kernels.runtime.nvrtc import Build
+
+_MULTIPLE = 4  # of both leading dimensions: cublasGemmEx takes int8 with no others
+_INT8, _INT32 = 3, 10  # CUDA_R_8I, CUDA_R_32I
+_COMPUTE_32I, _DEFAULT_TENSOR_OP = 72, 99
+_NOT_TRANSPOSED = 0
+_WORKSPACE_BYTES = 32 << 20
+
+
+def padded_size(size: int) -> int:
+    """The next multiple of four."""
+    return -(-size // _MULTIPLE) * _MULTIPLE
+
+
+def transposed_codes(codes: torch.Tensor) -> torch.Tensor:
+    """W int8 [N,K] as the row-major W^T [K,N], both padded with zeros to a multiple of four."""
+    n, k = codes.shape
+    return padded(codes.T, padded_size(k), padded_size(n))
+
+
+def padded_tokens(codes: torch.Tensor) -> torch.Tensor:
+    """X int8 [M,K] with K padded with zeros to a multiple of four."""
+    m, k = codes.shape
+    return padded(codes, m, padded_size(k))
+
+
+def multiply_int8(x: torch.Tensor, w: torch.Tensor, sums: torch.Tensor) -> None:
+    """sums int32 [M,N] = x int8 [M,K] · w int8 [K,N], all row-major, on the current stream.
+
+    Raises UnsupportedError if the library has no kernel for the shape.
+    """
+    (m, k), n = x.shape, w.shape[1]
+    cublas, handle = _bindings(), _handle(torch.cuda.current_device())
+    workspace = _workspace(torch.cuda.current_device())
+    cublas.set_stream(handle, torch.cuda.current_stream().cuda_stream)
+    cublas.set_workspace(handle, workspace.data_ptr(), _WORKSPACE_BYTES)  # set_stream forgets it
+    one, zero = ctypes.c_int32(1), ctypes.c_int32(0)
+    try:
+        cublas.gemm_ex(
+            handle,
+            _NOT_TRANSPOSED,
+            _NOT_TRANSPOSED,
+            n,
+            m,
+            k,
+            ctypes.addressof(one),
+            w.data_ptr(),
+            _INT8,
+            n,
+            x.data_ptr(),
+            _INT8,
+            k,
+            ctypes.addressof(zero),
+            sums.data_ptr(),
+            _INT32,
+            n,
+            _COMPUTE_32I,
+            _DEFAULT_TENSOR_OP,
+        )
+    except cublas.cuBLASError as error:
+        raise UnsupportedError(
+            f"cublasGemmEx has no int8 kernel for M={m} N={n} K={k} ({error}): use cublaslt-w8a8"
+        ) from error
+
+
+class GemmExGemm(LinearKernel):
+    """`cublas-w8a8[gemmex]`: the authors' call, then the kernel that applies both scales."""
+
+    spec = KernelSpec(
+        name="cublas-w8a8",
+        variant="gemmex",
+        backend="cuda",
+        weight=OperandFormat(8),
+        activation=OperandFormat(8),
+        summary="cublasGemmEx int8 as FlexQ's authors call it, plus scales, which they leave out",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        buffers = {
+            "codes": transposed_codes(weight.values),
+            "scales": checked_scales(weight, self.spec.weight)[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        buffers = {
+            "codes": padded_tokens(x.values),
+            "scales": checked_scales(x, self.spec.activation)[:, 0].float(),
+        }
+        return PackedOperand(buffers, x.rows, x.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        buffers = {
+            "codes": torch.empty(m, padded_size(k), dtype=torch.int8, device=device),
+            "scales": torch.empty(m, dtype=torch.float32, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        INT8_ROWS.quantize(x, packed.buffers["codes"], packed.buffers["scales"])
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        codes = w.buffers["codes"]
+        sums = torch.empty(shape.m, codes.shape[1], dtype=torch.int32, device=out.device)
+        multiply_int8(x.buffers["codes"], codes, sums)
+        INT8_ROWS.scale(sums, x.buffers["scales"], w.buffers["scales"], bias, out)
+
+    def builds(self) -> Sequence[Build]:
+        return [INT8_ROWS.build]
+
+
+@cache
+def _bindings() -> Any:
+    try:
+        from nvmath.bindings import cublas
+    except ImportError as error:
+        raise UnsupportedError(
+            "cuBLAS needs nvmath-python: pip install 'flexq-bench[cuda13]' (or [cuda12])"
+        ) from error
+    return cublas
+
+
+@cache
+def _handle(device: int) -> int:
+    handle: int = _bindings().create()
+    return handle
+
+
+@cache
+def _workspace(device: int) -> torch.Tensor:
+    return torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=f"cuda:{device}")

@@ -1,0 +1,58 @@
+"""Quantization before a library's 8-bit GEMM and scaling after it, row by row (csrc/cublas)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kernels.runtime.module import load_function
+from kernels.runtime.nvrtc import Build
+
+_THREADS, _FEATURES = 128, 4  # of a block and of a thread of scale_sums
+_ROW_THREADS = 1024  # of quantize_rows, one block a token
+
+
+@dataclass(frozen=True, slots=True)
+class RowKernels:
+    """The two kernels for one kind of codes: int8, or FP8 (E4M3)."""
+
+    build: Build
+
+    def quantize(
+        self,
+        x: torch.Tensor,
+        codes: torch.Tensor,
+        scales: torch.Tensor,
+        given: torch.Tensor | None = None,
+        *,
+        in_mma_order: bool = False,
+    ) -> None:
+        """x FP16 [M,K] to codes [>= M, padded K], one byte a value, and scales FP32 [M].
+
+        given: FP32 [1], a scale for every row. None: each row's own. in_mma_order: codes of 128 k
+        in the order of csrc/imma/mma_order.cuh; K is padded to a multiple of 128 then.
+        """
+        m, k = x.shape
+        arguments = (x.contiguous(), codes, scales, k, codes.shape[1], given, int(in_mma_order))
+        function = load_function(self.build, "quantize_rows")
+        function.launch((m, 1, 1), _ROW_THREADS, arguments, overlap_previous=True)
+
+    def scale(
+        self,
+        sums: torch.Tensor,
+        x_scales: torch.Tensor,
+        w_scales: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+    ) -> None:
+        """out FP16 [M,N] = sums [>= M, >= N] · x_scales FP32 [M] · w_scales FP16 [N] + bias [N]."""
+        m, n = out.shape
+        arguments = (sums, x_scales, w_scales, bias, out, n, sums.shape[1])
+        function = load_function(self.build, "scale_sums")
+        grid = (-(-n // (_THREADS * _FEATURES)), m, 1)
+        function.launch(grid, _THREADS, arguments, overlap_previous=True)
+
+
+INT8_ROWS = RowKernels(Build.of("cublas/rows.cu"))
+FP8_ROWS = RowKernels(Build.of("cublas/rows.cu", min_sm=89, E4M3=1))

@@ -1,0 +1,97 @@
+"""Atom's W4A4 (arXiv 2310.19102): groups of INT4 on both sides, outlier channels in INT8.
+
+The channels that a calibration found to have outliers are moved to the end of K and make the last
+group, which keeps 8 bits. Activations are quantized, in the weight's order, by one kernel; sums of
+groups are scaled where they arise. GPUs with an int4 tensor core (compute capability 8.0 to 8.9)
+use it. From 9.0 on there is none, and codes are widened to int8 in registers; `[int4-mma]` is the
+emulated instruction, to show what that would cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    OperandFormat,
+    PackedOperand,
+    checked_scales,
+)
+from kernels.cuda.imma.configuration_choice import ATOM
+from kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
+from kernels.cuda.imma.four_bit import tile_nibbles
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.weight_only.gemm import tile_scales
+from kernels.formats import Operand
+from kernels.formats.mixed import default_order, tail_start
+from kernels.runtime.nvrtc import Build
+
+VARIANTS = ("", "int4-mma")
+_FORMAT = OperandFormat(4, GROUP, kind="mixed")
+
+
+class MixedGemm(ImmaGemm):
+    """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
+
+    choice = ATOM
+
+    def __init__(self, variant: str = "") -> None:
+        emulated = variant == "int4-mma"
+        self.tiles = TileFormat(_FORMAT.bits, int8_tail=True, int4_mma=emulated)
+        self.spec = KernelSpec(
+            name="atom-w4a4",
+            variant=variant,
+            backend="cuda",
+            weight=_FORMAT,
+            activation=_FORMAT,
+            summary="Atom: INT4 groups, the last one INT8, channels reordered"
+            + (", by an int4 MMA that is emulated" if emulated else ""),
+            min_capability=(9, 0) if emulated else (8, 0),
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        start = tail_start(weight.k)
+        head, tail = weight.values[:, :start], weight.values[:, start:]
+        # A code of 8 bits is 16·a + b + 8, a and b in -8 … 7: one tile has a, the next has b.
+        tail = torch.nn.functional.pad(tail, (0, -tail.shape[1] % GROUP))
+        nibbles = torch.cat([head, tail >> 4, (tail & 15) ^ 8], dim=1)
+        of_tiles = torch.cat([scales, scales[:, -1:]], dim=1)
+        order = default_order(weight.k) if weight.order is None else weight.order
+        buffers = {
+            "tiles": tile_nibbles(nibbles),
+            "scales": tile_scales(of_tiles),
+            "order": order.to(weight.values.device, torch.int32).contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        packed = super().empty_activation(m, k, device)
+        return PackedOperand(packed.buffers | {"order": default_order(k, device)}, m, k)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        in_order = packed.buffers | {"order": w.buffers["order"]}
+        ordered = PackedOperand(in_order, packed.rows, packed.k)
+        super().linear(x, ordered, w, out, bias=bias, config=config)
+
+    def every_config(self) -> Sequence[AnyImmaConfig]:
+        # What the emulated ones are compiled to elsewhere is what the others are there.
+        return self.choice.for_few(1)[-1:] if self.tiles.int4_mma else super().every_config()
+
+    def in_mma_order(self, m: int) -> bool:
+        return not self.tiles.int4_mma and super().in_mma_order(m)
+
+    def packing_builds(self) -> Sequence[Build]:
+        return [Build.of("imma/pack.cu", A_BITS=4, INT8_TAIL=1, W_BITS=4)]

@@ -1,0 +1,295 @@
+"""Configurations of the int8 tensor-core kernels: how they are compiled and launched.
+
+Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
+weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
+csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
+configuration_choice.py chooses among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cache
+
+from kernels.contract import Config
+from kernels.runtime.nvrtc import Block, Build
+
+GROUP = 128
+MMA_ROWS, MMA_TOKENS = 16, 8
+_SCALE_BYTES = MMA_ROWS * 2  # of a tile
+_SWIZZLE_BYTES = 1024  # block_tile.cuh: 8 tokens; a stage is whole ones
+_PERSISTENT_OUT_BYTES = 8 * 16 * 64 * 2  # eight warps' 16 rows of 64 tokens
+_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+WGMMA_ARCH = "sm_90"  # the only one with warpgroup MMA
+LEAST_STEPS = 4  # of K that are worth a block of its own
+# Of a persistent block: the epilogue of an output tile and adding another block's partial sums, in
+# steps of K. By a regression of times of group_gemm_persistent.cu on an H200.
+_OUTPUT_STEPS, _ADDED_STEPS = 2.5, 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class TileFormat:
+    """Format of a tile of weights, 16 rows by 128 k, as csrc/imma/layout.cuh defines it.
+
+    int8_tail: the last group has 8-bit codes. dual_grained: integer scales and zero points of
+    groups. a_grouped: activations have a scale per group, not one a token. int4_mma: on the int4
+    tensor core even where it is emulated; else where there is one.
+    """
+
+    w_bits: int = 6
+    int8_tail: bool = False
+    dual_grained: bool = False
+    a_grouped: bool = True
+    int4_mma: bool = False
+
+    @property
+    def tile_bytes(self) -> int:
+        return MMA_ROWS * GROUP * self.w_bits // 8
+
+    def steps(self, k: int) -> int:
+        """Tiles in a row of them."""
+        return -(-k // GROUP) + self.int8_tail
+
+    def defines(self) -> dict[str, int]:
+        """Defines that differ from the defaults of csrc/imma/layout.cuh."""
+        return {
+            name.upper(): int(value)
+            for name, value in asdict(self).items()
+            if value != getattr(SIX_BITS, name)
+        }
+
+
+SIX_BITS = TileFormat()
+
+
+@dataclass(frozen=True, slots=True)
+class ImmaConfig(Config):
+    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
+    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
+    start only when the last weights are requested; col_tiles: of 8 tokens a block; ahead: steps of
+    a warp whose activations are on their way."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    k_split: int
+    late: int
+    col_tiles: int
+    ahead: int = 1
+
+    @property
+    def function(self) -> str:
+        return "flexq_imma"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/imma/group_gemm.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def threads(self) -> int:
+        return self.warps * 32
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block, as csrc/imma/group_gemm.cu lays it out."""
+        reduction = self.warps * self.row_tiles * self.col_tiles * _SHARE_BYTES
+        return max(reduction, self.warps * self.stages * self.row_tiles * tiles.tile_bytes)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the row tiles, each k_split times; the chunks of tokens."""
+        blocks = -(-n // (MMA_ROWS * self.row_tiles)) * self.k_split
+        return blocks, -(-m // (self.col_tiles * MMA_TOKENS)), 1
+
+
+@dataclass(frozen=True, slots=True)
+class TiledConfig(Config):
+    """A block is row_warps x token_warps warps, each with row_tiles of 16 rows by col_tiles of 8
+    tokens; stages of the block's ring; k_split: blocks of a cluster that share an output tile."""
+
+    row_warps: int
+    row_tiles: int
+    token_warps: int
+    col_tiles: int
+    stages: int
+    k_split: int
+
+    @property
+    def function(self) -> str:
+        return "flexq_imma_tiled"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/imma/group_gemm_tiled.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def threads(self) -> int:
+        return self.row_warps * self.token_warps * 32
+
+    @property
+    def rows(self) -> int:
+        return self.row_warps * self.row_tiles * MMA_ROWS
+
+    @property
+    def tokens(self) -> int:
+        return self.token_warps * self.col_tiles * MMA_TOKENS
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block, as csrc/imma/group_gemm_tiled.cu lays it out."""
+        return _block_bytes(self, tiles)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+
+@dataclass(frozen=True, slots=True)
+class WgmmaConfig(Config):
+    """A block is warpgroups of 64 rows each by granules of 64 tokens; stages of the block's ring;
+    k_split: blocks of a cluster that share an output tile."""
+
+    warpgroups: int
+    granules: int
+    stages: int
+    k_split: int
+
+    @property
+    def function(self) -> str:
+        return "flexq_imma_wgmma"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/imma/group_gemm_wgmma.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def threads(self) -> int:
+        return self.warpgroups * 128
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups * 64
+
+    @property
+    def tokens(self) -> int:
+        return self.granules * 64
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block, as csrc/imma/block_tile.cuh lays it out."""
+        return _block_bytes(self, tiles)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentConfig(Config):
+    """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
+    tokens; split: 1 where blocks share output tiles (stream-K)."""
+
+    granules: int
+    sharers: int
+    split: int
+
+    @property
+    def function(self) -> str:
+        return "flexq_imma_bulk"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/imma/group_gemm_persistent.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def stages(self) -> int:
+        """Of the block's ring, which with the rest fills an SM's shared memory."""
+        return 6 if self.granules == 1 else 4
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumers; one more warpgroup has the producer's warp."""
+        return 2
+
+    @property
+    def threads(self) -> int:
+        return (self.warpgroups + 1) * 128
+
+    @property
+    def rows(self) -> int:
+        return self.warpgroups * 64
+
+    @property
+    def tokens(self) -> int:
+        return self.granules * 128
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block: ring, outputs, barriers and constants."""
+        return _ring_bytes(self, tiles) + _PERSISTENT_OUT_BYTES + self.stages * 16 + 32
+
+    def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
+        """Division of output tiles of so many steps of K among the blocks of a GPU."""
+        outputs = -(-n // (self.rows * self.sharers)) * -(-m // self.tokens)
+        splits = self.split and steps >= 2 * LEAST_STEPS
+        most = outputs * steps // LEAST_STEPS if splits else outputs
+        clusters = min(most, sms // self.sharers)
+        rest = outputs % clusters
+        # Two for each: were the rest alone shared, its first blocks would have many sums to add.
+        shared = min(outputs, clusters + rest) if splits and rest else 0
+        each, longer = divmod(shared * steps, clusters)
+        whole = -(-(outputs - shared) // clusters)
+        longest = each + (longer > 0) + whole * (steps + _OUTPUT_STEPS)
+        if shared:
+            longest += -(-shared // clusters) * _OUTPUT_STEPS + -(-steps // each) * _ADDED_STEPS
+        return Shares(
+            clusters * self.sharers, shared, each, longer, -(-(1 << 32) // steps), longest
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Stream-K division. blocks: persistent, one an SM. They share the steps of K of the first
+    `shared` output tiles: each takes so many, the first `longer` one more. inverse: of the steps of
+    an output tile, times 2^32. longest: time of the busiest block in steps: its steps, epilogues
+    and additions of partial sums."""
+
+    blocks: int
+    shared: int
+    each: int
+    longer: int
+    inverse: int
+    longest: float
+
+
+AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | PersistentConfig
+
+
+# Their functions are named flexq_imma*, as in stored profiles and resource tables.
+_SOURCES = {
+    ImmaConfig: "imma/group_gemm.cu",
+    TiledConfig: "imma/group_gemm_tiled.cu",
+    WgmmaConfig: "imma/group_gemm_wgmma.cu",
+    PersistentConfig: "imma/group_gemm_persistent.cu",
+}
+
+
+def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
+    """Shared memory of csrc/imma/block_tile.cuh: the ring of stages, or the outputs."""
+    return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
+
+
+def _ring_bytes(config: TiledConfig | WgmmaConfig | PersistentConfig, tiles: TileFormat) -> int:
+    tile_rows = config.rows // MMA_ROWS
+    of_token = GROUP + 4 * tiles.a_grouped
+    used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
+    stage = -(-used // _SWIZZLE_BYTES) * _SWIZZLE_BYTES
+    return config.stages * stage
+
+
+@cache  # every launch asks
+def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
+    defines = {name.upper(): value for name, value in asdict(config).items()}
+    return Build.of(
+        _SOURCES[type(config)],
+        min_sm=90 if not isinstance(config, PersistentConfig) and config.k_split > 1 else 80,
+        only_sm=90 if isinstance(config, WgmmaConfig | PersistentConfig) else None,
+        block=Block(config.function, config.threads, config.shared_bytes(tiles)),
+        **tiles.defines(),
+        **defines,
+    )

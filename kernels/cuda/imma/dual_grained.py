@@ -1,0 +1,153 @@
+"""DGQ's W4A8 (arXiv 2310.04836): 4-bit codes that become int8 *with* their group's scale.
+
+Sums are integers over all of K, scaled once. csrc/imma/group_gemm*.cu widen weights in
+registers. For hundreds of tokens they may instead be widened once, into memory that lasts as long
+as the launch, for cuBLASLt's int8 GEMM: the same integers, in another order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    OperandFormat,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.cublas import cublaslt
+from kernels.cuda.cublas.dense import INT8, padded
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.cuda.imma.configuration_choice import DUAL_GRAINED
+from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
+from kernels.cuda.imma.four_bit import BITS, TokenScaledGemm, tile_nibbles
+from kernels.errors import ShapeError
+from kernels.formats import Operand
+from kernels.formats.dual_grained import int8_values
+from kernels.formats.symmetric import STATIC_SCALE, quantize_static
+from kernels.runtime.module import load_function
+from kernels.runtime.nvrtc import Build
+from workloads.gemm import GemmWorkload
+
+_LONGEST_K = (2**31 - 1) // 2**14  # products of two int8 codes that an int32 holds
+_LEAST_WIDENED = 256  # tokens: fewer would never pay for writing and reading weights as int8
+_WIDEN = Build.of("imma/widen.cu")
+_WIDEN_WARPS = 8  # of a block of widen_weights, a tile each
+
+
+@dataclass(frozen=True, slots=True)
+class WidenedConfig(Config):
+    """Weights are widened to int8 in memory; algorithm: of cuBLASLt's, in its own order."""
+
+    algorithm: int
+
+
+class DualGrainedGemm(TokenScaledGemm):
+    """`dgq-w4a8`, and `[static]` with one scale for all activations.
+
+    The packer refuses weights that don't fit int8 with their group's scale.
+    """
+
+    tiles = TileFormat(BITS, dual_grained=True, a_grouped=False)
+    choice = DUAL_GRAINED
+
+    def __init__(self, variant: str = "") -> None:
+        self.spec = KernelSpec(
+            name="dgq-w4a8",
+            variant=variant,
+            backend="cuda",
+            weight=OperandFormat(BITS, GROUP, kind="dual"),
+            activation=OperandFormat(8),
+            summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
+            + (", activations with one static scale" if variant else ""),
+        )
+
+    def quantize_activation(self, x: torch.Tensor) -> Operand:
+        return quantize_static(x, 8) if self.spec.variant else super().quantize_activation(x)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        """With a `static` scale where there is one: a layer's own may be written there."""
+        packed = super().empty_activation(m, k, device)
+        if not self.spec.variant:
+            return packed
+        static = torch.full((1,), STATIC_SCALE, dtype=torch.float32, device=device)
+        return PackedOperand(packed.buffers | {"static": static}, m, k)
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        int8_values(weight)
+        if weight.k > _LONGEST_K:
+            raise ShapeError(
+                f"{self.spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
+                f"{weight.k:,}: pick group-w4a8, or split the layer along K"
+            )
+        assert weight.zero_points is not None  # int8_values has looked
+        assert weight.row_scales is not None  # checked_scales has
+        # Past K, zero: as a code, that is what the zero point takes away again.
+        zeros = weight.zero_points[:, -1:].to(torch.int8)
+        past = (-zeros).expand(-1, -weight.k % GROUP)
+        pairs = torch.stack([scales.to(torch.int8), weight.zero_points], dim=2)
+        buffers = {
+            "tiles": tile_nibbles(torch.cat([weight.values, past], dim=1)),
+            "scales": _tile_pairs(pairs),
+            "features": weight.row_scales[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return [*super().candidates(gemm), *self._widened(gemm)]
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if not isinstance(config, WidenedConfig):
+            super().gemm(x, w, out, bias=bias, config=config)
+            return
+        shape, tiles = check_gemm(x, w, out), w.buffers["tiles"]
+        row_tiles, steps, _ = tiles.shape
+        codes = torch.empty(shape.n, steps * GROUP, dtype=torch.int8, device=out.device)
+        load_function(_WIDEN, "widen_weights").launch(
+            (-(-steps // _WIDEN_WARPS), row_tiles, 1),
+            _WIDEN_WARPS * 32,
+            (tiles, w.buffers["scales"], codes, shape.n, steps, int(self.in_mma_order(shape.m))),
+            overlap_previous=True,
+        )
+        sums = torch.empty(shape.m, shape.n, dtype=torch.int32, device=out.device)
+        device = torch.cuda.current_device()
+        problem = cublaslt.lt_problem(shape.m, shape.n, codes.shape[1], INT8, device)
+        problem.run(codes, x.buffers["codes"], sums, config.algorithm)
+        INT8_ROWS.scale(sums, x.buffers["scales"], w.buffers["features"], bias, out)
+
+    def builds(self) -> Sequence[Build]:
+        return [*super().builds(), _WIDEN]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        if isinstance(config, WidenedConfig):
+            return [*self.packing_builds(), _WIDEN]
+        return super().builds_for(gemm, config)
+
+    def _widened(self, gemm: GemmWorkload) -> list[WidenedConfig]:
+        if gemm.m < _LEAST_WIDENED:
+            return []
+        k_padded = -(-gemm.k // GROUP) * GROUP
+        known = cublaslt.lt_candidates(gemm, k_padded, INT8)
+        return [WidenedConfig(config.algorithm) for config in known]
+
+
+def _tile_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """Scale and zero point int8 [N, K/128, 2] as [N/16, K/128, 8, 2, 2]: rows 8 apart together."""
+    rows, groups, _ = pairs.shape
+    row_tiles = -(-rows // MMA_ROWS)
+    whole = padded(pairs.reshape(rows, -1), row_tiles * MMA_ROWS, groups * 2)
+    return whole.view(row_tiles, 2, 8, groups, 2).permute(0, 3, 2, 1, 4).contiguous()

@@ -1,0 +1,75 @@
+"""4-bit weights for int8 tensor cores: their layout, and what kernels with INT8 tokens share.
+
+`group-w4a8` is what DGQ (arXiv 2310.04836; dual_grained.py) is compared with:
+symmetric codes with an FP16 scale per group, whose sums are converted and scaled one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_scales
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.cublas.rows import INT8_ROWS
+from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MOST_FEW
+from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.weight_only.gemm import tile_scales
+from kernels.formats import Operand
+from kernels.runtime.nvrtc import Build
+
+BITS, _MASK = 4, 15
+
+
+def tile_nibbles(nibbles: torch.Tensor) -> torch.Tensor:
+    """Nibbles [N,K], their lowest four bits, as the W_BITS 4 tiles of csrc/imma/layout.cuh.
+
+    uint8 [N/16, K/128, bytes of a tile], both rounded up with zeros.
+    """
+    row_tiles, groups = -(-nibbles.shape[0] // MMA_ROWS), -(-nibbles.shape[1] // GROUP)
+    whole = padded(nibbles.to(torch.uint8) & _MASK, row_tiles * MMA_ROWS, groups * GROUP)
+    # A row is half·8 + of_lane; a k of a group is 32·quarter + 16·vector + 8·word + 4·upper + byte.
+    split = whole.view(row_tiles, 2, 8, groups, 4, 2, 2, 2, 4)
+    in_bytes = split[..., 0, :] | split[..., 1, :] << BITS
+    tile, half, of_lane, group, quarter, vector, word, byte = range(8)
+    ordered = in_bytes.permute(tile, group, vector, of_lane, quarter, word, half, byte)
+    return ordered.reshape(row_tiles, groups, -1)
+
+
+class TokenScaledGemm(ImmaGemm):
+    """Activations in INT8 with one scale a token: dynamic, or, in a buffer `static`, given."""
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        b = packed.buffers
+        in_mma_order = self.in_mma_order(packed.rows)
+        INT8_ROWS.quantize(x, b["codes"], b["scales"], b.get("static"), in_mma_order=in_mma_order)
+
+    def packing_builds(self) -> Sequence[Build]:
+        return [INT8_ROWS.build]
+
+
+class GroupScaledGemm(TokenScaledGemm):
+    """`group-w4a8`."""
+
+    tiles = TileFormat(BITS, a_grouped=False)
+    choice = GROUP_SCALED
+    spec = KernelSpec(
+        name="group-w4a8",
+        backend="cuda",
+        weight=OperandFormat(BITS, GROUP),
+        activation=OperandFormat(8),
+        summary="4-bit weights with an FP16 scale per group, sums of groups converted one by one",
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        buffers = {"tiles": tile_nibbles(weight.values), "scales": tile_scales(scales)}
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def builds(self) -> Sequence[Build]:
+        """The largest of few tokens and all of many; `dgq-w4a8` has every one of few."""
+        few = [self.choice.for_few(m)[-1] for m in (1, MOST_FEW)]
+        many = [c for c in self.every_config() if not isinstance(c, ImmaConfig)]
+        return [config.build(self.tiles) for config in (*few, *many)]

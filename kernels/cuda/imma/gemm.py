@@ -1,0 +1,260 @@
+"""FlexQ's numbers on int8 tensor cores: 6-bit weights, widened in registers (csrc/imma).
+
+Not of the paper: the same quantized operands as `flexq-w6a6` and `flexq-w6a8` and the same exact
+integer sums, on the tensor core that every GPU from Ampere to Blackwell has.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    Packing,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.imma.configuration_choice import (
+    FLEXQ,
+    MOST_NATURAL,
+    Candidates,
+    bucket_of,
+    choose,
+)
+from kernels.cuda.imma.configurations import (
+    GROUP,
+    MMA_ROWS,
+    MMA_TOKENS,
+    SIX_BITS,
+    WGMMA_ARCH,
+    AnyImmaConfig,
+    PersistentConfig,
+    Shares,
+    TileFormat,
+)
+from kernels.formats import Operand
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.launch_flags import launch_flags
+from kernels.runtime.module import Argument, load_function
+from kernels.runtime.nvrtc import Build
+from kernels.runtime.tensor_map import NO_MAP, plain_rows, swizzled_rows
+from workloads.gemm import GemmWorkload
+
+W_BITS = 6
+_QUANTIZE_WARPS = 8  # of a block of quantize_rows in csrc/imma/pack.cu
+
+
+class ImmaGemm(LinearKernel):
+    """Base of all kernels on csrc/imma/group_gemm*.cu: buffers of activations, and the launch.
+
+    tiles: of the weights. choice: the candidates, and what chooses without tuning. A packed weight
+    has buffers `tiles` and `scales`, and `features` where output features have scales of their own.
+    Packed activations have `codes` and `scales`, and `order` where k is not in the channels' own
+    order.
+    """
+
+    tiles: TileFormat
+    choice: Candidates = FLEXQ
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        groups = -(-k // GROUP)
+        m_padded = -(-m // MMA_TOKENS) * MMA_TOKENS
+        of_tokens = (groups, m_padded) if self.tiles.a_grouped else (m_padded,)
+        buffers = {
+            "codes": torch.zeros(m, groups * GROUP, dtype=torch.int8, device=device),
+            "scales": torch.zeros(of_tokens, dtype=torch.float32, device=device),
+        }
+        return PackedOperand(buffers, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        scales = checked_scales(x, self.spec.activation)
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        codes = packed.buffers["codes"]
+        codes[:, : x.k] = x.values
+        if self.in_mma_order(x.rows):
+            codes.copy_(mma_order(codes))
+        of_tokens = scales.T if self.tiles.a_grouped else scales[:, 0]
+        packed.buffers["scales"][..., : x.rows] = of_tokens
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        codes, scales = packed.buffers["codes"], packed.buffers["scales"]
+        arguments = (x.contiguous(), codes, scales)
+        load_function(self.packing_builds()[0], "quantize_rows").launch(
+            (-(-scales.shape[0] // _QUANTIZE_WARPS), scales.shape[1], 1),
+            32 * _QUANTIZE_WARPS,
+            (
+                *arguments,
+                packed.rows,
+                packed.k,
+                int(self.in_mma_order(packed.rows)),
+                packed.buffers.get("order"),
+            ),
+            overlap_previous=True,
+        )
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        c = config if isinstance(config, AnyImmaConfig) else self.default_config(shape)
+        rest: tuple[Argument, ...] = (
+            x.buffers["scales"],
+            bias,
+            out,
+            shape.m,
+            shape.n,
+            shape.k,
+            w.buffers.get("features"),
+        )
+        tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
+        if isinstance(c, PersistentConfig):
+            tile_rows = c.rows // MMA_ROWS
+            shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
+            arguments: tuple[Argument, ...] = (
+                plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
+                plain_rows(scales, tile_rows, 2 * MMA_ROWS),
+                swizzled_rows(codes, c.tokens // c.sharers, GROUP),
+                plain_rows(x.buffers["scales"], 1, c.tokens * 4)
+                if self.tiles.a_grouped
+                else NO_MAP,
+                *rest,
+                *_partial_sums(c, shares, out.device),
+                shares.shared,
+                shares.each,
+                shares.longer,
+                shares.inverse,
+            )
+            grid, cluster = (shares.blocks, 1, 1), c.sharers
+        else:
+            arguments = (tiles, scales, codes, *rest)
+            grid, cluster = c.grid(shape.m, shape.n), c.k_split
+        load_function(c.build(self.tiles), c.function).launch(
+            grid,
+            c.threads,
+            arguments,
+            shared_bytes=c.shared_bytes(self.tiles),
+            overlap_previous=True,
+            cluster=cluster,
+        )
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        return self.fitting(gemm)
+
+    def fitting(self, gemm: GemmWorkload) -> Sequence[AnyImmaConfig]:
+        """Configurations of our own kernels that the GPU can run."""
+        gpu = current_gpu()
+        return [
+            c
+            for c in self.configs(gemm.m)
+            if c.shared_bytes(self.tiles) <= gpu.block_shared_bytes
+            and c.build(self.tiles).runs_on(gpu.arch)
+        ]
+
+    def tuning_bucket(self, m: int) -> int:
+        return bucket_of(m)
+
+    def default_config(self, gemm: GemmWorkload) -> AnyImmaConfig:
+        sms = current_gpu().sms
+        return choose(self.fitting(gemm), gemm, sms, self.choice, self.tiles)
+
+    def builds(self) -> Sequence[Build]:
+        return [
+            *self.packing_builds(),
+            *(config.build(self.tiles) for config in self.every_config()),
+        ]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config if isinstance(config, AnyImmaConfig) else self.default_config(gemm)
+        return [*self.packing_builds(), chosen.build(self.tiles)]
+
+    def in_mma_order(self, m: int) -> bool:
+        """Whether m tokens are for csrc/imma/group_gemm_wgmma.cu, which reads that order."""
+        return m > MOST_NATURAL and current_gpu().arch == WGMMA_ARCH
+
+    def configs(self, m: int) -> Sequence[AnyImmaConfig]:
+        """Configurations for m tokens, whatever the GPU."""
+        return self.choice.for_tokens(m, in_mma_order=self.in_mma_order(m))
+
+    def every_config(self) -> Sequence[AnyImmaConfig]:
+        """Configurations for any number of tokens."""
+        return self.choice.every()
+
+    @abstractmethod
+    def packing_builds(self) -> Sequence[Build]:
+        """The kernels that pack operands; the first one has quantize_rows of csrc/imma/pack.cu."""
+
+
+class Int8TensorCoreGemm(ImmaGemm):
+    """`flexq-imma-w6a<a_bits>`."""
+
+    tiles = SIX_BITS
+
+    def __init__(self, a_bits: int) -> None:
+        self.spec = KernelSpec(
+            name=f"flexq-imma-w6a{a_bits}",
+            backend="cuda",
+            weight=OperandFormat(W_BITS, GROUP),
+            activation=OperandFormat(a_bits, GROUP),
+            summary=f"FlexQ W6A{a_bits} on int8 tensor cores, weights widened in registers",
+        )
+        self._packing = Build.of("imma/pack.cu", A_BITS=a_bits)
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        steps, row_tiles = -(-weight.k // GROUP), -(-weight.rows // MMA_ROWS)
+        device = weight.values.device
+        tiles = torch.empty(
+            row_tiles, steps, self.tiles.tile_bytes, dtype=torch.uint8, device=device
+        )
+        tile_scales = torch.empty(row_tiles, steps, 8, 2, dtype=torch.float16, device=device)
+        arguments = (weight.values.contiguous(), scales.contiguous(), tiles, tile_scales)
+        load_function(self._packing, "pack_weights").launch(
+            (steps, row_tiles, 1),
+            32,
+            (*arguments, weight.rows, weight.k),
+        )
+        return PackedOperand({"tiles": tiles, "scales": tile_scales}, weight.rows, weight.k)
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        codes, scales = x.buffers["codes"], x.buffers["scales"]
+        bits = self.spec.activation.bits
+        return Packing("group-codes", bits, codes, scales, self.in_mma_order(x.rows))
+
+    def packing_builds(self) -> Sequence[Build]:
+        return [self._packing]
+
+
+def _partial_sums(
+    config: PersistentConfig, shares: Shares, device: torch.device
+) -> tuple[Argument, ...]:
+    """Memory for partial sums of a launch, the flags that announce them, and the launch's number.
+
+    The memory is the launch's own: later work on the stream may reuse it.
+    """
+    if not shares.shared:
+        return None, None, 0
+    sums = torch.empty(
+        shares.blocks, config.rows * config.tokens, dtype=torch.float32, device=device
+    )
+    return sums, *launch_flags(current_gpu().sms * config.warpgroups)
+
+
+def mma_order(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [M, steps * 128] with each group's k in the order of the MMA (csrc/imma/layout.cuh)."""
+    lanes, mmas, halves = 4, 4, 2  # of 4 neighbouring k each
+    words = codes.view(codes.shape[0], -1, lanes, mmas, halves, 4)
+    return words.permute(0, 1, 3, 4, 2, 5).reshape(codes.shape)

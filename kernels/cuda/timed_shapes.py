@@ -1,0 +1,203 @@
+"""Choice of a configuration for few tokens by interpolation between timed shapes.
+
+The kernels for few tokens share a structure: blocks own rows of tiles, their warps split K. The
+loss of a configuration against the fastest one depends on the row tiles an SM has, the steps of K
+of a block, and how unevenly blocks fall on the SMs. It is interpolated between timed shapes in
+these terms: a Gaussian process with a Matérn 3/2 covariance (Rasmussen and Williams 2006, sections
+2.2 and 4.2.1).
+
+Tables are in the folder timed_shapes of an engine. `python benchmarks/kernels/heuristic.py` times
+random shapes, writes the tables, and reports the loss of the choice on shapes that are in none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, lru_cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workloads.gemm import GemmWorkload
+
+_STEP_K, _ROWS = 128, 16  # of a tile
+# Length scales of losses: in the logarithms of row tiles an SM, of steps of K, and of the busiest
+# SM's share over the mean, by row tiles of a block. Tuned by hand together with the noise: least
+# mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and minifloats.
+_TILES_SCALE, _STEPS_SCALE, _UNEVEN_SCALE = 0.2, 3.0, 0.4
+_ROW_TILES = (1, 2)
+_NOISE = 0.1  # variance of a time over that of losses
+_WORST = 0.3  # a loss of more than this says no more than this does
+_FEWEST = 20  # timed shapes that a configuration needs
+_LINES = ",\n"
+
+Floats = NDArray[np.float64]
+Settings = tuple[tuple[str, Any], ...]
+
+
+class FewConfig(Protocol):
+    """Interface of ImmaConfig and WeightOnlyConfig."""
+
+    @property
+    def col_tiles(self) -> int: ...
+
+
+Choosable = TypeVar("Choosable", bound=FewConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedShapes:
+    """A table of timed shapes. engine: its folder in kernels/cuda. name: its file there."""
+
+    engine: str
+    name: str
+
+    @property
+    def file(self) -> Traversable:
+        folder = resources.files("kernels") / "cuda" / self.engine / "timed_shapes"
+        return folder / f"{self.name}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What configurations with the same column tiles lost at shapes that were timed.
+
+    configs: as settings_of has them. shapes: (N, K). sms: of the GPU. lost: [shapes, configs], time
+    over the fastest one's, less 1; NaN: not timed.
+    """
+
+    configs: tuple[Settings, ...]
+    shapes: tuple[tuple[int, int], ...]
+    sms: int
+    lost: Floats
+
+
+class Interpolation:
+    """Losses at any shape, from those of a table."""
+
+    def __init__(self, table: Losses) -> None:
+        self._table = table
+        self._places = np.array([_place(*shape, table.sms) for shape in table.shapes])
+        self._rows = {shape: row for row, shape in enumerate(table.shapes)}
+        covariance = _covariance(self._places, self._places) + _NOISE * np.eye(len(self._places))
+        known = ~np.isnan(table.lost)
+        lost = np.minimum(table.lost, _WORST)
+        self._means = np.full(len(table.configs), np.inf)
+        self._weights = np.zeros_like(lost)
+        self._left_out = np.full_like(lost, np.inf)  # each loss from all others
+        for mask in {column.tobytes(): column for column in known.T}.values():
+            columns = np.flatnonzero((mask == known.T).all(axis=1))
+            if mask.sum() < _FEWEST:
+                continue
+            inverse = np.linalg.inv(covariance[np.ix_(mask, mask)])
+            losses = lost[np.ix_(mask, columns)]
+            self._means[columns] = losses.mean(axis=0)
+            weights = inverse @ (losses - losses.mean(axis=0))
+            self._weights[np.ix_(mask, columns)] = weights
+            left_out = losses - weights / np.diag(inverse)[:, None]
+            self._left_out[np.ix_(mask, columns)] = left_out
+
+    def expected(self, n: int, k: int, sms: int, *, unseen: bool = False) -> dict[Settings, float]:
+        """What each configuration should lose at a shape on a GPU of so many SMs.
+
+        unseen: as if the shape had not been timed. Infinity: too little was timed to tell.
+        """
+        row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
+        if row is None:
+            near = _covariance(_place(n, k, sms)[None], self._places)[0]
+            found = self._means + near @ self._weights
+        else:
+            found = self._left_out[row]
+        return dict(zip(self._table.configs, found.tolist(), strict=True))
+
+
+def settings_of(config: object) -> Settings:
+    """Its fields but those that have their default: what tells a configuration from others."""
+    values = ((field, getattr(config, field.name)) for field in fields(config))  # type: ignore[arg-type]
+    return tuple((field.name, value) for field, value in values if value != field.default)
+
+
+def choose_by_timed_shapes(
+    configs: Sequence[Choosable],
+    gemm: GemmWorkload,
+    sms: int,
+    timed: TimedShapes,
+    *,
+    unseen: bool = False,
+) -> Choosable:
+    """The configuration that should lose least; one that was never timed comes last.
+
+    configs: with the same column tiles. unseen: as of Interpolation.expected.
+    """
+    expected = _expected(timed, configs[0].col_tiles, gemm.n, gemm.k, sms, unseen)
+    return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
+
+
+@lru_cache(maxsize=4096)
+def _expected(
+    timed: TimedShapes, col_tiles: int, n: int, k: int, sms: int, unseen: bool
+) -> Mapping[Settings, float]:
+    return _interpolation(timed, col_tiles).expected(n, k, sms, unseen=unseen)
+
+
+@cache
+def _interpolation(timed: TimedShapes, col_tiles: int) -> Interpolation:
+    return Interpolation(load_losses(timed)[col_tiles])
+
+
+@cache
+def load_losses(timed: TimedShapes) -> Mapping[int, Losses]:
+    """The tables of a kernel by column tiles."""
+    return read_losses(timed.file.read_text())
+
+
+def read_losses(text: str) -> dict[int, Losses]:
+    """What write_losses wrote."""
+    found = {}
+    for part in json.loads(text):
+        rows = part["rows"]
+        lost = np.array([row[2:] for row in rows], dtype=np.float64) / 1000
+        found[int(part["col_tiles"])] = Losses(
+            tuple(tuple(config.items()) for config in part["configs"]),
+            tuple((row[0], row[1]) for row in rows),
+            part["sms"],
+            lost,
+        )
+    return found
+
+
+def write_losses(tables: Mapping[int, Losses]) -> str:
+    """As JSON: of each row N, K and the losses in thousandths, null where nothing was timed."""
+    parts = []
+    for col_tiles, table in tables.items():
+        rows = [
+            json.dumps([*shape, *(None if math.isnan(x) else round(1000 * x) for x in lost)])
+            for shape, lost in zip(table.shapes, table.lost.tolist(), strict=True)
+        ]
+        configs = [json.dumps(dict(config)) for config in table.configs]
+        lists = f'"configs": [\n{_LINES.join(configs)}\n], "rows": [\n{_LINES.join(rows)}\n]'
+        parts.append(f'{{"col_tiles": {col_tiles}, "sms": {table.sms}, {lists}}}')
+    return f"[{', '.join(parts)}]\n"
+
+
+@lru_cache(maxsize=4096)
+def _place(n: int, k: int, sms: int) -> Floats:
+    """Where a shape lies, in units of the scales."""
+    tiles, steps = -(-n // _ROWS), k / _STEP_K
+    uneven = []
+    for row_tiles in _ROW_TILES:
+        blocks_an_sm = -(-tiles // row_tiles) / sms
+        uneven.append(math.log(math.ceil(blocks_an_sm) / blocks_an_sm) / _UNEVEN_SCALE)
+    return np.array([math.log(tiles / sms) / _TILES_SCALE, math.log(steps) / _STEPS_SCALE, *uneven])
+
+
+def _covariance(a: Floats, b: Floats) -> Floats:
+    apart = np.sqrt(3 * ((a[:, None] - b[None]) ** 2).sum(axis=2))
+    covariance: Floats = (1 + apart) * np.exp(-apart)
+    return covariance

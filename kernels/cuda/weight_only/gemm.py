@@ -1,0 +1,277 @@
+"""Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
+
+`w8a16` has one scale an output feature, `w4a16` one per 128 k. Both widen exactly to FP16 in
+registers and sum in FP32 on the FP16 tensor core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    OperandFormat,
+    PackedOperand,
+    Packing,
+    check_gemm,
+    checked_scales,
+)
+from kernels.cuda.cublas.dense import activated, padded
+from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
+from kernels.formats import Operand
+from kernels.runtime.gpu import current_gpu
+from kernels.runtime.module import load_function
+from kernels.runtime.nvrtc import Block, Build
+from workloads.gemm import GemmWorkload
+
+INT8_WEIGHTS = TimedShapes("weight_only", "int8-weights")
+INT4_WEIGHTS = TimedShapes("weight_only", "int4-weights")
+STEP_K = 128  # of a tile, and of a group of 4-bit weights
+MMA_ROWS, MMA_TOKENS = 16, 8
+_SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
+_TOKEN_MULTIPLE = 8  # of a token's values in memory: 16 bytes
+COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further blocks
+
+
+@dataclass(frozen=True, slots=True)
+class WeightOnlyConfig(Config):
+    """row_tiles: of 16 rows a block; warps: ways to split K in a block; stages of each warp's
+    ring; k_split: blocks of a cluster that share a row tile; late: 1 where the next kernel may
+    start only behind the loop over K; col_tiles: of 8 tokens a block."""
+
+    row_tiles: int
+    warps: int
+    stages: int
+    k_split: int
+    late: int
+    col_tiles: int
+
+
+Choice = tuple[int, int, int, int, int]
+# (row_tiles, warps, stages, k_split, late) by column tiles. For one: a greedy choice among 40
+# (`benchmarks/kernels/heuristic.py select`) that is within 0.2 % of the best on average, over the
+# random shapes of examples/h200/w8a16-times.json.gz and w4a16-times.json.gz. None spills.
+_CHOICES: dict[int, tuple[Choice, ...]] = {
+    1: (
+        (1, 8, 2, 1, 0),
+        (1, 8, 2, 1, 1),
+        (1, 8, 2, 2, 1),
+        (1, 16, 2, 1, 0),
+        (1, 16, 3, 1, 0),
+        (2, 8, 2, 1, 0),
+        (2, 8, 2, 1, 1),
+        (2, 8, 2, 2, 1),
+        (2, 16, 2, 1, 0),
+        (2, 16, 2, 1, 1),
+        (3, 4, 3, 1, 0),
+        (3, 8, 2, 1, 0),
+        (3, 8, 2, 1, 1),
+        (3, 16, 2, 1, 0),
+        (4, 8, 2, 1, 0),
+        (4, 8, 2, 1, 1),
+        (4, 8, 2, 2, 1),
+        (4, 8, 3, 1, 0),
+        (4, 16, 2, 1, 0),
+        (5, 8, 2, 1, 0),
+    ),
+    2: (
+        (1, 4, 3, 1, 0),
+        (1, 8, 2, 1, 0),
+        (1, 16, 2, 1, 0),
+        (2, 4, 2, 1, 0),
+        (2, 8, 2, 1, 0),
+        (2, 4, 2, 2, 0),
+        (4, 8, 2, 1, 0),
+    ),
+    4: (
+        (1, 4, 3, 1, 0),
+        (1, 8, 2, 1, 0),
+        (1, 16, 2, 1, 0),
+        (2, 4, 2, 1, 0),
+        (2, 8, 2, 1, 0),
+        (2, 4, 2, 2, 0),
+    ),
+}
+
+
+def tile_weights(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes int8 [N,K] as the tiles of csrc/weight_only/layout.cuh.
+
+    They are uint8 [N/16, K/128, bytes of a tile], both rounded up; codes past the edges are zero.
+    bits: 8 or 4.
+    """
+    row_tiles, steps = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // STEP_K)
+    whole = padded(codes, row_tiles * MMA_ROWS, steps * STEP_K)
+    biased = (whole.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
+    # A row is half·8 + of_lane; a k of a step is 32·vector + 8·quarter + 4·odd + 2·pair + value.
+    split = biased.view(row_tiles, 2, 8, steps, 4, 4, 2, 2, 2)
+    if bits == 8:
+        tile, half, of_lane, step, vector, quarter, odd, pair, value = range(9)
+        ordered = split.permute(tile, step, vector, of_lane, quarter, odd, pair, half, value)
+        return ordered.reshape(row_tiles, steps, -1)
+    # The halves of the rows are the nibbles of a byte; two vectors of k are one of a lane's.
+    bytes_of = (split[:, 0] | split[:, 1] << 4).view(row_tiles, 8, steps, 2, 2, 4, 2, 2, 2)
+    tile, of_lane, step, load, vector, quarter, odd, pair, value = range(9)
+    ordered = bytes_of.permute(tile, step, load, of_lane, quarter, vector, odd, value, pair)
+    return ordered.reshape(row_tiles, steps, -1)
+
+
+def tile_scales(scales: torch.Tensor) -> torch.Tensor:
+    """Scales FP16 [N, K/128] as [N/16, K/128, 8, 2]: those of rows r and r + 8 together."""
+    row_tiles, steps = -(-scales.shape[0] // MMA_ROWS), scales.shape[1]
+    whole = padded(scales, row_tiles * MMA_ROWS, steps)
+    return whole.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
+
+
+class WeightOnlyGemm(LinearKernel):
+    """`w8a16` and `w4a16`; minifloat.py has the floats.
+
+    timed: losses of configurations, which choose one without tuning.
+    """
+
+    timed: TimedShapes
+
+    def __init__(self, bits: int) -> None:
+        self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
+        group = STEP_K if bits == 4 else None
+        scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        self.spec = KernelSpec(
+            name=f"w{bits}a16",
+            backend="cuda",
+            weight=OperandFormat(bits, group),
+            activation=OperandFormat(16),
+            summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        grouped = self.spec.weight.group is not None
+        buffers = {
+            "tiles": self.tile(weight.values),
+            "scales": tile_scales(scales) if grouped else scales[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+    def tile(self, values: torch.Tensor) -> torch.Tensor:
+        """Codes [N,K] as the tiles of csrc/weight_only/layout.cuh."""
+        return tile_weights(values, self.spec.weight.bits)
+
+    def defines(self) -> dict[str, int]:
+        """Defines of every build of this kernel, whatever the configuration."""
+        weight = self.spec.weight
+        return {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        values = torch.zeros(m, _padded_k(k), dtype=torch.float16, device=device)
+        return PackedOperand({"values": values}, m, k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        packed = self.empty_activation(x.rows, x.k, x.values.device)
+        self.activate(x.values, packed)
+        return packed
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        packed.buffers["values"][:, : packed.k] = x
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        """Activations that already lie as the kernel wants them are not copied."""
+        self.gemm(activated(self, x, packed), w, out, bias=bias, config=config)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        shape = check_gemm(x, w, out)
+        c = config if isinstance(config, WeightOnlyConfig) else self.default_config(shape)
+        blocks = -(-shape.n // (MMA_ROWS * c.row_tiles)) * c.k_split
+        chunks = -(-shape.m // (c.col_tiles * MMA_TOKENS))
+        values = x.buffers["values"]
+        load_function(self.build(c), "weight_only").launch(
+            (blocks, chunks, 1),
+            c.warps * 32,
+            (
+                w.buffers["tiles"],
+                w.buffers["scales"],
+                values,
+                bias,
+                out,
+                shape.m,
+                shape.n,
+                shape.k,
+                values.shape[1],
+            ),
+            shared_bytes=self._shared_bytes(c),
+            overlap_previous=True,
+            cluster=c.k_split,
+        )
+
+    def packing(self, x: PackedOperand, config: Config | None) -> Packing:
+        return Packing("halves", 16, x.buffers["values"])
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        gpu = current_gpu()
+        return [
+            c
+            for c in self.configs(tiles_for(gemm.m))
+            if self._shared_bytes(c) <= gpu.block_shared_bytes and self.build(c).runs_on(gpu.arch)
+        ]
+
+    def default_config(self, gemm: GemmWorkload) -> WeightOnlyConfig:
+        can_run = [c for c in self.candidates(gemm) if isinstance(c, WeightOnlyConfig)]
+        return choose_by_timed_shapes(can_run, gemm, current_gpu().sms, self.timed)
+
+    def builds(self) -> Sequence[Build]:
+        return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]
+
+    def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
+        chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
+        return [self.build(chosen)]
+
+    def configs(self, col_tiles: int) -> list[WeightOnlyConfig]:
+        """What may run so many column tiles, whatever the GPU."""
+        return [WeightOnlyConfig(*choice, col_tiles) for choice in _CHOICES[col_tiles]]
+
+    def build(self, c: WeightOnlyConfig) -> Build:
+        """How csrc/weight_only/gemm.cu is compiled for a configuration."""
+        defines = {name.upper(): value for name, value in asdict(c).items()}
+        return Build.of(
+            "weight_only/gemm.cu",
+            min_sm=90 if c.k_split > 1 else 80,
+            block=Block("weight_only", c.warps * 32, self._shared_bytes(c)),
+            **self.defines(),
+            **defines,
+        )
+
+    def _shared_bytes(self, c: WeightOnlyConfig) -> int:
+        """Dynamic shared memory of a block, as csrc/weight_only/gemm.cu lays it out."""
+        tile = MMA_ROWS * STEP_K * self.spec.weight.bits // 8
+        reduction = c.warps * c.row_tiles * c.col_tiles * _SHARE_BYTES
+        return max(reduction, c.warps * c.stages * c.row_tiles * tile)
+
+
+def _padded_k(k: int) -> int:
+    return -(-k // _TOKEN_MULTIPLE) * _TOKEN_MULTIPLE
+
+
+def tiles_for(m: int) -> int:
+    """Tiles of 8 tokens that one block takes of m tokens."""
+    return next((tiles for tiles in COL_TILES if m <= tiles * MMA_TOKENS), COL_TILES[-1])

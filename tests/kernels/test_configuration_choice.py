@@ -1,0 +1,93 @@
+"""What runs where nothing was timed."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from kernels.cuda.imma.configuration_choice import DUAL_GRAINED, FLEXQ, choose
+from kernels.cuda.imma.configurations import (
+    ImmaConfig,
+    PersistentConfig,
+    TiledConfig,
+    WgmmaConfig,
+)
+from workloads.gemm import GemmWorkload
+
+TOKENS = (1, 3, 8, 9, 16, 17, 32, 33, 64, 100, 512, 4096)
+PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
+SHAPES = ((16, 128), (8, 1), (100, 576), (4096, 4096), (28672, 8192), (65536, 512), (512, 65536))
+
+
+@pytest.mark.parametrize("sms", [40, 84, 108, 132])
+@pytest.mark.parametrize("in_mma_order", [False, True])
+def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in_mma_order):
+    for m in TOKENS:
+        can_run = FLEXQ.for_tokens(m, in_mma_order=in_mma_order)
+        for n, k in SHAPES:
+            assert choose(can_run, GemmWorkload(m, n, k), sms, FLEXQ) in can_run
+
+
+@pytest.mark.parametrize("in_mma_order", [False, True])
+def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(in_mma_order):
+    for m in (33, 40, 64, 100, 512, 4096):
+        can_run = DUAL_GRAINED.for_tokens(m, in_mma_order=in_mma_order)
+        can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
+        for n, k in SHAPES:
+            chosen = choose(can_run, GemmWorkload(m, n, k), 132, DUAL_GRAINED)
+            assert chosen in can_run
+            assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
+
+
+def test_without_clusters_the_choice_has_none():
+    for m in TOKENS:
+        can_run = [c for c in FLEXQ.for_tokens(m, in_mma_order=False) if c.k_split == 1]
+        assert choose(can_run, GemmWorkload(m, 4096, 4096), 84, FLEXQ).k_split == 1
+
+
+def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights():
+    configs = FLEXQ.for_tokens(32, in_mma_order=False)
+
+    assert isinstance(choose(configs, GemmWorkload(32, 28672, 8192), 132, FLEXQ), TiledConfig)
+    assert isinstance(choose(configs, GemmWorkload(32, 2048, 8192), 132, FLEXQ), ImmaConfig)
+
+
+def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
+    in_order = WgmmaConfig | PersistentConfig
+    assert all(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=True))
+    assert not any(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=False))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "kind"),
+    [
+        (64, 768, 5760, WgmmaConfig),
+        (128, 4096, 4096, WgmmaConfig),
+        (128, 28672, 8192, PersistentConfig),
+        (2048, 8192, 28672, PersistentConfig),
+    ],
+)
+def test_persistent_blocks_run_where_they_were_faster(m, n, k, kind):
+    chosen = choose(FLEXQ.for_tokens(m, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
+
+    assert isinstance(chosen, kind)
+
+
+@pytest.mark.parametrize("config", PERSISTENT, ids=str)
+def test_persistent_blocks_share_all_steps_of_k(config: PersistentConfig) -> None:
+    for m, n, steps in product((40, 257, 2048), (8, 4096, 28672), (1, 2, 8, 32, 85, 224)):
+        shares = config.shares(m, n, steps, 132)
+        outputs = -(-n // (config.rows * config.sharers)) * -(-m // config.tokens)
+        clusters = shares.blocks // config.sharers
+
+        assert 0 < shares.blocks <= 132
+        assert shares.each * clusters + shares.longer == shares.shared * steps
+        assert shares.shared <= min(outputs, 2 * clusters)
+        assert shares.longer < clusters
+        # A share begins in one place: a block stores at most one set of partial sums.
+        assert shares.shared == 0 or shares.each > 0
+        # Every block's steps and epilogues, and the additions of partial sums.
+        assert shares.longest * clusters > outputs * steps
+        for step in range(shares.shared * steps):
+            assert step * shares.inverse >> 32 == step // steps

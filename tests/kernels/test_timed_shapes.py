@@ -1,0 +1,157 @@
+"""Choice of a configuration for few tokens from timed shapes nearby."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from kernels.contract import Config
+from kernels.cuda.imma.configuration_choice import ATOM, DUAL_GRAINED, FLEXQ
+from kernels.cuda.imma.configurations import ImmaConfig
+from kernels.cuda.imma.gemm import ImmaGemm
+from kernels.cuda.timed_shapes import (
+    Interpolation,
+    Losses,
+    choose_by_timed_shapes,
+    load_losses,
+    read_losses,
+    settings_of,
+    write_losses,
+)
+from kernels.cuda.weight_only.gemm import INT4_WEIGHTS, INT8_WEIGHTS, WeightOnlyConfig
+from kernels.cuda.weight_only.minifloat import FINE_MINIFLOATS, MINIFLOATS
+from kernels.registry import resolve
+from kernels.runtime.gpu import OF_TARGET, chosen_for
+from workloads.gemm import GemmWorkload
+
+KERNELS = {
+    FLEXQ.timed: "flexq-imma-w6a6",
+    ATOM.timed: "atom-w4a4",
+    DUAL_GRAINED.timed: "dgq-w4a8",
+    MINIFLOATS: "fp6-w6a16",
+    FINE_MINIFLOATS: "fp6-w6a16[fine]",
+    INT8_WEIGHTS: "w8a16",
+    INT4_WEIGHTS: "w4a16",
+}
+TABLES = [(timed, tiles) for timed in KERNELS for tiles in (1, 2, 4)]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile(Config):
+    rows: int
+    col_tiles: int
+    eager: int = 0
+
+
+NARROW, WIDE = Tile(1, 1), Tile(2, 1)
+SHAPES = tuple((n, k) for n in range(2048, 32768, 1024) for k in (4096, 8192))
+# Narrow blocks are best where there are few rows, wide ones where there are many.
+TABLE = Losses(
+    (settings_of(NARROW), settings_of(WIDE)),
+    SHAPES,
+    132,
+    np.array([[0.0, 0.1] if n < 12000 else [0.2, 0.0] for n, _ in SHAPES]),
+)
+
+
+def fastest(expected):
+    return min(expected, key=expected.get)
+
+
+def configs_of(timed, col_tiles):
+    """As they are among the candidates of the kernel."""
+    found = resolve(KERNELS[timed], "cuda")
+    every = found.every_config() if isinstance(found, ImmaGemm) else found.configs(col_tiles)
+    few_tokens = [c for c in every if isinstance(c, ImmaConfig | WeightOnlyConfig)]
+    return [c for c in few_tokens if c.col_tiles == col_tiles]
+
+
+@pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
+def test_a_shape_that_was_timed_gets_what_was_nearly_the_fastest_there(timed, col_tiles):
+    table = load_losses(timed)[col_tiles]
+    configs = [c for c in configs_of(timed, col_tiles) if settings_of(c) in table.configs]
+    lost = []
+    for (n, k), row in zip(table.shapes, table.lost, strict=True):
+        chosen = choose_by_timed_shapes(configs, GemmWorkload(8 * col_tiles, n, k), 132, timed)
+        lost.append(row[table.configs.index(settings_of(chosen))])
+
+    lost = [loss for loss in lost if not np.isnan(loss)]  # some shapes are older than some choices
+    assert len(lost) >= 50
+    assert np.mean(lost) < 0.01
+    assert np.quantile(lost, 0.95) < 0.08
+
+
+@pytest.mark.parametrize(("timed", "col_tiles"), TABLES)
+def test_most_candidates_are_in_the_tables(timed, col_tiles):
+    known = set(load_losses(timed)[col_tiles].configs)
+    configs = configs_of(timed, col_tiles)
+
+    assert sum(settings_of(c) in known for c in configs) > len(configs) / 2
+
+
+def test_what_was_chosen_can_run_there():
+    for name in KERNELS.values():
+        kernel = resolve(name, "cuda")
+        with chosen_for(OF_TARGET["sm_90"]):
+            for m in (8, 9, 32, 100):
+                gemm = GemmWorkload(m, 5120, 13824)
+                assert kernel.default_config(gemm) in kernel.candidates(gemm)
+
+
+def test_near_shapes_say_what_a_configuration_loses():
+    near = Interpolation(TABLE)
+
+    assert near.expected(4200, 5000, 132)[settings_of(WIDE)] == pytest.approx(0.1, abs=0.03)
+    assert fastest(near.expected(4200, 5000, 132)) == settings_of(NARROW)
+    assert fastest(near.expected(28700, 5000, 132)) == settings_of(WIDE)
+
+
+def test_fewer_sms_are_as_more_rows():
+    near = Interpolation(TABLE)
+
+    assert near.expected(14336, 8192, 66) == pytest.approx(near.expected(28672, 8192, 132))
+    assert fastest(near.expected(8192, 8192, 66)) == settings_of(WIDE)
+
+
+def test_a_shape_that_counts_as_unseen_is_judged_by_all_others():
+    row = SHAPES.index((4096, 4096))
+    lost = TABLE.lost.copy()
+    lost[row] = [0.1, 0.0]  # what no neighbour tells
+    odd = Interpolation(replace(TABLE, lost=lost))
+    others = [i for i in range(len(SHAPES)) if i != row]
+    without = replace(TABLE, shapes=tuple(SHAPES[i] for i in others), lost=TABLE.lost[others])
+
+    assert fastest(odd.expected(4096, 4096, 132)) == settings_of(WIDE)
+    unseen = odd.expected(4096, 4096, 132, unseen=True)
+    assert fastest(unseen) == settings_of(NARROW)
+    exact = Interpolation(without).expected(4096, 4096, 132)
+    assert unseen == pytest.approx(exact, abs=0.005)  # but for the mean
+
+
+def test_a_configuration_that_was_timed_too_rarely_comes_last():
+    lost = TABLE.lost.copy()
+    lost[19:, 1] = np.nan
+    sparse = Interpolation(replace(TABLE, lost=lost))
+
+    assert fastest(sparse.expected(28672, 8192, 132)) == settings_of(NARROW)
+
+
+def test_a_field_that_has_its_default_does_not_tell_configurations_apart():
+    assert settings_of(Tile(1, 1)) == (("rows", 1), ("col_tiles", 1))
+    assert settings_of(Tile(1, 1, eager=1)) == (("rows", 1), ("col_tiles", 1), ("eager", 1))
+
+
+def test_tables_are_read_as_they_were_written():
+    sparse = replace(
+        TABLE, shapes=SHAPES[:3], lost=np.array([[0.0, np.nan], [0.123, 0.0], [0.2, 0.0]])
+    )
+
+    text = write_losses({1: TABLE, 2: sparse})
+
+    assert [part["sms"] for part in json.loads(text)] == [132, 132]
+    for found, written in zip(read_losses(text).values(), (TABLE, sparse), strict=True):
+        assert (found.configs, found.shapes) == (written.configs, written.shapes)
+        np.testing.assert_allclose(found.lost, written.lost)
