@@ -117,11 +117,8 @@ def _takes(kernel: LinearKernel, layer: nn.Module) -> bool:
         return False
     wanted = kernel.spec.activation
     if layer.activation is None:
-        return wanted.bits == 16
-    if not isinstance(layer.activation, DynamicActivation) or not wanted.is_integer:
-        return False
-    found = layer.activation.format
-    return (found.kind, found.bits, found.group) == ("symmetric", wanted.bits, wanted.group)
+        return wanted.is_dense
+    return isinstance(layer.activation, DynamicActivation) and layer.activation.format == wanted
 
 
 def _linear(label: str, backend: Backend) -> LinearKernel | None:

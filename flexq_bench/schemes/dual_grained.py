@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.formats.grouping import in_groups, safe_divisor
-from kernels.formats.symmetric import scales_to
+from kernels.formats.symmetric_quantization import scales_to
 
 _LARGEST_U4 = 15
 _LARGEST_S8 = 127

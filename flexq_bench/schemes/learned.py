@@ -55,7 +55,9 @@ class LearnedOptions(SchemeOptions):
 
     @property
     def weight(self) -> NumberFormat:
-        return NumberFormat(self.w_bits, self.group, "balanced" if self.balanced else "symmetric")
+        if self.balanced:  # one code more than w_bits have, so that a code takes a bit more
+            return NumberFormat(self.w_bits + 1, self.group, "balanced")
+        return NumberFormat(self.w_bits, self.group)
 
     @property
     def activation(self) -> NumberFormat | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from flexq_bench.schemes.fused import kernels_for
+from flexq_bench.schemes.training_kernels import kernels_for
 
 _TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
 _AT_ONCE = 4096  # probabilities of one program

@@ -47,7 +47,7 @@ class SmallFloat(Scheme):
 
     def quantize_block(self, job: Job, block: int) -> None:
         options = self.options
-        number = NumberFormat(options.bits, options.group, "e3m2" if options.bits == 6 else "e3m1")
+        number = NumberFormat(options.bits, options.group, "float")
         statistics = Statistics(hessian=True)
         if options.gptq:
             observe_block(job, block, statistics)

@@ -13,13 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    checked_scales,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
 from kernels.cuda.imma_choices import all_nibbles, few_nibbles, nibbles_for
@@ -27,12 +21,12 @@ from kernels.cuda.imma_configs import GROUP, AnyImmaConfig, TileFormat
 from kernels.cuda.imma_heuristic import MIXED_COSTS
 from kernels.cuda.nibbles import tile_nibbles
 from kernels.cuda.weight_only import tile_scales
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.mixed import default_order, tail_start
 from kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
-_FORMAT = OperandFormat(4, GROUP, kind="mixed")
+_FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(ImmaGemm):

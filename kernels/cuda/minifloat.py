@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec, OperandFormat
+from kernels.contract import KernelSpec
 from kernels.cuda.dense import padded
 from kernels.cuda.few_heuristic import FINE_MINIFLOATS, MINIFLOATS
 from kernels.cuda.weight_only import (
@@ -23,6 +23,7 @@ from kernels.cuda.weight_only import (
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
+from kernels.formats import FP16, NumberFormat
 from kernels.runtime.nvrtc import Build
 
 VARIANTS = {6: ("", "fine", "-bias-shift"), 5: ("", "fine")}  # by the bits of weights
@@ -72,8 +73,8 @@ class MinifloatGemm(WeightOnlyGemm):
             name=f"fp{bits}-w{bits}a16",
             variant=variant,
             backend="cuda",
-            weight=OperandFormat(bits, group, kind="float"),
-            activation=OperandFormat(16),
+            weight=NumberFormat(bits, group, kind="float"),
+            activation=FP16,
             summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{how}",
         )
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_scales
+from kernels.contract import KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.dense import padded
 from kernels.cuda.few_heuristic import NIBBLES
 from kernels.cuda.imma import ImmaGemm
@@ -26,7 +26,7 @@ from kernels.cuda.imma_configs import (
 from kernels.cuda.imma_heuristic import GROUP_SCALED_COSTS
 from kernels.cuda.rows import INT8_ROWS
 from kernels.cuda.weight_only import tile_scales
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.nvrtc import Build
 
 BITS, _MASK = 4, 15
@@ -74,8 +74,8 @@ class GroupScaledGemm(TokenScaledGemm):
     spec = KernelSpec(
         name="group-w4a8",
         backend="cuda",
-        weight=OperandFormat(BITS, GROUP),
-        activation=OperandFormat(8),
+        weight=NumberFormat(BITS, GROUP),
+        activation=NumberFormat(8),
         summary="4-bit weights with an FP16 scale per group, sums of groups converted one by one",
     )
 

@@ -12,9 +12,9 @@ K = 150  # no multiple of the group of 64
 FORMATS = (
     NumberFormat(4, 64),
     NumberFormat(4, None, "asymmetric"),
-    NumberFormat(2, 64, "balanced"),
-    NumberFormat(6, None, "e3m2"),
-    NumberFormat(5, 64, "e3m1"),
+    NumberFormat(3, 64, "balanced"),
+    NumberFormat(6, None, "float"),
+    NumberFormat(5, 64, "float"),
 )
 
 
