@@ -25,10 +25,10 @@ from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     PERPLEXITY,
     PERPLEXITY_VERSION,
-    Finding,
-    layer_finding,
-    perplexity_findings,
-    task_findings,
+    MetricResult,
+    layer_result,
+    perplexity_results,
+    task_results,
 )
 from flexq_bench.accuracy.tasks import run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
@@ -117,8 +117,8 @@ class Evaluator:
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
 
-    def evaluate(self, scheme: str, task: str) -> list[Finding]:
-        """The findings of one unit of the plan; a metric that can't be computed is one, too.
+    def evaluate(self, scheme: str, task: str) -> list[MetricResult]:
+        """The results of one unit of the plan; a metric that can't be computed is one, too.
 
         Raises UsageError if the scheme or the task can't be used as asked.
         """
@@ -134,7 +134,7 @@ class Evaluator:
                 batch=self._plan.batch,
                 seed=self._plan.seed,
             )
-            return task_findings(scheme, result, self.parameters(scheme, task))
+            return task_results(scheme, result, self.parameters(scheme, task))
         except RuntimeError as error:  # torch's own: out of memory, a kernel that failed
             log.warning("%s on %s failed: %s", scheme, task, error)
             return [self._failed(scheme, task, error)]
@@ -178,11 +178,11 @@ class Evaluator:
             return {**given, "context": self.context, "max_tokens": self._plan.max_tokens}
         return {**given, "limit": self._plan.limit}
 
-    def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[Finding]:
+    def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[MetricResult]:
         parameters = self.parameters(scheme, text.name)
         reference = self._reference(text)
         if scheme == FULL_PRECISION:
-            return perplexity_findings(scheme, text, reference.result, None, parameters)
+            return perplexity_results(scheme, text, reference.result, None, parameters)
         meter = AgreementMeter(reference)
         result = perplexity(
             model.model,
@@ -191,13 +191,13 @@ class Evaluator:
             max_tokens=self._plan.max_tokens,
             on_logits=meter,
         )
-        findings = perplexity_findings(scheme, text, result, meter.result(), parameters)
+        results = perplexity_results(scheme, text, result, meter.result(), parameters)
         if self._plan.layers and text == self._plan.texts[0]:
             first = next(segments(self._tokens[text.name], self.context))
             assert self._current is not None  # model_under made it
             errors = layer_errors(self._loaded.model, model.model, first, self._current[2])
-            findings.append(layer_finding(scheme, text, errors, parameters))
-        return findings
+            results.append(layer_result(scheme, text, errors, parameters))
+        return results
 
     def _reference(self, text: Text) -> ReferenceLogits:
         if text.name not in self._references:
@@ -228,9 +228,9 @@ class Evaluator:
             tokens, segments=plan.segments, length=length, seed=self._plan.seed
         )
 
-    def _failed(self, scheme: str, task: str, error: Exception) -> Finding:
+    def _failed(self, scheme: str, task: str, error: Exception) -> MetricResult:
         text = self._texts.get(task)
-        return Finding(
+        return MetricResult(
             scheme=scheme,
             task=task_name(task),
             task_version=PERPLEXITY_VERSION if text else "",

@@ -1,4 +1,4 @@
-"""Calibration data, and what a block sees of it: inputs, and statistics of each site's inputs."""
+"""Calibration data, the inputs that it gives each block, and statistics of each site's input."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer)
 
 
 class Statistics:
-    """An observer that sums up, for each site, what schemes ask of its inputs.
+    """Observer that sums up, for each site, the statistics of its inputs that schemes use.
 
     absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64
     [K, K], the sum of x xᵀ over tokens, where asked for. count: tokens seen.

@@ -1,4 +1,4 @@
-"""What learned schemes minimise: how far a quantized block is from the original one.
+"""Losses of the learned schemes: distances of a quantized block from the original one.
 
 ABQ-LLM (Zeng et al., arXiv 2408.08554), section 3.2: the double logarithm of cosine similarity
 (DLC) of the block's outputs, and the attention-aware divergence (AKL) of its attention maps.

@@ -1,4 +1,4 @@
-"""The files of a model before they are loaded: which, whole or not, and their hash."""
+"""Files of a model before it is loaded: find them, check that they are whole, hash them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flexq_bench.schemes import losses, replay, straight_through, training_kernels
+from flexq_bench.schemes import graphed_callable, losses, straight_through, training_kernels
 from flexq_bench.schemes.block_training import BlockTrainer
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.registry import resolve
@@ -40,7 +40,7 @@ def train(monkeypatch):
                 BlockTrainer, "train", lambda *args: found.append(learn(*args)) or found[-1]
             )
             if not recorded:
-                patch.setattr(replay, "CALLS_BEFORE_RECORDING", SEGMENTS * (EPOCHS + 1) * 2)
+                patch.setattr(graphed_callable, "WARMUP_CALLS", SEGMENTS * (EPOCHS + 1) * 2)
             resolve(f"{name}[epochs={EPOCHS}]").quantize(model, calibration)
         return found
 

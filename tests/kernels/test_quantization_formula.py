@@ -14,7 +14,7 @@ import torch
 from edge_cases import EDGE_CASES
 
 from flexq_bench.schemes.activations import DynamicActivation
-from flexq_bench.schemes.columns import column_groups, round_to_nearest
+from flexq_bench.schemes.column_groups import column_groups, round_to_nearest
 from flexq_bench.schemes.straight_through import fake_quantize
 from kernels.contract import LinearKernel
 from kernels.errors import ShapeError

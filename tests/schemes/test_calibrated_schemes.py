@@ -9,9 +9,9 @@ from flexq_bench.schemes.activations import StaticActivation
 from flexq_bench.schemes.awq import AwqOptions, clip_and_round
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.gptq import hessian_error
+from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.registry import resolve
-from flexq_bench.schemes.samples import InputSamples
 
 SCHEMES = (
     "gptq-w4a16",
@@ -60,7 +60,7 @@ def test_half_precision_models_of_any_architecture_can_be_quantized(
         assert bool(torch.isfinite(logits).all())
 
 
-def damage(build, name, calibration, text) -> float:
+def logits_error(build, name, calibration, text) -> float:
     """Relative squared error of the logits."""
     model = build()
     original = model(text).logits.detach()
@@ -83,8 +83,10 @@ def damage(build, name, calibration, text) -> float:
         ("abq-w2*a8[epochs=2]", "abq-w2a8[epochs=2]"),
     ],
 )
-def test_what_a_scheme_adds_lowers_the_damage(better, worse, tiny_llama, calibration, text):
-    assert damage(tiny_llama, better, calibration, text) < damage(
+def test_what_a_scheme_adds_lowers_the_error_of_the_logits(
+    better, worse, tiny_llama, calibration, text
+):
+    assert logits_error(tiny_llama, better, calibration, text) < logits_error(
         tiny_llama, worse, calibration, text
     )
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.schemes.columns import ColumnGroup, column_groups, round_to_nearest
+from flexq_bench.schemes.column_groups import ColumnGroup, column_groups, round_to_nearest
 from flexq_bench.schemes.gptq import GptqOptions, gptq, hessian_error
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat
