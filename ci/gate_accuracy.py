@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
-from flexq_bench.accuracy.errors import MissingTaskError
-from flexq_bench.accuracy.parity import SiteParity, kernel_parity
-from flexq_bench.accuracy.records import OnUnit, Unit, execute
-from flexq_bench.accuracy.results import (
+from flexq_bench.accuracy import (
     FULL_PRECISION,
     PERPLEXITY,
     Difference,
     MetricResult,
+    MissingTaskError,
+    SiteParity,
     difference,
+    kernel_parity,
+    task_name,
 )
+from flexq_bench.accuracy.records import OnUnit, Unit, execute
 from flexq_bench.accuracy.setup import Setup
-from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from db.queries import Score
-from flexq_bench.accuracy.results import (
+from flexq_bench.accuracy import (
     FULL_PRECISION,
     LAYER_ERROR,
     PERPLEXITY,

@@ -18,15 +18,13 @@ from collections.abc import Sequence
 import torch
 from scipy import stats
 
+from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
-from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.sensitivity import restoring
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes import Calibration, map_model
 from flexq_bench.schemes.layer_sensitivity import SiteSensitivity, activation_sensitivity
-from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.uniform import FULL_BITS, round_site
 from kernels.formats import NumberFormat
 

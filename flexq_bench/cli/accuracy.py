@@ -30,12 +30,11 @@ if TYPE_CHECKING:
 
     from db.engine import Database
     from db.records import RunInfo
-    from flexq_bench.accuracy.evaluator import EvaluationPlan
+    from flexq_bench.accuracy import EvaluationPlan, MetricResult
     from flexq_bench.accuracy.records import OnUnit, Unit
-    from flexq_bench.accuracy.results import MetricResult
     from flexq_bench.accuracy.setup import Setup
     from flexq_bench.runs.result_files import ResultFiles
-    from flexq_bench.schemes.scheme import Progress as OnBlock
+    from flexq_bench.schemes import Progress as OnBlock
     from kernels.contract import Backend
 
     Evaluate = Callable[[], list[MetricResult]]
@@ -175,11 +174,8 @@ def accuracy(
     130: interrupted (go on with --resume).
     """
     from db.engine import open_database
-    from flexq_bench.accuracy import SUITE
-    from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan
+    from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
     from flexq_bench.accuracy.setup import named_tasks, prepare
-    from flexq_bench.accuracy.tasks import check_tasks
-    from flexq_bench.accuracy.texts import read_text
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 

@@ -53,15 +53,6 @@ class GptqOptions:
             )
 
 
-def hessian_error(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor) -> float:
-    """tr(D H Dᵀ) with D = weight − rounded, float64: the squared error of the layer's output.
-
-    weight, rounded: [N, K]. hessian: [K, K], the sum of x xᵀ over the calibration tokens.
-    """
-    difference = (weight - rounded).double()
-    return float(((difference @ hessian.double()) * difference).sum())
-
-
 def gptq(
     weight: torch.Tensor,
     hessian: torch.Tensor,
