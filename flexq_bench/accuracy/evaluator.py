@@ -52,7 +52,7 @@ class CalibrationPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What is evaluated of a model: schemes by name, on texts and on tasks of lm-eval.
+    """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
 
     context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
     questions a task. batch: questions at once. layers: also each layer's own error, on the first
@@ -97,7 +97,7 @@ class Evaluator:
     """Evaluates one unit after another; a scheme's model is made when its first unit needs it."""
 
     def __init__(self, loaded: LoadedModel, plan: EvaluationPlan) -> None:
-        """on_block, which may be set, is told of each block that is quantized.
+        """on_block, which may be set, is called for each block that is quantized.
 
         Raises UsageError if a scheme can't be used on this model, or a text is too short.
         """
@@ -163,7 +163,7 @@ class Evaluator:
         return next(segments(tokens, self.context))
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
-        """What the numbers of a unit depend on beside model, data and seed."""
+        """Parameters that a unit's numbers depend on beside model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
         used = self._schemes.get(scheme)
         if used is not None:

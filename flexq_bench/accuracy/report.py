@@ -52,8 +52,8 @@ def tasks_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
         return None
     table = _table("task", "metric", "scheme", "value", "±", f"change to {base}", "p", "n")
     for row in rows:
-        found = _difference(row, _base_of(row, results, base))
-        p_value = found.p_value if found else None
+        change = _difference(row, _base_of(row, results, base))
+        p_value = change.p_value if change else None
         table.add_row(
             row.task,
             row.metric,
@@ -84,16 +84,16 @@ def layers_table(results: Sequence[MetricResult], *, worst: int = 5) -> Table | 
 
 def change_text(head: MetricResult, base: MetricResult | None) -> str:
     """`+0.8 % (+0.7 … +1.0)`; a change smaller than its interval is called that."""
-    found = _difference(head, base)
-    if found is None:
+    change = _difference(head, base)
+    if change is None:
         return ""
-    interval = found.interval
+    interval = change.interval
     unit = "%" if head.metric == PERPLEXITY else "points"
     text = (
         f"{100 * interval.estimate:+.2f} {unit} "
         f"({100 * interval.low:+.2f} … {100 * interval.high:+.2f})"
     )
-    return text if found.clear else f"{text}, within noise"
+    return text if change.clear else f"{text}, within noise"
 
 
 def _difference(head: MetricResult, base: MetricResult | None) -> Difference | None:

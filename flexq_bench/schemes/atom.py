@@ -136,7 +136,7 @@ class Atom(Scheme):
 
 
 def reordering(square_sum: torch.Tensor, outliers: int) -> torch.Tensor:
-    """Which channel stands where, int64 [K]: the `outliers` largest square sums last, ascending.
+    """Order of the channels, int64 [K]: ascending square sums, so that the outliers are last.
 
     Without outliers channels stay where they are: nothing is to be moved together.
     """

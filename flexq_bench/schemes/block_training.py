@@ -38,7 +38,7 @@ _MAPS_ON_A_CPU = 2**30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How blocks are trained; defaults are those of both papers (section 4.1 of either).
+    """Options of block training; defaults are those of both papers (section 4.1 of either).
 
     epochs:            passes over the calibration segments for each block.
     scale_rate, clip_rate, compensation_rate: AdamW's learning rates, no weight decay. The papers
@@ -57,7 +57,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What training found for one block.
+    """Learned scales, clipping and compensation of one block.
 
     scales:       of the source channels of each input, by the source's name within the block.
     clips:        share of each group's range [N, groups], by the name of a linear layer.
@@ -200,13 +200,13 @@ class BlockTrainer:
         return torch.optim.AdamW(chosen, weight_decay=0.0, fused=device.type == "cuda")
 
     def _targets(self, original: BlockStream, quantized: BlockStream) -> list[_Target]:
-        """What the original block makes of each segment, in both models."""
+        """Inputs and outputs of the original block for each segment, in both models."""
         hidden = torch.empty_like(original.inputs[0], dtype=torch.float32)
-        found: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
 
         @torch.no_grad()
         def run() -> None:
-            found[:] = self._run(quantized, {}, hidden, rounding=False)
+            results[:] = self._run(quantized, {}, hidden, rounding=False)
 
         work = GraphedCallable(run, hidden.device)
         with_maps = self._options.loss != "mse"
@@ -214,17 +214,17 @@ class BlockTrainer:
         for before, here in zip(original.inputs, quantized.inputs, strict=True):
             hidden.copy_(before)
             work()
-            output, attention = found[0].clone(), None
+            output, attention = results[0].clone(), None
             if with_maps and not targets:
                 room = _room_for_maps(hidden.device)
-                with_maps = found[1].nbytes * len(original.inputs) <= room
+                with_maps = results[1].nbytes * len(original.inputs) <= room
             if with_maps:
-                attention = found[1].clone()
+                attention = results[1].clone()
             output_here = output
             if self._options.loss != "mse":
                 hidden.copy_(here)
                 work()
-                output_here = found[0].clone()
+                output_here = results[0].clone()
             targets.append(_Target(before, here, output, output_here, attention))
         return targets
 

@@ -58,7 +58,7 @@ def calibration_segments(
 
 
 def segments_at_once(model: nn.Module) -> int:
-    """How many segments to run through a model together: one on a CPU or of a large model.
+    """Number of segments to run through a model together: one on a CPU or of a large model.
 
     A GPU runs a small model's layers faster than a host launches them, so several go together.
     """

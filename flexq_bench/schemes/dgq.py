@@ -75,9 +75,9 @@ class Dgq(Scheme):
                 moments = statistics.hessian[first] / torch.outer(scale, scale)
                 # Rows don't depend on each other: readers of one input are searched together.
                 weights = torch.cat([weight_of(state.model, site) for site in readers])
-                found = dual_grained(weights, moments, options.group, search).dequantize()
+                solved = dual_grained(weights, moments, options.group, search).dequantize()
                 activation = self._activation(float((statistics.absmax[first] / scale).max()))
-                rows = torch.split(found, [site.n for site in readers])
+                rows = torch.split(solved, [site.n for site in readers])
                 for site, rounded in zip(readers, rows, strict=True):
                     quantize_site(state.model, site, rounded, activation)
 

@@ -172,8 +172,8 @@ def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         torch.split(logs, _ROWS_AT_ONCE), torch.split(chance, _ROWS_AT_ONCE), strict=True
     ):
         reached = rows.double().exp().cumsum(dim=-1)
-        found = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
-        labels.append(found[:, 0].clamp(max=logs.shape[1] - 1))
+        drawn = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
+        labels.append(drawn[:, 0].clamp(max=logs.shape[1] - 1))
     return torch.cat(labels)
 
 

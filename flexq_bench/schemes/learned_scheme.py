@@ -79,7 +79,7 @@ class LearnedScheme(Scheme):
         return True
 
     def training(self) -> TrainingOptions:
-        """How this scheme trains."""
+        """Options of this scheme's training."""
         options = self.options
         return TrainingOptions(
             epochs=options.epochs,

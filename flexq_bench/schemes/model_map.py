@@ -40,7 +40,7 @@ class SiteInput:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one class of transformers names its parts.
+    """Names of the parts of one class of transformers.
 
     linears: path of each site within a block, in the order of the forward pass; the last part is
     its kind. gated: the feed-forward has a gate (GLU). norm_offset: what a norm adds to its weight.
@@ -84,7 +84,7 @@ class ModelMap:
 
     @property
     def scalable_inputs(self) -> tuple[SiteInput, ...]:
-        """Those that a scale passes through."""
+        """Inputs that a scale passes through."""
         return tuple(
             site_input for site_input in self.site_inputs if site_input.through is not None
         )
@@ -260,7 +260,7 @@ def _site_inputs(
 
 
 def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> bool:
-    """Whether this model lets a scale through where its architecture does."""
+    """True if a scale passes here in this model, as it does in its architecture."""
     if site_input.through is None:
         return False
     source: Any = model.get_submodule(f"{names.blocks}.0.{site_input.source}")
@@ -280,10 +280,10 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:
     """The dense layer of this name. Raises QuantizeError if it has been replaced."""
-    found = model.get_submodule(name)
-    if not isinstance(found, nn.Linear):
+    layer = model.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
         raise QuantizeError(f"{name} is quantized already: load the model anew")
-    return found
+    return layer
 
 
 def weight_of(model: nn.Module, site: LinearSite) -> torch.Tensor:

@@ -75,17 +75,17 @@ class Scheme(ABC):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether `quantize` must be given calibration data."""
+        """True if `quantize` must be given calibration data."""
         return False
 
     @property
     def needs_stream(self) -> bool:
-        """Whether `quantize_block` looks at the inputs of its block."""
+        """True if `quantize_block` looks at the inputs of its block."""
         return self.needs_calibration
 
     @property
     def needs_original(self) -> bool:
-        """Whether `quantize_block` compares with what the original model computes."""
+        """True if `quantize_block` compares with the original model's outputs."""
         return False
 
     def quantize(

@@ -134,8 +134,8 @@ def _check(
     if header["base"] != _fingerprint(model, prefix):
         raise QuantizeError(f"{path} was made from another model: load that one, or quantize anew")
     for name, tensor in model.state_dict().items():
-        found = tensors.get(name)
-        if name.startswith(prefix) and (found is None or found.shape != tensor.shape):
+        stored = tensors.get(name)
+        if name.startswith(prefix) and (stored is None or stored.shape != tensor.shape):
             raise QuantizeError(f"{path} doesn't fit the model at {name}: make it again")
     unknown = set(header["sites"]) - {site.name for site in layout.sites}
     if unknown:

@@ -21,7 +21,7 @@ from kernels.formats.symmetric_quantization import group_scales, nearest_codes_,
 
 
 def check_signed(number: NumberFormat) -> None:
-    """Raises QuantizeError if the format has a zero point or is a float."""
+    """Check that a format is signed. Raises QuantizeError if it has a zero point or is a float."""
     if number.kind not in ("symmetric", "balanced"):
         raise QuantizeError(
             f"learned schemes round to signed integers, not {number.name}: take wXaY or w2*aY"
@@ -99,7 +99,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _Fused(torch.autograd.Function):
-    """What _Rounded computes, for values x [rows, K] in groups of `length`, by two kernels."""
+    """_Rounded for values x [rows, K] in groups of `length`, by two Triton kernels."""
 
     @staticmethod
     def forward(

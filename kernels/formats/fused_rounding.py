@@ -16,7 +16,7 @@ _VALUES_A_PROGRAM = 2048
 
 
 def takes(matrix: torch.Tensor) -> bool:
-    """Whether `round_symmetric` can round this matrix here: FP16 on a GPU, with Triton."""
+    """True if `round_symmetric` can round this matrix: FP16 on a GPU, with Triton."""
     return matrix.is_cuda and matrix.dtype == torch.float16 and _kernel() is not None
 
 

@@ -55,7 +55,7 @@ _NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What turns codes of a group into values. scales: FP16 [..., 1].
+    """Scale and zero point of a group. scales: FP16 [..., 1].
 
     zeros: the code that stands for 0, [..., 1], in the dtype of the values that were fitted;
     None: the format has no zero point.
@@ -118,12 +118,12 @@ class NumberFormat:
 
     @property
     def is_dense(self) -> bool:
-        """Whether values stay as they are, without codes and scales."""
+        """True if values stay as they are, without codes and scales."""
         return self.kind == "dense"
 
     @property
     def is_integer(self) -> bool:
-        """Whether codes are integers."""
+        """True if codes are integers."""
         return self.kind not in ("dense", "float", "normal")
 
     @property

@@ -45,8 +45,12 @@ PACKING = [
     "group-w4a8",
     *(f"abq-w6a{bits}" for bits in range(2, 9)),
 ]
-# What an identity is multiplied with, so that FP16 holds each code times its scale.
-IDENTITY_SCALE = {"subnormal values": 2.0**12, "subnormal scales": 2.0**12}
+# Of the identity that activations are multiplied by, so that FP16 holds each code times its scale.
+IDENTITY_SCALE = {
+    "subnormal values": 2.0**12,
+    "subnormal scales": 2.0**12,
+    "largest values": 2.0**-4,
+}
 every_case = pytest.mark.parametrize("case", EDGE_CASES)
 every_format = pytest.mark.parametrize("number", SYMMETRIC, ids=lambda number: number.name)
 

@@ -72,7 +72,7 @@ def _many_decades() -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     matrix = torch.randn(9, K, generator=generator)
     matrix[:, ::37] *= 30
-    return matrix * 10.0 ** torch.arange(-5, 4)[:, None]
+    return matrix * 10.0 ** torch.arange(-6, 3)[:, None]
 
 
 _BUILDERS: dict[str, Callable[[], torch.Tensor]] = {

@@ -56,14 +56,16 @@ def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindSensitivity])
     settings = list(dict.fromkeys(sensitivity.bits.name for sensitivity in kinds))
     width = _BAR / len(settings)
     for number, setting in enumerate(settings):
-        found = [sensitivity for sensitivity in kinds if sensitivity.bits.name == setting]
+        of_setting = [sensitivity for sensitivity in kinds if sensitivity.bits.name == setting]
         places = [
             names.index(sensitivity.kind) + (number - (len(settings) - 1) / 2) * width
-            for sensitivity in found
+            for sensitivity in of_setting
         ]
-        heights = [sensitivity.result.perplexity / dense.perplexity - 1 for sensitivity in found]
+        heights = [
+            sensitivity.result.perplexity / dense.perplexity - 1 for sensitivity in of_setting
+        ]
         axis.bar(places, heights, width, label=setting)
-        for place, sensitivity in zip(places, found, strict=True):
+        for place, sensitivity in zip(places, of_setting, strict=True):
             if sensitivity.relative_ends is not None:
                 axis.plot([place, place], sensitivity.relative_ends, color="black", linewidth=0.8)
     axis.set_yscale("symlog", linthresh=0.01)

@@ -79,7 +79,7 @@ def kind_sensitivities(
         return perplexity(model, tokens, context=context, max_tokens=max_tokens)
 
     dense = evaluate(0, "the model as it is")
-    found = []
+    measured = []
     for done, (setting, kind) in enumerate(steps, start=1):
         sites = [site for site in layout.sites if kind in (site.kind, ALL_KINDS)]
         with restoring(model, sites):
@@ -89,5 +89,5 @@ def kind_sensitivities(
         increase = None
         if len(result.nll) > 1:
             increase = mean_difference_interval(dense.nll, result.nll, seed=seed)
-        found.append(KindSensitivity(kind, setting, result, increase))
-    return dense, tuple(found)
+        measured.append(KindSensitivity(kind, setting, result, increase))
+    return dense, tuple(measured)
