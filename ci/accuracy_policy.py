@@ -31,7 +31,7 @@ from pathlib import Path
 
 from ci.policy import check_version, find_policy
 from db.hashing import fingerprint
-from flexq_bench.accuracy.results import FULL_PRECISION
+from flexq_bench.accuracy import FULL_PRECISION
 from workloads.errors import WorkloadError
 from workloads.tomlfile import Table, read_toml
 

@@ -8,18 +8,19 @@ from dataclasses import dataclass
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
-from flexq_bench.accuracy.errors import MissingTaskError
-from flexq_bench.accuracy.parity import SiteParity, kernel_parity
-from flexq_bench.accuracy.records import OnUnit, Unit, execute
-from flexq_bench.accuracy.results import (
+from flexq_bench.accuracy import (
     FULL_PRECISION,
     PERPLEXITY,
     Difference,
-    Finding,
+    MetricResult,
+    MissingTaskError,
+    SiteParity,
     difference,
+    kernel_parity,
+    task_name,
 )
+from flexq_bench.accuracy.records import OnUnit, Unit, execute
 from flexq_bench.accuracy.setup import Setup
-from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 
@@ -82,7 +83,7 @@ def gate_accuracy(
     """
     absent = dict(missing)
     judged: list[Judged] = []
-    found: list[Finding] = []
+    found: list[MetricResult] = []
     for scheme in (base, *schemes):
         units = [unit for unit in setup.plan.units if unit[0] == scheme]
         found += _evaluate(database, setup, units, absent, on_unit)
@@ -110,9 +111,9 @@ def _evaluate(
     units: Sequence[Unit],
     absent: dict[str, str],
     on_unit: OnUnit,
-) -> list[Finding]:
+) -> list[MetricResult]:
     """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
-    found: list[Finding] = []
+    found: list[MetricResult] = []
     for unit in units:
         try:
             found += execute(database, setup.evaluator, [unit], setup.origin, on_unit=on_unit)
@@ -125,7 +126,7 @@ def _judge_text(
     limit: PerplexityLimit,
     scheme: str,
     base: str,
-    found: Sequence[Finding],
+    found: Sequence[MetricResult],
     absent: dict[str, str],
 ) -> Judged:
     check = f"perplexity of {limit.text}"
@@ -174,7 +175,7 @@ def _text_outcome(
 
 
 def _judge_task(
-    limit: TaskLimit, scheme: str, base: str, found: Sequence[Finding], absent: dict[str, str]
+    limit: TaskLimit, scheme: str, base: str, found: Sequence[MetricResult], absent: dict[str, str]
 ) -> Judged:
     name = task_name(limit.name)
     check = f"{limit.metric} of {name}"
@@ -253,7 +254,9 @@ def _parity_of(sites: Sequence[SiteParity], scheme: str, check: str, tolerance: 
     return Judged(scheme, check, outcome, reason, words, value=worst, unit="relative error")
 
 
-def _find(found: Sequence[Finding], scheme: str, task: str, metric: str) -> Finding | None:
+def _find(
+    found: Sequence[MetricResult], scheme: str, task: str, metric: str
+) -> MetricResult | None:
     wanted = (scheme, task, metric)
     return next((f for f in found if (f.scheme, f.task, f.metric) == wanted), None)
 

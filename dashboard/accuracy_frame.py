@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from db.queries import Score
-from flexq_bench.accuracy.results import (
+from flexq_bench.accuracy import (
     FULL_PRECISION,
     LAYER_ERROR,
     PERPLEXITY,
     Difference,
-    Finding,
+    MetricResult,
     difference,
 )
 
@@ -158,8 +158,8 @@ def history_frame(
     return pd.concat(parts, ignore_index=True) if parts else difference_frame([])
 
 
-def _finding(score: Score, values: Values) -> Finding:
-    return Finding(
+def _finding(score: Score, values: Values) -> MetricResult:
+    return MetricResult(
         scheme=score.scheme,
         task=score.task,
         task_version=score.task_version,

@@ -9,21 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import (
-    Operand,
-    quantize_dual_grained,
-    quantize_e4m3,
-    quantize_minifloat,
-    quantize_mixed,
-    quantize_symmetric,
-)
-from kernels.formats.symmetric import BALANCED_TOP
+from kernels.formats import NumberFormat, Operand, format_of, quantize
 from kernels.peers.packages import Package
 from kernels.peers.packages import check as check_package
 from kernels.runtime.nvrtc import Build
@@ -32,36 +24,7 @@ from workloads.gemm import GemmWorkload
 
 Backend = Literal["cuda", "cpu"]
 Capability = tuple[int, int]
-Kind = Literal["int", "float", "normal", "dual", "mixed", "balanced"]  # of codes
 ALL_STAGES: tuple[Stage, ...] = ("gemm", "linear")
-
-
-@dataclass(frozen=True, slots=True)
-class OperandFormat:
-    """How one operand is stored: `bits` a value; codes with a scale per `group` of k.
-
-    group None: one scale a row for codes of 8 bits or fewer; no scale at all for 16 bits.
-    kind: of codes of 8 bits or fewer. Floats are E4M3, E3M2 or E3M1 numbers: of 8, 6 or 5 bits.
-        Normal: 4-bit NormalFloats (QLoRA, arXiv 2305.14314).
-        Dual-grained: kernels/formats/dual_grained.py; mixed: kernels/formats/mixed.py.
-        Balanced: integers within ±BALANCED_TOP, whatever the bits.
-    """
-
-    bits: int
-    group: int | None = None
-    kind: Kind = "int"
-
-    @property
-    def is_integer(self) -> bool:
-        return self.bits <= 8 and self.kind not in ("float", "normal")
-
-    @property
-    def name(self) -> str:
-        """`int6/128`: integers with a scale per 128 of k; `fp8/row`: one scale a row; `fp16`."""
-        if self.bits > 8:
-            return f"fp{self.bits}"
-        kind = {"float": "fp", "normal": "nf"}.get(self.kind, self.kind)
-        return f"{kind}{self.bits}/{'row' if self.group is None else self.group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +42,8 @@ class KernelSpec:
 
     name: str
     backend: Backend
-    weight: OperandFormat
-    activation: OperandFormat
+    weight: NumberFormat
+    activation: NumberFormat
     summary: str
     variant: str = ""
     version: int = 1
@@ -171,11 +134,11 @@ class LinearKernel(ABC):
 
     def quantize_weight(self, weight: torch.Tensor) -> Operand:
         """Codes of a real-valued weight [N,K] in this kernel's format; the reference sees these."""
-        return _to_format(weight, self.spec.weight)
+        return quantize(weight, self.spec.weight)
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:
         """Codes of real-valued activations [M,K]; `activate` must give the same ones."""
-        return _to_format(x, self.spec.activation)
+        return quantize(x, self.spec.activation)
 
     @abstractmethod
     def pack_weight(self, weight: Operand) -> PackedOperand:
@@ -303,35 +266,14 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
     return GemmWorkload(x.rows, w.rows, x.k)
 
 
-def checked_scales(operand: Operand, fmt: OperandFormat) -> torch.Tensor:
+def checked_scales(operand: Operand, fmt: NumberFormat) -> torch.Tensor:
     """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
-    kind: Kind = "float" if operand.values.is_floating_point() else "int"
-    if operand.row_scales is not None:
-        kind = "dual"
-    if operand.tail_bits is not None:
-        kind = "mixed"
-    if fmt.kind == "balanced" and kind == "int":
-        largest = int(operand.values.abs().max())
-        if largest > BALANCED_TOP:
-            raise ShapeError(f"balanced codes lie within ±{BALANCED_TOP}, got one of {largest}")
-        kind = "balanced"
-    given = OperandFormat(operand.bits, operand.group, kind)
+    given = format_of(operand)
+    if fmt.kind == "balanced" and given.kind == "symmetric":
+        largest, top = int(operand.values.abs().max()), fmt.limits[1]
+        if largest > top:
+            raise ShapeError(f"balanced codes lie within ±{top}, got one of {largest}")
+        given = replace(given, kind="balanced")
     if operand.scales is None or given != fmt:
         raise ShapeError(f"need codes of format {fmt.name}, got {given.name}")
     return operand.scales
-
-
-def _to_format(matrix: torch.Tensor, fmt: OperandFormat) -> Operand:
-    if fmt.bits == 8 and fmt.kind == "float":
-        return quantize_e4m3(matrix)
-    if fmt.bits < 8 and fmt.kind == "float":
-        return quantize_minifloat(matrix, fmt.bits, fmt.group)
-    if fmt.kind == "dual" and fmt.group is not None:
-        return quantize_dual_grained(matrix, fmt.group)
-    if fmt.kind == "mixed":
-        return quantize_mixed(matrix)
-    if fmt.kind == "balanced":
-        return quantize_symmetric(matrix, fmt.bits, fmt.group, top=BALANCED_TOP)
-    if fmt.is_integer:
-        return quantize_symmetric(matrix, fmt.bits, fmt.group)
-    return Operand(matrix.to(torch.float16), None, fmt.bits, None)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
 
-from kernels.contract import Backend, Kernel, KernelSpec, OperandFormat
+from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import dual_grained as cpu_dgq
@@ -26,13 +26,15 @@ from kernels.cuda.imma import gemm as imma
 from kernels.cuda.weight_only import gemm as weight_only
 from kernels.cuda.weight_only import minifloat
 from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.formats import FP16, NumberFormat
 from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
 
 _NAMED = 8  # kernels that an error names, nearest first
 
 _READ_FORMATS = {
-    bits: OperandFormat(bits, group) for bits, group in ((4, 128), (6, 128), (8, None), (16, None))
+    number.bits: number
+    for number in (NumberFormat(4, 128), NumberFormat(6, 128), NumberFormat(8), FP16)
 }
 
 
@@ -114,8 +116,8 @@ _ENTRIES: tuple[_Entry, ...] = (
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "cublaslt-fp8",
-            OperandFormat(8, kind="float"),
-            OperandFormat(8, kind="float"),
+            NumberFormat(8, kind="float"),
+            NumberFormat(8, kind="float"),
         ),
         cuda=fp8.Fp8Gemm,
     ),
@@ -125,8 +127,8 @@ _ENTRIES: tuple[_Entry, ...] = (
             cpu=partial(
                 cpu_dense.DequantizedGemm,
                 f"w{bits}a16",
-                OperandFormat(bits, group),
-                OperandFormat(16),
+                NumberFormat(bits, group),
+                FP16,
             ),
             cuda=partial(weight_only.WeightOnlyGemm, bits),
         )
@@ -138,8 +140,8 @@ _ENTRIES: tuple[_Entry, ...] = (
             cpu=partial(
                 cpu_dense.DequantizedGemm,
                 f"fp{bits}-w{bits}a16",
-                OperandFormat(bits, minifloat.group_of(variant), kind="float"),
-                OperandFormat(16),
+                NumberFormat(bits, minifloat.group_of(variant), kind="float"),
+                FP16,
                 variant,
             )
             if variant != "-bias-shift"
@@ -162,8 +164,8 @@ _ENTRIES: tuple[_Entry, ...] = (
         cpu=partial(
             cpu_dense.DequantizedGemm,
             "group-w4a8",
-            OperandFormat(4, weight_only.STEP_K),
-            OperandFormat(8),
+            NumberFormat(4, weight_only.STEP_K),
+            NumberFormat(8),
         ),
         cuda=four_bit.GroupScaledGemm,
     ),
@@ -172,7 +174,7 @@ _ENTRIES: tuple[_Entry, ...] = (
     _Entry("cublas-fp16", cpu=cpu_dense.Fp16Gemm, cuda=cuda_dense.Fp16Gemm),
     _Entry(
         "fp16",
-        cpu=partial(cpu_dense.DequantizedGemm, "fp16", OperandFormat(16), OperandFormat(16)),
+        cpu=partial(cpu_dense.DequantizedGemm, "fp16", FP16, FP16),
         cuda=fp16.FastestFp16Gemm,
     ),
     _Entry("bitsandbytes-int8", cuda=bitsandbytes.Int8Gemm),
@@ -181,8 +183,8 @@ _ENTRIES: tuple[_Entry, ...] = (
     *(
         _Entry(name, cuda=partial(humming.HummingGemm, name, fmt, what))
         for name, fmt, what in (
-            ("humming-w4a16", OperandFormat(4, 128), "symmetric 4-bit weights"),
-            ("humming-fp6", OperandFormat(6, kind="float"), "E3M2 weights"),
+            ("humming-w4a16", NumberFormat(4, 128), "symmetric 4-bit weights"),
+            ("humming-fp6", NumberFormat(6, kind="float"), "E3M2 weights"),
         )
     ),
     *(

@@ -85,12 +85,6 @@ class ModelSpec:
         return self.kv_heads * self.head_dim
 
     @property
-    def linear_parameters(self) -> int:
-        """Weights of all linear layers of all blocks: what quantization touches. No biases."""
-        block = sum(s.n * s.k * s.count_per_block for s in self.linear_layers())
-        return block * self.layers
-
-    @property
     def embedding_parameters(self) -> int:
         """Token embedding, output head where it is not the same matrix, learned positions."""
         tokens = self.vocab * self.hidden * (1 if self.tied_embeddings else 2)

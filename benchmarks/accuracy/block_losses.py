@@ -17,13 +17,10 @@ import sys
 import torch
 from torch import nn
 
-from flexq_bench.accuracy.loading import load_model
-from flexq_bench.accuracy.texts import read_text, tokenize
+from flexq_bench.accuracy import load_model, read_text, tokenize
+from flexq_bench.schemes import QuantizationState, calibration_segments, resolve
 from flexq_bench.schemes.block_training import Learned
-from flexq_bench.schemes.calibration import calibration_segments
-from flexq_bench.schemes.learned import LearnedScheme
-from flexq_bench.schemes.registry import resolve
-from flexq_bench.schemes.scheme import Job
+from flexq_bench.schemes.learned_scheme import LearnedScheme
 
 
 def main() -> None:
@@ -41,8 +38,10 @@ def main() -> None:
     data = calibration_segments(tokens, segments=arguments.segments, length=arguments.length)
     train = LearnedScheme.train_block
 
-    def told(self: LearnedScheme, job: Job, block: int, module: nn.Module) -> Learned:
-        learned = train(self, job, block, module)
+    def told(
+        self: LearnedScheme, state: QuantizationState, block: int, module: nn.Module
+    ) -> Learned:
+        learned = train(self, state, block, module)
         row = {"scheme": self.name, "segments": data.segments, "block": block}
         losses = [round(loss, 5) for loss in learned.losses]
         sys.stdout.write(json.dumps(row | {"losses": losses}) + "\n")

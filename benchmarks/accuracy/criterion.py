@@ -1,4 +1,4 @@
-"""Is the predicted damage of a layer what a measurement finds? And do damages of layers add up?
+"""Predicted sensitivities of single layers against measured ones, and their sum against all layers.
 
     python benchmarks/accuracy/criterion.py --model DIR --data C4 [--segments 4] [--sites 40]
 
@@ -18,15 +18,13 @@ from collections.abc import Sequence
 import torch
 from scipy import stats
 
+from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.agreement import AgreementMeter, record_reference
-from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.sensitivity.restoring import restoring
+from flexq_bench.accuracy.sensitivity import restoring
 from flexq_bench.accuracy.setup import best_device
-from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.schemes.calibration import Calibration
-from flexq_bench.schemes.layer_sensitivity import SiteDamage, activation_damage
-from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes import Calibration, map_model
+from flexq_bench.schemes.layer_sensitivity import SiteSensitivity, activation_sensitivity
 from flexq_bench.schemes.uniform import FULL_BITS, round_site
 from kernels.formats import NumberFormat
 
@@ -46,7 +44,7 @@ def main() -> None:
     length = loaded.context(given.length)
     tokens = tokenize(read_text(given.data), loaded.tokenizer)[: given.segments * length]
     started = time.monotonic()
-    damages = activation_damage(
+    sensitivities = activation_sensitivity(
         model,
         layout,
         Calibration(tokens.view(given.segments, length)),
@@ -57,8 +55,8 @@ def main() -> None:
     predicting_s = time.monotonic() - started
     reference = record_reference(model, tokens, context=length)
 
-    def measured(rounded: Sequence[SiteDamage]) -> float:
-        sites = [damage.site for damage in rounded]
+    def measured(rounded: Sequence[SiteSensitivity]) -> float:
+        sites = [sensitivity.site for sensitivity in rounded]
         meter = AgreementMeter(reference)
         with restoring(model, sites):
             for site in sites:
@@ -66,13 +64,13 @@ def main() -> None:
             perplexity(model, tokens, context=length, on_logits=meter)
         return meter.result().mean_kl
 
-    ranked = sorted(damages, key=lambda damage: -damage.low)
+    ranked = sorted(sensitivities, key=lambda sensitivity: -sensitivity.low)
     step = max(1, len(ranked) // given.sites)
     some = ranked[::step]
     started = time.monotonic()
-    found = [measured([damage]) for damage in some]
+    found = [measured([sensitivity]) for sensitivity in some]
     measuring_s = (time.monotonic() - started) * len(ranked) / len(some)
-    expected = [damage.low for damage in some]
+    expected = [sensitivity.low for sensitivity in some]
     ratio = sorted(f / e for f, e in zip(found, expected, strict=True))
     json.dump(
         {
@@ -85,8 +83,8 @@ def main() -> None:
                 "median": ratio[len(ratio) // 2],
                 "upper quartile": ratio[3 * len(ratio) // 4],
             },
-            "all_predicted": sum(damage.low for damage in damages),
-            "all_measured": measured(damages),
+            "all_predicted": sum(sensitivity.low for sensitivity in sensitivities),
+            "all_measured": measured(sensitivities),
             "predicting_s": predicting_s,
             "measuring_all_sites_s": measuring_s,
         },

@@ -16,11 +16,8 @@ import time
 
 import torch
 
-from flexq_bench.accuracy.loading import LoadedModel, load_model
-from flexq_bench.accuracy.texts import read_text, tokenize
-from flexq_bench.schemes import replay
-from flexq_bench.schemes.calibration import Calibration, calibration_segments
-from flexq_bench.schemes.registry import resolve
+from flexq_bench.accuracy import LoadedModel, load_model, read_text, tokenize
+from flexq_bench.schemes import Calibration, calibration_segments, graphed_callable, resolve
 
 NEVER = 10**9  # calls
 
@@ -43,12 +40,12 @@ def main() -> None:
     for name in arguments.schemes:
         seconds(loaded, name, 1, data)  # libraries load, kernels are compiled
         found = {"scheme": name, "segments": data.segments, "length": data.length}
-        usual = replay.CALLS_BEFORE_RECORDING
+        usual = graphed_callable.WARMUP_CALLS
         for kind, calls in (("graph", usual), ("launches", NEVER)):
-            replay.CALLS_BEFORE_RECORDING = calls
+            graphed_callable.WARMUP_CALLS = calls
             one, three = (seconds(loaded, name, epochs, data) for epochs in (1, 3))
             found[f"{kind}_ms"] = round(1000 * (three - one) / (2 * data.segments), 3)
-        replay.CALLS_BEFORE_RECORDING = usual
+        graphed_callable.WARMUP_CALLS = usual
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()
 

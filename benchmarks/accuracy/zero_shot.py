@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from flexq_bench.accuracy.results import FULL_PRECISION, Finding, difference
+from flexq_bench.accuracy import FULL_PRECISION, MetricResult, difference
 from flexq_bench.accuracy.tasks import ZERO_SHOT
 
 _METRICS = ("acc", "acc_norm")
@@ -45,7 +45,7 @@ def main() -> None:
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def read(path: Path) -> list[Finding]:
+def read(path: Path) -> list[MetricResult]:
     """The findings of a file of records, those of tasks only."""
     raw = path.read_bytes()
     text = gzip.decompress(raw) if path.suffix == ".gz" else raw
@@ -53,13 +53,15 @@ def read(path: Path) -> list[Finding]:
     names = ("scheme", "task", "task_version", "data_hash", "metric", "direction", "value")
     more = ("standard_error", "n_items", "parameters")
     return [
-        Finding(values=tuple(record["values"]), **{name: record[name] for name in (*names, *more)})
+        MetricResult(
+            values=tuple(record["values"]), **{name: record[name] for name in (*names, *more)}
+        )
         for record in records
         if record.get("metric") in _METRICS and record["status"] == "ok"
     ]
 
 
-def cell(base: Finding, one: Finding | None) -> str:
+def cell(base: MetricResult, one: MetricResult | None) -> str:
     """`63.2, -1.1 (-2.2 … +0.1)`."""
     if one is None or one.value is None:
         return ""
@@ -72,7 +74,7 @@ def cell(base: Finding, one: Finding | None) -> str:
     return f"{shown}, {100 * found.interval.estimate:+.1f} ({ends}{unclear})"
 
 
-def mean_of(found: Sequence[Finding], scheme: str) -> str:
+def mean_of(found: Sequence[MetricResult], scheme: str) -> str:
     """The mean of acc over the tasks, where none is missing."""
     values = [f.value for f in found if (f.scheme, f.metric) == (scheme, "acc")]
     whole = len(values) == len(ZERO_SHOT)

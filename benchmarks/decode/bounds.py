@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import sys
 
+from traffic import step_bytes
+
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.case import read_scheme
-from flexq_bench.decode.traffic import step_bytes
 from workloads.models import get_model
 from workloads.schemes import get_scheme
 

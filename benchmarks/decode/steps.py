@@ -17,12 +17,12 @@ from itertools import product
 
 import torch
 from contents import begin_sequences
+from traffic import step_bytes
 
 from flexq_bench.decode import profile
 from flexq_bench.decode.architecture import of_catalog
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load, release
-from flexq_bench.decode.traffic import step_bytes
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.measure import Tuning

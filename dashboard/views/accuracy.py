@@ -30,7 +30,7 @@ from dashboard.words import as_code, as_text, zone_named
 from db import queries
 from db.engine import Database
 from db.queries import GateRow, Score
-from flexq_bench.accuracy.results import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
+from flexq_bench.accuracy import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
 from flexq_bench.runs import command_lines as invocation
 
 _OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions

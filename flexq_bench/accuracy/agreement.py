@@ -1,4 +1,4 @@
-"""How far a quantized model's predictions and layers are from the original's, at the same inputs.
+"""Agreement of a quantized model's predictions and layers with the original's, on the same inputs.
 
 What is kept of the original is not its logits (a vocabulary of numbers a token) but the input of
 its output head, from which the head, kept too, computes them again.
@@ -57,7 +57,7 @@ class ReferenceLogits:
 
 @dataclass(frozen=True, slots=True)
 class OutputHead:
-    """What makes logits of the last hidden state.
+    """Function from the last hidden state to logits.
 
     cap: magnitude that logits come close to and never pass (Gemma 2: cap · tanh(logits / cap));
     None: there is none. divisor: of what the layer gives (Granite).
@@ -164,8 +164,8 @@ def layer_errors(
             given, expected = inputs[0], output.double()
             if name in folds.inputs:
                 given = (given / folds.inputs[name]).to(given.dtype)
-            found = other(given) * folds.outputs.get(name, 1.0)
-            wrong = float((found - expected).square().sum())
+            actual = other(given) * folds.outputs.get(name, 1.0)
+            wrong = float((actual - expected).square().sum())
             power = float(expected.square().sum())
             errors[name] = wrong / power if power else (float("inf") if wrong else 0.0)
 

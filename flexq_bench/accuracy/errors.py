@@ -1,4 +1,4 @@
-"""What measuring accuracy raises; each message is one line.
+"""Errors of measuring accuracy; each message is one line.
 
 UsageError
 └── AccuracyError        a model, a text or a task that can't be evaluated as asked

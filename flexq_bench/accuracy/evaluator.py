@@ -25,10 +25,10 @@ from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     PERPLEXITY,
     PERPLEXITY_VERSION,
-    Finding,
-    layer_finding,
-    perplexity_findings,
-    task_findings,
+    MetricResult,
+    layer_result,
+    perplexity_results,
+    task_results,
 )
 from flexq_bench.accuracy.tasks import run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
@@ -52,7 +52,7 @@ class CalibrationPlan:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What is evaluated of a model: schemes by name, on texts and on tasks of lm-eval.
+    """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
 
     context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
     questions a task. batch: questions at once. layers: also each layer's own error, on the first
@@ -97,7 +97,7 @@ class Evaluator:
     """Evaluates one unit after another; a scheme's model is made when its first unit needs it."""
 
     def __init__(self, loaded: LoadedModel, plan: EvaluationPlan) -> None:
-        """on_block, which may be set, is told of each block that is quantized.
+        """on_block, which may be set, is called for each block that is quantized.
 
         Raises UsageError if a scheme can't be used on this model, or a text is too short.
         """
@@ -117,8 +117,8 @@ class Evaluator:
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
 
-    def evaluate(self, scheme: str, task: str) -> list[Finding]:
-        """The findings of one unit of the plan; a metric that can't be computed is one, too.
+    def evaluate(self, scheme: str, task: str) -> list[MetricResult]:
+        """The results of one unit of the plan; a metric that can't be computed is one, too.
 
         Raises UsageError if the scheme or the task can't be used as asked.
         """
@@ -134,7 +134,7 @@ class Evaluator:
                 batch=self._plan.batch,
                 seed=self._plan.seed,
             )
-            return task_findings(scheme, result, self.parameters(scheme, task))
+            return task_results(scheme, result, self.parameters(scheme, task))
         except RuntimeError as error:  # torch's own: out of memory, a kernel that failed
             log.warning("%s on %s failed: %s", scheme, task, error)
             return [self._failed(scheme, task, error)]
@@ -163,7 +163,7 @@ class Evaluator:
         return next(segments(tokens, self.context))
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
-        """What the numbers of a unit depend on beside model, data and seed."""
+        """Parameters that a unit's numbers depend on beside model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
         used = self._schemes.get(scheme)
         if used is not None:
@@ -178,11 +178,11 @@ class Evaluator:
             return {**given, "context": self.context, "max_tokens": self._plan.max_tokens}
         return {**given, "limit": self._plan.limit}
 
-    def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[Finding]:
+    def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[MetricResult]:
         parameters = self.parameters(scheme, text.name)
         reference = self._reference(text)
         if scheme == FULL_PRECISION:
-            return perplexity_findings(scheme, text, reference.result, None, parameters)
+            return perplexity_results(scheme, text, reference.result, None, parameters)
         meter = AgreementMeter(reference)
         result = perplexity(
             model.model,
@@ -191,13 +191,13 @@ class Evaluator:
             max_tokens=self._plan.max_tokens,
             on_logits=meter,
         )
-        findings = perplexity_findings(scheme, text, result, meter.result(), parameters)
+        results = perplexity_results(scheme, text, result, meter.result(), parameters)
         if self._plan.layers and text == self._plan.texts[0]:
             first = next(segments(self._tokens[text.name], self.context))
             assert self._current is not None  # model_under made it
             errors = layer_errors(self._loaded.model, model.model, first, self._current[2])
-            findings.append(layer_finding(scheme, text, errors, parameters))
-        return findings
+            results.append(layer_result(scheme, text, errors, parameters))
+        return results
 
     def _reference(self, text: Text) -> ReferenceLogits:
         if text.name not in self._references:
@@ -228,9 +228,9 @@ class Evaluator:
             tokens, segments=plan.segments, length=length, seed=self._plan.seed
         )
 
-    def _failed(self, scheme: str, task: str, error: Exception) -> Finding:
+    def _failed(self, scheme: str, task: str, error: Exception) -> MetricResult:
         text = self._texts.get(task)
-        return Finding(
+        return MetricResult(
             scheme=scheme,
             task=task_name(task),
             task_version=PERPLEXITY_VERSION if text else "",

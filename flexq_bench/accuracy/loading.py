@@ -32,18 +32,18 @@ class LoadedModel:
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
 
-    def context(self, asked: int | None = None) -> int:
+    def context(self, requested: int | None = None) -> int:
         """Tokens of a segment; where nobody asks for a number: GPTQ's, or the model's own.
 
         Raises AccuracyError if the model has fewer positions.
         """
         own = getattr(self.model.config, "max_position_embeddings", None)
-        if asked is not None and own is not None and asked > own:
+        if requested is not None and own is not None and requested > own:
             raise AccuracyError(
-                f"{self.name} has {own} positions, segments of {asked} tokens don't fit: ask for "
-                f"{own} at most"
+                f"{self.name} has {own} positions, segments of {requested} tokens don't fit: "
+                f"ask for {own} at most"
             )
-        return int(asked or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
+        return int(requested or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
 
 
 def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:
@@ -110,7 +110,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             files.folder,
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are told of below
+            ignore_mismatched_sizes=True,  # they are reported below
             **_gguf(files),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture
@@ -164,7 +164,7 @@ def _gguf(files: ModelFiles) -> dict[str, str]:
 
 
 def _first_line(error: Exception) -> str:
-    """What an exception says; two lines where the first one only announces the second."""
+    """Message of an exception; two lines where the first one only announces the second."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

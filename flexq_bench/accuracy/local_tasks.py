@@ -30,7 +30,7 @@ _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
 
 @dataclass(frozen=True, slots=True)
 class _LocalTask:
-    """Where lm-eval has the task's file, and where a folder has its data."""
+    """Path of the task's file in lm-eval, and of its data in a folder."""
 
     file: str
     folder: str

@@ -1,4 +1,4 @@
-"""Whether kernels compute what was evaluated: each quantized layer against the kernel for it.
+"""Parity of kernels with the evaluated model: each quantized layer against the kernel for it.
 
 The kernel quantizes the original weights and the layer's inputs by itself and packs them in its own
 layout; it shares nothing with the fake-quantized layer but what both mean by a format.
@@ -66,16 +66,16 @@ def kernel_parity(
     device = next(original.parameters()).device
     with observing(quantized, layout.sites, keep):
         quantized(input_ids=segment.to(device)[None], use_cache=False)
-    found = []
+    parities = []
     for site in layout.sites:
         layer = quantized.get_submodule(site.name)
         kernel = next((k for k in kernels if _takes(k, layer)), None)
         if kernel is None or not isinstance(layer, FakeQuantizedLinear):
-            found.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
+            parities.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
             continue
         dense = original.get_submodule(site.name)
-        found.append(_compare(site.name, kernel, dense, layer, inputs[site.name]))
-    return found
+        parities.append(_compare(site.name, kernel, dense, layer, inputs[site.name]))
+    return parities
 
 
 def _compare(
@@ -100,7 +100,7 @@ def _compare(
 
 
 def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
-    """What the layer computes, with its products summed in float64, and their magnitudes."""
+    """The layer's output with its products summed in float64, and the sum of their magnitudes."""
     rows = x.float() if layer.activation is None else layer.activation(x.float())
     rows, weight = rows.double(), layer.weight.double()
     y, magnitude = rows @ weight.T, rows.abs() @ weight.abs().T
@@ -117,11 +117,8 @@ def _takes(kernel: LinearKernel, layer: nn.Module) -> bool:
         return False
     wanted = kernel.spec.activation
     if layer.activation is None:
-        return wanted.bits == 16
-    if not isinstance(layer.activation, DynamicActivation) or not wanted.is_integer:
-        return False
-    found = layer.activation.format
-    return (found.kind, found.bits, found.group) == ("symmetric", wanted.bits, wanted.group)
+        return wanted.is_dense
+    return isinstance(layer.activation, DynamicActivation) and layer.activation.format == wanted
 
 
 def _linear(label: str, backend: Backend) -> LinearKernel | None:

@@ -37,7 +37,7 @@ class PerplexityResult:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were predicted."""
+        """Number of predicted tokens."""
         return len(self.nll) * (self.context - 1)
 
     @property
@@ -66,7 +66,7 @@ class PerplexityResult:
 
 
 def segment_count(tokens: int, context: int, max_tokens: int | None = None) -> int:
-    """How many whole segments of `context` tokens are evaluated.
+    """Number of whole segments of `context` tokens that are evaluated.
 
     max_tokens: predicted tokens at most, rounded down to whole segments, but to one at least.
     Raises AccuracyError if the text is shorter than a segment, or a segment than two tokens.

@@ -21,7 +21,7 @@ from db.records import RunInfo
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluator import EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, Origin, Recording, Unit, recording
-from flexq_bench.accuracy.results import Finding
+from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import prepare
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_nodes import seats
@@ -61,7 +61,7 @@ class EvaluatorActor:
         parameters = {unit: setup.evaluator.parameters(*unit) for unit in plan.units}
         return Introduction(setup.origin, parameters)
 
-    def evaluate(self, unit: Unit) -> list[Finding]:
+    def evaluate(self, unit: Unit) -> list[MetricResult]:
         """The findings of a unit. Raises UsageError as Evaluator.evaluate."""
         return self._evaluator.evaluate(*unit)
 
@@ -120,7 +120,7 @@ def execute_on_cluster(
     backend: Backend | None,
     dtype: str | None,
     on_unit: OnUnit,
-) -> list[Finding]:
+) -> list[MetricResult]:
     """Evaluate a plan on the workers of a cluster; findings in the plan's order.
 
     model: as find_model takes it, there on every machine of the cluster. backend None: GPUs if the
@@ -158,11 +158,11 @@ class _Drive:
         self._database, self._plan, self._on_unit = database, plan, on_unit
         self._stack = stack
         self._units = Units(())
-        self._found: dict[Unit, list[Finding]] = {}
+        self._found: dict[Unit, list[MetricResult]] = {}
         self._kept: Recording | None = None
         self._first: Origin | None = None
 
-    def go(self, workers: Sequence[_Worker]) -> list[Finding]:
+    def go(self, workers: Sequence[_Worker]) -> list[MetricResult]:
         import ray
 
         waiting = {worker.handle.introduce.remote(): worker for worker in workers}
@@ -193,7 +193,7 @@ class _Drive:
             raise InfrastructureError(f"all workers are lost, the last on {reason}")
         return [finding for unit in self._plan.units for finding in self._found[unit]]
 
-    def _take(self, worker: _Worker, answer: Introduction | list[Finding]) -> None:
+    def _take(self, worker: _Worker, answer: Introduction | list[MetricResult]) -> None:
         if isinstance(answer, Introduction):
             self._welcome(worker, answer)
             return
@@ -230,6 +230,6 @@ class _Drive:
                 left.append(unit)
         self._units = Units(left)
 
-    def _done(self, unit: Unit, findings: list[Finding]) -> None:
+    def _done(self, unit: Unit, findings: list[MetricResult]) -> None:
         self._found[unit] = findings
         self._on_unit(unit, findings)

@@ -19,12 +19,12 @@ from db.errors import DatabaseError
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run, finish_run
 from flexq_bench.accuracy.evaluator import Evaluator
-from flexq_bench.accuracy.results import Direction, Finding
+from flexq_bench.accuracy.results import Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.errors import UsageError
 
 Unit = tuple[str, str]  # scheme and task
-OnUnit = Callable[[Unit, Sequence[Finding]], None]
+OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
 
@@ -57,7 +57,7 @@ class Recording:
             self._stored = _by_unit(queries.accuracy_results(session, runs=[self._run.uuid]))
         self.failed = False
 
-    def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[Finding]:
+    def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[MetricResult]:
         """What the run has of a unit under these parameters; nothing, if it failed or is not there.
 
         Raises UsageError if what it has is of another model, commit or seed, or of other options:
@@ -65,7 +65,7 @@ class Recording:
         """
         return _reusable(self._of(unit), self._origin, parameters)
 
-    def add(self, unit: Unit, findings: Sequence[Finding], origin: Origin) -> None:
+    def add(self, unit: Unit, findings: Sequence[MetricResult], origin: Origin) -> None:
         """Store the findings of a unit. origin: of this run, with the device that found them."""
         attempt = self._of(unit).attempts + 1
         with self._database.session() as session:
@@ -106,13 +106,13 @@ def execute(
     origin: Origin,
     *,
     on_unit: OnUnit,
-) -> list[Finding]:
+) -> list[MetricResult]:
     """Evaluate the units in order and store each one's findings as they come; all of them.
 
     Units whose findings the run has already, with the same parameters, are not evaluated again.
     Raises UsageError as Recording.reusable.
     """
-    found: list[Finding] = []
+    found: list[MetricResult] = []
     with recording(database, origin) as kept:
         for unit in units:
             findings = kept.reusable(unit, evaluator.parameters(*unit))
@@ -124,7 +124,7 @@ def execute(
     return found
 
 
-def build_record(finding: Finding, origin: Origin, attempt: int = 1) -> AccuracyRecord:
+def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> AccuracyRecord:
     """The record of a finding, made now. attempt: counts from 1 within the run."""
     identity = f"{origin.run.uuid} {finding.scheme} {finding.task} {finding.metric} {attempt}"
     return AccuracyRecord(
@@ -153,11 +153,11 @@ def build_record(finding: Finding, origin: Origin, attempt: int = 1) -> Accuracy
     )
 
 
-def finding_of(record: AccuracyRecord) -> Finding:
+def finding_of(record: AccuracyRecord) -> MetricResult:
     """The finding that a record was made of."""
     parameters = dict(record.parameters)
     observed = parameters.pop(_OBSERVED, {})
-    return Finding(
+    return MetricResult(
         scheme=record.scheme,
         task=record.task,
         task_version=record.task_version,
@@ -195,7 +195,7 @@ def _by_unit(records: Iterable[AccuracyRecord]) -> dict[Unit, _Stored]:
     return units
 
 
-def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[Finding]:
+def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) -> list[MetricResult]:
     if any(record.status != "ok" for record in stored.records):
         return []
     wanted = json.loads(json.dumps(parameters))

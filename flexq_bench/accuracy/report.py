@@ -1,4 +1,4 @@
-"""Findings as tables for people: a row a scheme and task, beside what it is compared with."""
+"""Results as tables for people: a row a scheme and task, beside what it is compared with."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from flexq_bench.accuracy.results import (
     PERPLEXITY,
     TOP1,
     Difference,
-    Finding,
+    MetricResult,
     difference,
 )
 
 _OF_TEXTS = {PERPLEXITY, KL, TOP1, LAYER_ERROR}
 
 
-def texts_table(findings: Sequence[Finding], *, base: str = FULL_PRECISION) -> Table | None:
+def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
     """Perplexities, their change against `base`, and how predictions agree; None: no texts."""
-    rows = [finding for finding in findings if finding.metric == PERPLEXITY]
+    rows = [result for result in results if result.metric == PERPLEXITY]
     if not rows:
         return None
     table = _table(
         "text", "scheme", "perplexity", "±", f"change to {base}", "KL, nats", "top-1", "t/s"
     )
     for i, row in enumerate(rows):
-        beside = {f.metric: f for f in findings if (f.scheme, f.task) == (row.scheme, row.task)}
+        beside = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
         table.add_row(
             row.task,
             row.scheme,
             row.detail if row.value is None else f"{row.value:.3f}",
             "" if row.standard_error is None else f"{row.standard_error:.2f}",
-            change_text(row, _base_of(row, findings, base)),
+            change_text(row, _base_of(row, results, base)),
             _value(beside.get(KL), ".5f"),
             _value(beside.get(TOP1), ".4f"),
             f"{row.observed['tokens_per_s']:,.0f}" if "tokens_per_s" in row.observed else "",
@@ -45,31 +45,31 @@ def texts_table(findings: Sequence[Finding], *, base: str = FULL_PRECISION) -> T
     return table
 
 
-def tasks_table(findings: Sequence[Finding], *, base: str = FULL_PRECISION) -> Table | None:
+def tasks_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
     """Metrics of lm-eval and their change against `base`; None: no tasks."""
-    rows = [finding for finding in findings if finding.metric not in _OF_TEXTS]
+    rows = [result for result in results if result.metric not in _OF_TEXTS]
     if not rows:
         return None
     table = _table("task", "metric", "scheme", "value", "±", f"change to {base}", "p", "n")
     for row in rows:
-        found = _difference(row, _base_of(row, findings, base))
-        p_value = found.p_value if found else None
+        change = _difference(row, _base_of(row, results, base))
+        p_value = change.p_value if change else None
         table.add_row(
             row.task,
             row.metric,
             row.scheme,
             row.detail if row.value is None else f"{row.value:.4f}",
             "" if row.standard_error is None else f"{row.standard_error:.4f}",
-            change_text(row, _base_of(row, findings, base)),
+            change_text(row, _base_of(row, results, base)),
             "" if p_value is None else f"{p_value:.2g}",
             f"{row.n_items:,}",
         )
     return table
 
 
-def layers_table(findings: Sequence[Finding], *, worst: int = 5) -> Table | None:
+def layers_table(results: Sequence[MetricResult], *, worst: int = 5) -> Table | None:
     """The layers whose outputs are the most wrong under each scheme; None: not evaluated."""
-    rows = [f for f in findings if f.metric == LAYER_ERROR and f.values]
+    rows = [f for f in results if f.metric == LAYER_ERROR and f.values]
     if not rows:
         return None
     table = _table("scheme", "layer", "relative squared error")
@@ -82,33 +82,33 @@ def layers_table(findings: Sequence[Finding], *, worst: int = 5) -> Table | None
     return table
 
 
-def change_text(head: Finding, base: Finding | None) -> str:
+def change_text(head: MetricResult, base: MetricResult | None) -> str:
     """`+0.8 % (+0.7 … +1.0)`; a change smaller than its interval is called that."""
-    found = _difference(head, base)
-    if found is None:
+    change = _difference(head, base)
+    if change is None:
         return ""
-    interval = found.interval
+    interval = change.interval
     unit = "%" if head.metric == PERPLEXITY else "points"
     text = (
         f"{100 * interval.estimate:+.2f} {unit} "
         f"({100 * interval.low:+.2f} … {100 * interval.high:+.2f})"
     )
-    return text if found.clear else f"{text}, within noise"
+    return text if change.clear else f"{text}, within noise"
 
 
-def _difference(head: Finding, base: Finding | None) -> Difference | None:
+def _difference(head: MetricResult, base: MetricResult | None) -> Difference | None:
     return None if base is None or base is head else difference(base, head)
 
 
-def _base_of(head: Finding, findings: Sequence[Finding], base: str) -> Finding | None:
+def _base_of(head: MetricResult, results: Sequence[MetricResult], base: str) -> MetricResult | None:
     return next(
-        (f for f in findings if (f.scheme, f.task, f.metric) == (base, head.task, head.metric)),
+        (f for f in results if (f.scheme, f.task, f.metric) == (base, head.task, head.metric)),
         None,
     )
 
 
-def _value(finding: Finding | None, form: str) -> str:
-    return "" if finding is None or finding.value is None else format(finding.value, form)
+def _value(result: MetricResult | None, form: str) -> str:
+    return "" if result is None or result.value is None else format(result.value, form)
 
 
 def _table(*names: str) -> Table:

@@ -1,4 +1,4 @@
-"""What evaluating one task of one model under one scheme finds, and what differs between two."""
+"""Results of evaluating one task of one model under one scheme, and the difference of two."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flexq_bench.stats import (
     mean_difference_interval,
 )
 
-if TYPE_CHECKING:  # torch and models: who reads stored findings does not wait for them
+if TYPE_CHECKING:  # torch and models: a reader of stored results does not wait for them
     from flexq_bench.accuracy.agreement import Agreement
     from flexq_bench.accuracy.perplexity import PerplexityResult
     from flexq_bench.accuracy.tasks import TaskResult
@@ -31,7 +31,7 @@ Direction = Literal["lower", "higher"]
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class MetricResult:
     """One metric of one task under one scheme.
 
     value: None: it failed, `detail` says why. values: by segment (mean nats a token for the
@@ -69,8 +69,8 @@ class Difference:
     p_value: float | None
 
 
-def difference(base: Finding, head: Finding, *, seed: int = 0) -> Difference | None:
-    """What differs between two findings of one metric; None: they can't be paired.
+def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Difference | None:
+    """The difference between two results of one metric; None: they can't be paired.
 
     Pairs need the same task, data and metric, and at least two values each.
     """
@@ -91,13 +91,13 @@ def difference(base: Finding, head: Finding, *, seed: int = 0) -> Difference | N
     return Difference(base.value, head.value, interval, clear, None)
 
 
-def perplexity_findings(
+def perplexity_results(
     scheme: str,
     text: Text,
     result: PerplexityResult,
     agreement: Agreement | None,
     parameters: Mapping[str, Any],
-) -> list[Finding]:
+) -> list[MetricResult]:
     """Perplexity and, beside a reference, KL divergence and top-1 agreement."""
     common: dict[str, Any] = {
         "scheme": scheme,
@@ -111,24 +111,26 @@ def perplexity_findings(
     value = result.perplexity
     if not math.isfinite(value):
         what = f"the perplexity is {value}: the model's output is not finite, or far too large"
-        return [_finding(common, PERPLEXITY, "lower", None, None, (), what)]
-    findings = [
-        _finding(common, PERPLEXITY, "lower", value, result.standard_error, result.nll),
+        return [_result(common, PERPLEXITY, "lower", None, None, (), what)]
+    results = [
+        _result(common, PERPLEXITY, "lower", value, result.standard_error, result.nll),
     ]
     if agreement is not None:
-        findings += [
-            _finding(common, KL, "lower", agreement.mean_kl, _error(agreement.kl), agreement.kl),
-            _finding(
+        results += [
+            _result(common, KL, "lower", agreement.mean_kl, _error(agreement.kl), agreement.kl),
+            _result(
                 common, TOP1, "higher", agreement.mean_top1, _error(agreement.top1), agreement.top1
             ),
         ]
-    return findings
+    return results
 
 
-def task_findings(scheme: str, result: TaskResult, parameters: Mapping[str, Any]) -> list[Finding]:
-    """A finding a metric of a task of lm-eval."""
+def task_results(
+    scheme: str, result: TaskResult, parameters: Mapping[str, Any]
+) -> list[MetricResult]:
+    """One result for each metric of a task of lm-eval."""
     return [
-        Finding(
+        MetricResult(
             scheme=scheme,
             task=result.task,
             task_version=result.version,
@@ -146,13 +148,13 @@ def task_findings(scheme: str, result: TaskResult, parameters: Mapping[str, Any]
     ]
 
 
-def layer_finding(
+def layer_result(
     scheme: str, text: Text, errors: Mapping[str, float], parameters: Mapping[str, Any]
-) -> Finding:
+) -> MetricResult:
     """Relative squared output error of every layer; the value is the worst one's."""
     worst = max(errors, key=lambda name: errors[name])
     finite = all(math.isfinite(error) for error in errors.values())
-    return Finding(
+    return MetricResult(
         scheme=scheme,
         task=text.name,
         task_version=PERPLEXITY_VERSION,
@@ -169,7 +171,7 @@ def layer_finding(
     )
 
 
-def _finding(
+def _result(
     common: Mapping[str, Any],
     metric: str,
     direction: Direction,
@@ -177,8 +179,8 @@ def _finding(
     standard_error: float | None,
     values: tuple[float, ...],
     detail: str = "",
-) -> Finding:
-    return Finding(
+) -> MetricResult:
+    return MetricResult(
         metric=metric,
         direction=direction,
         value=value,

@@ -43,7 +43,7 @@ class TaskMetric:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What lm-eval found. data_hash: over every question as the model was asked it."""
+    """Result of lm-eval. data_hash: over every question as it was put to the model."""
 
     task: str
     version: str
@@ -79,9 +79,9 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
                     )
 
 
-def task_name(asked: str) -> str:
-    """What a task is called in results: a file's task has the file's name."""
-    return Path(asked).stem if _is_file(asked) else asked
+def task_name(task: str) -> str:
+    """Name of a task in results: a file's task has the file's name."""
+    return Path(task).stem if _is_file(task) else task
 
 
 def run_task(
@@ -110,7 +110,7 @@ def run_task(
             spec = str(local_task_file(name, data, Path(folder)))
         manager = TaskManager(include_defaults=not _is_file(spec))
         try:
-            found = simple_evaluate(
+            evaluation = simple_evaluate(
                 model=HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=batch),
                 tasks=[spec],
                 task_manager=manager,
@@ -128,24 +128,26 @@ def run_task(
                 f"lm-eval can't evaluate {name}: {_first_line(error)}; offline, give its data with "
                 "--task-data or a task file that names local files"
             ) from error
-    if found is None or len(found["samples"]) != 1:
+    if evaluation is None or len(evaluation["samples"]) != 1:
         raise AccuracyError(f"{name} is not one task but a group: name its tasks one by one")
-    return _result(found, task_name(name))
+    return _result(evaluation, task_name(name))
 
 
-def _result(found: Mapping[str, Any], name: str) -> TaskResult:
-    ((task, samples),) = found["samples"].items()
-    values = found["results"][task]
-    better = found["higher_is_better"][task]
+def _result(evaluation: Mapping[str, Any], name: str) -> TaskResult:
+    ((task, samples),) = evaluation["samples"].items()
+    values = evaluation["results"][task]
+    better = evaluation["higher_is_better"][task]
     metrics = []
     for key, value in values.items():
         metric, _, filtered = key.partition(",")
         if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
             continue
-        asked = [s for s in samples if s.get("filter", _FILTER_NONE) == filtered]
+        answered = [s for s in samples if s.get("filter", _FILTER_NONE) == filtered]
         shown = metric if filtered == _FILTER_NONE else f"{metric},{filtered}"
         metrics.append(
-            TaskMetric(shown, float(value), bool(better.get(metric, True)), _items(asked, metric))
+            TaskMetric(
+                shown, float(value), bool(better.get(metric, True)), _items(answered, metric)
+            )
         )
     questions = {sample["doc_id"]: sample for sample in samples}
     digest = hashlib.sha256()
@@ -153,7 +155,7 @@ def _result(found: Mapping[str, Any], name: str) -> TaskResult:
         sample = questions[number]
         for part in ("doc_hash", "prompt_hash", "target_hash"):
             digest.update(f"{sample[part]}\n".encode())
-    version = str(found["versions"].get(task, ""))
+    version = str(evaluation["versions"].get(task, ""))
     return TaskResult(name, version, digest.hexdigest(), len(questions), tuple(metrics))
 
 
@@ -186,7 +188,7 @@ def _is_file(name: str) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong, from the error that began it."""
+    """Message of the error that began it."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()

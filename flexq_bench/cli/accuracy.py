@@ -30,15 +30,14 @@ if TYPE_CHECKING:
 
     from db.engine import Database
     from db.records import RunInfo
-    from flexq_bench.accuracy.evaluator import EvaluationPlan
+    from flexq_bench.accuracy import EvaluationPlan, MetricResult
     from flexq_bench.accuracy.records import OnUnit, Unit
-    from flexq_bench.accuracy.results import Finding
     from flexq_bench.accuracy.setup import Setup
     from flexq_bench.runs.result_files import ResultFiles
-    from flexq_bench.schemes.scheme import Progress as OnBlock
+    from flexq_bench.schemes import Progress as OnBlock
     from kernels.contract import Backend
 
-    Evaluate = Callable[[], list[Finding]]
+    Evaluate = Callable[[], list[MetricResult]]
 
 log = logging.getLogger(__name__)
 
@@ -175,11 +174,8 @@ def accuracy(
     130: interrupted (go on with --resume).
     """
     from db.engine import open_database
-    from flexq_bench.accuracy import SUITE
-    from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan
+    from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
     from flexq_bench.accuracy.setup import named_tasks, prepare
-    from flexq_bench.accuracy.tasks import check_tasks
-    from flexq_bench.accuracy.texts import read_text
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
@@ -224,7 +220,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
 def _here(database: Database, setup: Setup) -> Evaluate:
     from flexq_bench.accuracy.records import execute
 
-    def evaluate() -> list[Finding]:
+    def evaluate() -> list[MetricResult]:
         with progress(setup) as on_unit:
             return execute(
                 database, setup.evaluator, setup.plan.units, setup.origin, on_unit=on_unit
@@ -248,7 +244,7 @@ def _on_cluster(
         raise UsageError(f"--device {device} with --cluster: give cpu or cuda, Ray chooses which")
     backend: Backend | None = None if device is None else "cpu" if device == "cpu" else "cuda"
 
-    def evaluate() -> list[Finding]:
+    def evaluate() -> list[MetricResult]:
         with unit_progress(len(plan.units)) as (on_unit, _):
             return execute_on_cluster(
                 database,
@@ -285,7 +281,7 @@ def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: Resu
     return int(ExitCode.INFRASTRUCTURE if failed else ExitCode.PASS)
 
 
-def print_tables(findings: Sequence[Finding], out: Console) -> None:
+def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
     """Texts, tasks and layers, those that there are."""
     from flexq_bench.accuracy import report
 
@@ -313,7 +309,7 @@ def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
         units = bar.add_task("evaluating", total=total)
         blocks = bar.add_task("quantizing", visible=False)
 
-        def on_unit(unit: Unit, findings: Sequence[Finding]) -> None:
+        def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
             for finding in findings:
                 log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
             bar.update(units, advance=1, description=" on ".join(unit))

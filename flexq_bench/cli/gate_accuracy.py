@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy import AccuracyError
 from flexq_bench.cli.accuracy import (
     BatchOption,
     CalibrationOption,
@@ -37,7 +37,7 @@ from flexq_bench.errors import MissingResultsError, UsageError
 
 if TYPE_CHECKING:
     from ci.accuracy_policy import AccuracyPolicy
-    from flexq_bench.accuracy.texts import Text
+    from flexq_bench.accuracy import Text
 
 
 def accuracy(
@@ -78,9 +78,8 @@ def accuracy(
     from ci.reports import accuracy as reports
     from db.engine import open_database
     from db.gate_store import add_gates
-    from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan
+    from flexq_bench.accuracy import CalibrationPlan, EvaluationPlan, read_text
     from flexq_bench.accuracy.setup import prepare
-    from flexq_bench.accuracy.texts import read_text
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
@@ -149,7 +148,7 @@ def _texts(rules: AccuracyPolicy, given: Sequence[Text]) -> tuple[tuple[Text, ..
 
 def _tasks(rules: AccuracyPolicy, data: Path | None) -> tuple[tuple[str, ...], dict[str, str]]:
     """The tasks that the policy limits, and those of them that can't be evaluated here."""
-    from flexq_bench.accuracy.tasks import check_tasks
+    from flexq_bench.accuracy import check_tasks
 
     names = dict.fromkeys(limit.name for limit in rules.tasks)
     absent: dict[str, str] = {}

@@ -93,7 +93,7 @@ def _kernels(backend: BackendChoice) -> list[Row]:
 
 def _schemes() -> list[Row]:
     """What `accuracy` quantizes, and what `decode` runs: by which kernels on LLaMA's layers."""
-    from flexq_bench.schemes.registry import summaries
+    from flexq_bench.schemes import summaries
     from workloads.schemes import load_schemes
 
     decoded = dict(load_schemes())

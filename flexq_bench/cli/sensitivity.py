@@ -27,10 +27,8 @@ from flexq_bench.errors import UsageError
 from workloads.names import unknown
 
 if TYPE_CHECKING:
-    from flexq_bench.accuracy.perplexity import PerplexityResult
-    from flexq_bench.accuracy.sensitivity.budget import BudgetReport, Choice
-    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits, KindDamage, OnStep
-    from flexq_bench.accuracy.texts import Text
+    from flexq_bench.accuracy import PerplexityResult, Text
+    from flexq_bench.accuracy.sensitivity import Bits, BudgetReport, Choice, KindSensitivity, OnStep
     from flexq_bench.schemes.layer_sensitivity import Cost
 
 _BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
@@ -94,14 +92,12 @@ def sensitivity(
     With --a8-budget also W6A6, W6A8, FlexQ's fixed choice, and FlexQ with 8-bit activations where
     they gain most. Exit code 2: something named isn't there or doesn't fit.
     """
-    from flexq_bench.accuracy.loading import load_model
-    from flexq_bench.accuracy.sensitivity.budget import try_budget
-    from flexq_bench.accuracy.sensitivity.layer_kinds import kinds_damage
+    from flexq_bench.accuracy import load_model, read_text, tokenize
+    from flexq_bench.accuracy.sensitivity import kind_sensitivities, try_budget
     from flexq_bench.accuracy.setup import best_device
-    from flexq_bench.accuracy.texts import read_text, tokenize
     from flexq_bench.measure.device import find_device
-    from flexq_bench.schemes.calibration import calibration_segments as segments_of
-    from flexq_bench.schemes.flexq import FlexqOptions
+    from flexq_bench.schemes import FlexqOptions
+    from flexq_bench.schemes import calibration_segments as segments_of
 
     settings, costs = _settings(bits, group), _costs(a8_cost)
     if a8_budget is not None and calibration is None:
@@ -119,7 +115,7 @@ def sensitivity(
     length = loaded.context(context)
     report = None
     with _progress() as on_step:
-        dense, kinds = kinds_damage(
+        dense, kinds = kind_sensitivities(
             loaded.model,
             tokens,
             settings,
@@ -147,10 +143,10 @@ def sensitivity(
                 on_step=on_step,
             )
     if figure is not None:
-        from flexq_bench.accuracy.sensitivity.figure import write_figure
+        from flexq_bench.accuracy.sensitivity import write_figure
 
         title = f"{loaded.name} on {text.name}"
-        write_figure(Path(figure), title, dense, kinds, report.damages if report else ())
+        write_figure(Path(figure), title, dense, kinds, report.sensitivities if report else ())
     if as_json:
         print_json(_document(loaded.name, loaded.content_hash, text, dense, kinds, report))
     else:
@@ -160,7 +156,7 @@ def sensitivity(
 
 
 def _settings(text: str, group: int) -> tuple[Bits, ...]:
-    from flexq_bench.accuracy.sensitivity.layer_kinds import Bits
+    from flexq_bench.accuracy.sensitivity import Bits
 
     names = split_names(text) or ()
     if names == ("none",):
@@ -198,7 +194,10 @@ def _progress() -> Iterator[OnStep]:
 
 
 def _print(
-    name: str, dense: PerplexityResult, kinds: Sequence[KindDamage], report: BudgetReport | None
+    name: str,
+    dense: PerplexityResult,
+    kinds: Sequence[KindSensitivity],
+    report: BudgetReport | None,
 ) -> None:
     out = console()
     say(out, f"{name}: perplexity {dense.perplexity:.4f} as it is, {dense.tokens:,} tokens")
@@ -209,14 +208,14 @@ def _print(
         out.print(_sites_table(report))
 
 
-def _kinds_table(dense: PerplexityResult, kinds: Sequence[KindDamage]) -> Table:
+def _kinds_table(dense: PerplexityResult, kinds: Sequence[KindSensitivity]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("quantized")
-    settings = list(dict.fromkeys(damage.bits for damage in kinds))
+    settings = list(dict.fromkeys(sensitivity.bits for sensitivity in kinds))
     for setting in settings:
         for title in (setting.name, "increase", "95 % interval"):
             table.add_column(title, justify="right")
-    for kind in dict.fromkeys(damage.kind for damage in kinds):
+    for kind in dict.fromkeys(sensitivity.kind for sensitivity in kinds):
         cells = [kind]
         for setting in settings:
             found = next(d for d in kinds if d.kind == kind and d.bits == setting)
@@ -226,10 +225,10 @@ def _kinds_table(dense: PerplexityResult, kinds: Sequence[KindDamage]) -> Table:
     return table
 
 
-def _ends(damage: KindDamage) -> str:
-    if damage.relative_ends is None:
+def _ends(sensitivity: KindSensitivity) -> str:
+    if sensitivity.relative_ends is None:
         return "one segment"
-    low, high = damage.relative_ends
+    low, high = sensitivity.relative_ends
     return f"{low:+.2%} … {high:+.2%}"
 
 
@@ -257,10 +256,12 @@ def _sites_table(report: BudgetReport) -> Table:
     table.add_column("gains most from 8 bits")
     table.add_column("nats a token", justify="right")
     table.add_column("of all", justify="right")
-    total = sum(damage.gain for damage in report.damages)
-    for damage in sorted(report.damages, key=lambda damage: -damage.gain)[:_TOP_SITES]:
-        share = damage.gain / total if total else 0.0
-        table.add_row(damage.site.name, f"{damage.gain:.2e}", f"{share:.1%}")
+    total = sum(sensitivity.gain for sensitivity in report.sensitivities)
+    for sensitivity in sorted(report.sensitivities, key=lambda sensitivity: -sensitivity.gain)[
+        :_TOP_SITES
+    ]:
+        share = sensitivity.gain / total if total else 0.0
+        table.add_row(sensitivity.site.name, f"{sensitivity.gain:.2e}", f"{share:.1%}")
     return table
 
 
@@ -269,7 +270,7 @@ def _document(
     content_hash: str,
     text: Text,
     dense: PerplexityResult,
-    kinds: Sequence[KindDamage],
+    kinds: Sequence[KindSensitivity],
     report: BudgetReport | None,
 ) -> dict[str, Any]:
     return {
@@ -282,17 +283,17 @@ def _document(
         "nll": dense.nll,
         "kinds": [
             {
-                "kind": damage.kind,
-                **plain(damage.bits),
-                "perplexity": damage.result.perplexity,
-                "nll": damage.result.nll,
-                "increase": damage.increase,
+                "kind": sensitivity.kind,
+                **plain(sensitivity.bits),
+                "perplexity": sensitivity.result.perplexity,
+                "nll": sensitivity.result.nll,
+                "increase": sensitivity.increase,
             }
-            for damage in kinds
+            for sensitivity in kinds
         ],
         "sites": [
             {"name": d.site.name, "low": d.low, "high": d.high}
-            for d in (report.damages if report else ())
+            for d in (report.sensitivities if report else ())
         ],
         "choices": [
             {**plain(choice), "perplexity": choice.result.perplexity}

@@ -14,10 +14,11 @@ from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
 from kernels import registry
-from kernels.contract import Backend, Kernel, LinearKernel, OperandFormat
+from kernels.contract import Backend, Kernel, LinearKernel
 from kernels.decoder import AttentionShape, Norm
 from kernels.decoder.kv import token_bytes
 from kernels.errors import KernelError
+from kernels.formats import NumberFormat
 from workloads.schemes import Scheme
 
 HEAD = "lm_head"
@@ -168,9 +169,9 @@ def _is_view(head: PackedLinear, embedding: torch.Tensor) -> bool:
     return buffers[0].shape == embedding.shape and buffers[0].dtype == embedding.dtype
 
 
-def packed_bytes(n: int, k: int, fmt: OperandFormat) -> int:
+def packed_bytes(n: int, k: int, fmt: NumberFormat) -> int:
     """Bytes of packed weights [N,K] with their scales, but for rows that a kernel pads."""
-    if fmt.bits > 8:
+    if fmt.is_dense:
         return n * k * fmt.bits // 8
     groups = 1 if fmt.group is None else -(-k // fmt.group)
     codes = n * k * fmt.bits // 8

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.contract import LinearKernel, OperandFormat
-from kernels.formats import Operand
+from kernels.contract import LinearKernel
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.mixed import (
     GROUP,
     HEAD_BITS,
@@ -18,7 +18,6 @@ from kernels.formats.mixed import (
     joined,
     tail_start,
 )
-from kernels.formats.symmetric import BALANCED_TOP
 from workloads.case import Stage
 from workloads.gemm import GemmWorkload
 
@@ -110,11 +109,11 @@ def small_sum_inputs(
     generator = torch.Generator(device).manual_seed(seed)
     terms = min(1.0, _SMALL_TERMS / gemm.k)
 
-    def draw(rows: int, fmt: OperandFormat, density: float, k: int = gemm.k) -> Operand:
+    def draw(rows: int, fmt: NumberFormat, density: float, k: int = gemm.k) -> Operand:
         if fmt.kind == "mixed":
             return _mixed(k, lambda part, of: draw(rows, of, density, part))
         shape = (rows, k)
-        top = min(_SMALL_CODE, _top(fmt))
+        top = min(_SMALL_CODE, _limits(fmt)[1])
         codes = torch.randint(
             -top, top + 1, shape, generator=generator, device=device, dtype=torch.int16
         )
@@ -134,13 +133,12 @@ def small_sum_inputs(
 
 
 def _full_range(
-    rows: int, k: int, fmt: OperandFormat, generator: torch.Generator, device: torch.device
+    rows: int, k: int, fmt: NumberFormat, generator: torch.Generator, device: torch.device
 ) -> Operand:
     if fmt.kind == "mixed":
         return _mixed(k, lambda part, of: _full_range(rows, part, of, generator, device))
     shape = (rows, k)
-    top = _top(fmt)
-    bottom = -top if fmt.kind == "balanced" else -top - 1
+    bottom, top = _limits(fmt)
     codes = torch.randint(
         bottom, top + 1, shape, generator=generator, device=device, dtype=torch.int16
     )
@@ -190,16 +188,19 @@ def _with_tops(x: Operand) -> Operand:
     return replace(x, values=values)
 
 
-def _mixed(k: int, draw: Callable[[int, OperandFormat], Operand]) -> Operand:
+def _mixed(k: int, draw: Callable[[int, NumberFormat], Operand]) -> Operand:
     """An operand with 8 bits in its last group; draw: one of k columns in a format."""
     start = tail_start(k)
-    head = draw(start, OperandFormat(HEAD_BITS, GROUP)) if start else None
-    return joined(head, draw(k - start, OperandFormat(TAIL_BITS, GROUP)), default_order(k))
+    head = draw(start, NumberFormat(HEAD_BITS, GROUP)) if start else None
+    return joined(head, draw(k - start, NumberFormat(TAIL_BITS, GROUP)), default_order(k))
 
 
-def _top(fmt: OperandFormat) -> int:
-    return BALANCED_TOP if fmt.kind == "balanced" else int(2 ** (fmt.bits - 1)) - 1
+def _limits(fmt: NumberFormat) -> tuple[int, int]:
+    """Lowest and highest code; dual-grained ones less the code in their middle."""
+    low, high = fmt.limits
+    middle = _DUAL_MIDDLE if fmt.kind == "dual" else 0
+    return low - middle, high - middle
 
 
-def _groups(k: int, fmt: OperandFormat) -> int:
+def _groups(k: int, fmt: NumberFormat) -> int:
     return 1 if fmt.group is None else -(-k // fmt.group)

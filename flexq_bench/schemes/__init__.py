@@ -1,1 +1,67 @@
-"""Schemes: how the numbers of a model are rounded. What kernels compute, in plain torch."""
+"""Schemes: how the numbers of a model are rounded. What kernels compute, in plain torch.
+
+`resolve` turns a name such as `flexq-w6ax` into a Scheme, whose `quantize` replaces the linear
+layers of a Hugging Face decoder by FakeQuantizedLinear layers, with calibration data where the
+method needs them. Names are loaded when they are first used: reading the files of a model
+(`schemes.model_files`) does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flexq_bench.schemes.calibration import Calibration, calibration_segments
+    from flexq_bench.schemes.errors import QuantizeError
+    from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+    from flexq_bench.schemes.flexq import FlexqOptions
+    from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+    from flexq_bench.schemes.registry import resolve, summaries
+    from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
+    from flexq_bench.schemes.storage import load_quantized, save_quantized
+
+__all__ = [
+    "Calibration",
+    "FakeQuantizedLinear",
+    "FlexqOptions",
+    "LinearSite",
+    "ModelMap",
+    "Progress",
+    "QuantizationState",
+    "QuantizeError",
+    "Scheme",
+    "SchemeOptions",
+    "calibration_segments",
+    "load_quantized",
+    "map_model",
+    "resolve",
+    "save_quantized",
+    "summaries",
+]
+
+_MODULES = {
+    "Calibration": "calibration",
+    "FakeQuantizedLinear": "fake_quantization",
+    "FlexqOptions": "flexq",
+    "LinearSite": "model_map",
+    "ModelMap": "model_map",
+    "Progress": "scheme",
+    "QuantizationState": "scheme",
+    "QuantizeError": "errors",
+    "Scheme": "scheme",
+    "SchemeOptions": "scheme",
+    "calibration_segments": "calibration",
+    "load_quantized": "storage",
+    "map_model": "model_map",
+    "resolve": "registry",
+    "save_quantized": "storage",
+    "summaries": "registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import an exported name from its module."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

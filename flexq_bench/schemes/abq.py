@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from flexq_bench.schemes.block_training import TrainingOptions
-from flexq_bench.schemes.learned import LearnedOptions, LearnedScheme
-from flexq_bench.schemes.scheme import Job
+from flexq_bench.schemes.learned_scheme import LearnedOptions, LearnedScheme
+from flexq_bench.schemes.scheme import QuantizationState
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,10 @@ class Abq(LearnedScheme):
     def training(self) -> TrainingOptions:
         return replace(super().training(), loss="dlc+akl")
 
-    def compensated(self, job: Job, block: int) -> tuple[str, ...]:
+    def compensated(self, state: QuantizationState, block: int) -> tuple[str, ...]:
         ends = self.options.compensated_blocks
-        if ends <= block < job.layout.blocks - ends:
+        if ends <= block < state.layout.blocks - ends:
             return ()
-        return (job.layout.feeds[-1].kinds[0],)  # down_proj, fc2: what the feed-forward ends with
+        return (
+            state.layout.site_inputs[-1].kinds[0],
+        )  # down_proj, fc2: what the feed-forward ends with

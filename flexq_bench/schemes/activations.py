@@ -1,4 +1,4 @@
-"""How inputs of a linear layer are rounded, as its kernel does: FP16 in, codes and scales."""
+"""Quantizers of a layer's input, which round as its kernel does: FP16 to code times scale."""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ import torch
 
 from flexq_bench.schemes.activations import ActivationQuantizer, DynamicActivation, MixedActivation
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.columns import ColumnGroup, column_groups, round_to_nearest
+from flexq_bench.schemes.column_groups import ColumnGroup, column_groups, round_to_nearest
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
 from flexq_bench.schemes.model_map import LinearSite, weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import head_size, observe_block, readers_of
 from kernels.formats import NumberFormat
 
@@ -70,20 +70,20 @@ class Atom(Scheme):
     def needs_calibration(self) -> bool:
         return True
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
-        if options.kv_bits < KEPT_BITS and not set(_CACHED) <= set(job.layout.kinds):
+        if options.kv_bits < KEPT_BITS and not set(_CACHED) <= set(state.layout.kinds):
             raise QuantizeError(
-                f"{job.layout.architecture} has no {' and '.join(_CACHED)} whose outputs could be "
-                f"cached with {options.kv_bits} bits: give atom-w4a4[kv_bits={KEPT_BITS}]"
+                f"{state.layout.architecture} has no {' and '.join(_CACHED)} whose outputs could "
+                f"be cached with {options.kv_bits} bits: give atom-w4a4[kv_bits={KEPT_BITS}]"
             )
         statistics = Statistics(hessian=options.gptq)
-        observe_block(job, block, statistics)
-        for feed in job.layout.feeds:
-            readers = readers_of(job, block, feed)
+        observe_block(state, block, statistics)
+        for site_input in state.layout.site_inputs:
+            readers = readers_of(state, block, site_input)
             first, outliers = readers[0], self._outliers(readers[0])
             order = reordering(statistics.square_sum[first.name], outliers)
-            weights = [weight_of(job.model, site)[:, order] for site in readers]
+            weights = [weight_of(state.model, site)[:, order] for site in readers]
             groups = self._groups(first.k, outliers)
             if options.gptq:
                 hessian = statistics.hessian[first.name][order][:, order]
@@ -92,12 +92,12 @@ class Atom(Scheme):
                 solved = [round_to_nearest(weight, groups) for weight in weights]
             for site, rounded in zip(readers, solved, strict=True):
                 quantize_site(
-                    job.model,
+                    state.model,
                     site,
                     rounded,
                     self._activation(site.k, outliers),
                     order=order.clone(),  # a stored tensor each
-                    output=self._cache(job, site),
+                    output=self._cache(state, site),
                 )
 
     def _outliers(self, site: LinearSite) -> int:
@@ -129,14 +129,14 @@ class Atom(Scheme):
         apart = None if kept else DynamicActivation(NumberFormat(options.outlier_bits))
         return MixedActivation((k - outliers, outliers), (normal, apart))
 
-    def _cache(self, job: Job, site: LinearSite) -> DynamicActivation | None:
+    def _cache(self, state: QuantizationState, site: LinearSite) -> DynamicActivation | None:
         if site.kind not in _CACHED or self.options.kv_bits == KEPT_BITS:
             return None
-        return DynamicActivation(NumberFormat(self.options.kv_bits, head_size(job), "asymmetric"))
+        return DynamicActivation(NumberFormat(self.options.kv_bits, head_size(state), "asymmetric"))
 
 
 def reordering(square_sum: torch.Tensor, outliers: int) -> torch.Tensor:
-    """Which channel stands where, int64 [K]: the `outliers` largest square sums last, ascending.
+    """Order of the channels, int64 [K]: ascending square sums, so that the outliers are last.
 
     Without outliers channels stay where they are: nothing is to be moved together.
     """

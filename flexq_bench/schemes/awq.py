@@ -16,9 +16,9 @@ import torch
 
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
-from flexq_bench.schemes.model_map import Feed, LinearSite, weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.model_map import LinearSite, SiteInput, weight_of
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, spread, unrounded
 from kernels.formats import NumberFormat
 
@@ -64,41 +64,49 @@ class Awq(Scheme):
     def needs_calibration(self) -> bool:
         return True
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)
-        observe_block(job, block, statistics)
-        with unrounded(job.layout.block_module(job.model, block)):
-            seen = self._scale_feeds(job, block, statistics)
-            # Only now: a layer's rows are scaled too, where the next feed comes out of it.
-            for site in job.layout.of_block(block):
+        observe_block(state, block, statistics)
+        with unrounded(state.layout.block_module(state.model, block)):
+            seen = self._scale_inputs(state, block, statistics)
+            # Only now: a layer's rows are scaled too, where the next site's input comes out of it.
+            for site in state.layout.of_block(block):
                 moments = statistics.hessian[site.name]
                 if site.name in seen:
                     moments = moments / torch.outer(seen[site.name], seen[site.name])
-                self._quantize(job, site, moments.float())
+                self._quantize(state, site, moments.float())
 
-    def _scale_feeds(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
-        """Fold the best scale of each feed; by site what its inputs are divided by, float64 [K]."""
+    def _scale_inputs(
+        self, state: QuantizationState, block: int, statistics: Statistics
+    ) -> dict[str, torch.Tensor]:
+        """Fold the best scales; by site what its inputs are divided by, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
-        for feed in job.layout.scaled_feeds:
-            readers = readers_of(job, block, feed)
-            seen |= fold_feed(job, block, feed, self._best_scale(job, feed, readers, statistics))
+        for site_input in state.layout.scalable_inputs:
+            readers = readers_of(state, block, site_input)
+            seen |= fold_scale(
+                state, block, site_input, self._best_scale(state, site_input, readers, statistics)
+            )
         return seen
 
     def _best_scale(
-        self, job: Job, feed: Feed, readers: list[LinearSite], statistics: Statistics
+        self,
+        state: QuantizationState,
+        site_input: SiteInput,
+        readers: list[LinearSite],
+        statistics: Statistics,
     ) -> torch.Tensor:
         """The scale of the source's channels with the least output error; ties: least alpha."""
-        number, head = self.options.number(), head_size(job)
+        number, head = self.options.number(), head_size(state)
         first = readers[0].name
         mean = (statistics.abs_sum[first] / statistics.count[first]).float()
-        magnitude = gather(mean, feed, head).clamp(min=_SMALLEST)
-        weights = [weight_of(job.model, reader).float() for reader in readers]
+        magnitude = gather(mean, site_input, head).clamp(min=_SMALLEST)
+        weights = [weight_of(state.model, reader).float() for reader in readers]
         moments = statistics.hessian[first].float()
         best, least = torch.ones_like(magnitude), torch.inf
         for step in range(self.options.steps):
             scale = magnitude ** (step / self.options.steps)
             scale = scale / (scale.max() * scale.min()).sqrt()
-            seen = spread(scale, feed, head)
+            seen = spread(scale, site_input, head)
             error = sum(
                 output_error(number.round(weight * seen) / seen - weight, moments)
                 for weight in weights
@@ -107,14 +115,14 @@ class Awq(Scheme):
                 best, least = scale, error
         return best
 
-    def _quantize(self, job: Job, site: LinearSite, moments: torch.Tensor) -> None:
-        weight = weight_of(job.model, site).float()
+    def _quantize(self, state: QuantizationState, site: LinearSite, moments: torch.Tensor) -> None:
+        weight = weight_of(state.model, site).float()
         clipped = self.options.clip_steps > 0 and site.kind not in _UNCLIPPED
         if clipped:
             rounded = clip_and_round(weight, moments, self.options)
         else:
             rounded = self.options.number().round(weight)
-        quantize_site(job.model, site, rounded)
+        quantize_site(state.model, site, rounded)
 
 
 def output_error(difference: torch.Tensor, moments: torch.Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Learning a block's channel scales and weight clipping against what the original block computes.
+"""Training of a block's channel scales and weight clipping against the original block's outputs.
 
 One trainer for OmniQuant (arXiv 2308.13137: learnable weight clipping, section 3.2, and learnable
 equivalent transformation, section 3.3) and ABQ-LLM (arXiv 2408.08554, section 3: the same two under
@@ -25,9 +25,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flexq_bench.schemes.calibration import BlockStream
+from flexq_bench.schemes.graphed_callable import GraphedCallable
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
-from flexq_bench.schemes.model_map import Feed
-from flexq_bench.schemes.replay import Replay
+from flexq_bench.schemes.model_map import SiteInput
 from flexq_bench.schemes.smoothing import spread
 from flexq_bench.schemes.straight_through import check_signed, fake_quantize
 from kernels.formats import NumberFormat
@@ -38,7 +38,7 @@ _MAPS_ON_A_CPU = 2**30  # bytes
 
 @dataclass(frozen=True, slots=True)
 class TrainingOptions:
-    """How blocks are trained; defaults are those of both papers (section 4.1 of either).
+    """Options of block training; defaults are those of both papers (section 4.1 of either).
 
     epochs:            passes over the calibration segments for each block.
     scale_rate, clip_rate, compensation_rate: AdamW's learning rates, no weight decay. The papers
@@ -57,9 +57,9 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What training found for one block.
+    """Learned scales, clipping and compensation of one block.
 
-    scales:       of each feed's source channels, by the source's name within the block.
+    scales:       of the source channels of each input, by the source's name within the block.
     clips:        share of each group's range [N, groups], by the name of a linear layer.
     compensation: a [N, 1] and b [1, K], W + a·b being what is rounded, by the same.
     losses:       mean loss of each epoch, and at index 0 that before training.
@@ -76,8 +76,8 @@ class BlockTrainer:
 
     linears:     names of the linear layers within the block.
     weight:      format of the weights, signed; activation: of the inputs, None for weight-only.
-    feeds:       which of the block's modules scales can be divided out of.
-    start:       scales to start with, by source; a feed that isn't there learns none.
+    site_inputs: which of the block's modules scales can be divided out of.
+    start:       scales to start with, by source; an input that isn't there learns none.
     compensated: names of the linear layers that get a rank-one compensation.
     Raises QuantizeError if a format isn't signed.
     """
@@ -86,7 +86,7 @@ class BlockTrainer:
         self,
         block: nn.Module,
         linears: Sequence[str],
-        feeds: Sequence[Feed],
+        site_inputs: Sequence[SiteInput],
         weight: NumberFormat,
         activation: NumberFormat | None,
         start: Mapping[str, torch.Tensor],
@@ -101,13 +101,15 @@ class BlockTrainer:
                 check_signed(number)
         self._block = block.requires_grad_(False)
         self._linears = tuple(linears)
-        self._feeds = tuple(feed for feed in feeds if feed.source in start)
+        self._site_inputs = tuple(
+            site_input for site_input in site_inputs if site_input.source in start
+        )
         self._weight, self._activation = weight, activation
         self._options = options
         self._norm_offset, self._head_dim = norm_offset, head_dim
         self._scales = {
-            feed.source: start[feed.source].detach().clone().float().requires_grad_()
-            for feed in self._feeds
+            site_input.source: start[site_input.source].detach().clone().float().requires_grad_()
+            for site_input in self._site_inputs
         }
         self._clips: dict[str, torch.Tensor] = {}
         self._compensation: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -162,15 +164,15 @@ class BlockTrainer:
                 for scale in self._scales.values():
                     scale.clamp_(min=_SMALLEST_SCALE)
 
-        def epoch(work: Replay) -> float:
+        def epoch(work: GraphedCallable) -> float:
             total.zero_()
             for target in targets:
                 at.take(target)
                 work()
             return float(total) / len(targets)
 
-        losses = [epoch(Replay(measure, device))]
-        steps = Replay(step, device, before_recording=lambda: _let_record(optimizer))
+        losses = [epoch(GraphedCallable(measure, device))]
+        steps = GraphedCallable(step, device, before_capture=lambda: _let_record(optimizer))
         for number in range(self._options.epochs):
             losses.append(epoch(steps))
             epoch_done(number + 1)
@@ -198,31 +200,31 @@ class BlockTrainer:
         return torch.optim.AdamW(chosen, weight_decay=0.0, fused=device.type == "cuda")
 
     def _targets(self, original: BlockStream, quantized: BlockStream) -> list[_Target]:
-        """What the original block makes of each segment, in both models."""
+        """Inputs and outputs of the original block for each segment, in both models."""
         hidden = torch.empty_like(original.inputs[0], dtype=torch.float32)
-        found: list[torch.Tensor] = []
+        results: list[torch.Tensor] = []
 
         @torch.no_grad()
         def run() -> None:
-            found[:] = self._run(quantized, {}, hidden, rounding=False)
+            results[:] = self._run(quantized, {}, hidden, rounding=False)
 
-        work = Replay(run, hidden.device)
+        work = GraphedCallable(run, hidden.device)
         with_maps = self._options.loss != "mse"
         targets: list[_Target] = []
         for before, here in zip(original.inputs, quantized.inputs, strict=True):
             hidden.copy_(before)
             work()
-            output, attention = found[0].clone(), None
+            output, attention = results[0].clone(), None
             if with_maps and not targets:
                 room = _room_for_maps(hidden.device)
-                with_maps = found[1].nbytes * len(original.inputs) <= room
+                with_maps = results[1].nbytes * len(original.inputs) <= room
             if with_maps:
-                attention = found[1].clone()
+                attention = results[1].clone()
             output_here = output
             if self._options.loss != "mse":
                 hidden.copy_(here)
                 work()
-                output_here = found[0].clone()
+                output_here = results[0].clone()
             targets.append(_Target(before, here, output, output_here, attention))
         return targets
 
@@ -240,8 +242,8 @@ class BlockTrainer:
     def _tensors(self) -> dict[str, torch.Tensor]:
         """The block's norms and weights with scales, compensation and rounding, differentiable."""
         tensors = {name: value.detach() for name, value in self._block.named_parameters()}
-        for feed in self._feeds:
-            self._scale(tensors, feed)
+        for site_input in self._site_inputs:
+            self._scale(tensors, site_input)
         for name in self._linears:
             weight = tensors[f"{name}.weight"]
             if name in self._compensation:
@@ -251,19 +253,19 @@ class BlockTrainer:
             tensors[f"{name}.weight"] = fake_quantize(weight, self._weight, shares)
         return tensors
 
-    def _scale(self, tensors: dict[str, torch.Tensor], feed: Feed) -> None:
-        s = self._scales[feed.source]
-        source = tensors[f"{feed.source}.weight"]
-        if feed.through == "norm":
+    def _scale(self, tensors: dict[str, torch.Tensor], site_input: SiteInput) -> None:
+        s = self._scales[site_input.source]
+        source = tensors[f"{site_input.source}.weight"]
+        if site_input.through == "norm":
             source = (source + self._norm_offset) / s - self._norm_offset
         else:
             source = source / s[:, None]
-        tensors[f"{feed.source}.weight"] = source
-        if f"{feed.source}.bias" in tensors:
-            tensors[f"{feed.source}.bias"] = tensors[f"{feed.source}.bias"] / s
-        seen = spread(s, feed, self._head_dim)
+        tensors[f"{site_input.source}.weight"] = source
+        if f"{site_input.source}.bias" in tensors:
+            tensors[f"{site_input.source}.bias"] = tensors[f"{site_input.source}.bias"] / s
+        seen = spread(s, site_input, self._head_dim)
         for name in self._linears:
-            if name.rsplit(".", 1)[-1] in feed.kinds:
+            if name.rsplit(".", 1)[-1] in site_input.kinds:
                 tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
 
     def _run(

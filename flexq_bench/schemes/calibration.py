@@ -1,4 +1,4 @@
-"""Calibration data, and what a block sees of it: inputs, and statistics of each site's inputs."""
+"""Calibration data, the inputs that it gives each block, and statistics of each site's input."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def calibration_segments(
 
 
 def segments_at_once(model: nn.Module) -> int:
-    """How many segments to run through a model together: one on a CPU or of a large model.
+    """Number of segments to run through a model together: one on a CPU or of a large model.
 
     A GPU runs a small model's layers faster than a host launches them, so several go together.
     """
@@ -146,7 +146,7 @@ def observing(model: nn.Module, sites: Sequence[LinearSite], observer: Observer)
 
 
 class Statistics:
-    """An observer that sums up, for each site, what schemes ask of its inputs.
+    """Observer that sums up, for each site, the statistics of its inputs that schemes use.
 
     absmax: [K], largest |x| of each channel. abs_sum, square_sum: float64 [K]. hessian: float64
     [K, K], the sum of x xᵀ over tokens, where asked for. count: tokens seen.

@@ -15,8 +15,8 @@ from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import PLAIN, SearchOptions, dual_grained
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
 from kernels.formats import NumberFormat
 
@@ -28,7 +28,7 @@ class DgqOptions(SchemeOptions):
     """search: the two-phase search; else plain two-level rounding.
 
     group_steps, row_steps: of the grids of the two phases.
-    outliers: share of a feed's channels that are clipped; 0: no smoothing.
+    outliers: share of an input's channels that are clipped; 0: no smoothing.
     static:   one scale a layer, from calibration; else a scale for each token.
     """
 
@@ -59,41 +59,43 @@ class Dgq(Scheme):
     def needs_calibration(self) -> bool:
         return True
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
         search = PLAIN
         if options.search:
             search = SearchOptions.of_steps(options.group_steps, options.row_steps)
         statistics = Statistics(hessian=True)
-        observe_block(job, block, statistics)
-        with unrounded(job.layout.block_module(job.model, block)):
-            seen = self._smooth(job, block, statistics)
-            for feed in job.layout.feeds:
-                readers = readers_of(job, block, feed)
+        observe_block(state, block, statistics)
+        with unrounded(state.layout.block_module(state.model, block)):
+            seen = self._smooth(state, block, statistics)
+            for site_input in state.layout.site_inputs:
+                readers = readers_of(state, block, site_input)
                 first = readers[0].name
                 scale = seen.get(first, torch.ones_like(statistics.abs_sum[first]))
                 moments = statistics.hessian[first] / torch.outer(scale, scale)
                 # Rows don't depend on each other: readers of one input are searched together.
-                weights = torch.cat([weight_of(job.model, site) for site in readers])
-                found = dual_grained(weights, moments, options.group, search).dequantize()
+                weights = torch.cat([weight_of(state.model, site) for site in readers])
+                solved = dual_grained(weights, moments, options.group, search).dequantize()
                 activation = self._activation(float((statistics.absmax[first] / scale).max()))
-                rows = torch.split(found, [site.n for site in readers])
+                rows = torch.split(solved, [site.n for site in readers])
                 for site, rounded in zip(readers, rows, strict=True):
-                    quantize_site(job.model, site, rounded, activation)
+                    quantize_site(state.model, site, rounded, activation)
 
-    def _smooth(self, job: Job, block: int, statistics: Statistics) -> dict[str, torch.Tensor]:
+    def _smooth(
+        self, state: QuantizationState, block: int, statistics: Statistics
+    ) -> dict[str, torch.Tensor]:
         """Fold the scales into the block; what each site's inputs are divided by, float64 [K]."""
         seen: dict[str, torch.Tensor] = {}
         if self.options.outliers == 0:
             return seen
-        head = head_size(job)
-        for feed in job.layout.scaled_feeds:
-            readers = readers_of(job, block, feed)
-            if feed.source.endswith("v_proj"):
+        head = head_size(state)
+        for site_input in state.layout.scalable_inputs:
+            readers = readers_of(state, block, site_input)
+            if site_input.source.endswith("v_proj"):
                 continue  # the paper smooths the norms' outputs and what enters down_proj
-            inputs = gather(statistics.absmax[readers[0].name].float(), feed, head)
+            inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
             scale = percentile_scale(inputs, self.options.outliers)
-            seen |= fold_feed(job, block, feed, scale)
+            seen |= fold_scale(state, block, site_input, scale)
         return seen
 
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:

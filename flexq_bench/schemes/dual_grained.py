@@ -1,4 +1,4 @@
-"""DGQ's weights: 4-bit codes in groups that lift to INT8 with one real scale a row.
+"""DGQ's search for dual-grained weights: 4-bit groups that lift to INT8, one real scale a row.
 
 Zhang et al., "Dual Grained Quantization", arXiv 2310.04836, section 3.2:
 W_s8 = S2 · (W_u4 − zero), with an INT8 scale S2 for each group, so that one INT8 product covers all
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.formats.grouping import in_groups, safe_divisor
-from kernels.formats.symmetric import scales_to
+from kernels.formats.symmetric_quantization import scales_to
 
 _LARGEST_U4 = 15
 _LARGEST_S8 = 127
@@ -185,7 +185,7 @@ def _output_error(difference: torch.Tensor, moments: torch.Tensor) -> torch.Tens
 
 @dataclass(slots=True)
 class _Best:
-    """Wherever there is an error, the two values that came with the smallest one so far."""
+    """For each error, the two values that came with the smallest one so far."""
 
     error: torch.Tensor
     first: torch.Tensor

@@ -1,4 +1,4 @@
-"""What quantizing raises; each message is one line.
+"""Errors of quantization; each message is one line.
 
 UsageError
 └── QuantizeError    a model, a scheme or calibration data that can't be quantized as asked

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import cast
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.layer_sensitivity import COSTS, Cost, activation_damage, choose_sites
+from flexq_bench.schemes.layer_sensitivity import COSTS, Cost, activation_sensitivity, choose_sites
 from flexq_bench.schemes.model_map import ModelMap
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
 from kernels.formats import NumberFormat
 from workloads.names import unknown
@@ -31,7 +31,7 @@ class FlexqOptions(SchemeOptions):
     a8: kinds or names of sites with high_bits; empty: the paper's choice, down_proj of gated
         models; ("none",): no site.
     a8_budget: share of the layers that get high_bits, chosen on calibration data; None: as a8 says.
-    a8_cost: what the budget is a share of: see damage.choose_sites.
+    a8_cost: what the budget is a share of: see layer_sensitivity.choose_sites.
     """
 
     w_bits: int = 6
@@ -68,33 +68,35 @@ class Flexq(Scheme):
     def needs_stream(self) -> bool:
         return False
 
-    def prepare(self, job: Job) -> None:
-        job.decided[_HIGH] = self._high_sites(job)
+    def prepare(self, state: QuantizationState) -> None:
+        state.decided[_HIGH] = self._high_sites(state)
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
-        for site in job.layout.of_block(block):
-            a_bits = options.high_bits if site.name in job.decided[_HIGH] else options.a_bits
-            round_site(job.model, site, options.w_bits, a_bits, options.group)
+        for site in state.layout.of_block(block):
+            a_bits = options.high_bits if site.name in state.decided[_HIGH] else options.a_bits
+            round_site(state.model, site, options.w_bits, a_bits, options.group)
 
-    def _high_sites(self, job: Job) -> tuple[str, ...]:
+    def _high_sites(self, state: QuantizationState) -> tuple[str, ...]:
         """Names of the sites that get more bits, in the order of the forward pass.
 
         Raises QuantizeError if `a8` names what the model doesn't have.
         """
         options = self.options
-        if options.a8_budget is None or job.calibration is None:
-            return named_sites(job.layout, options.a8 or paper_choice(job.layout))
-        damages = activation_damage(
-            job.model,
-            job.layout,
-            job.calibration,
+        if options.a8_budget is None or state.calibration is None:
+            return named_sites(state.layout, options.a8 or paper_choice(state.layout))
+        sensitivities = activation_sensitivity(
+            state.model,
+            state.layout,
+            state.calibration,
             low=NumberFormat(options.a_bits, options.group),
             high=NumberFormat(options.high_bits, options.group),
-            generator=job.generator,
-            progress=job.progress,
+            generator=state.generator,
+            progress=state.progress,
         )
-        return choose_sites(damages, job.layout, options.a8_budget, cast("Cost", options.a8_cost))
+        return choose_sites(
+            sensitivities, state.layout, options.a8_budget, cast("Cost", options.a8_cost)
+        )
 
 
 def paper_choice(layout: ModelMap) -> tuple[str, ...]:

@@ -21,10 +21,10 @@ import torch
 
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.columns import ColumnGroup, column_groups
+from flexq_bench.schemes.column_groups import ColumnGroup, column_groups
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from flexq_bench.schemes.uniform import FULL_BITS
 from kernels.errors import ShapeError
@@ -51,15 +51,6 @@ class GptqOptions:
                 f"damping must be above 0 and a block at least 1 column, got {self.damping} and "
                 f"{self.block}"
             )
-
-
-def hessian_error(weight: torch.Tensor, rounded: torch.Tensor, hessian: torch.Tensor) -> float:
-    """tr(D H Dᵀ) with D = weight − rounded, float64: the squared error of the layer's output.
-
-    weight, rounded: [N, K]. hessian: [K, K], the sum of x xᵀ over the calibration tokens.
-    """
-    difference = (weight - rounded).double()
-    return float(((difference @ hessian.double()) * difference).sum())
 
 
 def gptq(
@@ -170,7 +161,7 @@ class Gptq(Scheme):
     def needs_calibration(self) -> bool:
         return True
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
         number = NumberFormat(
             options.w_bits, options.group, "symmetric" if options.symmetric else "asymmetric"
@@ -180,11 +171,11 @@ class Gptq(Scheme):
             activation = DynamicActivation(NumberFormat(options.a_bits, options.group))
         solver = GptqOptions(damping=options.damping, act_order=options.act_order)
         statistics = Statistics(hessian=True)
-        observe_block(job, block, statistics)
-        for feed in job.layout.feeds:
-            readers = readers_of(job, block, feed)
-            weights = [weight_of(job.model, site) for site in readers]
+        observe_block(state, block, statistics)
+        for site_input in state.layout.site_inputs:
+            readers = readers_of(state, block, site_input)
+            weights = [weight_of(state.model, site) for site in readers]
             hessian = statistics.hessian[readers[0].name]
             solved = gptq_together(weights, hessian, column_groups(readers[0].k, number), solver)
             for site, rounded in zip(readers, solved, strict=True):
-                quantize_site(job.model, site, rounded, activation)
+                quantize_site(state.model, site, rounded, activation)

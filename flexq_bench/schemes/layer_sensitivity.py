@@ -1,4 +1,4 @@
-"""How much rounding the inputs of each single layer hurts, from one backward pass.
+"""Sensitivity of the model to rounding each single layer's inputs, from one backward pass.
 
 The criterion is the Kullback-Leibler divergence of the model's predictions from those of the dense
 model, to second order. For labels y drawn from the dense model's own predictions, its Hessian is
@@ -7,9 +7,9 @@ arXiv:1412.1193, section 9), so that a small change d_t of a layer's output at t
 
     KL ≈ ½ E_y[ Σ_t (g_t · d_t)² ],   g_t = ∂ log p(y) / ∂ output_t.
 
-Errors of different tokens and layers are taken to be uncorrelated, so damages of layers add up. It
-is exact in the limit of small errors, needs no labels, and costs as much as a training step, where
-measuring the divergence with one layer rounded at a time takes a forward pass for each layer.
+Errors of different tokens and layers are taken to be uncorrelated, so sensitivities of layers add
+up. It is exact in the limit of small errors, needs no labels, and costs as much as a training step,
+where measuring the divergence with one layer rounded at a time takes a forward pass for each layer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _ROWS_AT_ONCE = 256  # rows of probabilities that are summed up together, in flo
 
 
 @dataclass(frozen=True, slots=True)
-class SiteDamage:
-    """What rounding one site's inputs costs, in nats of divergence a token.
+class SiteSensitivity:
+    """Divergence that rounding one site's inputs adds, in nats a token.
 
     low, high: with the format of fewer and of more bits.
     """
@@ -49,11 +49,11 @@ class SiteDamage:
 
     @property
     def gain(self) -> float:
-        """What the format of more bits saves."""
+        """Divergence that the format of more bits saves."""
         return self.low - self.high
 
 
-def activation_damage(
+def activation_sensitivity(
     model: nn.Module,
     layout: ModelMap,
     calibration: Calibration,
@@ -62,8 +62,8 @@ def activation_damage(
     high: NumberFormat,
     generator: torch.Generator,
     progress: Progress | None = None,
-) -> tuple[SiteDamage, ...]:
-    """Damage of each site's activations in both formats, in the order of the forward pass.
+) -> tuple[SiteSensitivity, ...]:
+    """Sensitivity of each site's activations in both formats, in the order of the forward pass.
 
     The model is dense and stays as it is. Memory: one backward pass over a segment.
     Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
@@ -73,7 +73,7 @@ def activation_damage(
     with _frozen(model), _watching(model, layout.sites, formats, sums):
         for index, segment in enumerate(calibration.tokens):
             if progress is not None:
-                progress(index, calibration.segments, "damage of each layer's activations")
+                progress(index, calibration.segments, "sensitivity of each layer's activations")
             _backward(model, segment, generator)
     broken = next((name for name, costs in sums.items() if not math.isfinite(sum(costs))), None)
     if broken is not None:
@@ -83,13 +83,13 @@ def activation_damage(
         )
     tokens = calibration.tokens.numel()
     return tuple(
-        SiteDamage(site, sums[site.name][0] / tokens, sums[site.name][1] / tokens)
+        SiteSensitivity(site, sums[site.name][0] / tokens, sums[site.name][1] / tokens)
         for site in layout.sites
     )
 
 
 def choose_sites(
-    damages: Sequence[SiteDamage], layout: ModelMap, budget: float, cost: Cost = "layers"
+    sensitivities: Sequence[SiteSensitivity], layout: ModelMap, budget: float, cost: Cost = "layers"
 ) -> tuple[str, ...]:
     """Names of the sites to get more bits: those that gain most for each extra bit.
 
@@ -105,8 +105,8 @@ def choose_sites(
     """
     if not 0 <= budget <= 1:
         raise QuantizeError(f"a budget is a share of the layers, 0 to 1, got {budget:g}")
-    fused = layers_of(damages, layout)
-    units = fused if cost != "matrices" else tuple((damage,) for damage in damages)
+    fused = layers_of(sensitivities, layout)
+    units = fused if cost != "matrices" else tuple((sensitivity,) for sensitivity in sensitivities)
     prices = [_work(unit) if cost == "work" else 1 for unit in units]
     left = budget * sum(prices) + 1e-9  # 0.3 · 210 is a little less than 63 in binary
     chosen: set[str] = set()
@@ -115,27 +115,33 @@ def choose_sites(
     ):
         if price <= left:
             left -= price
-            chosen.update(damage.site.name for damage in unit)
-    return tuple(damage.site.name for damage in damages if damage.site.name in chosen)
+            chosen.update(sensitivity.site.name for sensitivity in unit)
+    return tuple(
+        sensitivity.site.name for sensitivity in sensitivities if sensitivity.site.name in chosen
+    )
 
 
 def layers_of(
-    damages: Sequence[SiteDamage], layout: ModelMap
-) -> tuple[tuple[SiteDamage, ...], ...]:
+    sensitivities: Sequence[SiteSensitivity], layout: ModelMap
+) -> tuple[tuple[SiteSensitivity, ...], ...]:
     """Sites by layer as engines run them: those that read one input are one layer."""
-    source = {kind: feed.source for feed in layout.feeds for kind in feed.kinds}
-    readers: dict[tuple[int, str], list[SiteDamage]] = {}
-    for damage in damages:
-        readers.setdefault((damage.site.block, source[damage.site.kind]), []).append(damage)
+    source = {
+        kind: site_input.source for site_input in layout.site_inputs for kind in site_input.kinds
+    }
+    readers: dict[tuple[int, str], list[SiteSensitivity]] = {}
+    for sensitivity in sensitivities:
+        readers.setdefault((sensitivity.site.block, source[sensitivity.site.kind]), []).append(
+            sensitivity
+        )
     return tuple(tuple(together) for together in readers.values())
 
 
-def _gain(unit: Sequence[SiteDamage]) -> float:
-    return sum(damage.gain for damage in unit)
+def _gain(unit: Sequence[SiteSensitivity]) -> float:
+    return sum(sensitivity.gain for sensitivity in unit)
 
 
-def _work(unit: Sequence[SiteDamage]) -> int:
-    return sum(damage.site.n * damage.site.k for damage in unit)
+def _work(unit: Sequence[SiteSensitivity]) -> int:
+    return sum(sensitivity.site.n * sensitivity.site.k for sensitivity in unit)
 
 
 def _backward(model: nn.Module, segment: torch.Tensor, generator: torch.Generator) -> None:
@@ -166,8 +172,8 @@ def draw(logs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
         torch.split(logs, _ROWS_AT_ONCE), torch.split(chance, _ROWS_AT_ONCE), strict=True
     ):
         reached = rows.double().exp().cumsum(dim=-1)
-        found = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
-        labels.append(found[:, 0].clamp(max=logs.shape[1] - 1))
+        drawn = torch.searchsorted(reached, where.to(logs.device) * reached[:, -1:], right=True)
+        labels.append(drawn[:, 0].clamp(max=logs.shape[1] - 1))
     return torch.cat(labels)
 
 

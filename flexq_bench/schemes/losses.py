@@ -1,4 +1,4 @@
-"""What learned schemes minimise: how far a quantized block is from the original one.
+"""Losses of the learned schemes: distances of a quantized block from the original one.
 
 ABQ-LLM (Zeng et al., arXiv 2408.08554), section 3.2: the double logarithm of cosine similarity
 (DLC) of the block's outputs, and the attention-aware divergence (AKL) of its attention maps.
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from flexq_bench.schemes.fused import kernels_for
+from flexq_bench.schemes.training_kernels import kernels_for
 
 _TINY = 1e-9  # keeps the logarithm of a masked position's probability finite
 _AT_ONCE = 4096  # probabilities of one program

@@ -1,4 +1,4 @@
-"""The files of a model before they are loaded: which, whole or not, and their hash."""
+"""Files of a model before it is loaded: find them, check that they are whole, hash them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ModelFiles:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def config(self) -> dict[str, Any]:
-        """What its configuration says. Raises UsageError if that can't be read."""
+        """Its configuration. Raises UsageError if that can't be read."""
         return _json(self.folder / CONFIG)
 
     def content_hash(self) -> str:
@@ -81,7 +81,7 @@ def find_model(spec: str) -> ModelFiles:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is something; False also for what is no name of a file, as one too long."""
+    """True if the path exists; False too for a string that is no file name, as one too long."""
     return os.path.exists(path)
 
 
@@ -114,7 +114,7 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
     weights = _safetensors(folder)
-    tensors = {found: tensor for path in weights for found, tensor in _tensors(path)}
+    tensors = {tensor: stored for path in weights for tensor, stored in _tensors(path)}
     return ModelFiles(name, folder, None, weights, tensors)
 
 
@@ -145,15 +145,15 @@ def _safetensors(folder: Path) -> tuple[Path, ...]:
     whole = folder / _WHOLE
     if whole.is_file():
         return (whole,)
-    found = sorted(folder.glob("*.safetensors"))
-    if not found:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
         raise UsageError(
             f"{folder} has no .safetensors file: convert its weights with save_pretrained of "
             "transformers (files of pickled weights are not read)"
         )
-    if any("-of-" in path.name for path in found):
+    if any("-of-" in path.name for path in files):
         raise UsageError(f"{folder} has parts of a model and no {_INDEX}: download it again")
-    raise UsageError(f"{folder} has {found[0].name} and no {_WHOLE}: give it that name")
+    raise UsageError(f"{folder} has {files[0].name} and no {_WHOLE}: give it that name")
 
 
 def _tensors(path: Path) -> list[tuple[str, StoredTensor]]:

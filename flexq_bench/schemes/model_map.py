@@ -1,7 +1,7 @@
-"""Where the linear layers of a Hugging Face decoder are, and what feeds each of them.
+"""Map of a Hugging Face decoder: its linear layers, and the module whose output each of them reads.
 
-A scheme sees blocks, sites and feeds and no names of one architecture. Embeddings and the output
-head are not among the sites: no scheme quantizes them.
+A scheme sees blocks, sites and their inputs and no names of one architecture. Embeddings and the
+output head are not among the sites: no scheme quantizes them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from workloads.names import unknown
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """A module of a block ("": what enters it) whose output channels some sites read.
+class SiteInput:
+    """The input of one or more sites: output channels of a module of the block ("": its own input).
 
     A scale on those channels may be divided out of `source` and multiplied into `kinds`
     (SmoothQuant, AWQ, OmniQuant, ABQ-LLM, DGQ).
@@ -40,7 +40,7 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How one class of transformers names its parts.
+    """Names of the parts of one class of transformers.
 
     linears: path of each site within a block, in the order of the forward pass; the last part is
     its kind. gated: the feed-forward has a gate (GLU). norm_offset: what a norm adds to its weight.
@@ -48,7 +48,7 @@ class Architecture:
 
     blocks: str
     linears: tuple[str, ...]
-    feeds: tuple[Feed, ...]
+    site_inputs: tuple[SiteInput, ...]
     gated: bool
     norm_offset: float = 0.0
 
@@ -75,7 +75,7 @@ class ModelMap:
     names: Architecture
     sites: tuple[LinearSite, ...]
     blocks: int
-    feeds: tuple[Feed, ...]
+    site_inputs: tuple[SiteInput, ...]
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -83,9 +83,11 @@ class ModelMap:
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
     @property
-    def scaled_feeds(self) -> tuple[Feed, ...]:
-        """Those that a scale passes through."""
-        return tuple(feed for feed in self.feeds if feed.through is not None)
+    def scalable_inputs(self) -> tuple[SiteInput, ...]:
+        """Inputs that a scale passes through."""
+        return tuple(
+            site_input for site_input in self.site_inputs if site_input.through is not None
+        )
 
     def of_block(self, block: int) -> tuple[LinearSite, ...]:
         return tuple(site for site in self.sites if site.block == block)
@@ -105,23 +107,25 @@ _LLAMA = Architecture(
         "mlp.up_proj",
         "mlp.down_proj",
     ),
-    feeds=(
-        Feed("input_layernorm", ("q_proj", "k_proj", "v_proj"), "norm"),
-        Feed("self_attn.v_proj", ("o_proj",), "linear"),
-        Feed("post_attention_layernorm", ("gate_proj", "up_proj"), "norm"),
-        Feed("mlp.up_proj", ("down_proj",), "linear"),
+    site_inputs=(
+        SiteInput("input_layernorm", ("q_proj", "k_proj", "v_proj"), "norm"),
+        SiteInput("self_attn.v_proj", ("o_proj",), "linear"),
+        SiteInput("post_attention_layernorm", ("gate_proj", "up_proj"), "norm"),
+        SiteInput("mlp.up_proj", ("down_proj",), "linear"),
     ),
     gated=True,
 )
-_GEMMA = Architecture(_LLAMA.blocks, _LLAMA.linears, _LLAMA.feeds, gated=True, norm_offset=1.0)
+_GEMMA = Architecture(
+    _LLAMA.blocks, _LLAMA.linears, _LLAMA.site_inputs, gated=True, norm_offset=1.0
+)
 # Norms after attention and before the feed-forward are different modules here.
 _GEMMA_2 = Architecture(
     _LLAMA.blocks,
     _LLAMA.linears,
     (
-        *_LLAMA.feeds[:2],
-        Feed("pre_feedforward_layernorm", ("gate_proj", "up_proj"), "norm"),
-        _LLAMA.feeds[3],
+        *_LLAMA.site_inputs[:2],
+        SiteInput("pre_feedforward_layernorm", ("gate_proj", "up_proj"), "norm"),
+        _LLAMA.site_inputs[3],
     ),
     gated=True,
     norm_offset=1.0,
@@ -131,10 +135,10 @@ _OLMO_2 = Architecture(
     _LLAMA.blocks,
     _LLAMA.linears,
     (
-        replace(_LLAMA.feeds[0], source="", through=None),
-        _LLAMA.feeds[1],
-        replace(_LLAMA.feeds[2], through=None),
-        _LLAMA.feeds[3],
+        replace(_LLAMA.site_inputs[0], source="", through=None),
+        _LLAMA.site_inputs[1],
+        replace(_LLAMA.site_inputs[2], through=None),
+        _LLAMA.site_inputs[3],
     ),
     gated=True,
 )
@@ -143,10 +147,10 @@ _PHI_3 = Architecture(
     _LLAMA.blocks,
     ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
     (
-        Feed("input_layernorm", ("qkv_proj",), "norm"),
-        Feed("self_attn.qkv_proj", ("o_proj",), None),
-        Feed("post_attention_layernorm", ("gate_up_proj",), "norm"),
-        Feed("mlp.gate_up_proj", ("down_proj",), None),
+        SiteInput("input_layernorm", ("qkv_proj",), "norm"),
+        SiteInput("self_attn.qkv_proj", ("o_proj",), None),
+        SiteInput("post_attention_layernorm", ("gate_up_proj",), "norm"),
+        SiteInput("mlp.gate_up_proj", ("down_proj",), None),
     ),
     gated=True,
 )
@@ -154,9 +158,9 @@ _STARCODER_2 = Architecture(
     _LLAMA.blocks,
     (*_LLAMA.linears[:4], "mlp.c_fc", "mlp.c_proj"),
     (
-        *_LLAMA.feeds[:2],
-        Feed("post_attention_layernorm", ("c_fc",), "norm"),
-        Feed("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
+        *_LLAMA.site_inputs[:2],
+        SiteInput("post_attention_layernorm", ("c_fc",), "norm"),
+        SiteInput("mlp.c_fc", ("c_proj",), None),  # GELU passes no scale through
     ),
     gated=False,
 )
@@ -170,22 +174,22 @@ _OPT = Architecture(
         "fc1",
         "fc2",
     ),
-    feeds=(
-        Feed("self_attn_layer_norm", ("q_proj", "k_proj", "v_proj"), "norm"),
-        Feed("self_attn.v_proj", ("out_proj",), "linear"),
-        Feed("final_layer_norm", ("fc1",), "norm"),
-        Feed("fc1", ("fc2",), "linear"),  # ReLU passes positive scales through
+    site_inputs=(
+        SiteInput("self_attn_layer_norm", ("q_proj", "k_proj", "v_proj"), "norm"),
+        SiteInput("self_attn.v_proj", ("out_proj",), "linear"),
+        SiteInput("final_layer_norm", ("fc1",), "norm"),
+        SiteInput("fc1", ("fc2",), "linear"),  # ReLU passes positive scales through
     ),
     gated=False,
 )
 # OPT-350M: as in OLMo 2, norms come after attention and after the feed-forward.
 _OPT_350M = replace(
     _OPT,
-    feeds=(
-        replace(_OPT.feeds[0], source="", through=None),
-        _OPT.feeds[1],
-        Feed("self_attn_layer_norm", ("fc1",), None),
-        _OPT.feeds[3],
+    site_inputs=(
+        replace(_OPT.site_inputs[0], source="", through=None),
+        _OPT.site_inputs[1],
+        SiteInput("self_attn_layer_norm", ("fc1",), None),
+        _OPT.site_inputs[3],
     ),
 )
 
@@ -224,7 +228,7 @@ def map_model(model: nn.Module) -> ModelMap:
     sites = tuple(
         _site(model, names, block, path) for block in range(blocks) for path in names.linears
     )
-    return ModelMap(architecture, names, sites, blocks, _feeds(model, names, sites))
+    return ModelMap(architecture, names, sites, blocks, _site_inputs(model, names, sites))
 
 
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
@@ -241,29 +245,31 @@ def _site(model: nn.Module, names: Architecture, block: int, path: str) -> Linea
     return LinearSite(name, block, path.rsplit(".", 1)[-1], linear.out_features, linear.in_features)
 
 
-def _feeds(model: nn.Module, names: Architecture, sites: Sequence[LinearSite]) -> tuple[Feed, ...]:
+def _site_inputs(
+    model: nn.Module, names: Architecture, sites: Sequence[LinearSite]
+) -> tuple[SiteInput, ...]:
     sizes = {site.kind: site for site in sites if site.block == 0}
-    feeds = []
-    for feed in names.feeds:
-        through = feed.through if _passes(model, names, feed) else None
+    site_inputs = []
+    for site_input in names.site_inputs:
+        through = site_input.through if _passes(model, names, site_input) else None
         shared_heads = 1
-        if feed.source.endswith(".v_proj"):
-            shared_heads = sizes[feed.kinds[0]].k // sizes["v_proj"].n
-        feeds.append(replace(feed, through=through, shared_heads=shared_heads))
-    return tuple(feeds)
+        if site_input.source.endswith(".v_proj"):
+            shared_heads = sizes[site_input.kinds[0]].k // sizes["v_proj"].n
+        site_inputs.append(replace(site_input, through=through, shared_heads=shared_heads))
+    return tuple(site_inputs)
 
 
-def _passes(model: nn.Module, names: Architecture, feed: Feed) -> bool:
-    """Whether this model lets a scale through where its architecture does."""
-    if feed.through is None:
+def _passes(model: nn.Module, names: Architecture, site_input: SiteInput) -> bool:
+    """True if a scale passes here in this model, as it does in its architecture."""
+    if site_input.through is None:
         return False
-    source: Any = model.get_submodule(f"{names.blocks}.0.{feed.source}")
+    source: Any = model.get_submodule(f"{names.blocks}.0.{site_input.source}")
     if getattr(source, "weight", None) is None:  # norms of OLMo, and of OPT in Galactica
         return False
     config: Any = model.config
-    if feed.source.endswith(".v_proj"):
+    if site_input.source.endswith(".v_proj"):
         return getattr(config, "clip_qkv", None) is None  # OLMo may clip values
-    return feed.source != "fc1" or config.activation_function == "relu"
+    return site_input.source != "fc1" or config.activation_function == "relu"
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -274,10 +280,10 @@ def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def linear_at(model: nn.Module, name: str) -> nn.Linear:
     """The dense layer of this name. Raises QuantizeError if it has been replaced."""
-    found = model.get_submodule(name)
-    if not isinstance(found, nn.Linear):
+    layer = model.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
         raise QuantizeError(f"{name} is quantized already: load the model anew")
-    return found
+    return layer
 
 
 def weight_of(model: nn.Module, site: LinearSite) -> torch.Tensor:

@@ -8,7 +8,7 @@ signed, as kernels take them, so that the paper's two bounds of a range become o
 
 from __future__ import annotations
 
-from flexq_bench.schemes.learned import LearnedScheme
+from flexq_bench.schemes.learned_scheme import LearnedScheme
 
 
 class OmniQuant(LearnedScheme):

@@ -1,4 +1,4 @@
-"""Every scheme by name. To add one: a module with its Scheme, and a line in _FAMILIES.
+"""Registry of the schemes by name. To add one: a module with its Scheme, a line in _FAMILIES.
 
 A name is a family with its bits, `rtn-w4a8`, and may carry options in brackets:
 `w6a6[group=none]`, `atom-w4a4[outliers=0,clip=false]`. Option names are the fields of the scheme's
@@ -20,7 +20,7 @@ from flexq_bench.schemes.dgq import Dgq, DgqOptions
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.flexq import Flexq, FlexqOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
-from flexq_bench.schemes.learned import LearnedOptions
+from flexq_bench.schemes.learned_scheme import LearnedOptions
 from flexq_bench.schemes.omniquant import OmniQuant
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions

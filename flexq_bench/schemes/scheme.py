@@ -1,4 +1,4 @@
-"""What a scheme is: its name, its source, its options; and the way through a model's blocks."""
+"""Base of the schemes: name, source and options, and the loop over a model's blocks."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class SchemeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One model being quantized.
+class QuantizationState:
+    """Everything a scheme needs of the model that is being quantized.
 
-    stream: at the block in hand; None: the scheme needs no calibration.
+    stream: at the current block; None: the scheme needs no calibration.
     original: the same of the model as it was, None unless the scheme compares with it. The scheme
     advances it, before it changes the block.
     generator: on the CPU, seeded; all that is random comes from it.
@@ -60,7 +60,7 @@ class Job:
 
 
 class Scheme(ABC):
-    """How a model is quantized. A scheme has no state of a model: one object serves many.
+    """A way to quantize models. It keeps nothing of a model: one object serves many.
 
     version: raised when the same name and options start to give other numbers.
     source: paper and section.
@@ -75,17 +75,17 @@ class Scheme(ABC):
 
     @property
     def needs_calibration(self) -> bool:
-        """Whether `quantize` must be given calibration data."""
+        """True if `quantize` must be given calibration data."""
         return False
 
     @property
     def needs_stream(self) -> bool:
-        """Whether `quantize_block` looks at the inputs of its block."""
+        """True if `quantize_block` looks at the inputs of its block."""
         return self.needs_calibration
 
     @property
     def needs_original(self) -> bool:
-        """Whether `quantize_block` compares with what the original model computes."""
+        """True if `quantize_block` compares with the original model's outputs."""
         return False
 
     def quantize(
@@ -117,13 +117,15 @@ class Scheme(ABC):
         if calibration is not None and self.needs_original:
             original = BlockStream(model, layout, calibration)
         generator = torch.Generator().manual_seed(seed)
-        job = Job(model, layout, calibration, stream, original, generator, seed, progress)
-        self.prepare(job)
+        state = QuantizationState(
+            model, layout, calibration, stream, original, generator, seed, progress
+        )
+        self.prepare(state)
         for block in range(layout.blocks):
             if progress is not None:
                 progress(block, layout.blocks, f"{self.name}: block {block}")
             try:
-                self.quantize_block(job, block)
+                self.quantize_block(state, block)
             except ValueError as error:  # numbers that can't be rounded or smoothed
                 raise QuantizeError(f"{self.name}: block {block}: {error}") from error
             if stream is not None and block + 1 < layout.blocks:
@@ -131,12 +133,12 @@ class Scheme(ABC):
         if progress is not None:
             progress(layout.blocks, layout.blocks, self.name)
         model.train(was_training)
-        return job.folds
+        return state.folds
 
-    def prepare(self, job: Job) -> None:
-        """What is decided over the whole model before its first block is quantized."""
+    def prepare(self, state: QuantizationState) -> None:
+        """Decide over the whole model before its first block is quantized."""
         return
 
     @abstractmethod
-    def quantize_block(self, job: Job, block: int) -> None:
-        """Replace every site of this block; job.stream, if any, is at this block."""
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
+        """Replace every site of this block; state.stream, if any, is at this block."""

@@ -1,6 +1,6 @@
 """Moving difficulty from activations to weights: a scale for each channel, folded into the model.
 
-Y = (X / s)(s · W): what feeds a layer is divided by s, the layer's columns are multiplied with it,
+Y = (X / s)(s · W): the input of a layer is divided by s, its weight columns are multiplied with s,
 and the model computes what it did. Schemes differ in how they find s:
 SmoothQuant (Xiao et al., arXiv 2211.10438, equation 4), DGQ's percentile clipping
 (Zhang et al., arXiv 2310.04836, section 3.4); AWQ, OmniQuant and ABQ-LLM search or learn it.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexq_bench.schemes.model_map import Feed
+from flexq_bench.schemes.model_map import SiteInput
 
 _SMALLEST = 1e-5  # of a magnitude, so that a channel that is never used gets a finite scale
 
@@ -56,18 +56,18 @@ def percentile_scale(inputs: torch.Tensor, share: float = 0.005) -> torch.Tensor
     return (largest / threshold).clamp(min=1)
 
 
-def spread(scale: torch.Tensor, feed: Feed, head_dim: int) -> torch.Tensor:
+def spread(scale: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
     """A scale of the source's channels as one of the channels that its readers see."""
-    if feed.shared_heads == 1:
+    if site_input.shared_heads == 1:
         return scale
-    return scale.view(-1, head_dim).repeat_interleave(feed.shared_heads, dim=0).flatten()
+    return scale.view(-1, head_dim).repeat_interleave(site_input.shared_heads, dim=0).flatten()
 
 
-def gather(values: torch.Tensor, feed: Feed, head_dim: int) -> torch.Tensor:
+def gather(values: torch.Tensor, site_input: SiteInput, head_dim: int) -> torch.Tensor:
     """The largest of the values [K] that readers see of each channel of the source."""
-    if feed.shared_heads == 1:
+    if site_input.shared_heads == 1:
         return values
-    return values.view(-1, feed.shared_heads, head_dim).amax(dim=1).flatten()
+    return values.view(-1, site_input.shared_heads, head_dim).amax(dim=1).flatten()
 
 
 def check_share(name: str, value: float) -> None:
@@ -95,7 +95,7 @@ def unrounded(block: nn.Module) -> Iterator[None]:
 def fold(
     source: Any,
     readers: list[nn.Linear],
-    feed: Feed,
+    site_input: SiteInput,
     scale: torch.Tensor,
     *,
     norm_offset: float = 0.0,
@@ -111,12 +111,12 @@ def fold(
         raise ValueError("a smoothing scale must be above 0 and finite: look at the calibration")
     weight, bias = source.weight, getattr(source, "bias", None)
     s = scale.to(weight)
-    if feed.through == "norm":
+    if site_input.through == "norm":
         weight.copy_((weight + norm_offset) / s - norm_offset)
     else:
         weight.div_(s[:, None])
     if bias is not None:
         bias.div_(s)
-    seen = spread(s, feed, head_dim)
+    seen = spread(s, site_input, head_dim)
     for reader in readers:
         reader.weight.mul_(seen)

@@ -1,4 +1,4 @@
-"""A quantized model's result in one safetensors file: its header is JSON, nothing in it is code.
+"""Storage of a quantized model in one safetensors file: its header is JSON, nothing in it is code.
 
 The file holds the state of all blocks, and in its header what each site's layer is beside its
 tensors. Embeddings, final norm and output head stay with the model that it was made from.
@@ -34,7 +34,7 @@ _HEADER = "flexq-bench"
 
 @dataclass(frozen=True, slots=True)
 class StoredScheme:
-    """What a file says of how it was made."""
+    """Scheme, options and seed that a stored model was quantized with."""
 
     scheme: str
     version: int
@@ -134,8 +134,8 @@ def _check(
     if header["base"] != _fingerprint(model, prefix):
         raise QuantizeError(f"{path} was made from another model: load that one, or quantize anew")
     for name, tensor in model.state_dict().items():
-        found = tensors.get(name)
-        if name.startswith(prefix) and (found is None or found.shape != tensor.shape):
+        stored = tensors.get(name)
+        if name.startswith(prefix) and (stored is None or stored.shape != tensor.shape):
             raise QuantizeError(f"{path} doesn't fit the model at {name}: make it again")
     unknown = set(header["sites"]) - {site.name for site in layout.sites}
     if unknown:

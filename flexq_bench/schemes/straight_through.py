@@ -1,8 +1,9 @@
-"""Rounding that a gradient passes: forward it rounds, backward it is the identity.
+"""Straight-through rounding: forward it rounds, backward its gradient is the identity's.
 
 The straight-through estimator, as OmniQuant (arXiv 2308.13137, section 3.2) and ABQ-LLM
-(arXiv 2408.08554) train with. Formats are those of kernels.formats with signed codes; scales are
-rounded to FP16 as kernels store them, and take part in the gradient.
+(arXiv 2408.08554) train with. Forward it is FlexQ's quantization formula
+(`kernels.formats.symmetric_quantization`), in the dtype of the values; scales are rounded to FP16
+as kernels store them, and take part in the gradient.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from typing import Any
 import torch
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.fused import kernels_for
+from flexq_bench.schemes.training_kernels import kernels_for
 from kernels.formats import NumberFormat
-from kernels.formats.grouping import in_groups, safe_divisor
-
-_LONGEST_GROUP = 8192  # values that a program of the fused kernels holds in registers
-_VALUES_A_PROGRAM = 2048
+from kernels.formats.fused_rounding import LONGEST_GROUP, launch_shape
+from kernels.formats.grouping import in_groups
+from kernels.formats.symmetric_quantization import group_scales, nearest_codes_, scaled
 
 
 def check_signed(number: NumberFormat) -> None:
-    """Raises QuantizeError if the format has a zero point or is a float."""
+    """Check that a format is signed. Raises QuantizeError if it has a zero point or is a float."""
     if number.kind not in ("symmetric", "balanced"):
         raise QuantizeError(
             f"learned schemes round to signed integers, not {number.name}: take wXaY or w2*aY"
@@ -40,10 +40,9 @@ def fake_quantize(
     one step of training a small model has hundreds of launches otherwise.
     """
     rows, k = values.shape
-    top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
-    limits = (-(2 ** (number.bits - 1)), top)
+    limits = number.limits
     length = min(number.group or k, k)
-    if length <= _LONGEST_GROUP and kernels_for(values) is not None:
+    if length <= LONGEST_GROUP and kernels_for(values) is not None:
         fused: torch.Tensor = _Fused.apply(values, shares, length, limits, number.clip)  # type: ignore[no-untyped-call]
         return fused
     per_group = None if shares is None else shares.unsqueeze(-1)
@@ -71,21 +70,19 @@ class _Rounded(torch.autograd.Function):
     ) -> torch.Tensor:
         largest = x.abs().amax(dim=-1, keepdim=True)
         share = clip if shares is None else shares * clip
-        # Not by a number: a GPU then multiplies by its reciprocal, which rounds otherwise.
-        reach = largest * share / torch.full_like(largest, limits[1])
-        scales = reach.to(torch.float16).to(x.dtype)
-        unit = x / safe_divisor(scales, x.dtype)
-        codes = unit.round().clamp_(*limits)
-        ctx.save_for_backward(x, shares, largest, scales, unit, codes)
+        scales = group_scales(largest, limits[1], share).to(x.dtype)
+        quotients = scaled(x, scales)
+        codes = nearest_codes_(quotients.clone(), limits)
+        ctx.save_for_backward(x, shares, largest, scales, quotients, codes)
         ctx.top, ctx.clip = limits[1], clip
         return codes * scales
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         gradient = gradients[0]
-        x, shares, largest, scales, unit, codes = ctx.saved_tensors
-        within = gradient * ((unit.round() == codes) & (scales != 0))
-        to_reach = (gradient * codes - within * unit).sum(dim=-1, keepdim=True) / ctx.top
+        x, shares, largest, scales, quotients, codes = ctx.saved_tensors
+        within = gradient * ((quotients.round() == codes) & (scales != 0))
+        to_reach = (gradient * codes - within * quotients).sum(dim=-1, keepdim=True) / ctx.top
         to_shares = None
         if shares is None:
             to_largest = to_reach * ctx.clip
@@ -102,7 +99,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _Fused(torch.autograd.Function):
-    """What _Rounded computes, for values x [rows, K] in groups of `length`, by two kernels."""
+    """_Rounded for values x [rows, K] in groups of `length`, by two Triton kernels."""
 
     @staticmethod
     def forward(
@@ -140,16 +137,15 @@ def _launch(
     """Run a kernel of triton_kernels over all groups of x [rows, K]."""
     length, limits, clip = how
     rows, k = x.shape
-    groups, block = -(-k // length), 1 << (length - 1).bit_length()
-    together = max(1, _VALUES_A_PROGRAM // block)
+    grid, block, together = launch_shape(rows, k, length)
     kernel: Any = getattr(kernels_for(x), name)
-    kernel[(-(-rows // together), groups)](
+    kernel[grid](
         x,
         x if shares is None else shares,
         *tensors,
         rows,
         k,
-        groups,
+        grid[1],
         clip,
         float(limits[1]),
         float(limits[0]),

@@ -13,7 +13,7 @@ from torch import nn
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import LinearSite, weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from kernels.formats import NumberFormat
 
 FLEXQ_GROUP = 128
@@ -35,10 +35,10 @@ class Uniform(Scheme):
     source = "FlexQ, arXiv:2508.04405, section 3.1"
     options: UniformOptions
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
-        for site in job.layout.of_block(block):
-            round_site(job.model, site, options.w_bits, options.a_bits, options.group)
+        for site in state.layout.of_block(block):
+            round_site(state.model, site, options.w_bits, options.a_bits, options.group)
 
 
 def round_site(

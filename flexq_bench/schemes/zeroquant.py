@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.columns import column_groups, round_to_nearest
+from flexq_bench.schemes.column_groups import column_groups, round_to_nearest
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
 from flexq_bench.schemes.model_map import weight_of
-from flexq_bench.schemes.scheme import Job, Scheme, SchemeOptions
+from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from kernels.formats import NumberFormat
 
@@ -45,19 +45,19 @@ class SmallFloat(Scheme):
     def needs_calibration(self) -> bool:
         return self.options.gptq
 
-    def quantize_block(self, job: Job, block: int) -> None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
-        number = NumberFormat(options.bits, options.group, "e3m2" if options.bits == 6 else "e3m1")
+        number = NumberFormat(options.bits, options.group, "float")
         statistics = Statistics(hessian=True)
         if options.gptq:
-            observe_block(job, block, statistics)
-        for feed in job.layout.feeds:
-            readers = readers_of(job, block, feed)
-            weights = [weight_of(job.model, site) for site in readers]
+            observe_block(state, block, statistics)
+        for site_input in state.layout.site_inputs:
+            readers = readers_of(state, block, site_input)
+            weights = [weight_of(state.model, site) for site in readers]
             groups = column_groups(readers[0].k, number)
             if options.gptq:
                 solved = gptq_together(weights, statistics.hessian[readers[0].name], groups)
             else:
                 solved = [round_to_nearest(weight, groups) for weight in weights]
             for site, rounded in zip(readers, solved, strict=True):
-                quantize_site(job.model, site, rounded)
+                quantize_site(state.model, site, rounded)

@@ -12,14 +12,12 @@ import torch
 from kernels.contract import (
     Config,
     KernelSpec,
-    Kind,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand
+from kernels.formats import Kind, NumberFormat, Operand
 from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
 
 CHUNK_K = 128
@@ -39,15 +37,15 @@ class BitPlaneGemm(LinearKernel):
         *,
         variant: str = "",
         grouped: bool = True,
-        kind: Kind = "int",
+        kind: Kind = "symmetric",
     ) -> None:
         group = CHUNK_K if grouped else None
         self.spec = KernelSpec(
             name=name,
             variant=variant,
             backend="cpu",
-            weight=OperandFormat(w_bits, group, kind),
-            activation=OperandFormat(a_bits, group),
+            weight=NumberFormat(w_bits, group, kind),
+            activation=NumberFormat(a_bits, group),
             summary=f"W{w_bits}A{a_bits} through bit planes, in torch",
         )
 
@@ -95,7 +93,7 @@ class BitPlaneGemm(LinearKernel):
         out.copy_(y if bias is None else y + bias.double())
 
 
-def _pack(operand: Operand, fmt: OperandFormat) -> PackedOperand:
+def _pack(operand: Operand, fmt: NumberFormat) -> PackedOperand:
     scales = checked_scales(operand, fmt)
     buffers = {"planes": pack_planes(operand.values, operand.bits), "scales": scales}
     return PackedOperand(buffers, operand.rows, operand.k)

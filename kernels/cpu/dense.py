@@ -8,12 +8,11 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand
+from kernels.formats import FP16, NumberFormat, Operand
 
 
 class Int8Gemm(LinearKernel):
@@ -22,8 +21,8 @@ class Int8Gemm(LinearKernel):
     spec = KernelSpec(
         name="cublaslt-w8a8",
         backend="cpu",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="stand-in for cuBLASLt W8A8: torch's int8 GEMM",
     )
 
@@ -64,8 +63,8 @@ class Fp16Gemm(LinearKernel):
     spec = KernelSpec(
         name="cublas-fp16",
         backend="cpu",
-        weight=OperandFormat(16),
-        activation=OperandFormat(16),
+        weight=FP16,
+        activation=FP16,
         summary="stand-in for cuBLAS FP16: torch's FP32 GEMM of FP16 values",
     )
 
@@ -100,7 +99,7 @@ class DequantizedGemm(LinearKernel):
     """FP8 or weight-only: float64 GEMM of what codes and scales stand for."""
 
     def __init__(
-        self, name: str, weight: OperandFormat, activation: OperandFormat, variant: str = ""
+        self, name: str, weight: NumberFormat, activation: NumberFormat, variant: str = ""
     ) -> None:
         self.spec = KernelSpec(
             name=name,
@@ -138,20 +137,20 @@ class DequantizedGemm(LinearKernel):
         out.copy_(y if bias is None else y + bias.double())
 
 
-def _pack_as_given(operand: Operand, fmt: OperandFormat) -> PackedOperand:
+def _pack_as_given(operand: Operand, fmt: NumberFormat) -> PackedOperand:
     buffers = {"values": operand.values}
-    if fmt.bits <= 8:
+    if not fmt.is_dense:
         buffers["scales"] = checked_scales(operand, fmt)
     return PackedOperand(buffers, operand.rows, operand.k)
 
 
-def _dequantize(packed: PackedOperand, fmt: OperandFormat) -> torch.Tensor:
+def _dequantize(packed: PackedOperand, fmt: NumberFormat) -> torch.Tensor:
     scales = packed.buffers.get("scales")
     return Operand(packed.buffers["values"], scales, fmt.bits, fmt.group).dequantize()
 
 
 def _pack_codes(operand: Operand) -> PackedOperand:
-    scales = checked_scales(operand, OperandFormat(8))
+    scales = checked_scales(operand, NumberFormat(8))
     codes = torch.nn.functional.pad(operand.values, (0, _padded_k(operand.k) - operand.k))
     return PackedOperand({"codes": codes, "scales": scales}, operand.rows, operand.k)
 

@@ -8,14 +8,13 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.dual_grained import int8_values
-from kernels.formats.symmetric import quantize_static
+from kernels.formats.symmetric_quantization import quantize_static
 
 
 class DualGrainedGemm(LinearKernel):
@@ -26,8 +25,8 @@ class DualGrainedGemm(LinearKernel):
             name="dgq-w4a8",
             variant=variant,
             backend="cpu",
-            weight=OperandFormat(4, 128, kind="dual"),
-            activation=OperandFormat(8),
+            weight=NumberFormat(4, 128, kind="dual"),
+            activation=NumberFormat(8),
             summary="DGQ's W4A8 in torch: weights made int8 with their group's scale"
             + (", activations with one static scale" if variant else ""),
         )

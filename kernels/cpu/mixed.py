@@ -8,15 +8,14 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand, quantize_mixed
+from kernels.formats import NumberFormat, Operand, quantize_mixed
 from kernels.formats.mixed import GROUP, default_order
 
-_FORMAT = OperandFormat(4, GROUP, kind="mixed")
+_FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(LinearKernel):

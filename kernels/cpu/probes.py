@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, Probe, ProbeResult
+from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
+from kernels.formats import FP16, NumberFormat
 from workloads.gemm import GemmWorkload
 
 
 class ReadWeights(Probe):
     """Sum the words of packed weights: the least a kernel of this width must read."""
 
-    def __init__(self, fmt: OperandFormat) -> None:
+    def __init__(self, fmt: NumberFormat) -> None:
         self.spec = KernelSpec(
             name=f"read-{fmt.bits}",
             backend="cpu",
             weight=fmt,
-            activation=OperandFormat(16),
+            activation=FP16,
             summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
             stages=("gemm",),
         )
@@ -45,8 +46,8 @@ class EmptyKernel(Probe):
     spec = KernelSpec(
         name="empty",
         backend="cpu",
-        weight=OperandFormat(16),
-        activation=OperandFormat(16),
+        weight=FP16,
+        activation=FP16,
         summary="does nothing: the cost of a launch",
         stages=("gemm",),
         reads_weights=False,

@@ -16,13 +16,12 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
 from kernels.errors import ShapeError
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
@@ -103,8 +102,8 @@ class ArbitraryBitGemm(LinearKernel):
         self.spec = KernelSpec(
             name=f"abq-w{width}a{a_bits}",
             backend="cuda",
-            weight=OperandFormat(w_bits, kind="balanced" if balanced else "int"),
-            activation=OperandFormat(a_bits),
+            weight=NumberFormat(w_bits, kind="balanced" if balanced else "symmetric"),
+            activation=NumberFormat(a_bits),
             summary=f"ABQ-LLM W{width}A{a_bits} on binary tensor cores",
             variant=variant,
             # Blackwell emulates binary MMA with int8.

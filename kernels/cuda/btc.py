@@ -15,12 +15,11 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
@@ -117,8 +116,8 @@ class BinaryTensorCoreGemm(LinearKernel):
             name=f"flexq-w6a{a_bits}",
             variant=variant,
             backend="cuda",
-            weight=OperandFormat(W_BITS, GROUP),
-            activation=OperandFormat(a_bits, GROUP),
+            weight=NumberFormat(W_BITS, GROUP),
+            activation=NumberFormat(a_bits, GROUP),
             summary=f"FlexQ W6A{a_bits} on binary tensor cores",
             # Blackwell emulates binary MMA with int8.
             max_capability=(9, 0),

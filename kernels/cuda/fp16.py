@@ -11,14 +11,14 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
+from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
 from kernels.cuda.cublas.dense import Fp16Gemm
+from kernels.formats import FP16
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
 from workloads.gemm import GemmWorkload
 
-_BITS = 16
 _OCTET, _TILE_TOKENS = 8, 8  # rows that are taken together, and tokens of a column tile
 _SHARE_BYTES = 8 * 32  # a warp's sums of an octet and 8 tokens
 # (octets, warps, stages, step_k, late, blocks_an_sm): those that were fastest for a layer inside
@@ -86,8 +86,8 @@ class FastestFp16Gemm(Fp16Gemm):
     spec = KernelSpec(
         name="fp16",
         backend="cuda",
-        weight=OperandFormat(_BITS),
-        activation=OperandFormat(_BITS),
+        weight=FP16,
+        activation=FP16,
         summary="dense FP16: cuBLASLt, or our own kernel for few tokens",
     )
 

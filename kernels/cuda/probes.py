@@ -8,14 +8,8 @@ from itertools import product
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    Probe,
-    ProbeResult,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
+from kernels.formats import FP16, NumberFormat
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
@@ -46,14 +40,14 @@ class ReadWeights(Probe):
     launches rather than of one.
     """
 
-    def __init__(self, fmt: OperandFormat, *, overlap: bool = False) -> None:
+    def __init__(self, fmt: NumberFormat, *, overlap: bool = False) -> None:
         self._overlap = overlap
         self.spec = KernelSpec(
             name=f"read-{fmt.bits}",
             variant="overlap" if overlap else "",
             backend="cuda",
             weight=fmt,
-            activation=OperandFormat(16),
+            activation=FP16,
             summary=f"reads packed {fmt.bits}-bit weights and their scales, nothing else",
             stages=("gemm",),
         )
@@ -109,8 +103,8 @@ class EmptyKernel(Probe):
     spec = KernelSpec(
         name="empty",
         backend="cuda",
-        weight=OperandFormat(16),
-        activation=OperandFormat(16),
+        weight=FP16,
+        activation=FP16,
         summary="does nothing: the cost of a launch",
         stages=("gemm",),
         reads_weights=False,
@@ -140,8 +134,8 @@ class Spin(Probe):
     spec = KernelSpec(
         name="spin",
         backend="cuda",
-        weight=OperandFormat(16),
-        activation=OperandFormat(16),
+        weight=FP16,
+        activation=FP16,
         summary="waits a known number of cycles: to test comparisons",
         stages=("gemm",),
         reads_weights=False,

@@ -10,7 +10,7 @@ _BITS_IN_BYTE = 8
 
 
 def plane_weights(bits: int) -> list[int]:
-    """What plane b counts for: 2^b, and -2^(bits-1) for the top plane, the sign."""
+    """Weights of the planes: 2^b of plane b, and -2^(bits-1) of the top plane, the sign."""
     return [1 << b for b in range(bits - 1)] + [-(1 << (bits - 1))]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats.grouping import check_matrix, in_groups
 from kernels.formats.operand import Operand
 
 CODE_BITS = 4
@@ -29,14 +30,9 @@ def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
     Raises ShapeError if the matrix is not two-dimensional, ValueError if it holds NaN or infinity,
     or values past what an FP16 scale can carry.
     """
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    check_matrix(matrix, group)
     rows, k = matrix.shape
-    groups = -(-k // group)
-    work = torch.nn.functional.pad(matrix.double(), (0, groups * group - k))
-    work = work.view(rows, groups, group)
+    work = in_groups(matrix.double(), group)
     row_scales = (work.abs().amax(dim=(1, 2)) / _SPAN).to(torch.float16).unsqueeze(1)
     if not bool(torch.isfinite(row_scales).all()):
         raise ValueError(f"values past {65504 * _SPAN:,} do not fit with an FP16 scale")

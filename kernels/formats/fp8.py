@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.errors import ShapeError
+from kernels.formats.grouping import check_matrix
 from kernels.formats.operand import Operand
 
 LARGEST = 448.0  # of E4M3 without infinities (OCP 8-bit floating point specification, table 1)
@@ -20,10 +20,7 @@ def quantize_e4m3(matrix: torch.Tensor) -> Operand:
     Raises ShapeError if the matrix is not two-dimensional, and ValueError if it holds NaN or
     infinity.
     """
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    check_matrix(matrix, None)
     work = matrix.to(torch.float32)
     scales = (work.abs().amax(dim=1, keepdim=True) / LARGEST).to(torch.float16)
     divisor = torch.where(scales == 0, torch.inf, scales.float())

@@ -1,4 +1,4 @@
-"""What all number formats share: a matrix cut into groups along K, and what is refused."""
+"""Groups along K and the checks of a matrix, which all number formats share."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ _EXACT_IN_FP32 = (torch.float16, torch.bfloat16)
 
 
 def work_dtype(matrix: torch.Tensor) -> torch.dtype:
-    """The dtype in which dividing values of this matrix by an FP16 scale rounds no tie wrongly."""
+    """Dtype in which values over an FP16 scale are never rounded across a tie."""
     return torch.float32 if matrix.dtype in _EXACT_IN_FP32 else torch.float64
 
 
 def check_matrix(matrix: torch.Tensor, group: int | None) -> None:
-    """Raises ShapeError if this is no matrix or no group, ValueError if it has NaN or infinity."""
+    """Check shape and values. Raises ShapeError as `check_shape`, ValueError as `check_finite`."""
     check_shape(matrix, group)
     check_finite(matrix)
 
 
 def check_shape(matrix: torch.Tensor, group: int | None) -> None:
-    """Raises ShapeError if this is no matrix or no group."""
+    """Check matrix and group. Raises ShapeError if this is no matrix or no group."""
     if group is not None and group < 1:
         raise ShapeError(f"a group needs at least one value, got {group}")
     if matrix.ndim != 2 or 0 in matrix.shape:
@@ -29,7 +29,7 @@ def check_shape(matrix: torch.Tensor, group: int | None) -> None:
 
 
 def check_finite(matrix: torch.Tensor) -> None:
-    """Raises ValueError if it has NaN or infinity."""
+    """Check that all values are finite. Raises ValueError for NaN and infinity."""
     if not bool(torch.isfinite(matrix).all()):
         raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats.grouping import check_matrix, in_groups
 from kernels.formats.operand import Operand
+from kernels.formats.symmetric_quantization import scaled, scales_to
 
 MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
 EXPONENT_BITS, EXPONENT_BIAS = 3, 3
@@ -29,22 +31,13 @@ def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None
     it holds NaN or infinity, or values past what an FP16 scale can carry.
     """
     largest = LARGEST[checked_bits(bits)]
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
-    if not bool(torch.isfinite(matrix).all()):
-        raise ValueError("cannot quantize NaN or infinity: find out where the input got them")
+    check_matrix(matrix, group)
     rows, k = matrix.shape
-    length = k if group is None else group
-    groups = -(-k // length)
-    work = torch.nn.functional.pad(matrix.double(), (0, groups * length - k))
-    work = work.view(rows, groups, length)
-    scales = (work.abs().amax(dim=2) / largest).to(torch.float16)
-    if not bool(torch.isfinite(scales).all()):
-        raise ValueError(f"values past {65504 * largest:,} do not fit with an FP16 scale")
-    divisor = torch.where(scales == 0, torch.inf, scales.double()).unsqueeze(2)
-    numbers = nearest_minifloat(work / divisor, bits)
-    values = numbers.view(rows, groups * length)[:, :k].to(torch.float16).contiguous()
-    return Operand(values, scales, bits, group)
+    grouped = in_groups(matrix.double(), group)
+    scales = scales_to(grouped, largest)
+    numbers = nearest_minifloat(scaled(grouped, scales), bits)
+    values = numbers.view(rows, -1)[:, :k].to(torch.float16).contiguous()
+    return Operand(values, scales.squeeze(2), bits, group)
 
 
 def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -55,7 +48,7 @@ def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def minifloat_numbers(bits: int) -> torch.Tensor:
-    """What every code stands for, float64 [2^bits], by the format's definition.
+    """The number of every code, float64 [2^bits], by the format's definition.
 
     A code is sign, exponent and mantissa, from the top bit down. Raises ShapeError for other bits.
     """

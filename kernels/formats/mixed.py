@@ -11,8 +11,9 @@ import math
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats.grouping import check_shape
 from kernels.formats.operand import Operand
-from kernels.formats.symmetric import quantize_symmetric
+from kernels.formats.symmetric_quantization import quantize_symmetric
 
 HEAD_BITS, TAIL_BITS = 4, 8
 GROUP = 128
@@ -20,7 +21,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def tail_start(k: int, group: int = GROUP) -> int:
-    """Where the last group begins: it is whole, or what K leaves of one."""
+    """Start of the last group of K, which may be shorter than the others."""
     return (-(-k // group) - 1) * group
 
 
@@ -44,8 +45,7 @@ def quantize_mixed(matrix: torch.Tensor, order: torch.Tensor | None = None) -> O
     default_order. Codes and scales of a group are quantize_symmetric's, and so is what is raised;
     and ShapeError if order is no permutation of the columns.
     """
-    if matrix.ndim != 2 or 0 in matrix.shape:
-        raise ShapeError(f"need a matrix with at least one value, got {tuple(matrix.shape)}")
+    check_shape(matrix, GROUP)
     k = matrix.shape[1]
     chosen = default_order(k, matrix.device) if order is None else order.to(torch.int32)
     if not torch.equal(chosen.sort().values.cpu(), torch.arange(k, dtype=torch.int32)):

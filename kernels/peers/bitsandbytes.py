@@ -17,12 +17,11 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
 )
-from kernels.formats import Operand
+from kernels.formats import FP16, NumberFormat, Operand
 from kernels.peers.half_activations import HalfActivationPeer, store
 from kernels.peers.packages import BITSANDBYTES, load
 
@@ -42,8 +41,8 @@ class Int8Gemm(LinearKernel):
     spec = KernelSpec(
         name="bitsandbytes-int8",
         backend="cuda",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="LLM.int8() of bitsandbytes, no outliers held back",
         package=BITSANDBYTES,
         rounds_to=_FP16_BITS,  # 1/127² is a rounded constant in it
@@ -102,7 +101,7 @@ class Int8Gemm(LinearKernel):
         store(functional.int8_mm_dequant(sums, *largest, bias=bias), None, out)
 
 
-def _with_largest(operand: Operand, fmt: OperandFormat) -> PackedOperand:
+def _with_largest(operand: Operand, fmt: NumberFormat) -> PackedOperand:
     scales = checked_scales(operand, fmt)
     buffers = {"codes": operand.values, "largest": (scales[:, 0].double() * _LARGEST).float()}
     return PackedOperand(buffers, operand.rows, operand.k)
@@ -114,8 +113,8 @@ class NormalFloatGemm(HalfActivationPeer):
     spec = KernelSpec(
         name="bitsandbytes-nf4",
         backend="cuda",
-        weight=OperandFormat(4, _BLOCK, kind="normal"),
-        activation=OperandFormat(16),
+        weight=NumberFormat(4, _BLOCK, kind="normal"),
+        activation=FP16,
         summary="NF4 of bitsandbytes, FP32 scales of blocks, FP16 activations",
         package=BITSANDBYTES,
         rounds_to=_FP16_BITS,

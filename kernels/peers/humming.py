@@ -11,16 +11,9 @@ from typing import Any
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    check_gemm,
-    checked_scales,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm, checked_scales
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import Operand, quantize_symmetric
+from kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 from kernels.formats.minifloat import minifloat_codes
 from kernels.peers.half_activations import HalfActivationPeer
 from kernels.peers.packages import HUMMING, load
@@ -35,12 +28,12 @@ _DTYPES = {4: "float4e0m3", 6: "float6e3m2"}  # by bits; e0m3 is a sign and a ma
 class HummingGemm(HalfActivationPeer):
     """`humming-w4a16` and `humming-fp6`."""
 
-    def __init__(self, name: str, weight: OperandFormat, what: str) -> None:
+    def __init__(self, name: str, weight: NumberFormat, what: str) -> None:
         self.spec = KernelSpec(
             name=name,
             backend="cuda",
             weight=weight,
-            activation=OperandFormat(16),
+            activation=FP16,
             summary=f"{what} of humming-kernels, which follow Marlin",
             package=HUMMING,
             rounds_to=_FP16_BITS,

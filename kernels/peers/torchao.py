@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from kernels.contract import Config, KernelSpec, OperandFormat, PackedOperand, check_gemm
+from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm
 from kernels.contract import checked_scales as checked
 from kernels.cuda.cublas.dense import padded
-from kernels.formats import Operand, quantize_symmetric
+from kernels.formats import FP16, NumberFormat, Operand, quantize_symmetric
 from kernels.peers.half_activations import HalfActivationPeer, store
 from kernels.peers.packages import TORCHAO, load
 
@@ -31,8 +31,8 @@ class TinyGemm(HalfActivationPeer):
     spec = KernelSpec(
         name="torchao-w4a16",
         backend="cuda",
-        weight=OperandFormat(4, _GROUP),
-        activation=OperandFormat(16),
+        weight=NumberFormat(4, _GROUP),
+        activation=FP16,
         summary="torchao's tile-packed int4 weights, BF16 activations and results",
         package=TORCHAO,
         rounds_to=_BF16_BITS,

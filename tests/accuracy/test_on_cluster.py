@@ -17,7 +17,7 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluator import EvaluationPlan
 from flexq_bench.accuracy.ray_evaluation import Introduction, Units, _Drive, _Worker
 from flexq_bench.accuracy.records import Origin
-from flexq_bench.accuracy.results import Finding
+from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
@@ -80,7 +80,7 @@ class FakeRay:
             self.deadly[unit] -= 1
             raise self.RayActorError("the worker's process ended")
         return [
-            Finding(
+            MetricResult(
                 scheme=unit[0],
                 task=unit[1],
                 task_version="1",

@@ -15,7 +15,7 @@ from ci.gate_accuracy import AccuracyReport, gate_accuracy
 from db.records import CommitInfo, DeviceInfo
 from flexq_bench.accuracy.errors import MissingTaskError
 from flexq_bench.accuracy.records import Origin
-from flexq_bench.accuracy.results import PERPLEXITY, Finding
+from flexq_bench.accuracy.results import PERPLEXITY, MetricResult
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.lifecycle import new_run
 
@@ -24,7 +24,7 @@ NLL = np.linspace(2.0, 3.0, 20)
 RIGHT = [1.0] * 120 + [0.0] * 80
 
 
-def a_finding(scheme: str, task: str, metric: str, values, **changes: Any) -> Finding:
+def a_finding(scheme: str, task: str, metric: str, values, **changes: Any) -> MetricResult:
     mean = float(np.mean(values))
     fields: dict[str, Any] = {
         "scheme": scheme,
@@ -39,15 +39,15 @@ def a_finding(scheme: str, task: str, metric: str, values, **changes: Any) -> Fi
         "values": tuple(map(float, values)),
         "parameters": {},
     }
-    return Finding(**fields | changes)
+    return MetricResult(**fields | changes)
 
 
-def wikitext(scheme: str, growth: float, scatter: float = 0.0, **changes: Any) -> Finding:
+def wikitext(scheme: str, growth: float, scatter: float = 0.0, **changes: Any) -> MetricResult:
     wobble = scatter * np.resize([1, -1], NLL.size)
     return a_finding(scheme, "wikitext", PERPLEXITY, NLL + np.log1p(growth) + wobble, **changes)
 
 
-def piqa(scheme: str, *, lost: int = 0, won: int = 0, **changes: Any) -> Finding:
+def piqa(scheme: str, *, lost: int = 0, won: int = 0, **changes: Any) -> MetricResult:
     answers = [*([0.0] * lost), *RIGHT[lost : 200 - won], *([1.0] * won)]
     return a_finding(scheme, "piqa", "acc", answers, **changes)
 
@@ -56,15 +56,15 @@ def piqa(scheme: str, *, lost: int = 0, won: int = 0, **changes: Any) -> Finding
 def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
     """gate("[[perplexity]]…", finding, …): the report where these were found."""
 
-    def run(limits: str, *findings: Finding | Exception, missing=None) -> AccuracyReport:
+    def run(limits: str, *findings: MetricResult | Exception, missing=None) -> AccuracyReport:
         path = tmp_path / "mine.toml"
         path.write_text(HEAD + limits)
 
-        def evaluate(scheme: str, task: str) -> list[Finding]:
+        def evaluate(scheme: str, task: str) -> list[MetricResult]:
             for error in (f for f in findings if isinstance(f, Exception)):
                 if task == "piqa":
                     raise error
-            made = [f for f in findings if isinstance(f, Finding)]
+            made = [f for f in findings if isinstance(f, MetricResult)]
             return [f for f in made if (f.scheme, f.task) == (scheme, task)]
 
         tasks = ("wikitext", "piqa")

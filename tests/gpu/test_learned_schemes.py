@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from flexq_bench.schemes import fused, losses, replay, straight_through
+from flexq_bench.schemes import graphed_callable, losses, straight_through, training_kernels
 from flexq_bench.schemes.block_training import BlockTrainer
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.registry import resolve
@@ -40,7 +40,7 @@ def train(monkeypatch):
                 BlockTrainer, "train", lambda *args: found.append(learn(*args)) or found[-1]
             )
             if not recorded:
-                patch.setattr(replay, "CALLS_BEFORE_RECORDING", SEGMENTS * (EPOCHS + 1) * 2)
+                patch.setattr(graphed_callable, "WARMUP_CALLS", SEGMENTS * (EPOCHS + 1) * 2)
             resolve(f"{name}[epochs={EPOCHS}]").quantize(model, calibration)
         return found
 
@@ -70,7 +70,7 @@ def test_a_graph_of_the_training_step_finds_what_single_launches_find(train, nam
         NumberFormat(6),
         NumberFormat(4, 32),
         NumberFormat(6, 128, clip=0.9),
-        NumberFormat(2, None, "balanced"),
+        NumberFormat(3, None, "balanced"),
     ],
     ids=lambda number: number.name,
 )
@@ -85,7 +85,7 @@ def test_one_pass_of_rounding_and_its_gradient_are_those_of_the_definition(
     groups = 1 if number.group is None else -(-k // number.group)
     shares = torch.rand(rows, groups, generator=generator) + 0.2 if clipped else None
     weight = torch.randn(rows, k, generator=generator)
-    assert fused.kernels_for(x.cuda()) is not None
+    assert training_kernels.kernels_for(x.cuda()) is not None
     found = []
     for device in ("cuda", "cpu"):
         leaves = [x.to(device).requires_grad_()]
@@ -106,7 +106,7 @@ def test_one_pass_over_attention_maps_and_its_gradient_are_those_of_the_definiti
     future = torch.ones(65, 65, device="cuda").triu(1).bool()
     theirs = theirs.masked_fill(future, -torch.inf).softmax(-1)
     found = []
-    for kernels in (fused.kernels_for, lambda tensor: None):
+    for kernels in (training_kernels.kernels_for, lambda tensor: None):
         monkeypatch.setattr(losses, "kernels_for", kernels)
         leaf = ours.clone().requires_grad_()
         loss = losses.attention_divergence(leaf.masked_fill(future, -torch.inf).softmax(-1), theirs)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from kernels.contract import OperandFormat
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.minifloat import minifloat_numbers
 from kernels.formats.mixed import GROUP, default_order, joined, tail_start
-from kernels.formats.symmetric import BALANCED_TOP
+
+BALANCED_TOP = 2  # the largest code of ABQ-LLM's W2*
 
 
 def random_codes(rows: int, k: int, bits: int, *, seed: int, extremes: float = 0.2) -> torch.Tensor:
@@ -38,7 +38,7 @@ def unit_operand(codes: torch.Tensor, bits: int, group: int | None, scale: float
     return Operand(codes, scales, bits, group)
 
 
-def random_weight(fmt: OperandFormat, n: int, k: int, *, seed: int) -> Operand:
+def random_weight(fmt: NumberFormat, n: int, k: int, *, seed: int) -> Operand:
     """Codes of any format over its whole range; scales that keep every product exact."""
     if fmt.kind == "dual":
         assert fmt.group is not None

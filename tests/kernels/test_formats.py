@@ -1,10 +1,9 @@
-"""Number formats against their definitions."""
+"""Operands, bit planes, balanced codes and static scales."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,92 +13,8 @@ from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
 from kernels.formats import Operand, quantize_symmetric
 from kernels.formats.bitplanes import pack_planes, plane_weights, unpack_planes
-from kernels.formats.symmetric import quantize_static
+from kernels.formats.symmetric_quantization import quantize_static
 from kernels.registry import resolve
-
-
-def quantize_by_the_paper(
-    row: list[float], bits: int, group: int
-) -> tuple[list[int], list[np.float16]]:
-    """FlexQ's equations, one value at a time in double precision."""
-    top = 2 ** (bits - 1) - 1
-    codes: list[int] = []
-    scales: list[np.float16] = []
-    for start in range(0, len(row), group):
-        values = row[start : start + group]
-        scale = np.float16(max(abs(v) for v in values) / top)
-        scales.append(scale)
-        for value in values:
-            quotient = 0.0 if scale == 0 else value / float(scale)
-            # Python's round is to even, on the exact double quotient
-            codes.append(max(-top - 1, min(top, round(quotient))))
-    return codes, scales
-
-
-@pytest.mark.parametrize("bits", [2, 4, 6, 8])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("k", [1, 64, 128, 300])
-def test_codes_and_scales_are_the_papers_to_the_bit(bits: int, dtype: torch.dtype, k: int) -> None:
-    generator = torch.Generator().manual_seed(bits * k)
-    matrix = torch.randn(7, k, generator=generator, dtype=torch.float64) ** 3
-    matrix[2] *= 1e-6
-    matrix[3] = 0
-    matrix = matrix.to(dtype)
-
-    quantized = quantize_symmetric(matrix, bits)
-
-    for row in range(7):
-        codes, scales = quantize_by_the_paper(matrix[row].double().tolist(), bits, 128)
-        assert quantized.values[row].tolist() == codes
-        assert quantized.scales is not None
-        assert quantized.scales[row].tolist() == [float(s) for s in scales]
-
-
-def test_ties_go_to_the_even_code() -> None:
-    row = torch.tensor([[31.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]], dtype=torch.float16)
-
-    assert quantize_symmetric(row, 6).values.tolist() == [[31, 0, 2, 2, 0, -2, -2]]
-
-
-def test_a_group_that_is_all_zero_has_codes_and_scale_zero() -> None:
-    matrix = torch.zeros(1, 256)
-    matrix[0, 128:] = 3.0
-
-    quantized = quantize_symmetric(matrix, 6)
-
-    assert quantized.scales is not None
-    assert quantized.scales[0, 0] == 0
-    assert not quantized.values[0, :128].any()
-    assert torch.equal(quantized.dequantize()[0, :128], torch.zeros(128, dtype=torch.float64))
-
-
-def test_one_scale_a_row_covers_the_whole_row() -> None:
-    matrix = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
-
-    quantized = quantize_symmetric(matrix, 8, None)
-
-    assert quantized.scales is not None
-    assert quantized.scales.shape == (3, 1)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_nan_and_infinity_are_refused(bad: float) -> None:
-    matrix = torch.zeros(2, 128)
-    matrix[1, 5] = bad
-
-    with pytest.raises(ValueError, match="NaN or infinity"):
-        quantize_symmetric(matrix, 6)
-
-
-def test_values_past_an_fp16_scale_are_refused() -> None:
-    with pytest.raises(ValueError, match="FP16 scale"):
-        quantize_symmetric(torch.full((1, 4), 1e9), 6)
-
-
-@pytest.mark.parametrize(("bits", "group"), [(1, 128), (9, 128), (6, 0)])
-def test_bits_and_groups_that_make_no_sense_are_refused(bits: int, group: int) -> None:
-    with pytest.raises(ShapeError):
-        quantize_symmetric(torch.ones(1, 4), bits, group)
 
 
 def test_an_operand_refuses_scales_of_another_shape() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.contract import OperandFormat, checked_scales
+from kernels.contract import checked_scales
 from kernels.errors import ShapeError
-from kernels.formats import Operand, quantize_e4m3, quantize_symmetric
+from kernels.formats import NumberFormat, Operand, quantize_e4m3, quantize_symmetric
 from kernels.reference import reference_gemm
 
 
@@ -80,7 +80,7 @@ def test_nan_and_infinity_are_refused(bad: float) -> None:
 
 def test_integers_and_fp8_are_not_taken_for_each_other() -> None:
     matrix = torch.ones(2, 8).half()
-    fp8, int8 = OperandFormat(8, kind="float"), OperandFormat(8)
+    fp8, int8 = NumberFormat(8, kind="float"), NumberFormat(8)
 
     assert (fp8.name, int8.name) == ("fp8/row", "int8/row")
     assert not fp8.is_integer

@@ -6,10 +6,10 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel, OperandFormat, checked_scales
+from kernels.contract import LinearKernel, checked_scales
 from kernels.cuda.weight_only.minifloat import tile_minifloats
 from kernels.errors import ShapeError
-from kernels.formats import Operand, quantize_minifloat, quantize_symmetric
+from kernels.formats import NumberFormat, Operand, quantize_minifloat, quantize_symmetric
 from kernels.formats.minifloat import minifloat_numbers
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
@@ -99,7 +99,7 @@ def test_other_bits_and_integers_are_refused() -> None:
     with pytest.raises(ShapeError, match="5 or 6 bits, got 4"):
         quantize_minifloat(matrix, 4)
     with pytest.raises(ShapeError, match="need codes of format fp6/row, got int6/row"):
-        checked_scales(quantize_symmetric(matrix, 6, None), OperandFormat(6, kind="float"))
+        checked_scales(quantize_symmetric(matrix, 6, None), NumberFormat(6, kind="float"))
 
 
 @pytest.mark.parametrize("bits", [6, 5])

@@ -6,9 +6,9 @@ import operands
 import pytest
 import torch
 
-from kernels.contract import LinearKernel, OperandFormat, checked_scales
+from kernels.contract import LinearKernel, checked_scales
 from kernels.errors import ShapeError
-from kernels.formats import Operand, quantize_mixed, quantize_symmetric
+from kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
 from kernels.formats.mixed import default_order
 from kernels.reference import reference_gemm
 from kernels.registry import resolve
@@ -62,7 +62,7 @@ def test_mixed_codes_are_not_taken_for_4_bit_ones() -> None:
     mixed = quantize_mixed(torch.ones(2, 300).half())
 
     with pytest.raises(ShapeError, match="need codes of format int4/128, got mixed4/128"):
-        checked_scales(mixed, OperandFormat(4, 128))
+        checked_scales(mixed, NumberFormat(4, 128))
 
 
 def test_operands_in_different_orders_are_refused() -> None:

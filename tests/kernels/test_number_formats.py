@@ -1,4 +1,4 @@
-"""Number formats of schemes against their definitions."""
+"""Number formats: their names, what they refuse, and rounding against the definitions."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, Scaling, quantize_minifloat, quantize_symmetric
+from kernels.formats import (
+    FP16,
+    NumberFormat,
+    Scaling,
+    format_of,
+    quantize_minifloat,
+    quantize_symmetric,
+)
+from kernels.registry import labels, resolve
 
 
 def a_matrix(rows: int, k: int, seed: int = 0) -> torch.Tensor:
@@ -48,12 +57,12 @@ def test_symmetric_rounding_is_what_kernels_are_given(
     assert torch.equal(rounded.double(), quantize_symmetric(matrix, bits, group).dequantize())
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(6, "e3m2"), (5, "e3m1")])
+@pytest.mark.parametrize("bits", [6, 5])
 @pytest.mark.parametrize("group", [None, 128])
-def test_small_floats_are_what_kernels_are_given(bits: int, kind: str, group: int | None) -> None:
+def test_small_floats_are_what_kernels_are_given(bits: int, group: int | None) -> None:
     matrix = a_matrix(5, 300).float()
 
-    rounded = NumberFormat(bits, group, kind).round(matrix)  # type: ignore[arg-type]
+    rounded = NumberFormat(bits, group, "float").round(matrix)
 
     assert torch.equal(rounded.double(), quantize_minifloat(matrix, bits, group).dequantize())
 
@@ -79,7 +88,7 @@ def test_asymmetric_rounding_is_its_definition(bits: int) -> None:
 def test_balanced_two_bits_have_five_levels() -> None:
     row = torch.tensor([[-2.0, -1.1, 0.2, 1.4, 2.0]])
 
-    assert NumberFormat(2, None, "balanced").round(row).tolist() == [[-2.0, -1.0, 0.0, 1.0, 2.0]]
+    assert NumberFormat(3, None, "balanced").round(row).tolist() == [[-2.0, -1.0, 0.0, 1.0, 2.0]]
 
 
 def test_clipping_shrinks_the_range_and_saturates() -> None:
@@ -89,12 +98,12 @@ def test_clipping_shrinks_the_range_and_saturates() -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.sampled_from(["e3m1", "e3m2"]), st.floats(-40, 40, width=16))
-def test_small_floats_round_to_the_nearest_number_ties_to_even(kind: str, value: float) -> None:
-    known = all_numbers(2 if kind == "e3m2" else 1)
+@given(st.sampled_from([5, 6]), st.floats(-40, 40, width=16))
+def test_small_floats_round_to_the_nearest_number_ties_to_even(bits: int, value: float) -> None:
+    known = all_numbers(2 if bits == 6 else 1)
     magnitude = min(abs(value), known[-1])
     nearest = min(range(len(known)), key=lambda code: (abs(known[code] - magnitude), code % 2))
-    number = NumberFormat(6 if kind == "e3m2" else 5, None, kind)  # type: ignore[arg-type]
+    number = NumberFormat(bits, None, "float")
     row = torch.tensor([[known[-1], value]], dtype=torch.float64)
     one = Scaling(torch.ones(1, 1, dtype=torch.float16))
 
@@ -104,14 +113,14 @@ def test_small_floats_round_to_the_nearest_number_ties_to_even(kind: str, value:
 def test_the_largest_value_of_a_group_keeps_its_size() -> None:
     matrix = a_matrix(3, 256).half()
 
-    rounded = NumberFormat(6, 128, "e3m2").round(matrix)
+    rounded = NumberFormat(6, 128, "float").round(matrix)
 
     largest = matrix[0, :128].abs().argmax()
     assert rounded[0, largest] == pytest.approx(float(matrix[0, largest]), rel=2**-10)
     assert not rounded[-1].any()
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "balanced", "e3m2"])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "balanced", "float"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_are_refused(kind: str, bad: float) -> None:
     matrix = torch.zeros(2, 64)
@@ -121,7 +130,7 @@ def test_nan_and_infinity_are_refused(kind: str, bad: float) -> None:
         NumberFormat(6, 32, kind).round(matrix)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "e3m2"])
+@pytest.mark.parametrize("kind", ["symmetric", "asymmetric", "float"])
 def test_values_past_an_fp16_scale_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="FP16 scale"):
         NumberFormat(6, None, kind).round(torch.full((1, 4), 1e9))  # type: ignore[arg-type]
@@ -131,7 +140,10 @@ def test_values_past_an_fp16_scale_are_refused(kind: str) -> None:
     ("bits", "group", "kind", "clip"),
     [
         (9, None, "symmetric", 1.0),
-        (5, None, "e3m2", 1.0),
+        (7, None, "float", 1.0),
+        (16, None, "symmetric", 1.0),
+        (8, None, "dense", 1.0),
+        (2, None, "balanced", 1.0),
         (6, 0, "symmetric", 1.0),
         (6, None, "symmetric", 0.0),
     ],
@@ -148,8 +160,52 @@ def test_formats_that_make_no_sense_are_refused(
     [
         (NumberFormat(6, 128), "int6/128"),
         (NumberFormat(4, None, "asymmetric"), "uint4/row"),
-        (NumberFormat(6, None, "e3m2"), "e3m2/row"),
+        (NumberFormat(6, None, "float"), "fp6/row"),
+        (NumberFormat(8, 128, "float"), "fp8/128"),
+        (NumberFormat(4, 64, "normal"), "nf4/64"),
+        (NumberFormat(3, None, "balanced"), "balanced3/row"),
+        (NumberFormat(4, 128, "dual"), "dual4/128"),
+        (NumberFormat(4, 128, "mixed"), "mixed4/128"),
+        (FP16, "fp16"),
     ],
 )
-def test_a_format_has_a_name(number: NumberFormat, name: str) -> None:
+def test_a_format_has_a_name_that_names_it_again(number: NumberFormat, name: str) -> None:
     assert number.name == name
+    assert NumberFormat.parse(name) == number
+
+
+@pytest.mark.parametrize("name", ["", "int6", "int6/", "fp16/row", "bf16", "int9/128", "int6/0"])
+def test_what_names_no_format_is_refused(name: str) -> None:
+    with pytest.raises(ShapeError):
+        NumberFormat.parse(name)
+
+
+@pytest.mark.parametrize(
+    ("number", "limits"),
+    [
+        (NumberFormat(6, 128), (-32, 31)),
+        (NumberFormat(4, None, "asymmetric"), (0, 15)),
+        (NumberFormat(3, None, "balanced"), (-2, 2)),
+        (NumberFormat(4, 128, "dual"), (0, 15)),
+    ],
+)
+def test_integer_codes_lie_within_the_formats_limits(
+    number: NumberFormat, limits: tuple[int, int]
+) -> None:
+    assert number.limits == limits
+
+
+@pytest.mark.parametrize("label", labels("cpu"))
+def test_a_kernels_operands_have_the_formats_of_its_specification(label: str) -> None:
+    kernel = resolve(label, "cpu")
+    if not isinstance(kernel, LinearKernel):
+        pytest.skip("a probe takes no operands")
+    matrix = a_matrix(3, 300).half()
+
+    for operand, number in (
+        (kernel.quantize_weight(matrix), kernel.spec.weight),
+        (kernel.quantize_activation(matrix), kernel.spec.activation),
+    ):
+        given = format_of(operand)
+        assert (given.bits, given.group) == (number.bits, number.group)
+        assert given.kind == ("symmetric" if number.kind == "balanced" else number.kind)

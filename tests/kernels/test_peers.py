@@ -11,9 +11,8 @@ import torch
 
 from flexq_bench.measure.check import judge_error
 from flexq_bench.measure.inputs import realistic_inputs
-from kernels.contract import OperandFormat
 from kernels.errors import ShapeError, UnsupportedError
-from kernels.formats import Operand, quantize_minifloat, quantize_symmetric
+from kernels.formats import NumberFormat, Operand, quantize_minifloat, quantize_symmetric
 from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 from kernels.peers import packages
 from kernels.peers.bitsandbytes import Int8Gemm
@@ -189,8 +188,8 @@ def _forward(layout, *, inputs, outputs, weight, weight_scale, locks):
 @pytest.mark.parametrize(
     ("fmt", "quantize"),
     [
-        (OperandFormat(4, 128), lambda w: quantize_symmetric(w, 4, 128, top=7)),
-        (OperandFormat(6, kind="float"), lambda w: quantize_minifloat(w, 6)),
+        (NumberFormat(4, 128), lambda w: quantize_symmetric(w, 4, 128, top=7)),
+        (NumberFormat(6, kind="float"), lambda w: quantize_minifloat(w, 6)),
     ],
 )
 def test_humming_gets_the_codes_that_its_types_mean(monkeypatch, fmt, quantize):

@@ -11,20 +11,13 @@ import torch
 from flexq_bench.measure import PROTOCOL_CPU, Meter
 from flexq_bench.measure.protocol import WarmUp
 from kernels import registry
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    LinearKernel,
-    OperandFormat,
-    PackedOperand,
-    Probe,
-    ProbeResult,
-)
+from kernels.contract import Config, KernelSpec, LinearKernel, PackedOperand, Probe, ProbeResult
 from kernels.errors import UnknownKernelError
+from kernels.formats import FP16, NumberFormat
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-INT6 = OperandFormat(6, 128)
+INT6 = NumberFormat(6, 128)
 
 
 class FakeLinear(LinearKernel):
@@ -67,7 +60,7 @@ class FakeProbe(Probe):
 
     def __init__(self, name: str, reads_weights: bool):
         self.spec = KernelSpec(
-            name, "cpu", INT6, OperandFormat(16), "fake", stages=("gemm",),
+            name, "cpu", INT6, FP16, "fake", stages=("gemm",),
             reads_weights=reads_weights,
         )  # fmt: skip
         self.checks = 0

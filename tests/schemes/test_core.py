@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import flexq_bench.accuracy
+import flexq_bench.schemes
 from flexq_bench.schemes import registry
 from flexq_bench.schemes.activations import DynamicActivation, MixedActivation, StaticActivation
 from flexq_bench.schemes.calibration import BlockStream, Statistics, calibration_segments
@@ -153,3 +155,12 @@ def test_statistics_are_those_of_all_rows(tiny_llama, calibration):
     assert torch.equal(statistics.absmax[name].double(), rows.abs().amax(dim=0))
     assert torch.allclose(statistics.hessian[name], rows.T @ rows)
     assert torch.allclose(statistics.square_sum[name], rows.square().sum(dim=0))
+
+
+@pytest.mark.parametrize(
+    "package", [flexq_bench.schemes, flexq_bench.accuracy], ids=lambda package: package.__name__
+)
+def test_every_exported_name_is_there(package):
+    assert all(hasattr(package, name) for name in package.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'missing'"):
+        package.missing  # noqa: B018

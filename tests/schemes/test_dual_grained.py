@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flexq_bench.schemes.awq import output_error
 from flexq_bench.schemes.dual_grained import PLAIN, SearchOptions, dual_grained
-from flexq_bench.schemes.gptq import hessian_error
 
 QUICK = SearchOptions.of_steps(6, 12)
 
@@ -53,7 +53,9 @@ def test_two_phases_err_less_than_plain_rounding_on_two_levels(seed):
     weight, moments = drawn(seed, 24, 192, 0.5)
 
     errors = [
-        hessian_error(weight, dual_grained(weight, moments, 64, options).dequantize(), moments)
+        output_error(
+            weight - dual_grained(weight, moments, 64, options).dequantize(), moments.double()
+        )
         for options in (PLAIN, QUICK)
     ]
 

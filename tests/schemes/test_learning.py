@@ -19,7 +19,7 @@ from kernels.formats.grouping import in_groups, safe_divisor
 @given(
     st.integers(0, 10**6),
     st.sampled_from(
-        [NumberFormat(4, 32), NumberFormat(6), NumberFormat(2, None, "balanced")],
+        [NumberFormat(4, 32), NumberFormat(6), NumberFormat(3, None, "balanced")],
     ),
 )
 def test_training_rounds_as_the_format_does(seed, number):
@@ -44,13 +44,14 @@ def step_by_step(values, number, shares):
     """fake_quantize as a chain of functions whose gradients are torch's own."""
     rows, k = values.shape
     grouped = in_groups(values, number.group)
-    top = 2 ** (number.bits - 1) - (0 if number.kind == "balanced" else 1)
+    top = 2 ** (number.bits - 2) if number.kind == "balanced" else 2 ** (number.bits - 1) - 1
+    bottom = -top if number.kind == "balanced" else -top - 1
     reach = grouped.abs().amax(dim=-1, keepdim=True) * number.clip
     if shares is not None:
         reach = reach * shares.unsqueeze(-1)
     scales = Through.apply(reach / top, (reach / top).to(torch.float16).to(values.dtype))
     unit = grouped / safe_divisor(scales, values.dtype)
-    codes = Through.apply(unit, torch.round(unit)).clamp(-(2 ** (number.bits - 1)), top)
+    codes = Through.apply(unit, torch.round(unit)).clamp(bottom, top)
     return (codes * scales).reshape(rows, -1)[:, :k]
 
 
@@ -61,7 +62,7 @@ def step_by_step(values, number, shares):
         [
             NumberFormat(4, 32),
             NumberFormat(6, clip=0.9),
-            NumberFormat(2, None, "balanced"),
+            NumberFormat(3, None, "balanced"),
             NumberFormat(3, 16),
         ],
     ),

@@ -29,18 +29,20 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, bui
     layout = map_model(model)
     ids = torch.arange(12)[None]
     before = model(ids).logits
-    feeds = [feed for feed in layout.scaled_feeds if feed.shared_heads == 1]
+    site_inputs = [
+        site_input for site_input in layout.scalable_inputs if site_input.shared_heads == 1
+    ]
 
     with torch.no_grad():
         for block in range(layout.blocks):
             module = layout.block_module(model, block)
-            for feed in feeds:
-                source = module.get_submodule(feed.source)
-                readers = [site for site in layout.of_block(block) if site.kind in feed.kinds]
+            for site_input in site_inputs:
+                source = module.get_submodule(site_input.source)
+                readers = [site for site in layout.of_block(block) if site.kind in site_input.kinds]
                 scale = torch.linspace(0.5, 2, readers[0].k)
                 for site in readers:
                     model.get_submodule(site.name).weight.mul_(scale)
-                if feed.through == "linear":
+                if site_input.through == "linear":
                     source.weight.div_(scale[:, None])
                 else:
                     offset = layout.names.norm_offset
@@ -54,7 +56,7 @@ def test_a_scale_on_what_feeds_a_site_is_undone_by_its_columns(architecture, bui
 def test_every_site_has_one_feed(tiny_llama, tiny_opt):
     for build in (tiny_llama, tiny_opt):
         layout = map_model(build())
-        kinds = [kind for feed in layout.feeds for kind in feed.kinds]
+        kinds = [kind for site_input in layout.site_inputs for kind in site_input.kinds]
         assert sorted(kinds) == sorted(layout.kinds)
 
 
@@ -81,5 +83,10 @@ def test_opt_with_norms_after_its_layers_passes_no_scale_through_them(tiny_opt):
 
     found = map_model(model)
 
-    assert [feed.source for feed in found.scaled_feeds] == ["self_attn.v_proj", "fc1"]
-    assert sorted(kind for feed in found.feeds for kind in feed.kinds) == sorted(found.kinds)
+    assert [site_input.source for site_input in found.scalable_inputs] == [
+        "self_attn.v_proj",
+        "fc1",
+    ]
+    assert sorted(kind for site_input in found.site_inputs for kind in site_input.kinds) == sorted(
+        found.kinds
+    )

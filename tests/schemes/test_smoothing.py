@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from flexq_bench.schemes.model_map import Feed, linear_at, map_model
+from flexq_bench.schemes.model_map import SiteInput, linear_at, map_model
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.smoothing import (
     fold,
@@ -26,12 +26,12 @@ def test_folded_scales_leave_what_the_model_computes(family, text, request):
     before = model(text).logits
 
     for block in range(layout.blocks):
-        for feed in layout.feeds:
-            source = model.get_submodule(f"{layout.names.blocks}.{block}.{feed.source}")
-            readers = [s for s in layout.of_block(block) if s.kind in feed.kinds]
+        for site_input in layout.site_inputs:
+            source = model.get_submodule(f"{layout.names.blocks}.{block}.{site_input.source}")
+            readers = [s for s in layout.of_block(block) if s.kind in site_input.kinds]
             linears = [linear_at(model, reader.name) for reader in readers]
             scale = random_scale(source.weight.shape[0])
-            fold(source, linears, feed, scale, head_dim=16)
+            fold(source, linears, site_input, scale, head_dim=16)
 
     torch.testing.assert_close(model(text).logits, before, rtol=1e-4, atol=1e-4)
 
@@ -46,7 +46,7 @@ def test_no_scale_is_sent_through_what_does_not_pass_it_on(
 ):
     model = tiny_opt(**change)
     before = model(text).logits
-    assert not any(closed in feed.source for feed in map_model(model).scaled_feeds)
+    assert not any(closed in site_input.source for site_input in map_model(model).scalable_inputs)
 
     for name in ("smoothquant-w8a8", "awq-w8a16", "dgq-w4a8", "omniquant-w8a8[epochs=0]"):
         quantized = tiny_opt(**change)
@@ -57,7 +57,7 @@ def test_no_scale_is_sent_through_what_does_not_pass_it_on(
 
 def test_fold_knows_norms_that_add_one_to_their_weight():
     norm, reader = nn.LayerNorm(8, bias=False), nn.Linear(8, 3)
-    feed, x = Feed("norm", ("reader",), "norm"), torch.randn(5, 8)
+    site_input, x = SiteInput("norm", ("reader",), "norm"), torch.randn(5, 8)
     norm.weight.data = torch.randn(8)
 
     def compute() -> torch.Tensor:
@@ -65,7 +65,7 @@ def test_fold_knows_norms_that_add_one_to_their_weight():
         return reader(unit * (norm.weight + 1))
 
     before = compute()
-    fold(norm, [reader], feed, random_scale(8), norm_offset=1.0)
+    fold(norm, [reader], site_input, random_scale(8), norm_offset=1.0)
 
     torch.testing.assert_close(compute(), before)
 
@@ -89,16 +89,16 @@ def test_percentile_clips_only_the_largest_share_of_channels():
 
 
 def test_heads_that_share_a_source_share_its_scale():
-    feed = Feed("self_attn.v_proj", ("o_proj",), "linear", shared_heads=2)
+    site_input = SiteInput("self_attn.v_proj", ("o_proj",), "linear", shared_heads=2)
 
-    seen = spread(torch.tensor([1.0, 2.0, 3.0, 4.0]), feed, head_dim=2)
+    seen = spread(torch.tensor([1.0, 2.0, 3.0, 4.0]), site_input, head_dim=2)
 
     assert seen.tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
-    assert gather(seen + torch.arange(8), feed, head_dim=2).tolist() == [3, 5, 9, 11]
+    assert gather(seen + torch.arange(8), site_input, head_dim=2).tolist() == [3, 5, 9, 11]
 
 
 def test_scale_that_is_not_positive_is_refused():
-    feed = Feed("norm", ("reader",), "norm")
+    site_input = SiteInput("norm", ("reader",), "norm")
 
     with pytest.raises(ValueError, match="above 0"):
-        fold(nn.LayerNorm(2), [nn.Linear(2, 2)], feed, torch.tensor([1.0, 0.0]))
+        fold(nn.LayerNorm(2), [nn.Linear(2, 2)], site_input, torch.tensor([1.0, 0.0]))

@@ -1,4 +1,4 @@
-"""A8 for a share of the layers: which, and how much of the way from W6A6 to W6A8 it goes."""
+"""8-bit activations for a share of the layers: the choice, and the share of the gap it closes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.flexq import FlexqOptions, named_sites, paper_choice
 from flexq_bench.schemes.layer_sensitivity import (
     Cost,
-    SiteDamage,
-    activation_damage,
+    SiteSensitivity,
+    activation_sensitivity,
     choose_sites,
     layers_of,
 )
@@ -32,7 +32,7 @@ class Choice:
 
     layers, matrices, work: the share that has them of layers as engines run them (q, k and v are
     one, gate and up too), of weight matrices, and of products.
-    predicted: the part of all gain that damage.py expects of them.
+    predicted: the part of all gain that their sensitivities predict.
     closed: (PPL(W6A6) - PPL) / (PPL(W6A6) - PPL(W6A8)); None: one segment, or W6A8 is not
     clearly better.
     """
@@ -49,9 +49,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class BudgetReport:
-    """choices: none, all, the paper's, then one for each cost asked for. damages: of every site."""
+    """Sensitivities of every site; choices: none, all, the paper's, then one for each cost."""
 
-    damages: tuple[SiteDamage, ...]
+    sensitivities: tuple[SiteSensitivity, ...]
     choices: tuple[Choice, ...]
 
 
@@ -75,7 +75,7 @@ def try_budget(
     """
     options = options or FlexqOptions()
     layout = map_model(model)
-    damages = activation_damage(
+    sensitivities = activation_sensitivity(
         model,
         layout,
         calibration,
@@ -89,7 +89,9 @@ def try_budget(
         names[0]: (),
         names[1]: tuple(site.name for site in layout.sites),
         "paper": named_sites(layout, paper_choice(layout)),
-    } | {f"{budget:g} of {cost}": choose_sites(damages, layout, budget, cost) for cost in costs}
+    } | {
+        f"{budget:g} of {cost}": choose_sites(sensitivities, layout, budget, cost) for cost in costs
+    }
 
     results: dict[str, PerplexityResult] = {}
     for done, (name, sites) in enumerate(chosen.items()):
@@ -102,9 +104,9 @@ def try_budget(
             results[name] = perplexity(model, tokens, context=context, max_tokens=max_tokens)
     ends = results[names[0]], results[names[1]]
     return BudgetReport(
-        damages,
+        sensitivities,
         tuple(
-            _choice(name, sites, damages, layout, results[name], ends, seed)
+            _choice(name, sites, sensitivities, layout, results[name], ends, seed)
             for name, sites in chosen.items()
         ),
     )
@@ -120,7 +122,7 @@ def _names(options: FlexqOptions) -> tuple[str, str]:
 def _choice(
     name: str,
     sites: tuple[str, ...],
-    damages: tuple[SiteDamage, ...],
+    sensitivities: tuple[SiteSensitivity, ...],
     layout: ModelMap,
     result: PerplexityResult,
     ends: tuple[PerplexityResult, PerplexityResult],
@@ -131,18 +133,20 @@ def _choice(
     if len(result.nll) > 1:
         closed = gap_closed_interval(worse.nll, result.nll, better.nll, seed=seed)
 
-    def share(weight: Callable[[SiteDamage], float]) -> float:
-        total = sum(weight(damage) for damage in damages)
-        return sum(weight(d) for d in damages if d.site.name in sites) / total if total else 0.0
+    def share(weight: Callable[[SiteSensitivity], float]) -> float:
+        total = sum(weight(sensitivity) for sensitivity in sensitivities)
+        return (
+            sum(weight(d) for d in sensitivities if d.site.name in sites) / total if total else 0.0
+        )
 
-    layers = layers_of(damages, layout)
+    layers = layers_of(sensitivities, layout)
     return Choice(
         name,
         sites,
         layers=sum(any(d.site.name in sites for d in layer) for layer in layers) / len(layers),
-        matrices=share(lambda damage: 1),
-        work=share(lambda damage: damage.site.n * damage.site.k),
-        predicted=share(lambda damage: damage.gain),
+        matrices=share(lambda sensitivity: 1),
+        work=share(lambda sensitivity: sensitivity.site.n * sensitivity.site.k),
+        predicted=share(lambda sensitivity: sensitivity.gain),
         result=result,
         closed=closed,
     )

@@ -1,4 +1,4 @@
-"""Sensitivity as a picture: how much each kind of layer loses, and where the gain of A8 lies."""
+"""Figure of the sensitivity: perplexity increase of each kind of layer, gain of A8 of each site."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flexq_bench.accuracy.perplexity import PerplexityResult
-from flexq_bench.accuracy.sensitivity.layer_kinds import KindDamage
+from flexq_bench.accuracy.sensitivity.layer_kinds import KindSensitivity
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.schemes.layer_sensitivity import SiteDamage
+from flexq_bench.schemes.layer_sensitivity import SiteSensitivity
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,8 +23,8 @@ def write_figure(
     path: Path,
     title: str,
     dense: PerplexityResult,
-    kinds: Sequence[KindDamage],
-    damages: Sequence[SiteDamage] = (),
+    kinds: Sequence[KindSensitivity],
+    sensitivities: Sequence[SiteSensitivity] = (),
 ) -> None:
     """A PNG: bars of the increase of each kind, then, if given, a map of each site's gain.
 
@@ -36,14 +36,14 @@ def write_figure(
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise InfrastructureError("a PNG needs matplotlib: pip install matplotlib") from error
-    panels = 2 if damages else 1
+    panels = 2 if sensitivities else 1
     figure = Figure((_PANEL_IN[0], panels * _PANEL_IN[1]), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(panels, 1, squeeze=False)[:, 0]
     axes[0].set_title(f"{title}: perplexity {dense.perplexity:.2f} as it is")
     _bars(axes[0], dense, kinds)
-    if damages:
-        _gains(axes[1], damages)
+    if sensitivities:
+        _gains(axes[1], sensitivities)
         axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
     try:
         figure.savefig(path, format="png")
@@ -51,21 +51,23 @@ def write_figure(
         raise UsageError(f"can't write {path}: {error.strerror or error}") from error
 
 
-def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindDamage]) -> None:
-    names = list(dict.fromkeys(damage.kind for damage in kinds))
-    settings = list(dict.fromkeys(damage.bits.name for damage in kinds))
+def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindSensitivity]) -> None:
+    names = list(dict.fromkeys(sensitivity.kind for sensitivity in kinds))
+    settings = list(dict.fromkeys(sensitivity.bits.name for sensitivity in kinds))
     width = _BAR / len(settings)
     for number, setting in enumerate(settings):
-        found = [damage for damage in kinds if damage.bits.name == setting]
+        of_setting = [sensitivity for sensitivity in kinds if sensitivity.bits.name == setting]
         places = [
-            names.index(damage.kind) + (number - (len(settings) - 1) / 2) * width
-            for damage in found
+            names.index(sensitivity.kind) + (number - (len(settings) - 1) / 2) * width
+            for sensitivity in of_setting
         ]
-        heights = [damage.result.perplexity / dense.perplexity - 1 for damage in found]
+        heights = [
+            sensitivity.result.perplexity / dense.perplexity - 1 for sensitivity in of_setting
+        ]
         axis.bar(places, heights, width, label=setting)
-        for place, damage in zip(places, found, strict=True):
-            if damage.relative_ends is not None:
-                axis.plot([place, place], damage.relative_ends, color="black", linewidth=0.8)
+        for place, sensitivity in zip(places, of_setting, strict=True):
+            if sensitivity.relative_ends is not None:
+                axis.plot([place, place], sensitivity.relative_ends, color="black", linewidth=0.8)
     axis.set_yscale("symlog", linthresh=0.01)
     axis.set_xticks(range(len(names)), names, rotation=20)
     axis.set_ylabel("perplexity, increase")
@@ -74,13 +76,13 @@ def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindDamage]) -> N
     axis.legend(fontsize="small")
 
 
-def _gains(axis: Axes, damages: Sequence[SiteDamage]) -> None:
-    kinds = list(dict.fromkeys(damage.site.kind for damage in damages))
-    blocks = 1 + max(damage.site.block for damage in damages)
-    total = sum(damage.gain for damage in damages)
+def _gains(axis: Axes, sensitivities: Sequence[SiteSensitivity]) -> None:
+    kinds = list(dict.fromkeys(sensitivity.site.kind for sensitivity in sensitivities))
+    blocks = 1 + max(sensitivity.site.block for sensitivity in sensitivities)
+    total = sum(sensitivity.gain for sensitivity in sensitivities)
     table = [[0.0] * blocks for _ in kinds]
-    for damage in damages:
-        table[kinds.index(damage.site.kind)][damage.site.block] = damage.gain / total
+    for sensitivity in sensitivities:
+        table[kinds.index(sensitivity.site.kind)][sensitivity.site.block] = sensitivity.gain / total
     image = axis.imshow(table, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
     axis.set_yticks(range(len(kinds)), kinds)
     axis.set_xlabel("block")

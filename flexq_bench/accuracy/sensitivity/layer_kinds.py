@@ -1,4 +1,4 @@
-"""One kind of layer quantized at a time (FlexQ, arXiv:2508.04405, section 3.2)."""
+"""Perplexity with one kind of layer quantized at a time (FlexQ, arXiv:2508.04405, section 3.2)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Bits:
 
 
 @dataclass(frozen=True, slots=True)
-class KindDamage:
+class KindSensitivity:
     """Perplexity of the model with one kind of layer quantized (ALL_KINDS: every layer).
 
     increase: of the mean negative log likelihood over the dense model's, nats a token, with a 95 %
@@ -55,7 +55,7 @@ class KindDamage:
         return math.expm1(self.increase.low), math.expm1(self.increase.high)
 
 
-def kinds_damage(
+def kind_sensitivities(
     model: nn.Module,
     tokens: torch.Tensor,
     bits: Sequence[Bits],
@@ -64,7 +64,7 @@ def kinds_damage(
     max_tokens: int | None = None,
     seed: int = 0,
     on_step: OnStep | None = None,
-) -> tuple[PerplexityResult, tuple[KindDamage, ...]]:
+) -> tuple[PerplexityResult, tuple[KindSensitivity, ...]]:
     """The dense model's perplexity on tokens [T], then that of each kind under each of `bits`.
 
     The model is dense again afterwards. Arguments as of `perplexity`; seed: of the intervals.
@@ -79,7 +79,7 @@ def kinds_damage(
         return perplexity(model, tokens, context=context, max_tokens=max_tokens)
 
     dense = evaluate(0, "the model as it is")
-    found = []
+    measured = []
     for done, (setting, kind) in enumerate(steps, start=1):
         sites = [site for site in layout.sites if kind in (site.kind, ALL_KINDS)]
         with restoring(model, sites):
@@ -89,5 +89,5 @@ def kinds_damage(
         increase = None
         if len(result.nll) > 1:
             increase = mean_difference_interval(dense.nll, result.nll, seed=seed)
-        found.append(KindDamage(kind, setting, result, increase))
-    return dense, tuple(found)
+        measured.append(KindSensitivity(kind, setting, result, increase))
+    return dense, tuple(measured)

@@ -1,4 +1,4 @@
-"""Quantizing a model for the length of one evaluation."""
+"""Restore a model's dense layers after an evaluation that quantized them."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ __device__ inline half_bits row_maximum(const half_bits* row, int k) {
   return static_cast<half_bits>(largest);
 }
 
-// Symmetric quantization with one scale a row as kernels/formats/symmetric.py defines it, bit for bit.
+// Codes of quantize.cuh with one scale a row.
 // grid: (M, slices of the chunks): each slice finds the row's maximum for itself.
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int k) {

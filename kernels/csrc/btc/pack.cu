@@ -51,7 +51,7 @@ extern "C" __global__ void pack_activations(const int8_t* codes, const half_bits
   if (lane == 0 && token < m) scale_out[step * m + token] = half_to_float(scales[token * steps + step]);
 }
 
-// Symmetric group quantization as kernels/formats/symmetric.py defines it, bit for bit.
+// Codes of quantize.cuh with one scale a group.
 extern "C" __global__ void quantize_pack(const half_bits* x, uint4* planes, float* scale_out, int m,
                                          int k, int columns) {
   let_next_kernel_start();

@@ -41,7 +41,7 @@ using Sum = int;
 using RowDivisor = Divisor;
 using Sums = int4;
 
-// As kernels/formats/symmetric.py defines it, bit for bit.
+// Codes of quantize.cuh with one scale a row.
 __device__ inline float row_scale(float largest) { return scale_of<8>(largest); }
 
 __device__ inline RowDivisor row_divisor(float scale) { return divisor_of(scale); }

@@ -46,7 +46,7 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
 #ifdef A_BITS
 constexpr int QUANTIZE_WARPS = 8;  // of a block; each has a step
 
-// Symmetric group quantization as kernels/formats/symmetric.py defines it, bit for bit.
+// Codes of quantize.cuh with one scale a group.
 // grid: (K/128 over QUANTIZE_WARPS, M_PAD); a lane has four neighbouring k.
 extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, float* scales, int m,
                                          int k, int in_mma_order,

@@ -16,7 +16,6 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     Packing,
     check_gemm,
@@ -24,7 +23,7 @@ from kernels.contract import (
 )
 from kernels.cuda.cublas.cublaslt import LtConfig, LtTypes, lt_candidates, lt_problem
 from kernels.cuda.cublas.rows import INT8_ROWS
-from kernels.formats import Operand
+from kernels.formats import FP16, NumberFormat, Operand
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
 
@@ -94,8 +93,8 @@ class Int8Gemm(_LtGemm):
     spec = KernelSpec(
         name="cublaslt-w8a8",
         backend="cuda",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="cuBLASLt int8, timed algorithms, M padded where that is faster",
     )
 
@@ -154,8 +153,8 @@ class Fp16Gemm(_LtGemm):
     spec = KernelSpec(
         name="cublas-fp16",
         backend="cuda",
-        weight=OperandFormat(16),
-        activation=OperandFormat(16),
+        weight=FP16,
+        activation=FP16,
         summary="cuBLASLt FP16, timed algorithms",
     )
 

@@ -20,7 +20,6 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
@@ -28,7 +27,7 @@ from kernels.contract import (
 from kernels.cuda.cublas.cublaslt import LtTypes, lt_candidates, lt_problem, lt_version
 from kernels.cuda.cublas.dense import PADDED_ROWS, padded
 from kernels.cuda.cublas.rows import FP8_ROWS
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
@@ -57,8 +56,8 @@ class Fp8Gemm(LinearKernel):
     spec = KernelSpec(
         name="cublaslt-fp8",
         backend="cuda",
-        weight=OperandFormat(8, kind="float"),
-        activation=OperandFormat(8, kind="float"),
+        weight=NumberFormat(8, kind="float"),
+        activation=NumberFormat(8, kind="float"),
         summary="cuBLASLt FP8 (E4M3), timed algorithms, scales fused or after the GEMM",
         min_capability=(8, 9),
     )

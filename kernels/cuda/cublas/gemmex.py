@@ -20,7 +20,6 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     check_gemm,
     checked_scales,
@@ -28,7 +27,7 @@ from kernels.contract import (
 from kernels.cuda.cublas.dense import padded
 from kernels.cuda.cublas.rows import INT8_ROWS
 from kernels.errors import UnsupportedError
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.nvrtc import Build
 
 _MULTIPLE = 4  # of both leading dimensions: cublasGemmEx takes int8 with no others
@@ -101,8 +100,8 @@ class GemmExGemm(LinearKernel):
         name="cublas-w8a8",
         variant="gemmex",
         backend="cuda",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="cublasGemmEx int8 as FlexQ's authors call it, plus scales, which they leave out",
     )
 

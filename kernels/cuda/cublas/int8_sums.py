@@ -11,17 +11,11 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    Probe,
-    ProbeResult,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, Probe, ProbeResult
 from kernels.cuda.cublas.cublaslt import LtConfig, lt_candidates, lt_problem
 from kernels.cuda.cublas.dense import INT8, PADDED_ROWS, Int8Gemm, padded
 from kernels.cuda.cublas.gemmex import multiply_int8, padded_size, padded_tokens, transposed_codes
+from kernels.formats import NumberFormat
 from workloads.gemm import GemmWorkload
 
 _UNTOUCHED = -(2**31)  # no sum of int8 products
@@ -80,8 +74,8 @@ class GemmExSums(_Int8Sums):
         name="cublas-w8a8",
         variant="gemmex-sums",
         backend="cuda",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="cublasGemmEx int8 to int32, no scales: what FlexQ's authors time",
         stages=("gemm",),
     )
@@ -107,8 +101,8 @@ class LtSums(_Int8Sums):
         name="cublaslt-w8a8",
         variant="sums",
         backend="cuda",
-        weight=OperandFormat(8),
-        activation=OperandFormat(8),
+        weight=NumberFormat(8),
+        activation=NumberFormat(8),
         summary="cuBLASLt int8 to int32, no scales: a bound for any way to apply them",
         stages=("gemm",),
     )

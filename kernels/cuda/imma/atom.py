@@ -13,24 +13,18 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    checked_scales,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.imma.configuration_choice import ATOM
 from kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
 from kernels.cuda.imma.four_bit import tile_nibbles
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.weight_only.gemm import tile_scales
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.mixed import default_order, tail_start
 from kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
-_FORMAT = OperandFormat(4, GROUP, kind="mixed")
+_FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(ImmaGemm):

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.contract import (
-    Config,
-    KernelSpec,
-    OperandFormat,
-    PackedOperand,
-    check_gemm,
-    checked_scales,
-)
+from kernels.contract import Config, KernelSpec, PackedOperand, check_gemm, checked_scales
 from kernels.cuda.cublas import cublaslt
 from kernels.cuda.cublas.dense import INT8, padded
 from kernels.cuda.cublas.rows import INT8_ROWS
@@ -27,9 +20,9 @@ from kernels.cuda.imma.configuration_choice import DUAL_GRAINED
 from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
 from kernels.cuda.imma.four_bit import BITS, TokenScaledGemm, tile_nibbles
 from kernels.errors import ShapeError
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.formats.dual_grained import int8_values
-from kernels.formats.symmetric import STATIC_SCALE, quantize_static
+from kernels.formats.symmetric_quantization import STATIC_SCALE, quantize_static
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Build
 from workloads.gemm import GemmWorkload
@@ -61,8 +54,8 @@ class DualGrainedGemm(TokenScaledGemm):
             name="dgq-w4a8",
             variant=variant,
             backend="cuda",
-            weight=OperandFormat(BITS, GROUP, kind="dual"),
-            activation=OperandFormat(8),
+            weight=NumberFormat(BITS, GROUP, kind="dual"),
+            activation=NumberFormat(8),
             summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
             + (", activations with one static scale" if variant else ""),
         )

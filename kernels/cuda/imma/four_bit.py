@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec, OperandFormat, PackedOperand, checked_scales
+from kernels.contract import KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.cublas.dense import padded
 from kernels.cuda.cublas.rows import INT8_ROWS
 from kernels.cuda.imma.configuration_choice import GROUP_SCALED, MOST_FEW
 from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, ImmaConfig, TileFormat
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.weight_only.gemm import tile_scales
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.nvrtc import Build
 
 BITS, _MASK = 4, 15
@@ -58,8 +58,8 @@ class GroupScaledGemm(TokenScaledGemm):
     spec = KernelSpec(
         name="group-w4a8",
         backend="cuda",
-        weight=OperandFormat(BITS, GROUP),
-        activation=OperandFormat(8),
+        weight=NumberFormat(BITS, GROUP),
+        activation=NumberFormat(8),
         summary="4-bit weights with an FP16 scale per group, sums of groups converted one by one",
     )
 

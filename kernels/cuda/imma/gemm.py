@@ -15,7 +15,6 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     Packing,
     check_gemm,
@@ -39,7 +38,7 @@ from kernels.cuda.imma.configurations import (
     Shares,
     TileFormat,
 )
-from kernels.formats import Operand
+from kernels.formats import NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.launch_flags import launch_flags
 from kernels.runtime.module import Argument, load_function
@@ -207,8 +206,8 @@ class Int8TensorCoreGemm(ImmaGemm):
         self.spec = KernelSpec(
             name=f"flexq-imma-w6a{a_bits}",
             backend="cuda",
-            weight=OperandFormat(W_BITS, GROUP),
-            activation=OperandFormat(a_bits, GROUP),
+            weight=NumberFormat(W_BITS, GROUP),
+            activation=NumberFormat(a_bits, GROUP),
             summary=f"FlexQ W6A{a_bits} on int8 tensor cores, weights widened in registers",
         )
         self._packing = Build.of("imma/pack.cu", A_BITS=a_bits)

@@ -15,7 +15,6 @@ from kernels.contract import (
     Config,
     KernelSpec,
     LinearKernel,
-    OperandFormat,
     PackedOperand,
     Packing,
     check_gemm,
@@ -23,7 +22,7 @@ from kernels.contract import (
 )
 from kernels.cuda.cublas.dense import activated, padded
 from kernels.cuda.timed_shapes import TimedShapes, choose_by_timed_shapes
-from kernels.formats import Operand
+from kernels.formats import FP16, NumberFormat, Operand
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import load_function
 from kernels.runtime.nvrtc import Block, Build
@@ -143,8 +142,8 @@ class WeightOnlyGemm(LinearKernel):
         self.spec = KernelSpec(
             name=f"w{bits}a16",
             backend="cuda",
-            weight=OperandFormat(bits, group),
-            activation=OperandFormat(16),
+            weight=NumberFormat(bits, group),
+            activation=FP16,
             summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
         )
 

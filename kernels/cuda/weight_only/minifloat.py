@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import KernelSpec, OperandFormat
+from kernels.contract import KernelSpec
 from kernels.cuda.cublas.dense import padded
 from kernels.cuda.timed_shapes import TimedShapes
 from kernels.cuda.weight_only.gemm import (
@@ -22,6 +22,7 @@ from kernels.cuda.weight_only.gemm import (
     WeightOnlyConfig,
     WeightOnlyGemm,
 )
+from kernels.formats import FP16, NumberFormat
 from kernels.runtime.nvrtc import Build
 
 MINIFLOATS = TimedShapes("weight_only", "minifloats")
@@ -74,8 +75,8 @@ class MinifloatGemm(WeightOnlyGemm):
             name=f"fp{bits}-w{bits}a16",
             variant=variant,
             backend="cuda",
-            weight=OperandFormat(bits, group, kind="float"),
-            activation=OperandFormat(16),
+            weight=NumberFormat(bits, group, kind="float"),
+            activation=FP16,
             summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{how}",
         )
 

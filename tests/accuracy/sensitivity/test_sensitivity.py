@@ -10,7 +10,7 @@ import torch
 
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.perplexity import perplexity
-from flexq_bench.accuracy.sensitivity.layer_kinds import ALL_KINDS, Bits, kinds_damage
+from flexq_bench.accuracy.sensitivity.layer_kinds import ALL_KINDS, Bits, kind_sensitivities
 from flexq_bench.accuracy.texts import read_text, tokenize
 from flexq_bench.cli.app import main
 from flexq_bench.schemes.registry import resolve
@@ -54,10 +54,10 @@ def test_all_kinds_together_are_the_scheme_and_the_model_is_dense_again(tiny):
     model, tokens = tiny
     before = perplexity(model, tokens, context=128, max_tokens=508)
 
-    dense, found = kinds_damage(model, tokens, [Bits(4, 4)], context=128, max_tokens=508)
+    dense, found = kind_sensitivities(model, tokens, [Bits(4, 4)], context=128, max_tokens=508)
 
     assert dense.nll == before.nll == perplexity(model, tokens, context=128, max_tokens=508).nll
-    assert [damage.kind for damage in found] == KINDS
+    assert [sensitivity.kind for sensitivity in found] == KINDS
     quantized = load_model(str(TINY), device=torch.device("cpu")).model
     resolve("w4a4").quantize(quantized)
     whole = perplexity(quantized, tokens, context=128, max_tokens=508)
@@ -68,9 +68,11 @@ def test_all_kinds_together_are_the_scheme_and_the_model_is_dense_again(tiny):
 def test_a_kind_loses_less_than_all_together(tiny):
     model, tokens = tiny
 
-    _, found = kinds_damage(model, tokens, [Bits(3, 3)], context=128, max_tokens=508)
+    _, found = kind_sensitivities(model, tokens, [Bits(3, 3)], context=128, max_tokens=508)
 
-    assert max(damage.result.mean_nll for damage in found[:-1]) < found[-1].result.mean_nll
+    assert (
+        max(sensitivity.result.mean_nll for sensitivity in found[:-1]) < found[-1].result.mean_nll
+    )
     assert all(d.increase.low <= d.increase.estimate <= d.increase.high for d in found)
 
 

@@ -1,4 +1,4 @@
-"""The way from a trained block to a quantized one, which OmniQuant and ABQ-LLM share."""
+"""Base of the schemes that learn scales and clipping block by block: OmniQuant and ABQ-LLM."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from flexq_bench.schemes.calibration import Calibration, Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import LinearSite, weight_of
-from flexq_bench.schemes.scheme import Job, Progress, Scheme, SchemeOptions
-from flexq_bench.schemes.site_inputs import fold_feed, head_size, observe_block, readers_of
+from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
+from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.schemes.straight_through import fake_quantize
 from flexq_bench.schemes.uniform import FULL_BITS
@@ -55,7 +55,9 @@ class LearnedOptions(SchemeOptions):
 
     @property
     def weight(self) -> NumberFormat:
-        return NumberFormat(self.w_bits, self.group, "balanced" if self.balanced else "symmetric")
+        if self.balanced:  # one code more than w_bits have, so that a code takes a bit more
+            return NumberFormat(self.w_bits + 1, self.group, "balanced")
+        return NumberFormat(self.w_bits, self.group)
 
     @property
     def activation(self) -> NumberFormat | None:
@@ -77,7 +79,7 @@ class LearnedScheme(Scheme):
         return True
 
     def training(self) -> TrainingOptions:
-        """How this scheme trains."""
+        """Options of this scheme's training."""
         options = self.options
         return TrainingOptions(
             epochs=options.epochs,
@@ -85,7 +87,7 @@ class LearnedScheme(Scheme):
             clip_rate=options.clip_rate,
         )
 
-    def compensated(self, job: Job, block: int) -> tuple[str, ...]:
+    def compensated(self, state: QuantizationState, block: int) -> tuple[str, ...]:
         """Kinds of this block's sites that get a rank-one compensation."""
         return ()
 
@@ -100,70 +102,72 @@ class LearnedScheme(Scheme):
         with _eager_attention(model):
             return super().quantize(model, calibration, seed=seed, progress=progress)
 
-    def quantize_block(self, job: Job, block: int) -> None:
-        if job.original is None:
+    def quantize_block(self, state: QuantizationState, block: int) -> None:
+        if state.original is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
-        module = job.layout.block_module(job.model, block)
+        module = state.layout.block_module(state.model, block)
         with unrounded(module):
-            learned = self.train_block(job, block, module)
-        job.original.advance()
+            learned = self.train_block(state, block, module)
+        state.original.advance()
         with unrounded(module):
-            self._apply_learned(job, block, learned)
+            self._apply_learned(state, block, learned)
 
-    def train_block(self, job: Job, block: int, module: nn.Module) -> Learned:
-        """What training finds for a block, which stands unrounded."""
-        assert job.original is not None
+    def train_block(self, state: QuantizationState, block: int, module: nn.Module) -> Learned:
+        """Train a block, which is not rounded yet; returns the learned scales and clipping."""
+        assert state.original is not None
         options = self.options
-        prefix = f"{job.layout.names.blocks}.{block}."
-        sites = job.layout.of_block(block)
-        kinds = self.compensated(job, block)
+        prefix = f"{state.layout.names.blocks}.{block}."
+        sites = state.layout.of_block(block)
+        kinds = self.compensated(state, block)
         trainer = BlockTrainer(
             module,
             [site.name.removeprefix(prefix) for site in sites],
-            job.layout.scaled_feeds,
+            state.layout.scalable_inputs,
             options.weight,
             options.activation,
-            {} if options.activation is None else self._starting_scales(job, block),
+            {} if options.activation is None else self._starting_scales(state, block),
             [site.name.removeprefix(prefix) for site in sites if site.kind in kinds],
             self.training(),
-            norm_offset=job.layout.names.norm_offset,
-            head_dim=head_size(job),
+            norm_offset=state.layout.names.norm_offset,
+            head_dim=head_size(state),
         )
-        return trainer.train(job.original, job.inputs)
+        return trainer.train(state.original, state.inputs)
 
-    def _starting_scales(self, job: Job, block: int) -> dict[str, torch.Tensor]:
-        """SmoothQuant's scale of each feed, from the original model's activations."""
-        assert job.original is not None
+    def _starting_scales(self, state: QuantizationState, block: int) -> dict[str, torch.Tensor]:
+        """SmoothQuant's scale of each site's input, from the original model's activations."""
+        assert state.original is not None
         statistics = Statistics()
-        observe_block(job, block, statistics, job.original)
+        observe_block(state, block, statistics, state.original)
         start = {}
-        for feed in job.layout.scaled_feeds:
-            readers = readers_of(job, block, feed)
-            weights = torch.stack([weight_of(job.model, r).abs().amax(dim=0) for r in readers])
-            start[feed.source] = smoothquant_scale(
-                gather(statistics.absmax[readers[0].name].float(), feed, head_size(job)),
-                gather(weights.amax(dim=0).float(), feed, head_size(job)),
+        for site_input in state.layout.scalable_inputs:
+            readers = readers_of(state, block, site_input)
+            weights = torch.stack([weight_of(state.model, r).abs().amax(dim=0) for r in readers])
+            start[site_input.source] = smoothquant_scale(
+                gather(statistics.absmax[readers[0].name].float(), site_input, head_size(state)),
+                gather(weights.amax(dim=0).float(), site_input, head_size(state)),
                 self.options.alpha,
             )
         return start
 
-    def _apply_learned(self, job: Job, block: int, learned: Learned) -> None:
-        prefix = f"{job.layout.names.blocks}.{block}."
+    def _apply_learned(self, state: QuantizationState, block: int, learned: Learned) -> None:
+        prefix = f"{state.layout.names.blocks}.{block}."
         number = self.options.activation
         activation = None if number is None else DynamicActivation(number)
-        for feed in job.layout.scaled_feeds:
-            if feed.source in learned.scales:
-                fold_feed(job, block, feed, learned.scales[feed.source])
-        for site in job.layout.of_block(block):
+        for site_input in state.layout.scalable_inputs:
+            if site_input.source in learned.scales:
+                fold_scale(state, block, site_input, learned.scales[site_input.source])
+        for site in state.layout.of_block(block):
             quantize_site(
-                job.model,
+                state.model,
                 site,
-                self._rounded(job, site, site.name.removeprefix(prefix), learned),
+                self._rounded(state, site, site.name.removeprefix(prefix), learned),
                 activation,
             )
 
-    def _rounded(self, job: Job, site: LinearSite, name: str, learned: Learned) -> torch.Tensor:
-        weight = weight_of(job.model, site).double()
+    def _rounded(
+        self, state: QuantizationState, site: LinearSite, name: str, learned: Learned
+    ) -> torch.Tensor:
+        weight = weight_of(state.model, site).double()
         if name in learned.compensation:
             left, right = learned.compensation[name]
             weight = weight + (left @ right).double()
@@ -172,7 +176,7 @@ class LearnedScheme(Scheme):
 
 @contextmanager
 def _eager_attention(model: Any) -> Iterator[None]:
-    """Attention that tells its map, for as long as a model is trained."""
+    """Use eager attention, which returns its map, while a model is trained."""
     before = model.config._attn_implementation
     model.set_attn_implementation("eager")
     try:

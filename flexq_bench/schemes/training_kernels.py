@@ -1,4 +1,4 @@
-"""Kernels that do in one pass what training would launch dozens of torch's for, where they run."""
+"""Choice of the fused training kernels: Triton's where they run, else torch's operations."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 def kernels_for(tensor: torch.Tensor) -> Any:
-    """The module triton_kernels for FP32 on a GPU with Triton; None: torch's functions do it."""
+    """The module triton_training for FP32 on a GPU with Triton; None: torch's functions do it."""
     return _kernels() if tensor.is_cuda and tensor.dtype == torch.float32 else None
 
 
 @functools.cache
 def _kernels() -> Any:
     try:
-        from flexq_bench.schemes import triton_kernels
+        from flexq_bench.schemes import triton_training
     except ImportError:
         return None
-    return triton_kernels
+    return triton_training

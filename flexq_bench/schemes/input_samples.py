@@ -1,4 +1,4 @@
-"""A few input rows of each layer, for schemes that try out what rounding does to its output."""
+"""Samples of each layer's input rows, for schemes that compare output errors by trial."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flexq_bench.schemes.model_map import LinearSite
 
 
 class InputSamples:
-    """An observer that keeps the same number of rows of every segment, `rows` in all at most.
+    """Observer that keeps the same number of rows of every segment, `rows` in all at most.
 
     Rows are spread evenly over a segment; its first token, which has the largest values, is among
     them.
@@ -19,7 +19,7 @@ class InputSamples:
         self._kept: dict[str, list[torch.Tensor]] = {}
 
     def __call__(self, site: LinearSite, rows: torch.Tensor) -> None:
-        """Look at the input rows [tokens, K] of a site."""
+        """Keep some of the input rows [tokens, K] of a site."""
         kept = self._kept.setdefault(site.name, [])
         room = self._rows - sum(part.shape[0] for part in kept)
         step = max(1, -(-rows.shape[0] // self._per_segment))

@@ -1,4 +1,4 @@
-"""Predicted damage of single layers against what a measurement finds, and the choice by budget."""
+"""Predicted sensitivities of single layers against measured ones, and the choice by budget."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from flexq_bench.accuracy.sensitivity.restoring import restoring
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.layer_sensitivity import (
-    SiteDamage,
-    activation_damage,
+    SiteSensitivity,
+    activation_sensitivity,
     choose_sites,
     draw,
     layers_of,
@@ -23,7 +23,7 @@ from kernels.formats import NumberFormat
 
 
 def predicted(model, calibration, *, seed=0):
-    return activation_damage(
+    return activation_sensitivity(
         model,
         map_model(model),
         calibration,
@@ -34,37 +34,41 @@ def predicted(model, calibration, *, seed=0):
 
 
 @torch.no_grad()
-def measured(model, calibration, damage):
+def measured(model, calibration, sensitivity):
     """KL divergence, nats a token, of the model with one site's inputs rounded."""
     dense = functional.log_softmax(model(calibration.tokens).logits.double(), -1)
-    with restoring(model, [damage.site]):
-        round_site(model, damage.site, FULL_BITS, 6, 32)
+    with restoring(model, [sensitivity.site]):
+        round_site(model, sensitivity.site, FULL_BITS, 6, 32)
         found = functional.log_softmax(model(calibration.tokens).logits.double(), -1)
     return float((dense.exp() * (dense - found)).sum(-1).mean())
 
 
-def test_damage_is_the_divergence_that_a_measurement_finds(tiny_llama):
+def test_a_sensitivity_is_the_divergence_that_a_measurement_finds(tiny_llama):
     model = tiny_llama()
     tokens = torch.randint(0, 128, (48, 32), generator=torch.Generator().manual_seed(5))
     calibration = Calibration(tokens)
 
-    damages = predicted(model, calibration)
+    sensitivities = predicted(model, calibration)
 
-    found = [measured(model, calibration, damage) for damage in damages]
-    expected = [damage.low for damage in damages]
+    found = [measured(model, calibration, sensitivity) for sensitivity in sensitivities]
+    expected = [sensitivity.low for sensitivity in sensitivities]
     assert stats.spearmanr(expected, found).statistic > 0.9
     assert sum(expected) == pytest.approx(sum(found), rel=0.25)
 
 
-def test_more_bits_leave_a_sixteenth_of_the_damage(tiny_llama, calibration):
-    damages = predicted(tiny_llama(), calibration)
+def test_more_bits_leave_a_sixteenth_of_the_sensitivity(tiny_llama, calibration):
+    sensitivities = predicted(tiny_llama(), calibration)
 
-    # two bits more are a quarter of the step, and damage goes with its square: (31/127)^2
-    ratio = sum(damage.high for damage in damages) / sum(damage.low for damage in damages)
+    # two bits more are a quarter of the step, and sensitivity goes with its square: (31/127)^2
+    ratio = sum(sensitivity.high for sensitivity in sensitivities) / sum(
+        sensitivity.low for sensitivity in sensitivities
+    )
     assert ratio == pytest.approx((31 / 127) ** 2, rel=0.25)
 
 
-def test_a_seed_gives_the_same_damage_and_the_model_stays_as_it_was(tiny_llama, calibration, text):
+def test_a_seed_gives_the_same_sensitivities_and_the_model_stays_as_it_was(
+    tiny_llama, calibration, text
+):
     model = tiny_llama()
     before = model(text).logits
 
@@ -115,12 +119,13 @@ def test_a_model_that_predicts_nan_is_refused(tiny_llama, calibration):
 
 @pytest.fixture
 def made_up(tiny_llama):
-    """damages(gains): of a model's 14 sites, by kind and block; 0.1 where nothing is given."""
+    """made_up(gains): a map, and sensitivities of its 14 sites; 0.1 where no gain is given."""
     layout = map_model(tiny_llama())
 
     def build(gains):
         return layout, tuple(
-            SiteDamage(site, gains.get((site.block, site.kind), 0.1), 0.0) for site in layout.sites
+            SiteSensitivity(site, gains.get((site.block, site.kind), 0.1), 0.0)
+            for site in layout.sites
         )
 
     return build
@@ -131,17 +136,17 @@ def short(names):
 
 
 def test_matrices_are_chosen_one_by_one(made_up):
-    layout, damages = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
+    layout, sensitivities = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
 
-    chosen = choose_sites(damages, layout, 3 / 14, "matrices")
+    chosen = choose_sites(sensitivities, layout, 3 / 14, "matrices")
 
     assert short(chosen) == {("0", "v_proj"), ("1", "up_proj"), ("1", "o_proj")}
 
 
 def test_layers_that_read_one_input_are_chosen_together(made_up):
-    layout, damages = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
+    layout, sensitivities = made_up({(0, "v_proj"): 5.0, (1, "up_proj"): 3.0, (1, "o_proj"): 2.0})
 
-    chosen = choose_sites(damages, layout, 2 / 8, "layers")
+    chosen = choose_sites(sensitivities, layout, 2 / 8, "layers")
 
     assert short(chosen) == {
         ("0", "q_proj"),
@@ -154,32 +159,32 @@ def test_layers_that_read_one_input_are_chosen_together(made_up):
 
 def test_work_is_spent_where_a_product_gains_most(made_up):
     # o_proj has 64·64 products a token, gate and up together 2·192·64: six times as many
-    layout, damages = made_up({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0})
+    layout, sensitivities = made_up({(0, "o_proj"): 1.0, (0, "up_proj"): 3.0})
     total = 2 * (64 * (64 + 32 + 32) + 64 * 64 + 3 * 192 * 64)
 
-    chosen = choose_sites(damages, layout, 64 * 64 / total, "work")
+    chosen = choose_sites(sensitivities, layout, 64 * 64 / total, "work")
 
     assert short(chosen) == {("0", "o_proj")}
 
 
 @pytest.mark.parametrize(("budget", "count"), [(0.0, 0), (0.3, 4), (0.5, 7), (1.0, 14)])
 def test_a_budget_is_never_passed(made_up, budget, count):
-    layout, damages = made_up({})
+    layout, sensitivities = made_up({})
 
-    assert len(choose_sites(damages, layout, budget, "matrices")) == count
+    assert len(choose_sites(sensitivities, layout, budget, "matrices")) == count
 
 
 def test_every_site_is_in_one_layer(made_up):
-    layout, damages = made_up({})
+    layout, sensitivities = made_up({})
 
-    layers = layers_of(damages, layout)
+    layers = layers_of(sensitivities, layout)
 
     assert len(layers) == 8
-    assert [d for layer in layers for d in layer] == list(damages)
+    assert [d for layer in layers for d in layer] == list(sensitivities)
 
 
 def test_a_budget_that_is_no_share_is_refused(made_up):
-    layout, damages = made_up({})
+    layout, sensitivities = made_up({})
 
     with pytest.raises(QuantizeError, match=r"0 to 1, got 1\.5"):
-        choose_sites(damages, layout, 1.5)
+        choose_sites(sensitivities, layout, 1.5)

@@ -1,4 +1,4 @@
-"""What a decode step has to read: the time of that is what no step can be faster than."""
+"""Bytes that a decode step must read, which bound its time from below."""
 
 from __future__ import annotations
 

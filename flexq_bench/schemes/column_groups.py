@@ -1,7 +1,7 @@
-"""A weight matrix as runs of columns, each with a number format of its own.
+"""Column groups of a weight matrix, each with a number format of its own.
 
-Most schemes give every group of K the same format; Atom (arXiv 2310.19102) ends each row with a run
-of 8-bit columns. Rounding to nearest and GPTQ work on any such layout.
+Most schemes give every group of K the same format; Atom (arXiv 2310.19102) ends each row with
+8-bit columns. Rounding to nearest and GPTQ work on any such layout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ColumnGroup:
     format: NumberFormat | None
 
     def snapper(self, block: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-        """With scales for weights [N, end - start]: what takes columns to representable numbers."""
+        """Function that rounds columns, with the scales of weights [N, end - start]."""
         if self.format is None:
             return lambda values: values
         return self.format.snapper(self.format.fit(block), block.dtype)

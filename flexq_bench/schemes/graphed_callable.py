@@ -1,4 +1,4 @@
-"""Work that is done again and again on tensors that stay in their place: on a GPU, one launch."""
+"""A function that is called often on the same tensors, captured as a CUDA graph on a GPU."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from collections.abc import Callable
 
 import torch
 
-CALLS_BEFORE_RECORDING = 3  # libraries and optimizers make their state in them
+WARMUP_CALLS = 3  # before capture: libraries and optimizers make their state in them
 
 
-class Replay:
-    """A function without arguments or result; on a GPU it becomes a CUDA graph, which is replayed.
+class GraphedCallable:
+    """A function without arguments or result; on a GPU it is captured once and replayed.
 
     A small block's training step is some hundred kernels of a few microseconds each, which a host
     launches slower than a GPU runs them. The function reads and writes tensors that are never
-    replaced, reads none of them back and draws nothing. Replaying gives the numbers of calling.
+    replaced, reads none of them back and draws nothing. A replay gives the numbers of a call.
 
-    before_recording: called once, before the function is recorded.
+    before_capture: called once, before the function is captured.
     """
 
     def __init__(
         self,
         work: Callable[[], None],
         device: torch.device,
-        before_recording: Callable[[], None] = lambda: None,
+        before_capture: Callable[[], None] = lambda: None,
     ) -> None:
-        self._work, self._before_recording = work, before_recording
+        self._work, self._before_capture = work, before_capture
         self._stream = _stream(device)
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
     def __call__(self) -> None:
-        """Do the work once, after all that the current stream was given before."""
+        """Run the function once, ordered after the current stream's earlier work."""
         if self._stream is None:
             self._work()
             return
-        if self._graph is None and self._calls < CALLS_BEFORE_RECORDING:
+        if self._graph is None and self._calls < WARMUP_CALLS:
             self._calls += 1
             current = torch.cuda.current_stream(self._stream.device)
             self._stream.wait_stream(current)
@@ -44,9 +44,9 @@ class Replay:
             current.wait_stream(self._stream)
             return
         if self._graph is None:
-            self._before_recording()
+            self._before_capture()
             self._graph = torch.cuda.CUDAGraph()
-            # Other threads may use the GPU meanwhile: only this one's launches are recorded.
+            # Other threads may use the GPU meanwhile: only this one's launches are captured.
             with torch.cuda.graph(
                 self._graph, stream=self._stream, capture_error_mode="thread_local"
             ):
@@ -55,7 +55,7 @@ class Replay:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream | None:
-    """A stream to record on; None: there is no GPU."""
+    """A stream to capture on; None: there is no GPU."""
     if device.type != "cuda":
         return None
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

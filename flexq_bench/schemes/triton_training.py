@@ -1,7 +1,7 @@
 """Triton kernels of training: a file of its own, because Triton reads its source.
 
-round_forward and round_backward are `straight_through`, divergence and divergence_backward are
-`losses.attention_divergence`: those modules have the formulas.
+round_forward and round_backward compute `straight_through`, divergence and divergence_backward
+`losses.attention_divergence`: those modules have the formulas of the gradients.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -10,12 +10,12 @@ round_forward and round_backward are `straight_through`, divergence and divergen
 import triton
 import triton.language as tl
 
-from kernels.formats.fused_triton import in_steps
+from kernels.formats.triton_rounding import codes_of, scale_of
 
 
 @triton.jit
 def _share_of(shares_pointer, row, rows, groups, clip, shared: tl.constexpr):
-    """What the codes of a group span of its range: clip times the share, if there is one."""
+    """Share of a group's range that its codes span: clip times the learned share, if any."""
     share = tl.full(row.shape, 1.0, tl.float32)
     if shared:
         place = row.to(tl.int64) * groups + tl.program_id(1)
@@ -47,9 +47,8 @@ def round_forward(
     at = row.to(tl.int64)[:, None] * k + column[None, :]
     x = tl.load(x_pointer + at, mask=inside, other=0.0)
     share = _share_of(shares_pointer, row, rows, groups, clip, shared)
-    scale = tl.div_rn(tl.max(tl.abs(x), axis=1) * share, highest).to(tl.float16).to(tl.float32)
-    _, nearest = in_steps(x, scale, together, block)
-    code = tl.minimum(tl.maximum(nearest, lowest), highest)
+    scale = scale_of(tl.max(tl.abs(x), axis=1), share, highest)
+    _, _, code = codes_of(x, scale, lowest, highest, together, block)
     tl.store(rounded_pointer + at, code * scale[:, None], mask=inside)
 
 
@@ -81,12 +80,11 @@ def round_backward(
     gradient = tl.load(gradient_pointer + at, mask=inside, other=0.0)
     largest = tl.max(tl.abs(x), axis=1)
     share = _share_of(shares_pointer, row, rows, groups, clip, shared)
-    scale = tl.div_rn(largest * share, highest).to(tl.float16).to(tl.float32)
-    unit, nearest = in_steps(x, scale, together, block)
-    code = tl.minimum(tl.maximum(nearest, lowest), highest)
+    scale = scale_of(largest, share, highest)
+    quotient, nearest, code = codes_of(x, scale, lowest, highest, together, block)
     passed = (nearest == code) & (scale != 0.0)[:, None]
     within = tl.where(passed, gradient, 0.0)
-    to_reach = tl.sum(gradient * code - within * unit, axis=1) / highest
+    to_reach = tl.sum(gradient * code - within * quotient, axis=1) / highest
     if shared:
         group = row.to(tl.int64) * groups + tl.program_id(1)
         tl.store(to_shares_pointer + group, to_reach * (largest * clip), mask=row < rows)

@@ -1,0 +1,218 @@
+"""The number format of an operand: bits, group and kind; its name; and rounding values to it.
+
+Kernel specifications say with it what a kernel takes, schemes say with it what they round to.
+Symmetric integers are those of `symmetric_quantization`; asymmetric ones add a zero point, balanced
+ones are symmetric about zero (ABQ-LLM's bit balance, arXiv:2408.08554, section 3.3), floats of 6
+and 5 bits are E3M2 and E3M1 (ZeroQuant(4+2), arXiv:2312.08583, section 4), of 8 bits E4M3, normal
+is NF4 (QLoRA, arXiv:2305.14314), dual is `dual_grained` (DGQ), mixed is `mixed` (Atom), and dense
+values have no scale.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kernels.errors import ShapeError
+from kernels.formats import fused_rounding
+from kernels.formats.grouping import (
+    check_finite,
+    check_shape,
+    in_groups,
+    safe_divisor,
+    work_dtype,
+)
+from kernels.formats.minifloat import LARGEST, nearest_minifloat
+from kernels.formats.symmetric_quantization import code_limits, nearest_codes_, scales_to
+
+Kind = Literal["symmetric", "asymmetric", "balanced", "float", "normal", "dual", "mixed", "dense"]
+# What a name has before the bits; dense and float numbers differ by whether a group follows.
+_PREFIXES: dict[Kind, str] = {
+    "symmetric": "int",
+    "asymmetric": "uint",
+    "balanced": "balanced",
+    "float": "fp",
+    "normal": "nf",
+    "dual": "dual",
+    "mixed": "mixed",
+    "dense": "fp",
+}
+_BITS: dict[Kind, tuple[int, ...]] = {
+    "balanced": tuple(range(3, 10)),
+    "float": (5, 6, 8),
+    "normal": (4,),
+    "dual": (4,),
+    "mixed": (4,),
+    "dense": (16, 32),
+}
+_NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Scale and zero point of a group. scales: FP16 [..., 1].
+
+    zeros: the code that stands for 0, [..., 1], in the dtype of the values that were fitted;
+    None: the format has no zero point.
+    """
+
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NumberFormat:
+    """Codes of `bits` bits, one FP16 scale per `group` of k (None: a row, a channel or a token).
+
+    kind: balanced integers lie within ±2^(bits-2), one more than 2^(bits-1) of them: the five of
+          ABQ-LLM's W2* take three bits. Dense numbers have neither codes nor scales.
+    clip: share of a group's range that the codes span; what is beyond saturates. Kernels have 1.
+
+    Raises ShapeError if the bits and the kind contradict each other, a group has no value or clip
+    is not in (0, 1].
+    """
+
+    bits: int
+    group: int | None = None
+    kind: Kind = "symmetric"
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind in ("symmetric", "asymmetric"):
+            code_limits(self.bits)
+        elif self.bits not in _BITS[self.kind]:
+            known = ", ".join(str(bits) for bits in _BITS[self.kind])
+            raise ShapeError(f"{self.kind} numbers have {known} bits, got {self.bits}")
+        if self.group is not None and self.group < 1:
+            raise ShapeError(f"a group needs at least one value, got {self.group}")
+        if not 0 < self.clip <= 1:
+            raise ShapeError(f"clip is a share of the range, above 0 and at most 1: {self.clip}")
+
+    @property
+    def name(self) -> str:
+        """`int6/128`; `uint4/row` (asymmetric), one scale a row; `fp6/row` (E3M2); `fp16` (dense).
+
+        The share that is clipped is no part of it.
+        """
+        number = f"{_PREFIXES[self.kind]}{self.bits}"
+        if self.kind == "dense":
+            return number
+        return f"{number}/{'row' if self.group is None else self.group}"
+
+    @classmethod
+    def parse(cls, name: str) -> NumberFormat:
+        """The format of this name. Raises ShapeError if there is none."""
+        parts = _NAME.fullmatch(name)
+        for kind, prefix in _PREFIXES.items() if parts else ():
+            if parts and parts["prefix"] == prefix and (kind == "dense") == (not parts["group"]):
+                group = parts["group"]
+                return cls(
+                    int(parts["bits"]), int(group) if group and group != "row" else None, kind
+                )
+        raise ShapeError(f"no number format {name!r}: as int6/128, uint4/row, fp6/row or fp16")
+
+    @property
+    def is_dense(self) -> bool:
+        """True if values stay as they are, without codes and scales."""
+        return self.kind == "dense"
+
+    @property
+    def is_integer(self) -> bool:
+        """True if codes are integers."""
+        return self.kind not in ("dense", "float", "normal")
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Lowest and highest integer code; of mixed ones those of 4 bits, of dual ones 0 and 15.
+
+        Raises ShapeError if codes are not integers.
+        """
+        if not self.is_integer:
+            raise ShapeError(f"{self.name} has no integer codes")
+        if self.kind == "balanced":
+            top: int = 2 ** (self.bits - 2)
+            return -top, top
+        low, high = code_limits(self.bits)
+        return (0, high - low) if self.kind in ("asymmetric", "dual") else (low, high)
+
+    def fit(self, grouped: torch.Tensor) -> Scaling:
+        """Scaling of values [..., length] that share a scale.
+
+        Raises ValueError if FP16 can't carry a scale, ShapeError if the kind has no such scaling.
+        """
+        if self.kind == "asymmetric":
+            return self._fit_asymmetric(grouped)
+        if self.kind == "float" and self.bits in LARGEST:
+            return Scaling(scales_to(grouped, LARGEST[self.bits], self.clip))
+        if self.kind in ("symmetric", "balanced"):
+            return Scaling(scales_to(grouped, self.limits[1], self.clip))
+        raise ShapeError(f"{self.name} is not fitted group by group: see kernels.formats.quantize")
+
+    def snapper(
+        self, scaling: Scaling, dtype: torch.dtype
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Function from values [..., length] of this dtype to the nearest representable numbers.
+
+        A code times its scale is exact in FP32: 9 significant bits at most, and 11.
+        """
+        divisor = safe_divisor(scaling.scales, dtype)
+        factor = scaling.scales.to(dtype)
+        if self.kind == "float":
+            return lambda values: (
+                nearest_minifloat(values / divisor, self.bits).to(dtype).mul_(factor)
+            )
+        limits = self.limits
+        if scaling.zeros is None:
+            return lambda values: nearest_codes_(values / divisor, limits).mul_(factor)
+        zeros = scaling.zeros.to(dtype)
+
+        def snap_asymmetric(values: torch.Tensor) -> torch.Tensor:
+            codes = (values / divisor).round_().add_(zeros).clamp_(*limits)
+            return codes.sub_(zeros).mul_(factor)
+
+        return snap_asymmetric
+
+    def snap(self, values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
+        """The nearest representable numbers of values [..., length], in their dtype."""
+        return self.snapper(scaling, values.dtype)(values)
+
+    def round(self, matrix: torch.Tensor) -> torch.Tensor:
+        """Round [rows, K] to nearest, group by group: FP32 [rows, K], code times scale, exact.
+
+        For symmetric integers it equals quantize_symmetric(...).dequantize().
+        Raises ShapeError for no matrix, and ValueError if it holds NaN or infinity or as `fit`.
+        """
+        check_shape(matrix, self.group)
+        rows, k = matrix.shape
+        if self.kind in ("symmetric", "balanced") and fused_rounding.takes(matrix):
+            fused = fused_rounding.round_symmetric(matrix, self.group, self.limits, self.clip)
+            if fused is not None and math.isfinite(float(fused[1].amax())):
+                return fused[0]
+        grouped = in_groups(matrix.to(work_dtype(matrix)), self.group)
+        try:
+            scaling = self.fit(grouped)
+        except ValueError:
+            check_finite(matrix)  # NaN and infinity give no scale either, for a reason of their own
+            raise
+        snapped = self.snap(grouped, scaling)
+        return snapped.view(rows, -1)[:, :k].to(torch.float32).contiguous()
+
+    def _fit_asymmetric(self, grouped: torch.Tensor) -> Scaling:
+        top = self.limits[1]
+        # Zero is always in the range, so that it is exact: padding and masked tokens stay zero.
+        low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * self.clip
+        high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * self.clip
+        scales = ((high - low) / top).to(torch.float16)
+        if not math.isfinite(float(scales.detach().amax())):
+            raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
+        zeros = torch.round(-low / safe_divisor(scales, grouped.dtype)).clamp_(0, top)
+        return Scaling(scales, zeros)
+
+
+FP16 = NumberFormat(16, kind="dense")
+"""Dense FP16 values: an operand that is not quantized."""

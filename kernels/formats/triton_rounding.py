@@ -1,0 +1,66 @@
+"""FlexQ's quantization formula in Triton: a file of its own, because Triton reads its source.
+
+Every Triton kernel that quantizes calls `scale_of` and `codes_of`, which compute what
+`symmetric_quantization` defines, bit for bit.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# Triton resolves each annotation of a kernel as a value of its own language.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scale_of(largest, share, highest):
+    """Scales of groups [together] with these largest magnitudes: rounded to FP16, as FP32."""
+    return tl.div_rn(largest * share, highest).to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def codes_of(x, scale, lowest, highest, together: tl.constexpr, block: tl.constexpr):
+    """x [together, block] over the scales [together] of its rows: as it is, rounded, and as codes.
+
+    Scale 0: zeros. Adding and taking away 1.5 · 2^23 rounds half to even: codes are far smaller.
+    """
+    divisor = tl.where(scale == 0.0, float("inf"), scale)
+    quotient = tl.div_rn(x, tl.broadcast_to(divisor[:, None], (together, block)))
+    nearest = (quotient + 12582912.0) - 12582912.0
+    return quotient, nearest, tl.minimum(tl.maximum(nearest, lowest), highest)
+
+
+@triton.jit
+def round_groups(
+    x_pointer,
+    rounded_pointer,
+    scale_pointer,
+    rows,
+    k,
+    groups,
+    stride,
+    clip,
+    highest,
+    lowest,
+    length: tl.constexpr,
+    block: tl.constexpr,
+    together: tl.constexpr,
+):
+    """A group of several rows: code times scale, and the scale."""
+    row = tl.program_id(0) * together + tl.arange(0, together)
+    place = tl.arange(0, block)
+    column = tl.program_id(1) * length + place
+    inside = (row < rows)[:, None] & ((place < length) & (column < k))[None, :]
+    start = row.to(tl.int64)
+    x = tl.load(x_pointer + start[:, None] * stride + column[None, :], mask=inside, other=0.0)
+    x = x.to(tl.float32)
+    largest = tl.max(tl.abs(x), axis=1)
+    missing = tl.sum((x != x).to(tl.int32), axis=1)  # tl.max passes over NaN
+    largest = tl.where(missing > 0, float("nan"), largest)
+    scale = scale_of(largest, clip, highest)
+    _, _, code = codes_of(x, scale, lowest, highest, together, block)
+    tl.store(
+        rounded_pointer + start[:, None] * k + column[None, :], code * scale[:, None], mask=inside
+    )
+    tl.store(
+        scale_pointer + start * groups + tl.program_id(1), scale.to(tl.float16), mask=row < rows
+    )

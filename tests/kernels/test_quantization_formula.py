@@ -1,0 +1,214 @@
+"""FlexQ's quantization formula: the reference against the paper, every path on a CPU against it.
+
+tests/gpu/test_quantization_formula.py has the paths on a GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from edge_cases import EDGE_CASES
+
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.column_groups import column_groups, round_to_nearest
+from flexq_bench.schemes.straight_through import fake_quantize
+from kernels.contract import LinearKernel
+from kernels.errors import ShapeError
+from kernels.formats import NumberFormat, quantize_symmetric
+from kernels.registry import resolve
+
+FORMATS = [
+    NumberFormat.parse(name)
+    for name in ("int2/row", "int3/100", "int4/128", "int6/128", "int6/row", "int8/128", "int8/row")
+]
+every_case = pytest.mark.parametrize("case", EDGE_CASES)
+every_format = pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)
+
+# What each returns is code times scale.
+PATHS: dict[str, Callable[[torch.Tensor, NumberFormat], torch.Tensor]] = {
+    "NumberFormat.round": lambda x, number: number.round(x),
+    "activations of schemes": lambda x, number: DynamicActivation(number)(x),
+    "columns of schemes": lambda x, number: round_to_nearest(x, column_groups(x.shape[1], number)),
+    "straight through, FP32": lambda x, number: fake_quantize(x.float(), number),
+    "straight through, FP64": lambda x, number: fake_quantize(x.double(), number),
+    "straight through, all of the range": lambda x, number: fake_quantize(
+        x.float(), number, torch.ones(x.shape[0], -(-x.shape[1] // (number.group or x.shape[1])))
+    ),
+}
+# Kernels that quantize activations to the formats of FORMATS.
+KERNELS = {
+    "int6/128": "flexq-w6a6",
+    "int8/128": "flexq-w6a8",
+    "int2/row": "abq-w6a2",
+    "int6/row": "abq-w6a6",
+    "int8/row": "cublaslt-w8a8",
+}
+
+
+def by_the_paper(row: list[float], number: NumberFormat) -> tuple[list[int], list[np.float16]]:
+    """Codes and scales of one row, one value at a time in double precision."""
+    top = 2 ** (number.bits - 1) - 1
+    length = number.group or len(row)
+    codes: list[int] = []
+    scales: list[np.float16] = []
+    for start in range(0, len(row), length):
+        values = row[start : start + length]
+        scale = np.float16(max(abs(value) for value in values) / top)
+        scales.append(scale)
+        for value in values:
+            quotient = 0.0 if scale == 0 else value / float(scale)
+            codes.append(max(-top - 1, min(top, round(quotient))))  # round: half to even
+    return codes, scales
+
+
+@every_case
+@every_format
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_the_reference_is_the_papers_formula(
+    case: str, number: NumberFormat, dtype: torch.dtype
+) -> None:
+    matrix = EDGE_CASES[case].to(dtype)
+
+    quantized = quantize_symmetric(matrix, number.bits, number.group)
+
+    assert quantized.scales is not None
+    for row in range(matrix.shape[0]):
+        codes, scales = by_the_paper(matrix[row].tolist(), number)
+        assert quantized.values[row].tolist() == codes
+        assert quantized.scales[row].tolist() == [float(scale) for scale in scales]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 6, 8])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 64, 128, 300])
+def test_codes_and_scales_are_the_papers_to_the_bit(bits: int, dtype: torch.dtype, k: int) -> None:
+    generator = torch.Generator().manual_seed(bits * k)
+    matrix = torch.randn(7, k, generator=generator, dtype=torch.float64) ** 3
+    matrix[2] *= 1e-6
+    matrix[3] = 0
+    matrix = matrix.to(dtype)
+
+    quantized = quantize_symmetric(matrix, bits)
+
+    for row in range(7):
+        codes, scales = by_the_paper(matrix[row].double().tolist(), NumberFormat(bits, 128))
+        assert quantized.values[row].tolist() == codes
+        assert quantized.scales is not None
+        assert quantized.scales[row].tolist() == [float(s) for s in scales]
+
+
+def test_ties_go_to_the_even_code() -> None:
+    row = torch.tensor([[31.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5]], dtype=torch.float16)
+
+    assert quantize_symmetric(row, 6).values.tolist() == [[31, 0, 2, 2, 0, -2, -2]]
+
+
+def test_a_group_that_is_all_zero_has_codes_and_scale_zero() -> None:
+    matrix = torch.zeros(1, 256)
+    matrix[0, 128:] = 3.0
+
+    quantized = quantize_symmetric(matrix, 6)
+
+    assert quantized.scales is not None
+    assert quantized.scales[0, 0] == 0
+    assert not quantized.values[0, :128].any()
+    assert torch.equal(quantized.dequantize()[0, :128], torch.zeros(128, dtype=torch.float64))
+
+
+def test_one_scale_a_row_covers_the_whole_row() -> None:
+    matrix = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+
+    quantized = quantize_symmetric(matrix, 8, None)
+
+    assert quantized.scales is not None
+    assert quantized.scales.shape == (3, 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_are_refused(bad: float) -> None:
+    matrix = torch.zeros(2, 128)
+    matrix[1, 5] = bad
+
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        quantize_symmetric(matrix, 6)
+
+
+def test_values_past_an_fp16_scale_are_refused() -> None:
+    with pytest.raises(ValueError, match="FP16 scale"):
+        quantize_symmetric(torch.full((1, 4), 1e9), 6)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(1, 128), (9, 128), (6, 0)])
+def test_bits_and_groups_that_make_no_sense_are_refused(bits: int, group: int) -> None:
+    with pytest.raises(ShapeError):
+        quantize_symmetric(torch.ones(1, 4), bits, group)
+
+
+@every_case
+@every_format
+@pytest.mark.parametrize("path", PATHS)
+def test_every_path_rounds_as_the_reference(path: str, case: str, number: NumberFormat) -> None:
+    matrix = EDGE_CASES[case]
+
+    rounded = PATHS[path](matrix, number)
+
+    expected = quantize_symmetric(matrix, number.bits, number.group).dequantize()
+    assert torch.equal(rounded.double(), expected)
+
+
+@every_case
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_quantize_activations_as_the_reference(name: str, case: str) -> None:
+    kernel, number = resolve(KERNELS[name], "cpu"), NumberFormat.parse(name)
+    assert isinstance(kernel, LinearKernel)
+
+    quantized = kernel.quantize_activation(EDGE_CASES[case])
+
+    expected = quantize_symmetric(EDGE_CASES[case], number.bits, number.group)
+    assert torch.equal(quantized.values, expected.values)
+    assert quantized.scales is not None
+    assert expected.scales is not None
+    assert torch.equal(quantized.scales, expected.scales)
+
+
+@pytest.mark.parametrize("share", [0.9, 0.5])
+@every_case
+def test_clipped_ranges_are_the_same_in_training_and_in_evaluation(case: str, share: float) -> None:
+    matrix, number = EDGE_CASES[case].double(), NumberFormat(4, 100, clip=share)
+    groups = -(-matrix.shape[1] // 100)
+    learned = torch.full((matrix.shape[0], groups), share, dtype=torch.float64)
+
+    trained = fake_quantize(matrix, NumberFormat(4, 100), learned)
+
+    assert torch.equal(trained.float(), number.round(matrix))
+    assert torch.equal(fake_quantize(matrix, number).float(), number.round(matrix))
+
+
+@pytest.mark.parametrize("path", ["NumberFormat.round", "activations of schemes"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@every_format
+def test_what_is_not_finite_is_refused(path: str, bad: float, number: NumberFormat) -> None:
+    matrix = EDGE_CASES["many decades"].clone()
+    matrix[3, 299] = bad
+
+    with pytest.raises(ValueError, match="cannot quantize NaN or infinity"):
+        quantize_symmetric(matrix, number.bits, number.group)
+    with pytest.raises(ValueError, match="cannot quantize NaN or infinity"):
+        PATHS[path](matrix, number)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_scale_past_fp16_is_refused(dtype: torch.dtype, share: float) -> None:
+    top = 31
+    fits = torch.tensor([[65504.0 * top, -1.0]], dtype=dtype)
+
+    assert quantize_symmetric(fits, 6, None).values.tolist() == [[top, 0]]
+    with pytest.raises(ValueError, match="do not fit an FP16 scale with codes to 31"):
+        quantize_symmetric(fits * 1.001, 6, None)
+    with pytest.raises(ValueError, match="do not fit an FP16 scale with codes to 31"):
+        NumberFormat(6, clip=share).round(fits * 1.001 / share)
