@@ -12,7 +12,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.words import as_text
+from dashboard.shared.formatting import as_text
 from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
 from db.requests import RequestInfo

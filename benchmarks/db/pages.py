@@ -83,7 +83,7 @@ def timed_queries() -> Iterator[dict[str, float]]:
 def view(page: str, link: dict[str, str | list[str]]) -> None:
     """Open a page once. Raises RuntimeError if it shows an error."""
     app = AppTest.from_string(
-        f"from dashboard.views.{page} import page\npage()", default_timeout=60
+        f"from dashboard.views.{page}.page import page\npage()", default_timeout=60
     )
     for name, value in link.items():
         app.query_params[name] = value

@@ -109,7 +109,7 @@ def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
 
     def opened(name: str, **link: str | list[str]) -> AppTest:
         app = AppTest.from_string(
-            f"from dashboard.views.{name} import page\npage()", default_timeout=30
+            f"from dashboard.views.{name}.page import page\npage()", default_timeout=30
         )
         for key, value in link.items():
             app.query_params[key.replace("_", "-")] = value

@@ -16,7 +16,14 @@ from made_models import a_decode, a_score
 from made_results import COMMIT, H200, a_record, a_run, records_of
 from streamlit.testing.v1 import AppTest
 
-from dashboard.compare_frame import APART, ONE_RUN, TURNS, compare_frame, mean_rows, pairs_of_runs
+from dashboard.views.compare.frame import (
+    APART,
+    ONE_RUN,
+    TURNS,
+    compare_frame,
+    mean_rows,
+    pairs_of_runs,
+)
 from db import queries
 from db.accuracy_store import add_accuracy
 from db.decode_store import add_decodes

@@ -15,8 +15,8 @@ import pytest
 from made_results import a_record
 from streamlit.testing.v1 import AppTest
 
-from dashboard.frame import as_csv, results_frame
-from dashboard.spreadsheet import as_cell, harmless
+from dashboard.shared.results_frame import as_csv, results_frame
+from dashboard.shared.spreadsheet import as_cell, harmless
 from db import queries
 from db.engine import open_database
 from db.verdict_store import set_alert_state

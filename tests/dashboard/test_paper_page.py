@@ -12,7 +12,7 @@ import pytest
 from made_results import a_record, a_run
 from streamlit.testing.v1 import AppTest
 
-from dashboard.paper_results import ours_of
+from dashboard.views.paper.measured import ours_of
 from db.engine import open_database
 from db.queries import DecodeRow, ScoreRow
 from db.reference_store import ReferenceInfo

@@ -68,7 +68,7 @@ def test_a_link_narrows_the_table(filled: Any, open_app: Opened) -> None:
 def test_a_filter_chosen_on_the_page_goes_into_the_link(filled: Any) -> None:
     # AppTest loses a page of st.navigation at the second run, so this is the page by itself.
     app = AppTest.from_string(
-        "from dashboard.views.results import page\npage()", default_timeout=30
+        "from dashboard.views.results.page import page\npage()", default_timeout=30
     ).run()
     kernels = next(widget for widget in app.multiselect if widget.label == "Kernel")
 
@@ -207,7 +207,7 @@ def test_a_database_that_was_replaced_is_read_anew(filled: Any, open_app: Opened
 
 def test_clear_all_brings_every_control_to_its_default(filled: Any) -> None:
     app = AppTest.from_string(
-        "from dashboard.views.results import page\npage()", default_timeout=30
+        "from dashboard.views.results.page import page\npage()", default_timeout=30
     )
     app.query_params["kernel"] = "flexq-w6a6"
     app.query_params["m"] = ["1"]
