@@ -12,13 +12,13 @@ from pathlib import Path
 
 import streamlit as st
 
+from dashboard.settings import READ_ONLY_VARIABLE
 from dashboard.shared.formatting import as_text
 from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
 from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
 from db.verdict_store import decide_on_alert
-from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
 
 
 def current_database() -> Database:

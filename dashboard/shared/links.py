@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from flexq_bench.cli.dashboard import COMMIT_URL_VARIABLE, PLACE_OF_SHA
+from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA
 
 _SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from itertools import product
 from pathlib import Path
 
-from flexq_bench.cli.options import split_names, split_sizes
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, known_words
 from workloads.models import get_model
+from workloads.ranges import parse_ranges
 from workloads.suite import Shape, layer_shapes
 
 _ALL_KERNELS = ("*",)
@@ -53,6 +54,25 @@ def sizes_of(option: str, text: str | None) -> tuple[int, ...] | None:
             raise UsageError(f"{option} {text}: the file can't be read: {error}") from error
         text = ",".join(content.replace(",", " ").split())
     return split_sizes(text)
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """A comma-separated list; a comma inside a variant's brackets separates nothing.
+
+    Raises UsageError for a text without names, which else would mean all of them.
+    """
+    if text is None:
+        return None
+    parts = (part.strip() for part in re.split(r",(?![^\[\]]*\])", text))
+    names = tuple(part for part in parts if part)
+    if not names:
+        raise UsageError(f"{text!r} names nothing: name one or more, or leave the option out")
+    return names
+
+
+def split_sizes(text: str | None) -> tuple[int, ...] | None:
+    """Sizes as workloads.ranges reads them. Raises WorkloadError."""
+    return None if text is None else parse_ranges(text)
 
 
 def _shapes(n: str | None, k: str | None, model: str | None, layers: str) -> tuple[Shape, ...]:

@@ -12,6 +12,7 @@ import pytest
 from made_results import H200, a_record, a_run
 from streamlit.testing.v1 import AppTest
 
+from dashboard.settings import READ_ONLY_VARIABLE
 from db import queries
 from db.fleet import WorkerInfo, register_worker
 from db.records import DeviceInfo
@@ -204,8 +205,6 @@ def test_one_person_can_t_fill_the_fleet(staffed, open_sweep):
 
 
 def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
-    from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
-
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
 
     app = open_sweep()

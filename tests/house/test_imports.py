@@ -62,6 +62,7 @@ def test_no_room_imports_against_the_arrows():
         ("flexq_bench/stats/new.py", "db", "stats are pure functions"),
         ("kernels/new.py", "ray", "kernels store nothing and decide nothing"),
         ("dashboard/new.py", "sqlalchemy", "SQL is written in db only"),
+        ("dashboard/new.py", "flexq_bench.cli", "Nothing imports the command line"),
     ],
 )
 def test_an_import_against_the_arrows_is_noticed(house, module, imported, contract):
