@@ -1,5 +1,5 @@
-"""The database that the app reads, what a reader sees when it can't be read, and the one door
-through which people's words on alerts and their requests are written."""
+"""The database that the app reads, what a viewer sees when it can't be read or is empty, and the
+only functions of the app that write: states and notes of alerts, and requests."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 import streamlit as st
 
 from dashboard.settings import READ_ONLY_VARIABLE
-from dashboard.shared.formatting import as_text
+from dashboard.shared.formatting import as_code, as_text
 from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
 from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
 from db.verdict_store import decide_on_alert
+from flexq_bench.runs import command_lines
 
 
 def current_database() -> Database:
@@ -79,6 +80,19 @@ def errors_shown() -> Iterator[None]:
     except DatabaseError as error:
         st.error(as_text(str(error)), icon=":material/database_off:")
         st.stop()
+
+
+def say_that_it_is_empty(database: Database) -> None:
+    """Say that the database holds no results, and by which commands to fill it."""
+    measure = command_lines.command("run", "smoke", *command_lines.database_arguments(database))
+    load = command_lines.command(
+        "db", "import", "FILE", *command_lines.database_arguments(database)
+    )
+    st.info(
+        f"No results in {as_code(database.url)} yet. Measure something: {as_code(measure)}, or "
+        f"load records that another machine wrote: {as_code(load)}. Then reload this page.",
+        icon=":material/science:",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
+from dashboard.shared.formatting import as_text
+
 T = TypeVar("T")
 
 
-class Link:
+class Controls:
     """The controls of one page. A control at its default leaves nothing in the URL.
 
-    A link may ask for what isn't there any more: that is left out and named in `ignored`.
+    A URL may ask for what isn't there any more: that is left out and named in `ignored`.
     """
 
     def __init__(self, page: str) -> None:
@@ -78,6 +80,17 @@ class Link:
         value = place.toggle(label, key=self._prepare(name, (), stored), help=hint)
         self._write(name, [on] if value else [])
         return value
+
+    def warn_of_ignored(self, place: DeltaGenerator, reason: str) -> None:
+        """Name what the URL asked for in vain, if anything; reason: why it is left out."""
+        if self.ignored:
+            missing = ", ".join(as_text(name) for name in self.ignored)
+            place.warning(f"{reason}: {missing}.")
+
+    def offer_to_clear(self) -> None:
+        """A button in the side bar that clears the controls, where one is not at its default."""
+        if self.is_narrowed:
+            st.sidebar.button("Clear all", on_click=self.clear, icon=":material/filter_alt_off:")
 
     def clear(self) -> None:
         """Put every control of the page back to its default; for a button's callback."""

@@ -91,6 +91,12 @@ def narrowed(frame: pd.DataFrame, wanted: Mapping[str, Sequence[Any]]) -> pd.Dat
     return frame
 
 
+def interval_cells(name: str, interval: Interval | None) -> dict[str, float | None]:
+    """The columns `name`, `name_low` and `name_high` of a row; None: there is no interval."""
+    ends = (None,) * 3 if interval is None else (interval.estimate, interval.low, interval.high)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
 def _run(result: ResultRow) -> str:
     return result.run
 
@@ -100,8 +106,8 @@ def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:
     probe = is_probe(r.kernel)
     return {
         **{name: getattr(r, name) for name in COLUMNS if hasattr(r, name)},
-        **_ends("pct_of_floor", row.pct_of_floor),
-        **_ends("speedup", row.speedup),
+        **interval_cells("pct_of_floor", row.pct_of_floor),
+        **interval_cells("speedup", row.speedup),
         "label": kernel_label(r.kernel, r.variant),
         "half_width_pct": half_width_percent(r),
         "baseline": baseline,
@@ -109,13 +115,6 @@ def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:
         "is_probe": probe,
         "is_timed": r.status in ("ok", "noisy") and r.median_us is not None and not probe,
     }
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
-    low, estimate, high = (
-        (interval.low, interval.estimate, interval.high) if interval else (None, None, None)
-    )
-    return {name: estimate, f"{name}_low": low, f"{name}_high": high}
 
 
 def _correct(result: ResultRow) -> str:

@@ -9,7 +9,7 @@ from datetime import tzinfo
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
 
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, short_commit
 from db import queries
 from db.engine import Database
@@ -17,7 +17,7 @@ from db.errors import NotFoundError
 from db.queries import Filters, ResultRow, RunName, RunSummary
 from flexq_bench import accuracy, decode
 from flexq_bench.measure import machine_code as static
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 
 # Of runs that time no kernel by itself: what compilers made of them, and whole models.
 OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
@@ -63,20 +63,25 @@ def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunNa
     return recent
 
 
+def choose_suite(place: DeltaGenerator, controls: Controls, suites: Sequence[str]) -> str:
+    """The suite that the viewer chose; empty: any."""
+    return controls.one(
+        place, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
+    )
+
+
 def choose_runs(
     place: DeltaGenerator,
-    link: Link,
+    controls: Controls,
     database: Database,
     listed: Sequence[RunName],
     zone: tzinfo,
 ) -> ShownRuns:
     """What the viewer chose; by default the latest complete run of each GPU."""
     suites = sorted({run.suite for run in listed})
-    suite = link.one(
-        place, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
-    )
+    suite = choose_suite(place, controls, suites)
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
-    chosen = link.many(
+    chosen = controls.many(
         place,
         "run",
         "Runs",
@@ -125,8 +130,8 @@ def _unfinished(run: RunSummary, database: Database) -> str:
         "failed": "failed",
         "interrupted": "was interrupted",
     }.get(run.status, f"is {run.status}")
-    resume = invocation.command(
-        "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
+    resume = command_lines.command(
+        "run", "--resume", run.uuid[:8], *command_lines.database_arguments(database)
     )
     return (
         f"Run {as_code(run.uuid[:8])} {state}: {run.missing} of {run.planned} planned cases have "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import tzinfo
 from typing import Any
-from urllib.parse import urlencode
 
 from dashboard.shared.formatting import local_time, short_commit
+from dashboard.shared.links import page_address
 from db.gate_records import GATE_OUTCOMES, GateLimit
 from db.queries import GateRow
 
@@ -27,7 +27,7 @@ def gate_rows(
             "against": gate.base,
             "policy": f"{gate.policy}, version {gate.policy_version}, {gate.policy_hash[:8]}",
             "exit code": gate.exit_code,
-            "limits": "accuracy?" + urlencode({"model": model, "gate": gate.uuid[:8]}),
+            "limits": page_address("accuracy", model=model, gate=gate.uuid[:8]),
             "GPU": gate.gpu,
             "run": gate.run[:8],
             "when": local_time(gate.created_at, zone),

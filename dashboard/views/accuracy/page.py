@@ -10,7 +10,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
 from dashboard.shared.spreadsheet import harmless
 from dashboard.views.accuracy import charts
@@ -31,7 +31,7 @@ from db import queries
 from db.engine import Database
 from db.queries import GateRow, Score
 from flexq_bench.accuracy.results import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 
 _OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions
 _COMMITS = 20  # the newest, in the history
@@ -57,9 +57,9 @@ def page() -> None:
         if not models:
             _say_that_it_is_empty(database)
             return
-        link = Link("accuracy")
+        controls = Controls("accuracy")
         on_top = st.empty()
-        model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
         with database.session() as session:
             scores = queries.model_scores(session, model)
             latest = newest(scores)
@@ -74,13 +74,11 @@ def page() -> None:
             styles = kernel_styles((), [(name, "") for name in queries.scored_schemes(session)])
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
-    _show_gates(link, model, gates, names, database)
+    _show_gates(controls, model, gates, names, database)
     let_tables_be_painted()
     _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
-    if link.ignored:
-        missing = ", ".join(as_text(name) for name in link.ignored)
-        on_top.warning(f"Not stored, so not asked for: {missing}.")
+    controls.warn_of_ignored(on_top, "Not stored, so not asked for")
 
 
 def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
@@ -153,7 +151,7 @@ def _show_charts(
 
 
 def _show_gates(
-    link: Link,
+    controls: Controls,
     model: str,
     gates: Sequence[GateRow],
     names: Mapping[str, str],
@@ -161,11 +159,11 @@ def _show_gates(
 ) -> None:
     st.subheader("Gate history", anchor="gates")
     if not gates:
-        arguments = invocation.database_arguments(database)
+        arguments = command_lines.database_arguments(database)
         gate = ("gate", "accuracy", "--model", "DIR", "--policy", "FILE", "--data", "FILE")
         st.caption(
             f"No gate has judged {as_text(model)} yet. Let one: "
-            f"{as_code(invocation.command(*gate, *arguments))}"
+            f"{as_code(command_lines.command(*gate, *arguments))}"
         )
         return
     zone = zone_named(st.context.timezone)
@@ -177,7 +175,7 @@ def _show_gates(
         key="gates",
     )
     by_uuid = {gate.uuid: gate for gate in gates}
-    chosen = link.one(
+    chosen = controls.one(
         st.container(),
         "gate",
         "Limits of",
@@ -217,8 +215,8 @@ def _show_history(
 
 
 def _say_that_it_is_empty(database: Database) -> None:
-    arguments = invocation.database_arguments(database)
-    evaluate = invocation.command(
+    arguments = command_lines.database_arguments(database)
+    evaluate = command_lines.command(
         "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments
     )
     st.info(

@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_tables_be_painted
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
     as_change,
     as_code,
@@ -28,7 +28,7 @@ from db import queries
 from db.decisions import OPEN_STATES
 from db.engine import Database, Session
 from db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.runs.reproduction import reproduction
 from workloads.case import kernel_label
 
@@ -60,10 +60,10 @@ def page() -> None:
 
 
 def _show(database: Database, found: Sequence[AlertRow]) -> None:
-    link = Link(_URL)
+    controls = Controls(_URL)
     by_id = {row.id: row for row in found}
     newest = next((row for row in found if row.state in OPEN_STATES), found[0])
-    chosen = link.one(
+    chosen = controls.one(
         st.sidebar,
         _URL,
         "Alert",
@@ -83,7 +83,7 @@ def _show(database: Database, found: Sequence[AlertRow]) -> None:
     _show_commits(row, between)
     if members:
         _show_members(members)
-        member = _choose_member(link, members)
+        member = _choose_member(controls, members)
         let_tables_be_painted()
         with database.session() as session:
             kernels = queries.kernel_names(session)
@@ -98,7 +98,7 @@ def _show(database: Database, found: Sequence[AlertRow]) -> None:
 
 def _say_that_there_is_none(database: Database) -> None:
     gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default", "--alert")
-    command = invocation.command(*gate, *invocation.database_arguments(database))
+    command = command_lines.command(*gate, *command_lines.database_arguments(database))
     st.info(
         "No alert was ever opened. One is, when a commit that is compared with the one before it "
         f"turns out slower, or wrong: {as_code(command)}",
@@ -199,9 +199,9 @@ def _commits_in_words(row: DecisionRow) -> str:
     return f"{base}..{short_commit(row.head, dirty=False)}"
 
 
-def _choose_member(link: Link, members: Sequence[DecisionRow]) -> DecisionRow:
+def _choose_member(controls: Controls, members: Sequence[DecisionRow]) -> DecisionRow:
     by_uuid = {row.uuid: row for row in members}
-    chosen = link.one(
+    chosen = controls.one(
         st.container(),
         "verdict",
         "Evidence of",
@@ -210,9 +210,7 @@ def _choose_member(link: Link, members: Sequence[DecisionRow]) -> DecisionRow:
         shown=lambda uuid: _name(by_uuid[uuid]),
         written=lambda uuid: uuid[:8],
     )
-    if link.ignored:
-        missing = ", ".join(as_text(name) for name in link.ignored)
-        st.warning(f"Not a verdict of this alert, so not shown: {missing}.")
+    controls.warn_of_ignored(st.container(), "Not a verdict of this alert, so not shown")
     return by_uuid[chosen]
 
 

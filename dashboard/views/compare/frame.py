@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from dashboard.shared.results_frame import interval_cells
 from db.queries import DecisionRow, ResultRow
 from flexq_bench.runs.stored_comparison import StoredComparison, compare_labels, compare_stored
 from flexq_bench.stats import Interval, geometric_mean
@@ -128,9 +129,9 @@ def _cells(pair: Pair, result: ResultRow, decision: DecisionRow | None) -> dict[
         **_case_cells(result),
         "model": result.model,
         "layer": result.layer,
-        **_ends("base_us", pair.found.base_us),
-        **_ends("head_us", pair.found.head_us),
-        **_ends("ratio", pair.found.ratio),
+        **interval_cells("base_us", pair.found.base_us),
+        **interval_cells("head_us", pair.found.head_us),
+        **interval_cells("ratio", pair.found.ratio),
         "verdict": pair.found.verdict.value,
         "evidence": ONE_RUN if runs[0] == runs[1] else APART,
         "reason": pair.found.reason,
@@ -165,11 +166,6 @@ def _verdict_cells(decision: DecisionRow) -> dict[str, Any]:
 
 def _place(r: ResultRow) -> tuple[str, str, str, int, int, int]:
     return (r.gpu, r.stage, r.cache, r.m, r.n, r.k)
-
-
-def _ends(name: str, interval: Interval | None) -> dict[str, float | None]:
-    ends = (None,) * 3 if interval is None else (interval.estimate, interval.low, interval.high)
-    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
 
 
 def _ratio(row: Mapping[Any, Any]) -> Interval:

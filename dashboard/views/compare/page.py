@@ -8,14 +8,13 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Link
-from dashboard.shared.empty import say_that_it_is_empty
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
 from dashboard.shared.results_frame import narrowed
-from dashboard.shared.runs import OTHER_SUITES, list_runs, run_title
+from dashboard.shared.runs import OTHER_SUITES, choose_suite, list_runs, run_title
 from dashboard.views.compare import charts
 from dashboard.views.compare.frame import (
     APART,
@@ -30,7 +29,7 @@ from dashboard.views.compare.tables import show_means, show_rows
 from db import queries
 from db.engine import Database
 from db.queries import CommitRow, Filters
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import is_probe
@@ -58,21 +57,20 @@ def page() -> None:
         database = current_database()
         with database.session() as session:
             suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
-        link = Link("compare")
+        controls = Controls("compare")
         on_top = st.empty()
-        kind = link.one(st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True)
+        kind = controls.one(
+            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True
+        )
         for other in _SIDES:
             if other != kind:  # the link says what is shown, not what was looked at before
                 for side in ("base", "head"):
                     st.query_params.pop(f"{side}-{other}", None)
-        compared = _SIDES[kind](link, database, suites)
+        compared = _SIDES[kind](controls, database, suites)
         if compared is not None:
-            _show(link, database, compared)
-        if link.ignored:
-            missing = ", ".join(as_text(name) for name in link.ignored)
-            on_top.warning(f"Not stored, so not asked for: {missing}.")
-        if link.is_narrowed:
-            st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+            _show(controls, database, compared)
+        controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+        controls.offer_to_clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +84,16 @@ class _Compared:
     again: str
 
 
-def _two_runs(link: Link, database: Database, suites: Sequence[str]) -> _Compared | None:
+def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     listed = list_runs(database, names=("base-runs", "head-runs"))
     if not listed:
         say_that_it_is_empty(database)
         return None
-    suite = _suite(link, sorted({run.suite for run in listed}))
+    suite = choose_suite(st.sidebar, controls, sorted({run.suite for run in listed}))
     by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
     if len(by_uuid) < 2:
-        again = invocation.command(
-            "run", suite or "smoke", *invocation.database_arguments(database)
+        again = command_lines.command(
+            "run", suite or "smoke", *command_lines.database_arguments(database)
         )
         st.info(f"There is one run to compare with nothing. Measure again: {as_code(again)}")
         return None
@@ -103,7 +101,7 @@ def _two_runs(link: Link, database: Database, suites: Sequence[str]) -> _Compare
     newest = next(iter(by_uuid))
     alike = [u for u, run in by_uuid.items() if run.suite == by_uuid[newest].suite][1:]
     chosen = [
-        link.one(
+        controls.one(
             st.container(), f"{side}-runs", side.capitalize(), list(by_uuid), default,
             shown=lambda uuid: run_title(by_uuid[uuid], zone),
             written=lambda uuid: uuid[:8], always=True,
@@ -123,11 +121,11 @@ def _two_runs(link: Link, database: Database, suites: Sequence[str]) -> _Compare
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
     turns = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
-    again = invocation.command(*turns) if commits[0] != commits[1] else ""
+    again = command_lines.command(*turns) if commits[0] != commits[1] else ""
     return _Compared(frame, first, second, again)
 
 
-def _two_commits(link: Link, database: Database, suites: Sequence[str]) -> _Compared | None:
+def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     prefixes = [p for side in ("base", "head") for p in st.query_params.get_all(f"{side}-commits")]
     with database.session() as session:
         commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes)
@@ -136,19 +134,19 @@ def _two_commits(link: Link, database: Database, suites: Sequence[str]) -> _Comp
         return None
     if len(commits) < 2:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
-        judge = invocation.command(*gate, *invocation.database_arguments(database))
+        judge = command_lines.command(*gate, *command_lines.database_arguments(database))
         st.info(f"One commit is stored. Let two of them take turns: {as_code(judge)}")
         return None
     by_sha = {row.sha: row for row in commits}
     order = list(by_sha)
     sides = [
-        link.one(
+        controls.one(
             st.container(), f"{side}-commits", side.capitalize(), order, default,
             shown=lambda sha: _commit_title(by_sha[sha]), written=lambda sha: sha[:10], always=True,
         )
         for side, default in (("base", order[1]), ("head", order[0]))
     ]  # fmt: skip
-    suite = _suite(link, suites)
+    suite = choose_suite(st.sidebar, controls, suites)
     filters = Filters(suites=(suite,)) if suite else Filters()
     with database.session() as session:
         base, head = (queries.results_at_commit(session, sha, filters) for sha in sides)
@@ -162,10 +160,10 @@ def _two_commits(link: Link, database: Database, suites: Sequence[str]) -> _Comp
     )
     again = ["compare", *(sha[:10] for sha in sides), "--suite", suite or "nightly"]
     first, second = (short_commit(sha, dirty=False) for sha in sides)
-    return _Compared(frame, first, second, invocation.command(*again))
+    return _Compared(frame, first, second, command_lines.command(*again))
 
 
-def _two_kernels(link: Link, database: Database, suites: Sequence[str]) -> _Compared | None:
+def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     with database.session() as session:
         known = [s for s in queries.series_names(session) if s.metric == "time"]
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known if not is_probe(s.kernel)})
@@ -178,17 +176,19 @@ def _two_kernels(link: Link, database: Database, suites: Sequence[str]) -> _Comp
     first = BASELINE if BASELINE in labels else labels[0]
     second = next(label for label in labels if label != first)
     base, head = (
-        link.one(st.container(), f"{side}-kernels", side.capitalize(), labels, default, always=True)
+        controls.one(
+            st.container(), f"{side}-kernels", side.capitalize(), labels, default, always=True
+        )
         for side, default in (("base", first), ("head", second))
     )
-    suite = _suite(link, suites)
+    suite = choose_suite(st.sidebar, controls, suites)
     names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
     filters = Filters(kernels=names, suites=(suite,) if suite else ())
     with database.session() as session:
         results = queries.latest_results(session, filters)
     frame = compare_frame(pairs_of_labels(results, base, head))
     again = ["compare", base, head, "--suite", suite or "nightly"]
-    return _Compared(frame, base, head, invocation.command(*again))
+    return _Compared(frame, base, head, command_lines.command(*again))
 
 
 def _kernel_and_variant(label: str) -> tuple[str, str]:
@@ -200,18 +200,12 @@ def _kernel_and_variant(label: str) -> tuple[str, str]:
 _SIDES = {_RUNS: _two_runs, _COMMITS: _two_commits, _KERNELS: _two_kernels}
 
 
-def _suite(link: Link, suites: Sequence[str]) -> str:
-    return link.one(
-        st.sidebar, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
-    )
-
-
 def _commit_title(row: CommitRow) -> str:
     parts = (short_commit(row.sha, dirty=False), row.subject, row.author)
     return " · ".join(part for part in parts if part)
 
 
-def _show(link: Link, database: Database, compared: _Compared) -> None:
+def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if compared.frame.empty:
         how = f" Let them take turns: {as_code(compared.again)}" if compared.again else ""
         st.info(
@@ -219,7 +213,7 @@ def _show(link: Link, database: Database, compared: _Compared) -> None:
         )
         return
     wanted = {
-        column: link.many(
+        column: controls.many(
             st.sidebar, column, label, sorted(compared.frame[column].unique().tolist()),
             shown=lambda value: str(value) or "(none)",
         )

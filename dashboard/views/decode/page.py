@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
 from dashboard.shared.spreadsheet import harmless
 from dashboard.views.decode import charts
@@ -20,7 +20,7 @@ from dashboard.views.decode.serving import show_servings
 from db import queries
 from db.engine import Database
 from db.queries import DecodeRow
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 
 _GIB = 2**30
 _Lengths = tuple[int, int]  # prompt, new tokens
@@ -41,8 +41,8 @@ def page() -> None:
         if not models:
             _say_that_it_is_empty(database)
             return
-        link = Link("decode")
-        model = link.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        controls = Controls("decode")
+        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
         with database.session() as session:
             rows = queries.latest_decodes(session, model=model, also_failed=True)
             servings = queries.latest_servings(session, model=model)
@@ -50,29 +50,29 @@ def page() -> None:
     zone = zone_named(st.context.timezone)
     for name, label in (("gpu", "GPU"), ("weights", "Weights")):
         options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
-        chosen = link.one(st.sidebar, name, label, options, options[0])
+        chosen = controls.one(st.sidebar, name, label, options, options[0])
         rows = [row for row in rows if getattr(row, name) == chosen]
         servings = [row for row in servings if getattr(row, name) == chosen]
     if rows:
-        rows = _narrow(link, rows)
-    for missing in link.ignored:
+        rows = _narrow(controls, rows)
+    for missing in controls.ignored:
         st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
     if rows:
         _show(rows, styles, zone)
     else:
-        decode = invocation.command("decode", model, *invocation.database_arguments(database))
+        decode = command_lines.command("decode", model, *command_lines.database_arguments(database))
         st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
     if servings:
         show_servings(servings, styles, zone)
 
 
-def _narrow(link: Link, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
     """The rows that may stand in one chart: of one width of the cache, and lengths."""
     widths = sorted({row.kv_bits for row in rows}, reverse=True)
-    bits = link.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    bits = controls.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
     rows = [row for row in rows if row.kv_bits == bits]
     lengths = sorted({_lengths(row) for row in rows})
-    wanted = link.one(
+    wanted = controls.one(
         st.container(),
         "tokens",
         "Tokens",
@@ -160,8 +160,8 @@ def _half_width(row: DecodeRow) -> float | None:
 
 
 def _say_that_it_is_empty(database: Database) -> None:
-    arguments = invocation.database_arguments(database)
-    decode = invocation.command("decode", "llama-7b", *arguments)
+    arguments = command_lines.database_arguments(database)
+    decode = command_lines.command("decode", "llama-7b", *arguments)
     st.info(
         f"No model was decoded yet. Do it, on a GPU: {as_code(decode)}", icon=":material/speed:"
     )

@@ -25,7 +25,7 @@ from db import queries
 from db.engine import Database
 from db.fleet import LIVE_WORKER_STATES
 from db.queries import OffsetRow, WorkerRow
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 
 _LISTED = 100  # of each kind, newest first
 _RUNS = 20
@@ -89,7 +89,7 @@ def _show_workers(
     live = [worker for worker in workers if worker.state in LIVE_WORKER_STATES]
     silent = [worker for worker in live if is_silent(worker, now)]
     if not live:
-        start = invocation.command("worker", *invocation.database_arguments(database))
+        start = command_lines.command("worker", *command_lines.database_arguments(database))
         st.info(
             f"No worker is alive. On a machine with a GPU: {as_code(start)}",
             icon=":material/power_off:",

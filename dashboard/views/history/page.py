@@ -12,21 +12,21 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.head_start import let_figure_be_painted
 from dashboard.shared import history_chart
 from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Link
-from dashboard.shared.empty import say_that_it_is_empty
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
 from dashboard.shared.history_frame import history_frame
+from dashboard.shared.links import page_address
 from dashboard.shared.spreadsheet import harmless
 from dashboard.views.history.patterns import NEWEST, pattern_frame
 from dashboard.views.measurement import page as measurement
 from db import queries
 from db.engine import Database
 from db.queries import HistoryPoint, ReleaseRow, SeriesName
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from workloads.models import load_catalog
 from workloads.probes import is_probe
 
@@ -59,14 +59,11 @@ def page() -> None:
         if not known:
             say_that_it_is_empty(database)
             return
-        link = Link("history")
+        controls = Controls("history")
         on_top = st.empty()
-        drawn = _show(link, database, known)
-        if link.ignored:
-            missing = ", ".join(as_text(name) for name in link.ignored)
-            on_top.warning(f"Not among the stored series, so not asked for: {missing}.")
-        if link.is_narrowed:
-            st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+        drawn = _show(controls, database, known)
+        controls.warn_of_ignored(on_top, "Not among the stored series, so not asked for")
+        controls.offer_to_clear()
         if drawn is not None:
             let_figure_be_painted()
             _show_patterns(drawn)
@@ -82,19 +79,19 @@ class _Drawn:
     histories: Mapping[SeriesName, Sequence[HistoryPoint]]
 
 
-def _show(link: Link, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
+def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
     """The controls and the chart; None: there is nothing to draw, and why was said."""
     metrics = sorted({series.metric for series in known})
     default = _TIME if _TIME in metrics else metrics[0]
-    metric = link.one(st.sidebar, "metric", "Metric", metrics, default)
-    chosen = _narrow(link, [series for series in known if series.metric == metric])
+    metric = controls.one(st.sidebar, "metric", "Metric", metrics, default)
+    chosen = _narrow(controls, [series for series in known if series.metric == metric])
     shown = _ABSOLUTE
     if metric == _TIME:
         ways = [_ABSOLUTE, _OF_FLOOR, _RELATIVE]
-        shown = link.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
+        shown = controls.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
     release = None
     if shown == _RELATIVE:
-        release = _choose_release(link, database)
+        release = _choose_release(controls, database)
         if release is None:
             return None
     if not chosen:
@@ -139,18 +136,18 @@ def _draw(figure: go.Figure) -> None:
             st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
 
 
-def _choose_release(link: Link, database: Database) -> ReleaseRow | None:
+def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None:
     with database.session() as session:
         known = [one for one in queries.releases(session) if one.topo_order is not None]
     if not known:
-        keep = invocation.command("db", "tags", *invocation.database_arguments(database))
+        keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
         st.info(
             "No release is stored. In a clone of the repository, remember its tags: "
             f"{as_code(keep)}",
             icon=":material/sell:",
         )
         return None
-    return link.one(
+    return controls.one(
         st.sidebar,
         "release",
         "Release",
@@ -173,20 +170,20 @@ def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[s
     return series.metric, series.unit
 
 
-def _narrow(link: Link, series: Sequence[SeriesName]) -> list[SeriesName]:
+def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName]:
     found = list(series)
     for field, label in _FILTERS.items():
         options = sorted({getattr(one, field) for one in series})
-        wanted = link.many(
+        wanted = controls.many(
             st.sidebar, field, label, options, shown=lambda value: str(value) or "(none)"
         )
         if wanted:
             found = [one for one in found if getattr(one, field) in wanted]
     shapes = sorted({(one.n, one.k) for one in series})
     places = _places_in_models(shapes)
-    model = link.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
-    layer = link.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
-    shape = link.many(
+    model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
+    layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
+    shape = controls.many(
         st.sidebar,
         "shape",
         "N × K",
@@ -259,8 +256,11 @@ def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
             "low": frame["low"],
             "high": frame["high"],
             "epoch": frame["epoch"],
-            "run": [f"results?run={uuid[:8]}" for uuid in frame["run"]],
-            "samples": [f"{measurement.URL}?uuid={uuid}" for uuid in frame["measurement"]],
+            "run": [page_address("results", run=uuid[:8]) for uuid in frame["run"]],
+            "samples": [
+                page_address(measurement.URL, **measurement.link_of(uuid))
+                for uuid in frame["measurement"]
+            ],
             "measured": frame["created_at"].dt.tz_convert(zone),
         }
     )

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.head_start import let_figure_be_painted
 from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Link
-from dashboard.shared.empty import say_that_it_is_empty
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.layer_chart import places_of
 from dashboard.shared.results_frame import narrowed, results_frame
@@ -23,7 +22,7 @@ from dashboard.views.kernels.speedup_map import speedup_map, widest_percent
 from db import queries
 from db.engine import Database
 from db.queries import Filters, ResultRow
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import is_probe
@@ -52,14 +51,11 @@ def page() -> None:
         if not gpus:
             say_that_it_is_empty(database)
             return
-        link = Link("kernels")
+        controls = Controls("kernels")
         on_top = st.empty()
-        points = _show(link, database, gpus)
-        if link.ignored:
-            missing = ", ".join(as_text(name) for name in link.ignored)
-            on_top.warning(f"Not among these results, so not asked for: {missing}.")
-        if link.is_narrowed:
-            st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+        points = _show(controls, database, gpus)
+        controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+        controls.offer_to_clear()
         if points is not None:
             let_figure_be_painted()
             _show_reach(points)
@@ -76,10 +72,10 @@ class _Shown:
     styles: dict[str, Style]
 
 
-def _show(link: Link, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
+def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """The controls and the view; of a roofline its points, which a table sums up."""
-    gpu = link.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
-    view = link.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
+    gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    view = controls.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
     with database.session() as session:
         results = [
             result
@@ -96,11 +92,11 @@ def _show(link: Link, database: Database, gpus: Sequence[str]) -> pd.DataFrame |
         return None
     labels = sorted({kernel_label(result.kernel, result.variant) for result in results})
     default = BASELINE if BASELINE in labels else labels[0]
-    baseline = link.one(st.sidebar, "baseline", "Baseline", labels, default)
+    baseline = controls.one(st.sidebar, "baseline", "Baseline", labels, default)
     frame = results_frame(results, baseline, across_runs=True)
     frame["one_run"] = _are_of_one_run(results, frame, baseline)
     wanted = {
-        column: link.many(
+        column: controls.many(
             st.sidebar,
             column,
             label,
@@ -109,14 +105,14 @@ def _show(link: Link, database: Database, gpus: Sequence[str]) -> pd.DataFrame |
         )
         for column, label in _FILTERS.items()
     }
-    cache = _choose(link, frame, "cache", "Cache")
+    cache = _choose(controls, frame, "cache", "Cache")
     narrow = narrowed(frame, wanted | {"cache": (cache,)})
     if narrow.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
         return None
     used = zip(frame["kernel"], frame["variant"], strict=True)
     return _VIEWS[view](
-        link, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used))
+        controls, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used))
     )
 
 
@@ -131,19 +127,19 @@ def _are_of_one_run(results: Sequence[ResultRow], frame: pd.DataFrame, baseline:
     return [of_baseline.get(key) == run for key, run in zip(keys, frame["run"], strict=True)]
 
 
-def _choose(link: Link, frame: pd.DataFrame, column: str, label: str) -> str:
+def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
     options = sorted(frame[column].unique().tolist())
-    chosen: str = link.one(st.sidebar, column, label, options, options[0])
+    chosen: str = controls.one(st.sidebar, column, label, options, options[0])
     return chosen
 
 
-def _stage_of(link: Link, shown: _Shown) -> pd.DataFrame:
-    stage = _choose(link, shown.frame, "stage", "Stage")
+def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
+    stage = _choose(controls, shown.frame, "stage", "Stage")
     return shown.frame[shown.frame["stage"] == stage]
 
 
-def _show_roofline(link: Link, shown: _Shown) -> pd.DataFrame | None:
-    points = roofline_frame(_stage_of(link, shown))
+def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
+    points = roofline_frame(_stage_of(controls, shown))
     if points.empty:
         st.info("No floor was measured beside these results, so there is no roof to draw.")
         return None
@@ -180,12 +176,12 @@ def _show_reach(points: pd.DataFrame) -> None:
     st.caption("100 · floor / median (%) over the results drawn: lowest, median, highest.")
 
 
-def _show_map(link: Link, shown: _Shown) -> None:
-    frame = _stage_of(link, shown)
+def _show_map(controls: Controls, shown: _Shown) -> None:
+    frame = _stage_of(controls, shown)
     tokens = sorted(frame["m"].unique().tolist())
     fullest = frame.groupby("m")["speedup"].count().sort_values(ascending=False, kind="stable")
     nothing = f"the {_MAPS} with the most results"
-    chosen = link.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
+    chosen = controls.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
     drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
     compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
     st.subheader(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
@@ -193,7 +189,7 @@ def _show_map(link: Link, shown: _Shown) -> None:
         st.info(
             f"{as_text(shown.baseline)} and another kernel were never timed on the same shape: "
             "choose another baseline, or measure both: "
-            f"{as_code(invocation.command('run', 'paper-fig10'))}"
+            f"{as_code(command_lines.command('run', 'paper-fig10'))}"
         )
         return
     st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
@@ -206,16 +202,16 @@ def _show_map(link: Link, shown: _Shown) -> None:
     )
 
 
-def _show_ablation(link: Link, shown: _Shown) -> None:
-    frame = _stage_of(link, shown)
+def _show_ablation(controls: Controls, shown: _Shown) -> None:
+    frame = _stage_of(controls, shown)
     counted = frame[frame["is_timed"]].groupby("kernel")["label"].nunique()
     steps = sorted(counted[counted > 1].index)
     if not steps:
-        measure = as_code(invocation.command("run", "paper-table6"))
+        measure = as_code(command_lines.command("run", "paper-table6"))
         st.info(f"No kernel has two variants here. Measure the steps of FlexQ's: {measure}")
         return
-    controls = st.container(horizontal=True, gap="large")
-    kernel = link.one(controls, "steps", "Steps of", steps, steps[0])
+    row = st.container(horizontal=True, gap="large")
+    kernel = controls.one(row, "steps", "Steps of", steps, steps[0])
     of_kernel = frame[(frame["kernel"] == kernel) & frame["is_timed"]]
     variants = of_kernel.groupby(["model", "layer", "n", "k"])["label"].transform("nunique")
     of_kernel = of_kernel[variants > 1]
@@ -223,8 +219,8 @@ def _show_ablation(link: Link, shown: _Shown) -> None:
         st.info(f"No shape has two variants of {as_text(kernel)}: measure them on one shape.")
         return
     places = places_of(of_kernel)
-    place = link.one(
-        controls, "shape", "Shape", places, places[0], shown=lambda one: one.name,
+    place = controls.one(
+        row, "shape", "Shape", places, places[0], shown=lambda one: one.name,
         written=lambda one: f"{one.n}x{one.k}",
     )  # fmt: skip
     on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
@@ -244,21 +240,21 @@ def _show_ablation(link: Link, shown: _Shown) -> None:
     )
 
 
-def _show_stages(link: Link, shown: _Shown) -> None:
+def _show_stages(controls: Controls, shown: _Shown) -> None:
     with shown.database.session() as session:
         of_linear = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
         beside = queries.results_table(session, of_linear) if of_linear.runs else []
     points = stages_frame(shown.frame, shown.results, beside)
     if points.empty:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
-        measure = as_code(invocation.command("sweep", *both))
+        measure = as_code(command_lines.command("sweep", *both))
         st.info(
             "No kernel was timed in both stages on one shape: gemm takes packed operands, linear "
             f"quantizes and packs the activations too. Measure both: {measure}"
         )
         return
     tokens = sorted(points["m"].unique().tolist())
-    m = link.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    m = controls.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
     part = points[points["m"] == m]
     st.plotly_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(
@@ -299,7 +295,7 @@ def _show_stages(link: Link, shown: _Shown) -> None:
     )
 
 
-_VIEWS: dict[str, Callable[[Link, _Shown], pd.DataFrame | None]] = {
+_VIEWS: dict[str, Callable[[Controls, _Shown], pd.DataFrame | None]] = {
     _ROOFLINE: _show_roofline,
     _MAP: _show_map,
     _ABLATION: _show_ablation,

@@ -8,9 +8,8 @@ from datetime import tzinfo
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
-from dashboard.shared.controls import Link
-from dashboard.shared.empty import say_that_it_is_empty
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
     as_change,
     as_code,
@@ -19,7 +18,7 @@ from dashboard.shared.formatting import (
     short_commit,
     zone_named,
 )
-from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise
+from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
 from dashboard.shared.spreadsheet import harmless
 from dashboard.views.alert import page as alert
 from dashboard.views.overview.tables import problem_rows, run_rows
@@ -27,10 +26,9 @@ from db import queries
 from db.decisions import OPEN_STATES
 from db.engine import Database
 from db.queries import AlertRow, FalseAlarmRow, NightRow
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 
-_ANY = ""
 _LISTED = 30  # open alerts; who has more of them needs the table of `alerts list`
 
 
@@ -97,7 +95,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
     st.subheader("Verdicts of the latest night", anchor=False)
     if not nights:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
-        judge = invocation.command(*gate, "--alert", *invocation.database_arguments(database))
+        judge = command_lines.command(*gate, "--alert", *command_lines.database_arguments(database))
         st.info(
             "No verdict is stored yet. Let a commit and the one before it take turns on a GPU: "
             f"{as_code(judge)}",
@@ -127,7 +125,7 @@ def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone:
     st.subheader("False alarms", anchor=False)
     if not rates:
         gate = ("gate", "perf", "--base", "HEAD", "--head", "HEAD", "--policy", "default")
-        canary = invocation.command(*gate, *invocation.database_arguments(database))
+        canary = command_lines.command(*gate, *command_lines.database_arguments(database))
         st.info(
             "The rate is not known: no commit was compared with itself yet. "
             f"Do it: {as_code(canary)}",
@@ -145,11 +143,9 @@ def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone:
 
 def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     st.subheader("Latest runs", anchor=False)
-    link = Link("overview")
-    suite = link.one(
-        st.sidebar, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
-    )
-    for missing in link.ignored:
+    controls = Controls("overview")
+    suite = choose_suite(st.sidebar, controls, suites)
+    for missing in controls.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
     with database.session() as session:
         wanted = suite or None

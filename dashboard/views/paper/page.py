@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown
 from dashboard.head_start import let_figure_be_painted
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.spreadsheet import harmless, to_csv
 from dashboard.views.paper.charts import beside_each_other
@@ -19,7 +19,7 @@ from db import queries
 from db.engine import Database
 from db.queries import Filters
 from db.reference_store import ReferenceInfo
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.published import absent_tables
@@ -41,22 +41,17 @@ def page() -> None:
         with database.session() as session:
             stated = queries.reference_values(session)
         if stated:
-            link = Link("paper")
+            controls = Controls("paper")
             on_top = st.empty()
-            drawn = _show(link, database, stated)
-            if link.ignored:
-                missing = ", ".join(as_text(name) for name in link.ignored)
-                on_top.warning(f"Not published, so not asked for: {missing}.")
-            if link.is_narrowed:
-                st.sidebar.button(
-                    "Clear all", on_click=link.clear, icon=":material/filter_alt_off:"
-                )
+            drawn = _show(controls, database, stated)
+            controls.warn_of_ignored(on_top, "Not published, so not asked for")
+            controls.offer_to_clear()
             if drawn is not None:
                 let_figure_be_painted()
                 _show_table(drawn)
         else:
-            arguments = invocation.database_arguments(database)
-            upgrade = invocation.command("db", "upgrade", *arguments)
+            arguments = command_lines.database_arguments(database)
+            upgrade = command_lines.command("db", "upgrade", *arguments)
             st.info(
                 f"No published number is stored in {as_code(database.url)}. They come with the "
                 f"program: {as_code(upgrade)}. Then reload this page.",
@@ -65,11 +60,13 @@ def page() -> None:
         _show_absent()
 
 
-def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> pd.DataFrame | None:
+def _show(
+    controls: Controls, database: Database, stated: Sequence[ReferenceInfo]
+) -> pd.DataFrame | None:
     """The controls and the chart; what passes the filters, or None and why was said."""
-    paper = link.many(st.sidebar, "paper", "Paper", sorted({one.source for one in stated}))
-    metric = link.many(st.sidebar, "metric", "What", sorted({one.metric for one in stated}))
-    measured_only = link.switch(
+    paper = controls.many(st.sidebar, "paper", "Paper", sorted({one.source for one in stated}))
+    metric = controls.many(st.sidebar, "metric", "What", sorted({one.metric for one in stated}))
+    measured_only = controls.switch(
         st.sidebar, "measured", "Only what is measured here",
         hint="Leave out what a paper states and this database has nothing of.",
     )  # fmt: skip
@@ -92,7 +89,9 @@ def _show(link: Link, database: Database, stated: Sequence[ReferenceInfo]) -> pd
         "is the ratio, not the time."
     )
     if frame["ours"].isna().all():
-        measure = invocation.command("run", "paper-fig10", *invocation.database_arguments(database))
+        measure = command_lines.command(
+            "run", "paper-fig10", *command_lines.database_arguments(database)
+        )
         st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
     if (frame["unit"] == "×").any():
         st.plotly_chart(beside_each_other(frame), key="paper")

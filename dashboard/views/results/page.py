@@ -5,11 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.controls import Link
-from dashboard.shared.empty import say_that_it_is_empty
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
 from dashboard.shared.results_frame import as_csv, narrowed, results_frame
 from dashboard.shared.results_table import show_table
@@ -24,7 +23,7 @@ from dashboard.views.results import charts
 from db import queries
 from db.engine import Database
 from db.queries import ResultRow, RunName
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import is_probe
@@ -64,19 +63,16 @@ def _show(database: Database) -> None:
     if not listed:
         say_that_it_is_empty(database)
         return
-    link = Link("results")
+    controls = Controls("results")
     on_top = st.empty()
-    _show_runs(link, database, listed)
-    if link.ignored:
-        missing = ", ".join(as_text(name) for name in link.ignored)
-        on_top.warning(f"Not among these results, so not asked for: {missing}.")
-    if link.is_narrowed:
-        st.sidebar.button("Clear all", on_click=link.clear, icon=":material/filter_alt_off:")
+    _show_runs(controls, database, listed)
+    controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+    controls.offer_to_clear()
 
 
-def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
+def _show_runs(controls: Controls, database: Database, listed: list[RunName]) -> None:
     zone = zone_named(st.context.timezone)
-    shown = choose_runs(st.sidebar, link, database, listed, zone)
+    shown = choose_runs(st.sidebar, controls, database, listed, zone)
     if shown.runs:
         st.caption(describe_runs(shown, zone))
     for line in advise(shown, listed, database):
@@ -85,9 +81,9 @@ def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
     if not results:
         _say_that_nothing_came(shown)
         return
-    baseline = _choose_baseline(link, results)
+    baseline = _choose_baseline(controls, results)
     frame = results_frame(results, baseline)
-    filtered = _narrow(link, frame)
+    filtered = _narrow(controls, frame)
     if filtered.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
         return
@@ -104,17 +100,17 @@ def _show_runs(link: Link, database: Database, listed: list[RunName]) -> None:
         icon=":material/download:",
     )
     let_tables_be_painted()
-    _show_charts(link, filtered, baseline, kernel_styles(kernels, used))
+    _show_charts(controls, filtered, baseline, kernel_styles(kernels, used))
 
 
-def _choose_baseline(link: Link, results: list[ResultRow]) -> str:
+def _choose_baseline(controls: Controls, results: list[ResultRow]) -> str:
     labels = sorted({kernel_label(r.kernel, r.variant) for r in results if not is_probe(r.kernel)})
     default = BASELINE if BASELINE in labels else next(iter(labels), BASELINE)
-    return link.one(st.sidebar, "baseline", "Baseline", labels, default)
+    return controls.one(st.sidebar, "baseline", "Baseline", labels, default)
 
 
-def _narrow(link: Link, frame: pd.DataFrame) -> pd.DataFrame:
-    probes = frame["is_probe"].any() and link.switch(
+def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
+    probes = frame["is_probe"].any() and controls.switch(
         st.sidebar,
         "probes",
         "Floors and the empty kernel",
@@ -123,7 +119,7 @@ def _narrow(link: Link, frame: pd.DataFrame) -> pd.DataFrame:
     )
     listed = frame if probes else frame[~frame["is_probe"]]
     wanted = {
-        column: link.many(
+        column: controls.many(
             st.sidebar,
             column,
             label,
@@ -135,15 +131,17 @@ def _narrow(link: Link, frame: pd.DataFrame) -> pd.DataFrame:
     return narrowed(listed, wanted)
 
 
-def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[str, Style]) -> None:
+def _show_charts(
+    controls: Controls, frame: pd.DataFrame, baseline: str, styles: dict[str, Style]
+) -> None:
     timed = frame[frame["is_timed"]]
     if timed.empty:
         st.info("Nothing to draw: no result here is both right and timed. The table says why.")
         return
-    controls = st.container(horizontal=True, gap="large")
+    row = st.container(horizontal=True, gap="large")
     groups = list(dict.fromkeys(zip(timed["gpu"], timed["run"], strict=True)))
-    gpu, run = link.one(
-        controls,
+    gpu, run = controls.one(
+        row,
         "chart",
         "Charts of",
         groups,
@@ -153,8 +151,8 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
     )
     part = timed[(timed["gpu"] == gpu) & (timed["run"] == run)]
     paths = sorted(set(zip(part["stage"], part["cache"], strict=True)))
-    stage, cache = link.one(
-        controls,
+    stage, cache = controls.one(
+        row,
         "chart-stage",
         "Stage",
         paths,
@@ -165,7 +163,7 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
     )
     part = part[(part["stage"] == stage) & (part["cache"] == cache)]
     tokens = sorted(part["m"].unique().tolist())
-    m = link.one(controls, "chart-m", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    m = controls.one(row, "chart-m", "M (tokens)", tokens, tokens[0], in_a_row=True)
     part = part[part["m"] == m]
 
     st.subheader(f"Speed-up over {as_text(baseline)}", anchor=False)
@@ -175,7 +173,7 @@ def _show_charts(link: Link, frame: pd.DataFrame, baseline: str, styles: dict[st
     elif (part["label"] == baseline).all():
         st.info(
             f"Only {as_text(baseline)} is here: choose another baseline, or measure other kernels "
-            f"in the same run, for example {as_code(invocation.command('run', 'smoke'))}"
+            f"in the same run, for example {as_code(command_lines.command('run', 'smoke'))}"
         )
     else:
         st.info(

@@ -18,7 +18,7 @@ from db.errors import DatabaseError
 from db.queries import WorkerRow
 from db.requests import RequestInfo
 from flexq_bench.errors import FlexqError
-from flexq_bench.runs import command_lines as invocation
+from flexq_bench.runs import command_lines
 from flexq_bench.runs.sweep import CACHES, STAGES
 from flexq_bench.runs.sweep_text import parse_sweep
 from kernels.errors import KernelError
@@ -58,7 +58,7 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
         st.success(as_text(saved), icon=":material/check:")
     devices = _alive(database, workers, now)
     if not devices:
-        start = invocation.command("worker", *invocation.database_arguments(database))
+        start = command_lines.command("worker", *command_lines.database_arguments(database))
         st.warning(
             "No worker is alive, so nobody would measure it. Start one on a machine with a GPU: "
             f"{as_code(start)}",

@@ -9,7 +9,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.colors import kernel_styles
-from dashboard.shared.controls import Link
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
 from dashboard.shared.results_frame import results_frame
 from dashboard.shared.results_table import show_table
@@ -55,26 +55,24 @@ def _show_requests(database: Database) -> None:
     if not listed:
         st.info("Nobody has asked for a sweep yet.")
         return
-    link = Link("sweep")
+    controls = Controls("sweep")
     on_top = st.empty()
     zone = zone_named(st.context.timezone)
     by_uuid = {row.uuid: row for row in listed}
-    chosen = link.one(
+    chosen = controls.one(
         st.container(), "request", "Request", list(by_uuid), listed[0].uuid,
         shown=lambda uuid: _title(by_uuid[uuid], zone), written=lambda uuid: uuid[:8], always=True,
     )  # fmt: skip
-    controls = st.container(horizontal=True, gap="large")
+    row = st.container(horizontal=True, gap="large")
     sizes = [axis for axis in AXES if _varies(by_uuid[chosen], axis)] or ["m"]
-    axis = link.one(
-        controls, "over", "Over", sizes, sizes[0], shown=lambda name: AXES[name], in_a_row=True
+    axis = controls.one(
+        row, "over", "Over", sizes, sizes[0], shown=lambda name: AXES[name], in_a_row=True
     )
-    value = link.one(
-        controls, "show", "Show", list(VALUES), "median_us",
+    value = controls.one(
+        row, "show", "Show", list(VALUES), "median_us",
         shown=lambda name: VALUES[name][0], in_a_row=True,
     )  # fmt: skip
-    if link.ignored:
-        missing = ", ".join(as_text(name) for name in link.ignored)
-        on_top.warning(f"Not asked for, so not shown: {missing}.")
+    controls.warn_of_ignored(on_top, "Not asked for, so not shown")
     is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
     watch = st.fragment(_watch, run_every=_EVERY_S if is_open else None)
     watch(database, chosen, axis, value, is_open=is_open)
