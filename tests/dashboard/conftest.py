@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-sys.path.insert(0, str(Path(__file__).parent))  # its helpers `made_results` and `browsing`
+sys.path.insert(0, str(Path(__file__).parent))  # its helpers: made_results, page_content, …
 
 from browsing import dashboard_on, headless
 from made_results import COMMIT, H200, records_of
+from page_content import OpenPage
 
 from dashboard import head_start
 from db.engine import Session, open_database
@@ -85,7 +87,7 @@ def filled(store: Store) -> Store:
 
 
 @pytest.fixture
-def open_app() -> Iterator[Callable[..., AppTest]]:
+def open_app() -> Iterator[OpenPage]:
     """Opens the app as a browser would, at a link if one is given; a page must never raise."""
 
     def opened(**link: str | list[str]) -> AppTest:
@@ -101,7 +103,7 @@ def open_app() -> Iterator[Callable[..., AppTest]]:
 
 
 @pytest.fixture
-def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
+def open_page(open_app: OpenPage) -> OpenPage:
     """open_page("results", m="8"): one page by itself.
 
     AppTest opens the app's first page only, and loses that one at the second run.
@@ -118,6 +120,30 @@ def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
         return app
 
     return opened
+
+
+def _opening(page: str) -> Any:
+    """A fixture that opens one page: open_alert(alert="3")."""
+
+    @pytest.fixture(name=f"open_{page}")
+    def opening(open_page: OpenPage) -> OpenPage:
+        return partial(open_page, page)
+
+    return opening
+
+
+open_overview = _opening("overview")
+open_alert = _opening("alert")
+open_history = _opening("history")
+open_measurement = _opening("measurement")
+open_compare = _opening("compare")
+open_kernels = _opening("kernels")
+open_sweep = _opening("sweep")
+open_paper = _opening("paper")
+open_results = _opening("results")
+open_accuracy = _opening("accuracy")
+open_decode = _opening("decode")
+open_fleet = _opening("fleet")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 from made_results import H200, a_record, a_run
+from page_content import words
 from streamlit.testing.v1 import AppTest
 
 from dashboard.settings import READ_ONLY_VARIABLE
@@ -25,18 +24,12 @@ from db.requests import (
 )
 from flexq_bench.fleet.requests import LIMITS
 
-Opened = Callable[..., AppTest]
 CPU = "A CPU"
 
 
 def now() -> datetime:
     """When it is asked: a worker that was heard of at import is silent by the time of its test."""
     return datetime.now(UTC)
-
-
-@pytest.fixture
-def open_sweep(open_page: Opened) -> Opened:
-    return partial(open_page, "sweep")
 
 
 @pytest.fixture
@@ -74,11 +67,6 @@ def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> 
         if state != "running":
             finish_request(session, info.uuid, state, detail="", at=now())
     return info
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error, *app.success]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
 
 
 def field(app: AppTest, label: str) -> Any:

@@ -1,4 +1,4 @@
-"""The form in which people say what they know of an alert."""
+"""The form that triages an alert: its state and a note."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def show_form(alert: AlertRow, events: int) -> None:
     events: how many the alert has. Who fills in the form while somebody else changes the alert is
     told, and keeps what they wrote.
     """
-    st.subheader("Say what you know", anchor=False)
+    st.subheader("Triage", anchor=False)
     if is_read_only():
         st.caption("This dashboard is read-only: states and notes can't be changed here.")
         return

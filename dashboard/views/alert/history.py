@@ -1,4 +1,4 @@
-"""How the series of a verdict went: around the commits of its alert, and on each kind of GPU."""
+"""The history of a verdict's series: around the commits of its alert, and on each kind of GPU."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def show_series(
     frame = history_frame(own)
     if frame.empty:
         st.info(
-            "No accepted result of this series is stored: its verdict comes from the two commits "
-            "taking turns alone. The nightly run adds to it."
+            "No accepted result of this series is stored: its verdict comes from the interleaved "
+            "A/B measurement alone. The nightly run adds to it."
         )
     else:
         figure = history_chart.history(frame, styles, "median time", "µs")

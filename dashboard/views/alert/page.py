@@ -221,14 +221,14 @@ def _name(row: DecisionRow) -> str:
 
 
 def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
-    st.subheader("See it again", anchor=False)
+    st.subheader("Reproduce", anchor=False)
     again = reproduction(row, member, database)
     st.markdown("Compute the verdicts again from their evidence:")
     st.code(again.explain, language=None, wrap_lines=True)
     if again.compare is None or again.bisect is None:
         st.caption("There is no last good commit to compare with.")
         return
-    st.markdown("Let the two commits take turns again, in a clone that holds both:")
+    st.markdown("Repeat the interleaved A/B measurement, in a clone that holds both commits:")
     if again.suite:
         st.caption("No suite of the package has this shape. Save this as the file that is named:")
         st.code(again.suite, language="toml")
@@ -238,7 +238,7 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
 
 
 def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
-    st.subheader("What happened to it", anchor=False)
+    st.subheader("Events", anchor=False)
     table = [
         {
             "when": local_time(event.created_at, zone),

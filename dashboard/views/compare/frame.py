@@ -16,12 +16,12 @@ from flexq_bench.stats import Interval, geometric_mean
 from flexq_bench.verdicts import Verdict
 from workloads.case import kernel_label
 
-TURNS = "took turns, 99 %"
+INTERLEAVED = "interleaved A/B, 99 %"
 ONE_RUN = "one run, 95 %"
 APART = "separate runs, 95 %"
 
 # Times in µs; `ratio` is head / base. _low and _high are ends of the interval that `evidence`
-# names: two-sided at 95 %, or one-sided bounds at 99 % where the sides took turns.
+# names: two-sided at 95 %, or one-sided bounds at 99 % of an interleaved A/B measurement.
 COLUMNS = {
     "label": "str",
     "model": "str",
@@ -85,8 +85,8 @@ def compare_frame(
 ) -> pd.DataFrame:
     """The worst first: wrong, slower, ambiguous, the same, faster, and what has no data last.
 
-    decisions: by series, of these two sides while they took turns: they win over what two runs
-    say, and stand alone where neither side's run has the case.
+    decisions: by series, of interleaved A/B measurements of these two sides: they win over what
+    two runs say, and stand alone where neither side's run has the case.
     """
     left = dict(decisions or {})
     rows = []
@@ -159,7 +159,7 @@ def _verdict_cells(decision: DecisionRow) -> dict[str, Any]:
         "ratio_low": low,
         "ratio_high": high,
         "verdict": decision.verdict,
-        "evidence": TURNS,
+        "evidence": INTERLEAVED,
         "reason": decision.reason,
     }
 

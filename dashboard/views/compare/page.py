@@ -18,8 +18,8 @@ from dashboard.shared.runs import OTHER_SUITES, choose_suite, list_runs, run_tit
 from dashboard.views.compare import charts
 from dashboard.views.compare.frame import (
     APART,
+    INTERLEAVED,
     ONE_RUN,
-    TURNS,
     compare_frame,
     mean_rows,
     pairs_of_labels,
@@ -40,7 +40,7 @@ _DRAWN = 40  # changes in one chart: the table has them all
 _ANY = ""
 _FILTERS = {"label": "Kernel", "gpu": "GPU", "model": "Model", "m": "M (tokens)"}
 _APART = (
-    "Separate runs did not take turns: what differs may be the machine, so slower and faster need "
+    "Separate runs are not interleaved: what differs may be the machine, so slower and faster need "
     "the whole interval beyond 1 %. "
 )
 
@@ -75,8 +75,8 @@ def page() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
-    """Two sides. base, head: what people call them. again: the command to let them take
-    turns; empty: both are of one commit."""
+    """Two sides. base, head: what people call them. again: the command that measures them
+    interleaved; empty: both are of one commit."""
 
     frame: pd.DataFrame
     base: str
@@ -120,8 +120,8 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         {series: row for series, row in decisions.items() if series in measured},
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
-    turns = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
-    again = command_lines.command(*turns) if commits[0] != commits[1] else ""
+    interleaved = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
+    again = command_lines.command(*interleaved) if commits[0] != commits[1] else ""
     return _Compared(frame, first, second, again)
 
 
@@ -135,7 +135,7 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     if len(commits) < 2:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
         judge = command_lines.command(*gate, *command_lines.database_arguments(database))
-        st.info(f"One commit is stored. Let two of them take turns: {as_code(judge)}")
+        st.info(f"One commit is stored. Compare two, interleaved A/B: {as_code(judge)}")
         return None
     by_sha = {row.sha: row for row in commits}
     order = list(by_sha)
@@ -207,7 +207,9 @@ def _commit_title(row: CommitRow) -> str:
 
 def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     if compared.frame.empty:
-        how = f" Let them take turns: {as_code(compared.again)}" if compared.again else ""
+        how = (
+            f" Measure them by interleaved A/B: {as_code(compared.again)}" if compared.again else ""
+        )
         st.info(
             f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
         )
@@ -248,13 +250,14 @@ def _say_how(frame: pd.DataFrame, compared: _Compared) -> None:
     st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")
     kinds = set(frame["evidence"])
     if kinds & {APART, ONE_RUN}:
-        how = f"To be sure, let both take turns on one GPU: {as_code(compared.again)}"
+        how = f"To be sure, measure both by interleaved A/B on one GPU: {as_code(compared.again)}"
         st.warning(
             _APART + (how if compared.again else "Both are of one commit: it is not the code."),
             icon=":material/rule:",
         )
-    if TURNS in kinds:
+    if INTERLEAVED in kinds:
         st.caption(
-            "Where the two commits took turns on one GPU, that verdict stands, with one-sided 99 % "
-            "bounds; the other rows are 95 % intervals of the ratio of two medians."
+            "Where the two commits were measured by interleaved A/B on one GPU, that verdict "
+            "stands, with one-sided 99 % bounds; the other rows are 95 % intervals of the ratio of "
+            "two medians."
         )

@@ -1,4 +1,4 @@
-"""Fleet: who measures, what waits, what was taken out, and which GPUs there are."""
+"""Fleet: workers, runs under way, quarantined cases, requests and devices."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def page() -> None:
         hint="Cases that ended too many workers: they are measured no more in their run. Mend the "
         "kernel, then start a new run.",
     )
-    _show("Requests", request_rows(requests, zone), "Nobody asked for a sweep.", key="requests")
+    _show("Requests", request_rows(requests, zone), "No sweep was requested.", key="requests")
     _show_offsets(offsets)
     _show(
         "Devices",

@@ -119,7 +119,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
     _draw(history_chart.history(frame, styles, value, unit))
     st.caption(
         "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
-        "another environment or after a change that was explained; levels of two epochs don't "
+        "another environment or after a change marked explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
     return _Drawn(frame, f"{value} ({unit})", histories)

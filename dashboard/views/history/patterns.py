@@ -1,4 +1,4 @@
-"""What the history of a series shows, in words: a row a series, for people to read."""
+"""The pattern of each history (step, drift, spike, …) as a table, a row a series."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WORDS = {
     Pattern.DRIFT: "a drift: it creeps, without a step",
     Pattern.STEADY: "steady",
 }
-COLUMNS = ("series", "pattern", "since", "nights without a result")
+COLUMNS = ("series", "pattern", "since", "missing nightly runs")
 NEWEST = 120  # results that are looked at: of 1,000 with a step the search takes half a second
 
 

@@ -1,4 +1,4 @@
-"""Overview: what got slower, what the latest night concluded, and what did not run."""
+"""Overview: what got slower, verdicts of the latest nightly run, and what did not run."""
 
 from __future__ import annotations
 
@@ -92,12 +92,13 @@ def _facts(row: AlertRow, zone: tzinfo) -> str:
 
 
 def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo) -> None:
-    st.subheader("Verdicts of the latest night", anchor=False)
+    st.subheader("Verdicts of the latest nightly run", anchor=False)
     if not nights:
         gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
         judge = command_lines.command(*gate, "--alert", *command_lines.database_arguments(database))
         st.info(
-            "No verdict is stored yet. Let a commit and the one before it take turns on a GPU: "
+            "No verdict is stored yet. Compare a commit with the one before it, interleaved A/B on "
+            "one GPU: "
             f"{as_code(judge)}",
             icon=":material/balance:",
         )

@@ -1,4 +1,4 @@
-"""The form in which people ask the fleet for a sweep."""
+"""The form that requests a sweep of the fleet."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -
     workers: those that have not ended. Where none of them is alive, the form says so and takes
     nothing.
     """
-    st.subheader("Ask for a sweep", anchor=False)
+    st.subheader("Request a sweep", anchor=False)
     if is_read_only():
         st.caption("This dashboard is read-only: nothing can be asked for here.")
         return None

@@ -1,4 +1,4 @@
-"""Sweep: ask the fleet to measure, watch it fill in, see curves."""
+"""Sweep: request a sweep of the fleet, follow its progress, see curves."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def page() -> None:
 
 
 def _show_requests(database: Database) -> None:
-    st.subheader("What was asked for", anchor=False)
+    st.subheader("Requests", anchor=False)
     listed = _list(database)
     if not listed:
-        st.info("Nobody has asked for a sweep yet.")
+        st.info("No sweep was requested yet.")
         return
     controls = Controls("sweep")
     on_top = st.empty()
