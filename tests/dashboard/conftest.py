@@ -20,7 +20,6 @@ from browsing import dashboard_on, headless
 from made_results import COMMIT, H200, records_of
 from page_content import OpenPage
 
-from dashboard import head_start
 from db.engine import Session, open_database
 from db.exchange import import_file, write_records
 from db.records import DeviceInfo, Record, RunInfo
@@ -63,12 +62,6 @@ class Store:
     def declare(self, run: RunInfo) -> None:
         with open_database(str(self.path)) as database, database.session() as session:
             begin_run(session, run, COMMIT)
-
-
-@pytest.fixture(autouse=True)
-def no_browser_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_start, "TABLES_S", 0.0)
-    monkeypatch.setattr(head_start, "FIGURE_S", 0.0)
 
 
 @pytest.fixture

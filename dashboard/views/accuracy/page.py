@@ -8,7 +8,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
@@ -75,7 +74,6 @@ def page() -> None:
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
     _show_gates(controls, model, gates, names, database)
-    let_tables_be_painted()
     _show_charts(latest, rows, values, styles)
     _show_history(over_time, values, names, styles)
     controls.warn_of_ignored(on_top, "Not stored, so not asked for")

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
     as_change,
@@ -84,7 +83,6 @@ def _show(database: Database, found: Sequence[AlertRow]) -> None:
     if members:
         _show_members(members)
         member = _choose_member(controls, members)
-        let_tables_be_painted()
         with database.session() as session:
             kernels = queries.kernel_names(session)
             show_evidence(session, member, kernels)

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
@@ -231,7 +230,6 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
     styles = kernel_styles(kernels, {_kernel_and_variant(label) for label in frame["label"]})
     if frame["ratio"].notna().any():
         show_means(mean_rows(frame))
-    let_tables_be_painted()
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.subheader("Times", anchor=False)
         st.plotly_chart(charts.times(frame, styles, compared.base, compared.head), key="times")

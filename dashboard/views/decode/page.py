@@ -10,7 +10,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
@@ -119,7 +118,6 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         },
         key="decodes",
     )
-    let_tables_be_painted()
     if not timed:
         st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
     else:

@@ -11,7 +11,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.charts import lay_out
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import local_time
@@ -49,7 +48,6 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     )
     served = [row for row in rows if row.tokens_per_s is not None]
     if served:
-        let_tables_be_painted()
         st.plotly_chart(serving_curves(served, styles), key="servings")
 
 

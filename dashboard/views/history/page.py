@@ -13,7 +13,6 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
-from dashboard.head_start import let_figure_be_painted
 from dashboard.shared import history_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
@@ -65,7 +64,6 @@ def page() -> None:
         controls.warn_of_ignored(on_top, "Not among the stored series, so not asked for")
         controls.offer_to_clear()
         if drawn is not None:
-            let_figure_be_painted()
             _show_patterns(drawn)
             _show_points(drawn, zone_named(st.context.timezone))
 

@@ -9,7 +9,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
-from dashboard.head_start import let_figure_be_painted
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
@@ -57,7 +56,6 @@ def page() -> None:
         controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
         controls.offer_to_clear()
         if points is not None:
-            let_figure_be_painted()
             _show_reach(points)
 
 

@@ -10,7 +10,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
-from dashboard.head_start import let_figure_be_painted
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, zone_named
 from dashboard.shared.spreadsheet import harmless
@@ -99,7 +98,6 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
         invalid = detail.extra.get("invalid", {}).get("samples", ())
         st.subheader("Spread of the samples", anchor=False)
         st.plotly_chart(charts.ecdf(samples, result, style), key="ecdf")
-        let_figure_be_painted()
         st.subheader("In the order measured", anchor=False)
         st.plotly_chart(charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(

@@ -8,7 +8,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
-from dashboard.head_start import let_figure_be_painted
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.spreadsheet import harmless, to_csv
@@ -47,7 +46,6 @@ def page() -> None:
             controls.warn_of_ignored(on_top, "Not published, so not asked for")
             controls.offer_to_clear()
             if drawn is not None:
-                let_figure_be_painted()
                 _show_table(drawn)
         else:
             arguments = command_lines.database_arguments(database)

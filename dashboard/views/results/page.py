@@ -6,7 +6,6 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
-from dashboard.head_start import let_tables_be_painted
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
@@ -99,7 +98,6 @@ def _show_runs(controls: Controls, database: Database, listed: list[RunName]) ->
         "text/csv",
         icon=":material/download:",
     )
-    let_tables_be_painted()
     _show_charts(controls, filtered, baseline, kernel_styles(kernels, used))
 
 
