@@ -119,5 +119,5 @@ def _file_of(path: Path | None) -> tuple[int, int] | None:
     """What tells a file from another one that took its name; None: a server, or no file."""
     if path is None or not path.exists():
         return None
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino

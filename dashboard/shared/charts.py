@@ -16,8 +16,8 @@ WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 def log_axis(values: Iterable[float]) -> dict[str, str]:
     """A logarithmic axis for these values, > 0: it names 1, 2 and 5 of each decade where they are
     far apart, since the names of all nine steps would stand on each other."""
-    found = list(values)
-    is_wide = max(found, default=1.0) > WIDE * min(found, default=1.0)
+    shown = list(values)
+    is_wide = max(shown, default=1.0) > WIDE * min(shown, default=1.0)
     return {"type": "log"} | ({"dtick": "D2"} if is_wide else {})
 
 

@@ -37,10 +37,10 @@ class ShownRuns:
         if not self.runs:
             return []
         with database.session() as session:
-            found = queries.results_table(session, Filters(runs=tuple(r.uuid for r in self.runs)))
+            results = queries.results_table(session, Filters(runs=tuple(r.uuid for r in self.runs)))
         if self.only_on is None:
-            return found
-        return [r for r in found if self._is_latest(r)]
+            return results
+        return [r for r in results if self._is_latest(r)]
 
     def _is_latest(self, result: ResultRow) -> bool:
         latest = (self.only_on or {}).get(result.gpu)
@@ -56,10 +56,10 @@ def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunNa
             if any(uuid.startswith(prefix) for uuid in known):
                 continue
             try:
-                found = queries.run_by_uuid_prefix(session, prefix)
+                run = queries.run_by_uuid_prefix(session, prefix)
             except NotFoundError:
                 continue  # the control says that it isn't there
-            recent.append(RunName(found.uuid, found.suite, found.status, found.created_at))
+            recent.append(RunName(run.uuid, run.suite, run.status, run.created_at))
     return recent
 
 

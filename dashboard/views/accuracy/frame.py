@@ -35,8 +35,8 @@ class Compared:
 
 def newest(scores: Iterable[Score]) -> list[Score]:
     """The last score of each scheme, task, data and metric, in the order given."""
-    found = {(s.scheme, s.task, s.data_hash, s.metric): s for s in scores}
-    return list(found.values())
+    last = {(s.scheme, s.task, s.data_hash, s.metric): s for s in scores}
+    return list(last.values())
 
 
 def needed_values(scores: Iterable[Score]) -> list[int]:
@@ -52,13 +52,13 @@ def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score
         if score.scheme == FULL_PRECISION:
             what = (score.task, score.data_hash, score.metric)
             own[score.run, *what] = last[what] = score
-    found = {}
+    bases = {}
     for score in scores:
         what = (score.task, score.data_hash, score.metric)
         base = own.get((score.run, *what)) or last.get(what)
         if base is not None and score.scheme != FULL_PRECISION:
-            found[score.id] = base
-    return found
+            bases[score.id] = base
+    return bases
 
 
 def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]) -> list[Compared]:
@@ -66,10 +66,10 @@ def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]
     rows = []
     for score in scores:
         base = bases.get(score.id)
-        found = (
+        change = (
             None if base is None else difference(_finding(base, values), _finding(score, values))
         )
-        rows.append(Compared(score, found))
+        rows.append(Compared(score, change))
     return rows
 
 
@@ -132,12 +132,12 @@ def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
             {
                 "scheme": score.scheme,
                 "kind": kind,
-                "median": float(np.median(found)),
-                "least": min(found),
-                "most": max(found),
-                "layers": len(found),
+                "median": float(np.median(errors)),
+                "least": min(errors),
+                "most": max(errors),
+                "layers": len(errors),
             }
-            for kind, found in by_kind.items()
+            for kind, errors in by_kind.items()
         ]
     return pd.DataFrame(rows, columns=["scheme", "kind", "median", "least", "most", "layers"])
 
@@ -178,6 +178,10 @@ def _finding(score: Score, values: Values) -> Finding:
 def _change(row: Compared) -> str:
     if row.difference is None:
         return ""
-    found, unit = row.difference.interval, "%" if row.score.metric == PERPLEXITY else "points"
-    text = f"{100 * found.estimate:+.2f} {unit} ({100 * found.low:+.2f} to {100 * found.high:+.2f})"
+    unit = "%" if row.score.metric == PERPLEXITY else "points"
+    interval = row.difference.interval
+    low, estimate, high = (
+        f"{100 * value:+.2f}" for value in (interval.low, interval.estimate, interval.high)
+    )
+    text = f"{estimate} {unit} ({low} to {high})"
     return text if row.difference.clear else f"{text}, within noise"

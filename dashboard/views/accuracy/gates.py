@@ -68,8 +68,8 @@ def _deciding(gate: GateRow) -> str:
     if not gate.limits:
         return ""
     worst = min(gate.limits, key=lambda one: GATE_OUTCOMES.index(one.outcome))
-    found = _change(worst) or worst.reason
-    return f"{worst.check}: {found}" if found else worst.check
+    change = _change(worst) or worst.reason
+    return f"{worst.check}: {change}" if change else worst.check
 
 
 def _change(one: GateLimit) -> str:

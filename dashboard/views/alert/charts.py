@@ -15,7 +15,7 @@ _ROW_PX = 34
 _AROUND_PX = 190
 
 
-def block_changes(comparison: Comparison, found: Confirmation, style: Style) -> go.Figure:
+def block_changes(comparison: Comparison, confirmation: Confirmation, style: Style) -> go.Figure:
     """How much longer head took than base, %: the blocks and the mean of each placement, the
     estimate with its 99 % bounds, and the smallest change that counts.
 
@@ -40,8 +40,10 @@ def block_changes(comparison: Comparison, found: Confirmation, style: Style) -> 
         hovertemplate="placement %{y}<br>%{x:+.3f} %<extra>block</extra>",
     )
     figure.add_vline(0, line={"color": GREY, "width": 1.5})
-    if math.isfinite(found.log_ratio):
-        low, estimate, high = (_percent(v) for v in (found.low, found.log_ratio, found.high))
+    if math.isfinite(confirmation.log_ratio):
+        low, estimate, high = (
+            _percent(v) for v in (confirmation.low, confirmation.log_ratio, confirmation.high)
+        )
         figure.add_vrect(
             low, high, fillcolor=style.color, opacity=0.18, line_width=0,
             name="99 % bounds", showlegend=True,
@@ -51,7 +53,7 @@ def block_changes(comparison: Comparison, found: Confirmation, style: Style) -> 
             name=f"estimate {estimate:+.2f} %", showlegend=True,
         )  # fmt: skip
         for sign in (1, -1):
-            limit = _percent(sign * found.smallest_change)
+            limit = _percent(sign * confirmation.smallest_change)
             figure.add_vline(
                 limit, line={"color": GREY, "width": 1.5, "dash": "dash"},
                 name="smallest change that counts", showlegend=sign > 0,

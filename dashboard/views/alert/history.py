@@ -78,10 +78,10 @@ def _change_points(frame: pd.DataFrame) -> list[_Step]:
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
-        for found in change_points(rows["value"].to_numpy()):
-            row = rows.iloc[found.index]
+        for change in change_points(rows["value"].to_numpy()):
+            row = rows.iloc[change.index]
             steps.append(
-                _Step(int(row["place"]), str(row["commit"]), found.relative_change, found.p_value)
+                _Step(int(row["place"]), str(row["commit"]), change.relative_change, change.p_value)
             )
     return steps
 

@@ -44,24 +44,24 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
-            found = queries.alerts(session)
-        if not found:
+            alerts = queries.alerts(session)
+        if not alerts:
             st.header("Alert")
             _say_that_there_is_none(database)
             return
         asked = st.query_params.get(_URL)
-        if asked is not None and asked not in {str(row.id) for row in found}:
+        if asked is not None and asked not in {str(row.id) for row in alerts}:
             st.header("Alert")
             st.warning(f"There is no alert {as_text(asked)} in {as_code(database.url)}.")
             st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
             return
-        _show(database, found)
+        _show(database, alerts)
 
 
-def _show(database: Database, found: Sequence[AlertRow]) -> None:
+def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
     controls = Controls(_URL)
-    by_id = {row.id: row for row in found}
-    newest = next((row for row in found if row.state in OPEN_STATES), found[0])
+    by_id = {row.id: row for row in alerts}
+    newest = next((row for row in alerts if row.state in OPEN_STATES), alerts[0])
     chosen = controls.one(
         st.sidebar,
         _URL,

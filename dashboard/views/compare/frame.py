@@ -54,7 +54,7 @@ _WORST_FIRST = (Verdict.INCORRECT, Verdict.SLOWER, Verdict.AMBIGUOUS, Verdict.SA
 class Pair:
     """A comparison with the results that it is of; None: that side has none."""
 
-    found: StoredComparison
+    comparison: StoredComparison
     base: ResultRow | None
     head: ResultRow | None
 
@@ -63,9 +63,10 @@ def pairs_of_runs(base: Sequence[ResultRow], head: Sequence[ResultRow]) -> list[
     """Every case of two runs or two commits; several results of one case: the last one counts."""
     bases = {(r.case, r.gpu): r for r in base}
     heads = {(r.case, r.gpu): r for r in head}
-    found = compare_stored(base, head)
+    comparisons = compare_stored(base, head)
     return [
-        Pair(one, bases.get((one.case, one.gpu)), heads.get((one.case, one.gpu))) for one in found
+        Pair(one, bases.get((one.case, one.gpu)), heads.get((one.case, one.gpu)))
+        for one in comparisons
     ]
 
 
@@ -73,10 +74,10 @@ def pairs_of_labels(results: Sequence[ResultRow], base: str, head: str) -> list[
     """Every case of the kernel `head`, beside the same of `base`; see `compare_labels`."""
     bases = {_place(r): r for r in results if kernel_label(r.kernel, r.variant) == base}
     heads = {(r.case, r.gpu): r for r in results if kernel_label(r.kernel, r.variant) == head}
-    found = compare_labels(results, base, head)
+    comparisons = compare_labels(results, base, head)
     return [
         Pair(one, bases.get(_place(heads[one.case, one.gpu])), heads[one.case, one.gpu])
-        for one in found
+        for one in comparisons
     ]
 
 
@@ -129,12 +130,12 @@ def _cells(pair: Pair, result: ResultRow, decision: DecisionRow | None) -> dict[
         **_case_cells(result),
         "model": result.model,
         "layer": result.layer,
-        **interval_cells("base_us", pair.found.base_us),
-        **interval_cells("head_us", pair.found.head_us),
-        **interval_cells("ratio", pair.found.ratio),
-        "verdict": pair.found.verdict.value,
+        **interval_cells("base_us", pair.comparison.base_us),
+        **interval_cells("head_us", pair.comparison.head_us),
+        **interval_cells("ratio", pair.comparison.ratio),
+        "verdict": pair.comparison.verdict.value,
         "evidence": ONE_RUN if runs[0] == runs[1] else APART,
-        "reason": pair.found.reason,
+        "reason": pair.comparison.reason,
         "base_run": runs[0],
         "head_run": runs[1],
     }

@@ -169,14 +169,14 @@ def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[s
 
 
 def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName]:
-    found = list(series)
+    kept = list(series)
     for field, label in _FILTERS.items():
         options = sorted({getattr(one, field) for one in series})
         wanted = controls.many(
             st.sidebar, field, label, options, shown=lambda value: str(value) or "(none)"
         )
         if wanted:
-            found = [one for one in found if getattr(one, field) in wanted]
+            kept = [one for one in kept if getattr(one, field) in wanted]
     shapes = sorted({(one.n, one.k) for one in series})
     places = _places_in_models(shapes)
     model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
@@ -196,8 +196,8 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
             if (not model or its_model in model) and (not layer or its_layer in layer)
             for one in shapes_there
         }
-        found = [one for one in found if (one.n, one.k) in fitting]
-    return [one for one in found if not shape or (one.n, one.k) in shape]
+        kept = [one for one in kept if (one.n, one.k) in fitting]
+    return [one for one in kept if not shape or (one.n, one.k) in shape]
 
 
 def _places_in_models(

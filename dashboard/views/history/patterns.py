@@ -42,7 +42,7 @@ def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.
 @lru_cache(maxsize=256)
 def _pattern(points: tuple[HistoryPoint, ...]) -> tuple[str, str, int]:
     clocks = [point.sm_clock_mhz for point in points]
-    found = classify(
+    result = classify(
         Nights(
             values=[point.median_us for point in points],
             days=[point.created_at.toordinal() for point in points],
@@ -50,6 +50,6 @@ def _pattern(points: tuple[HistoryPoint, ...]) -> tuple[str, str, int]:
             clocks_mhz=[float("nan") if clock is None else clock for clock in clocks],
         )
     )
-    since = "" if found.index is None else short_commit(points[found.index].commit, dirty=False)
-    missing = sum(last - first + 1 for first, last in found.missing)
-    return _WORDS[found.pattern], since, missing
+    since = "" if result.index is None else short_commit(points[result.index].commit, dirty=False)
+    missing = sum(last - first + 1 for first, last in result.missing)
+    return _WORDS[result.pattern], since, missing

@@ -57,13 +57,13 @@ def page() -> None:
         _show_runs(suites, database, zone)
 
 
-def _show_alerts(found: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
+def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
     st.subheader("Open alerts", anchor=False)
-    if not found and nights:
+    if not alerts and nights:
         st.success("No alert is open.", icon=":material/check_circle:")
-    elif not found:
+    elif not alerts:
         st.info("No alert is open: no commit was compared with another one yet.")
-    for row in found[:_LISTED]:
+    for row in alerts[:_LISTED]:
         worst = "wrong results" if row.worst is None else as_change(row.worst)
         series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
         with st.container(border=True, gap="xsmall"):
@@ -74,8 +74,8 @@ def _show_alerts(found: Sequence[AlertRow], nights: Sequence[NightRow], zone: tz
                 query_params={"alert": str(row.id)},
             )
             st.caption(_facts(row, zone))
-    if len(found) > _LISTED:
-        st.caption(f"{len(found) - _LISTED} older ones are open too: the Alert page lists all.")
+    if len(alerts) > _LISTED:
+        st.caption(f"{len(alerts) - _LISTED} older ones are open too: the Alert page lists all.")
 
 
 def _facts(row: AlertRow, zone: tzinfo) -> str:

@@ -113,13 +113,13 @@ def _memory(row: DecodeRow) -> Interval | None:
 
 
 def _means(stated: ReferenceInfo, ratios: dict[str, list[tuple[Interval, bool]]]) -> list[Ours]:
-    found = []
+    means = []
     for gpu, of_gpu in ratios.items():
         values = [ratio for ratio, _ in of_gpu]
         best = max(values, key=lambda one: one.estimate)
         value = best if stated.bound == "up to" else geometric_mean(values)
-        found.append(Ours(gpu, value, len(values), sum(apart for _, apart in of_gpu)))
-    return found
+        means.append(Ours(gpu, value, len(values), sum(apart for _, apart in of_gpu)))
+    return means
 
 
 def _perplexities(stated: ReferenceInfo, scores: Iterable[ScoreRow]) -> list[Ours]:

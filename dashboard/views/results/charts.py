@@ -46,6 +46,6 @@ def _comparable(frame: pd.DataFrame, value: str) -> pd.DataFrame:
     shown = frame[frame["is_timed"] & frame[value].notna()]
     for column in ("backend", "gpu", "run", "stage", "cache", "m"):
         if shown[column].nunique() > 1:
-            found = ", ".join(str(v) for v in shown[column].unique())
-            raise ValueError(f"one chart is of one {column}, got {found}: draw one for each")
+            values = ", ".join(str(v) for v in shown[column].unique())
+            raise ValueError(f"one chart is of one {column}, got {values}: draw one for each")
     return shown

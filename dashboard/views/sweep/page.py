@@ -80,15 +80,15 @@ def _show_requests(database: Database) -> None:
 
 def _list(database: Database) -> list[RequestRow]:
     with database.session() as session:
-        found = [r for r in queries.requests(session, limit=_LISTED) if r.kind == _SWEEP]
+        listed = [r for r in queries.requests(session, limit=_LISTED) if r.kind == _SWEEP]
         for prefix in st.query_params.get_all("request"):
-            if any(row.uuid.startswith(prefix) for row in found):
+            if any(row.uuid.startswith(prefix) for row in listed):
                 continue
             try:
-                found.append(queries.request_by_uuid_prefix(session, prefix))
+                listed.append(queries.request_by_uuid_prefix(session, prefix))
             except (NotFoundError, AmbiguousError):
                 continue  # the control says that it isn't there
-    return found
+    return listed
 
 
 def _varies(request: RequestRow, axis: str) -> bool:
