@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import streamlit as st
 
-from dashboard.views import (
-    accuracy,
-    alert,
-    compare,
-    decode,
-    fleet,
-    history,
-    kernels,
-    measurement,
-    overview,
-    paper,
-    results,
-    sweep,
-)
+from dashboard.views.accuracy import page as accuracy
+from dashboard.views.alert import page as alert
+from dashboard.views.compare import page as compare
+from dashboard.views.decode import page as decode
+from dashboard.views.fleet import page as fleet
+from dashboard.views.history import page as history
+from dashboard.views.kernels import page as kernels
+from dashboard.views.measurement import page as measurement
+from dashboard.views.overview import page as overview
+from dashboard.views.paper import page as paper
+from dashboard.views.results import page as results
+from dashboard.views.sweep import page as sweep
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.

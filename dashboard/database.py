@@ -1,5 +1,5 @@
-"""The database that the app reads, what a reader sees when it can't be read, and the one door
-through which people's words on alerts and their requests are written."""
+"""The database that the app reads, what a viewer sees when it can't be read or is empty, and the
+only functions of the app that write: states and notes of alerts, and requests."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import streamlit as st
 
-from dashboard.words import as_text
+from dashboard.settings import READ_ONLY_VARIABLE
+from dashboard.shared.formatting import as_code, as_text
 from db.engine import Database, Session, open_database
 from db.errors import DatabaseError, ReadOnlyError
 from db.requests import RequestInfo
 from db.urls import ENVIRONMENT_VARIABLE
 from db.verdict_store import decide_on_alert
-from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
+from flexq_bench.runs import command_lines
 
 
 def current_database() -> Database:
@@ -81,6 +82,19 @@ def errors_shown() -> Iterator[None]:
         st.stop()
 
 
+def say_that_it_is_empty(database: Database) -> None:
+    """Say that the database holds no results, and by which commands to fill it."""
+    measure = command_lines.command("run", "smoke", *command_lines.database_arguments(database))
+    load = command_lines.command(
+        "db", "import", "FILE", *command_lines.database_arguments(database)
+    )
+    st.info(
+        f"No results in {as_code(database.url)} yet. Measure something: {as_code(measure)}, or "
+        f"load records that another machine wrote: {as_code(load)}. Then reload this page.",
+        icon=":material/science:",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Opened:
     database: Database
@@ -105,5 +119,5 @@ def _file_of(path: Path | None) -> tuple[int, int] | None:
     """What tells a file from another one that took its name; None: a server, or no file."""
     if path is None or not path.exists():
         return None
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino

@@ -24,7 +24,6 @@ import streamlit as st
 from made_up import identity
 from streamlit.testing.v1 import AppTest
 
-from dashboard import head_start
 from db import queries
 from db.urls import ENVIRONMENT_VARIABLE
 
@@ -83,7 +82,7 @@ def timed_queries() -> Iterator[dict[str, float]]:
 def view(page: str, link: dict[str, str | list[str]]) -> None:
     """Open a page once. Raises RuntimeError if it shows an error."""
     app = AppTest.from_string(
-        f"from dashboard.views.{page} import page\npage()", default_timeout=60
+        f"from dashboard.views.{page}.page import page\npage()", default_timeout=60
     )
     for name, value in link.items():
         app.query_params[name] = value
@@ -100,7 +99,6 @@ def main() -> None:
     parser.add_argument("--page", help="this one alone")
     parser.add_argument("--by-query", action="store_true", help="also where the time goes")
     asked = parser.parse_args()
-    head_start.TABLES_S = head_start.FIGURE_S = 0.0  # waits for a browser, and there is none
     os.environ[ENVIRONMENT_VARIABLE] = asked.database
     out = sys.stdout.write
     out("| page | link | median, ms | 95th percentile, ms | whole page, ms |\n")

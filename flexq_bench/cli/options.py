@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flexq_bench.errors import UsageError
-from workloads.ranges import parse_ranges
+from flexq_bench.runs.sweep_text import split_names as split_names
+from flexq_bench.runs.sweep_text import split_sizes as split_sizes
 
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for
@@ -165,22 +165,3 @@ def restrictions_of(
         "stages": split_names(stage),
         "caches": split_names(cache),
     }
-
-
-def split_names(text: str | None) -> tuple[str, ...] | None:
-    """A comma-separated list; a comma inside a variant's brackets separates nothing.
-
-    Raises UsageError for a text without names, which else would mean all of them.
-    """
-    if text is None:
-        return None
-    parts = (part.strip() for part in re.split(r",(?![^\[\]]*\])", text))
-    names = tuple(part for part in parts if part)
-    if not names:
-        raise UsageError(f"{text!r} names nothing: name one or more, or leave the option out")
-    return names
-
-
-def split_sizes(text: str | None) -> tuple[int, ...] | None:
-    """Sizes as workloads.ranges reads them. Raises WorkloadError."""
-    return None if text is None else parse_ranges(text)

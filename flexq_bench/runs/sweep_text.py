@@ -6,14 +6,15 @@ server's. The command line reads `@FILE` before (`flexq_bench.cli.size_files`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import product
 
-from flexq_bench.cli.options import split_names
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep import CACHES, STAGES, Sweep, check_cases, known_words
 from workloads.models import get_model
 from workloads.patterns import is_glob
+from workloads.ranges import parse_ranges
 from workloads.suite import MAX_CASES, Shape, layer_shapes
 
 _ALL_KERNELS = ("*",)
@@ -61,3 +62,22 @@ def parse_sweep(
 def _model_shapes(model: str, layers: str) -> tuple[Shape, ...]:
     names = split_names(layers) or ("fused",)
     return layer_shapes([get_model(model)], names[0] if len(names) == 1 else names)
+
+
+def split_names(text: str | None) -> tuple[str, ...] | None:
+    """A comma-separated list; a comma inside a variant's brackets separates nothing.
+
+    Raises UsageError for a text without names, which else would mean all of them.
+    """
+    if text is None:
+        return None
+    parts = (part.strip() for part in re.split(r",(?![^\[\]]*\])", text))
+    names = tuple(part for part in parts if part)
+    if not names:
+        raise UsageError(f"{text!r} names nothing: name one or more, or leave the option out")
+    return names
+
+
+def split_sizes(text: str | None) -> tuple[int, ...] | None:
+    """Sizes as workloads.ranges reads them. Raises WorkloadError."""
+    return None if text is None else parse_ranges(text)

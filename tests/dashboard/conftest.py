@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,12 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-sys.path.insert(0, str(Path(__file__).parent))  # its helpers `made_results` and `browsing`
+sys.path.insert(0, str(Path(__file__).parent))  # its helpers: made_results, page_content, …
 
 from browsing import dashboard_on, headless
 from made_results import COMMIT, H200, records_of
+from page_content import OpenPage
 
-from dashboard import head_start
 from db.engine import Session, open_database
 from db.exchange import import_file, write_records
 from db.records import DeviceInfo, Record, RunInfo
@@ -63,12 +64,6 @@ class Store:
             begin_run(session, run, COMMIT)
 
 
-@pytest.fixture(autouse=True)
-def no_browser_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_start, "TABLES_S", 0.0)
-    monkeypatch.setattr(head_start, "FIGURE_S", 0.0)
-
-
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty database."""
@@ -85,7 +80,7 @@ def filled(store: Store) -> Store:
 
 
 @pytest.fixture
-def open_app() -> Iterator[Callable[..., AppTest]]:
+def open_app() -> Iterator[OpenPage]:
     """Opens the app as a browser would, at a link if one is given; a page must never raise."""
 
     def opened(**link: str | list[str]) -> AppTest:
@@ -101,7 +96,7 @@ def open_app() -> Iterator[Callable[..., AppTest]]:
 
 
 @pytest.fixture
-def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
+def open_page(open_app: OpenPage) -> OpenPage:
     """open_page("results", m="8"): one page by itself.
 
     AppTest opens the app's first page only, and loses that one at the second run.
@@ -109,7 +104,7 @@ def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
 
     def opened(name: str, **link: str | list[str]) -> AppTest:
         app = AppTest.from_string(
-            f"from dashboard.views.{name} import page\npage()", default_timeout=30
+            f"from dashboard.views.{name}.page import page\npage()", default_timeout=30
         )
         for key, value in link.items():
             app.query_params[key.replace("_", "-")] = value
@@ -118,6 +113,30 @@ def open_page(open_app: Callable[..., AppTest]) -> Callable[..., AppTest]:
         return app
 
     return opened
+
+
+def _opening(page: str) -> Any:
+    """A fixture that opens one page: open_alert(alert="3")."""
+
+    @pytest.fixture(name=f"open_{page}")
+    def opening(open_page: OpenPage) -> OpenPage:
+        return partial(open_page, page)
+
+    return opening
+
+
+open_overview = _opening("overview")
+open_alert = _opening("alert")
+open_history = _opening("history")
+open_measurement = _opening("measurement")
+open_compare = _opening("compare")
+open_kernels = _opening("kernels")
+open_sweep = _opening("sweep")
+open_paper = _opening("paper")
+open_results = _opening("results")
+open_accuracy = _opening("accuracy")
+open_decode = _opening("decode")
+open_fleet = _opening("fleet")
 
 
 @pytest.fixture

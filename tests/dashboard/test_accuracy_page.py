@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from made_models import FP16_NLL, LAYERS, a_score, worse
 from made_results import COMMIT, a_run, numbers
+from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
 from db.accuracy_records import AccuracyRecord
 from db.accuracy_store import add_accuracy
 from db.releases import keep_releases
-
-
-@pytest.fixture
-def open_accuracy(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "accuracy")
 
 
 def keep(store: Any, *records: AccuracyRecord) -> Any:
@@ -46,17 +39,6 @@ def evaluated(store: Any) -> Any:
     )  # fmt: skip
 
 
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def charts(app: AppTest) -> dict[str, dict[str, Any]]:
-    """By the title of its y axis."""
-    specs = [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
-    return {spec["layout"]["yaxis"]["title"]["text"]: spec for spec in specs}
-
-
 def points(chart: dict[str, Any]) -> dict[str, list[float]]:
     return {t["name"]: numbers(t["y"]) for t in chart["data"]}
 
@@ -70,7 +52,7 @@ def test_an_empty_database_says_how_to_evaluate_a_model(store, open_accuracy):
 
 
 def test_each_scheme_s_perplexity_is_set_against_fp16_with_its_interval(evaluated, open_accuracy):
-    chart = charts(open_accuracy())["perplexity against fp16 (%)"]
+    chart = charts_by_axis(open_accuracy())["perplexity against fp16 (%)"]
 
     assert points(chart) == {"flexq-w6ax": [pytest.approx(3.0)], "w4a4": [pytest.approx(40.0)]}
     assert all("error_y" in trace for trace in chart["data"])
@@ -78,7 +60,7 @@ def test_each_scheme_s_perplexity_is_set_against_fp16_with_its_interval(evaluate
 
 def test_tasks_are_set_against_fp16_in_points(evaluated, open_accuracy):
     app = open_accuracy()
-    chart = charts(app)["right answers against fp16 (points)"]
+    chart = charts_by_axis(app)["right answers against fp16 (points)"]
 
     (trace,) = chart["data"]
     assert numbers(trace["y"]) == [pytest.approx(-20.0)]
@@ -98,7 +80,7 @@ def test_a_difference_within_its_interval_is_called_that(store, open_accuracy):
 
 
 def test_output_errors_stand_by_kind_of_layer(evaluated, open_accuracy):
-    chart = charts(open_accuracy())["relative squared output error (1, log scale)"]
+    chart = charts_by_axis(open_accuracy())["relative squared output error (1, log scale)"]
 
     (trace,) = chart["data"]
     assert numbers(trace["y"]) == pytest.approx([0.2, 0.01])
@@ -114,7 +96,7 @@ def test_the_history_names_releases(evaluated, open_accuracy):
     with evaluated.session() as session:
         keep_releases(session, {"v1.0": COMMIT.sha})
 
-    chart = charts(open_accuracy())["perplexity on wikitext against fp16 (%)"]
+    chart = charts_by_axis(open_accuracy())["perplexity on wikitext against fp16 (%)"]
 
     assert chart["layout"]["xaxis"]["ticktext"] == ["v1.0", "dddddddddd"]
     assert points(chart)["flexq-w6ax"] == pytest.approx([3.0, 5.0])
@@ -126,7 +108,7 @@ def test_the_newest_evaluation_counts(evaluated, open_accuracy):
     run = a_run("later", suite="accuracy")
     keep(evaluated, a_score("w4a4", run=run, commit=later, **worse(0.2)))
 
-    chart = charts(open_accuracy())["perplexity against fp16 (%)"]
+    chart = charts_by_axis(open_accuracy())["perplexity against fp16 (%)"]
 
     assert points(chart)["w4a4"] == [pytest.approx(20.0)]
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shlex
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
 from made_results import H200, a_record, a_run, numbers
+from page_content import charts, table, words
 from streamlit.testing.v1 import AppTest
 
 from dashboard.database import current_database, write_alert
@@ -33,11 +31,6 @@ NOW = datetime(2026, 1, 3, tzinfo=UTC)
 
 
 @pytest.fixture
-def open_alert(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "alert")
-
-
-@pytest.fixture
 def alerted(store, compared, commits):
     """A database with one alert: two kernels are 5 % slower in commit 6 than in commit 3."""
     slow = [
@@ -47,19 +40,6 @@ def alerted(store, compared, commits):
     between = compared("cublas-fp16", base=4, head=5)
     store.judge(*slow, between, commits=commits)
     return store
-
-
-def words(app: AppTest) -> str:
-    parts = [
-        *(*app.header, *app.markdown, *app.caption, *app.info),
-        *(*app.warning, *app.error, *app.success),
-    ]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def table(app: AppTest, *, of: str) -> Any:
-    """The table that has this column."""
-    return next(one.value for one in app.dataframe if of in one.value.columns)
 
 
 def commands(app: AppTest) -> list[str]:
@@ -140,10 +120,6 @@ def test_the_evidence_is_drawn_by_placement(alerted, open_alert):
 
     assert "change of the time" in evidence.proto.spec
     assert "99 % bounds" in evidence.proto.spec
-
-
-def charts(app: AppTest) -> list[dict[str, Any]]:
-    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
 
 
 @pytest.fixture

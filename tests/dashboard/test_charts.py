@@ -7,10 +7,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from dashboard import charts
-from dashboard.colors import kernel_styles
-from dashboard.frame import COLUMNS
-from dashboard.speedup_map import speedup_map, widest_percent
+from dashboard.shared.charts import log_axis
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.results_frame import COLUMNS
+from dashboard.views.kernels.speedup_map import speedup_map, widest_percent
+from dashboard.views.results import charts
 
 STYLES = kernel_styles(["base", "fast"], [("base", ""), ("fast", "")])
 
@@ -124,4 +125,4 @@ def test_a_shape_stands_at_the_layer_of_its_size_where_the_layer_itself_has_no_r
     ("values", "dtick"), [((1.0, 7.0), None), ((1.0, 100.0), "D2"), ((), None)]
 )
 def test_a_wide_log_axis_names_fewer_steps(values: tuple[float, ...], dtick: str | None) -> None:
-    assert charts.log_axis(values).get("dtick") == dtick
+    assert log_axis(values).get("dtick") == dtick

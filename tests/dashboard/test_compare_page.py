@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import io
-import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
 import pytest
 from made_models import a_decode, a_score
 from made_results import COMMIT, H200, a_record, a_run, records_of
+from page_content import charts, words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.compare_frame import APART, ONE_RUN, TURNS, compare_frame, mean_rows, pairs_of_runs
+from dashboard.views.compare.frame import (
+    APART,
+    INTERLEAVED,
+    ONE_RUN,
+    compare_frame,
+    mean_rows,
+    pairs_of_runs,
+)
 from db import queries
 from db.accuracy_store import add_accuracy
 from db.decode_store import add_decodes
 from db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
-
-Opened = Callable[..., AppTest]
-
-
-@pytest.fixture
-def open_compare(open_page: Opened) -> Opened:
-    return partial(open_page, "compare")
 
 
 @pytest.fixture
@@ -54,18 +52,9 @@ def sharp(run: Any, median_us: float = 8.0, **changes: Any) -> Any:
     return a_record(run, median_us=median_us, **ends | changes)
 
 
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
 def table(app: AppTest, key: str) -> pd.DataFrame:
     (found,) = [f.value for f in app.dataframe if ("cases" in f.value) == (key == "means")]
     return found
-
-
-def charts(app: AppTest) -> list[dict[str, Any]]:
-    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
 
 
 @pytest.mark.parametrize("kind", ["runs", "commits", "kernels"])
@@ -92,7 +81,7 @@ def test_two_runs_are_compared_case_by_case_and_the_worst_comes_first(two_nights
     assert (worst["label"], worst["m"], worst["evidence"]) == ("flexq-w6a6", 8, APART)
     assert worst["change"] == pytest.approx(10.0)
     assert worst["low"] < 10.0 < worst["high"]
-    assert "Separate runs did not take turns" in words(app)
+    assert "Separate runs are not interleaved" in words(app)
 
 
 def test_runs_of_whole_models_are_not_among_those_compared(two_nights, open_compare):
@@ -141,7 +130,7 @@ def test_a_link_to_a_run_that_is_gone_says_so(two_nights, open_compare):
     assert "ffffffff" in words(open_compare(base_runs="ffffffff"))
 
 
-def test_where_two_commits_took_turns_that_verdict_wins(two_nights, open_compare, compared):
+def test_the_verdict_of_an_interleaved_measurement_wins(two_nights, open_compare, compared):
     shas = [f"{order:040x}" for order in (1, 2)]
     commits = {sha: replace(COMMIT, sha=sha, topo_order=int(sha, 16)) for sha in shas}
     machine = Machine("cuda", DeviceInfo("GPU-1", H200, "cuda"))
@@ -156,7 +145,7 @@ def test_where_two_commits_took_turns_that_verdict_wins(two_nights, open_compare
     app = open_compare(kind="commits")
 
     cases = table(app, "rows")
-    (row,) = cases[cases["evidence"] == TURNS].to_dict("records")
+    (row,) = cases[cases["evidence"] == INTERLEAVED].to_dict("records")
     assert (row["m"], row["verdict"]) == (8, "same")  # two runs apart say 10 % slower
     assert (row["base_us"], row["head_us"]) == (8.0, 8.8)
     assert row["low"] < row["change"] < row["high"] < 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
 from made_models import GIB, a_decode, a_serving
 from made_results import H200, a_run, numbers
+from page_content import charts_by_axis, words
 from streamlit.testing.v1 import AppTest
 
 from db.decode_store import add_decodes
@@ -20,11 +18,6 @@ def keep(store: Any, *records: Any) -> Any:
     with store.session() as session:
         add_decodes(session, records)
     return store
-
-
-@pytest.fixture
-def open_decode(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "decode")
 
 
 @pytest.fixture
@@ -40,17 +33,11 @@ def decoded(store: Any) -> Any:
     )
 
 
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
 def charts(app: AppTest) -> dict[str, dict[str, Any]]:
     """By the title of its y axis, its traces by scheme."""
-    specs = [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
     return {
-        spec["layout"]["yaxis"]["title"]["text"]: {t["name"]: t for t in spec["data"]}
-        for spec in specs
+        title: {trace["name"]: trace for trace in spec["data"]}
+        for title, spec in charts_by_axis(app).items()
     }
 
 

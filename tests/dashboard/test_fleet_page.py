@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 from made_results import COMMIT, H200, a_record, a_run, numbers
-from streamlit.testing.v1 import AppTest
+from page_content import table_rows, words
 
 from db import queries
 from db.fleet import (
@@ -41,11 +39,6 @@ CASES = [f"flexq-w6a6 gemm cold m{m}n4096k4096" for m in (1, 2, 4)]
 
 
 @pytest.fixture
-def open_fleet(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "fleet")
-
-
-@pytest.fixture
 def fleet(store: Any) -> Any:
     """Two workers: one measures, one was last heard of an hour ago; a run of three jobs."""
     run = a_run(status="running", plan=tuple(CASES))
@@ -64,16 +57,6 @@ def fleet(store: Any) -> Any:
     return store
 
 
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def rows(app: AppTest, *, of: str) -> list[dict[str, Any]]:
-    """The rows of the table that has this column."""
-    return next(t.value for t in app.dataframe if of in t.value.columns).to_dict("records")
-
-
 def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
     app = open_fleet()
 
@@ -86,7 +69,7 @@ def test_an_empty_database_says_how_to_start_a_worker(store, open_fleet):
 def test_workers_tell_what_they_measure_how_warm_they_are_and_when_they_were_seen(
     fleet, open_fleet
 ):
-    busy, silent = rows(open_fleet(), of="measures")
+    busy, silent = table_rows(open_fleet(), of="measures")
 
     assert (busy["state"], busy["measures"], busy["°C"]) == ("measuring", CASES[0], 61.0)
     assert (busy["jobs done"], busy["measuring, h"]) == (7, 1.5)
@@ -106,11 +89,11 @@ def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
     app = open_fleet()
 
     assert "No worker is alive" in words(app)
-    assert {row["why"] for row in rows(app, of="measures")} == {"killed: out of memory"}
+    assert {row["why"] for row in table_rows(app, of="measures")} == {"killed: out of memory"}
 
 
 def test_a_run_tells_how_far_it_is_and_how_long_it_takes(fleet, open_fleet):
-    (run,) = rows(open_fleet(), of="ended, %")
+    (run,) = table_rows(open_fleet(), of="ended, %")
 
     assert run["ended, %"] == pytest.approx(100 / 3)
     assert (run["queued"], run["leased"], run["quarantined"]) == (1, 1, 1)
@@ -118,7 +101,7 @@ def test_a_run_tells_how_far_it_is_and_how_long_it_takes(fleet, open_fleet):
 
 
 def test_a_case_that_was_taken_out_is_listed(fleet, open_fleet):
-    (row,) = rows(open_fleet(), of="workers it ended")
+    (row,) = table_rows(open_fleet(), of="workers it ended")
 
     assert row["case"] == CASES[1]
     assert row["run"] == a_run().uuid[:8]
@@ -129,7 +112,7 @@ def test_requests_are_listed_with_who_asked(fleet, open_fleet):
     with fleet.session() as session:
         add_request(session, info, limits=Limits(5, 100, 100, 5, 100))
 
-    (row,) = rows(open_fleet(), of="by")
+    (row,) = table_rows(open_fleet(), of="by")
 
     assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("'=Ada", "queued", 12, "any")
 
@@ -152,7 +135,7 @@ def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_
 def test_devices_are_listed_by_their_last_sign_of_life(fleet, open_fleet):
     fleet.add(a_record(gpu="NVIDIA A100"))
 
-    listed = rows(open_fleet(), of="power limit, W")
+    listed = table_rows(open_fleet(), of="power limit, W")
 
     assert [row["device"] for row in listed[:2]] == ["GPU-1", "GPU-2"]
     assert listed[0]["power limit, W"] == 700.0

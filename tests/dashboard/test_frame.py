@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from made_results import a_record, a_run, records_of
 
-from dashboard.frame import COLUMNS, as_csv, narrowed, results_frame
+from dashboard.shared.results_frame import COLUMNS, as_csv, narrowed, results_frame
 from db import queries
 from db.engine import open_database
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from made_models import a_gate, a_score
 from made_results import COMMIT
-from streamlit.testing.v1 import AppTest
+from page_content import table_rows
 
 from db.accuracy_store import add_accuracy
 from db.gate_records import GateRecord
@@ -19,11 +18,6 @@ from db.releases import keep_releases
 
 LATER = replace(COMMIT, sha="d" * 40, topo_order=9)
 EVIL = "<img src=x onerror=alert(1)> **bold** [a](javascript:alert(1))"
-
-
-@pytest.fixture
-def open_accuracy(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "accuracy")
 
 
 @pytest.fixture
@@ -36,11 +30,6 @@ def keep(store: Any) -> Callable[..., None]:
             add_gates(session, gates)
 
     return kept
-
-
-def table(app: AppTest, key: str) -> list[dict[str, Any]]:
-    (found,) = [one.value for one in app.dataframe if key in one.value.columns]
-    return list(found.to_dict("records"))
 
 
 def test_without_one_it_says_how_to_run_a_gate(keep, open_accuracy):
@@ -57,7 +46,7 @@ def test_the_newest_verdict_stands_first_with_what_decided_it(keep, open_accurac
     with store.session() as session:
         keep_releases(session, {"v1.0": LATER.sha})
 
-    rows = table(open_accuracy(), "verdict")
+    rows = table_rows(open_accuracy(), of="verdict")
 
     assert [(row["release or commit"], row["verdict"]) for row in rows] == [
         ("v1.0", "✗ regression"),
@@ -69,13 +58,13 @@ def test_the_newest_verdict_stands_first_with_what_decided_it(keep, open_accurac
 
 def test_the_link_of_a_row_leads_to_its_limits(keep, open_accuracy):
     keep(a_gate("flexq-w6ax"), a_gate("w4a4", "regression", created_at="2025-11-22T10:00:05+00:00"))
-    older = table(open_accuracy(), "verdict")[1]
+    older = table_rows(open_accuracy(), of="verdict")[1]
     path, _, asked = older["limits"].partition("?")
 
     app = open_accuracy(**dict(part.split("=") for part in asked.split("&")))
 
     assert path == "accuracy"
-    (limit,) = table(app, "outcome")
+    (limit,) = table_rows(app, of="outcome")
     assert (limit["outcome"], limit["limit"], limit["flexq-w6ax"]) == ("✓ pass", "≤ +1 %", 12.06)
 
 
@@ -85,7 +74,7 @@ def test_a_worse_limit_decides_over_those_that_pass(keep, open_accuracy):
                    change=None, low=None, high=None, value=None)  # fmt: skip
     keep(a_gate("w6a6", "missing", limits=(passed, lost)))
 
-    (row,) = table(open_accuracy(), "verdict")
+    (row,) = table_rows(open_accuracy(), of="verdict")
 
     assert row["decided by"] == "parity of kernels: no text"
 
@@ -93,7 +82,7 @@ def test_a_worse_limit_decides_over_those_that_pass(keep, open_accuracy):
 def test_a_gate_without_limits_has_none_to_show(keep, open_accuracy):
     keep(a_gate("w6a6", limits=()))
 
-    (row,) = table(open_accuracy(), "verdict")
+    (row,) = table_rows(open_accuracy(), of="verdict")
 
     assert row["decided by"] == ""
 
@@ -103,7 +92,7 @@ def test_what_a_policy_says_is_shown_as_text(keep, open_accuracy):
 
     app = open_accuracy()
 
-    assert EVIL in table(app, "verdict")[0]["policy"]
+    assert EVIL in table_rows(app, of="verdict")[0]["policy"]
     said = [str(one.value) for one in (*app.caption, *app.markdown) if "img" in str(one.value)]
     assert said
     assert all(f"`{EVIL}`" in one for one in said)  # code, in which nothing formats or runs

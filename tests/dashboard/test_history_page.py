@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
 from made_results import COMMIT, H200, a_record, a_run, numbers
+from page_content import chart, words
 from streamlit.testing.v1 import AppTest
 
 from db.releases import keep_releases
 
 EVER = "2025-11-21T10:00:00+00:00"
-
-
-@pytest.fixture
-def open_history(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "history")
 
 
 @pytest.fixture
@@ -44,17 +37,6 @@ def points(order: int, **changes: Any) -> list[Any]:
         a_record(run, m=8, median_us=10.0 + order, **fields),
         a_record(run, m=1, kernel="cublas-fp16", median_us=20.0, **fields),
     ]
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def chart(app: AppTest) -> dict[str, Any]:
-    (drawn,) = app.get("plotly_chart")
-    figure: dict[str, Any] = json.loads(drawn.proto.spec)
-    return figure
 
 
 def listed_points(app: AppTest) -> Any:

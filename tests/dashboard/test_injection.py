@@ -17,8 +17,8 @@ from made_models import a_decode, a_gate, a_score
 from made_results import a_record, a_run
 from streamlit.testing.v1 import AppTest
 
-from dashboard.frame import as_csv, results_frame
-from dashboard.spreadsheet import as_cell, harmless
+from dashboard.shared.results_frame import as_csv, results_frame
+from dashboard.shared.spreadsheet import as_cell, harmless
 from db import queries
 from db.engine import open_database
 from db.records import CommitInfo

@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import pytest
 from made_results import a_record, a_run, numbers, records_of
-from streamlit.testing.v1 import AppTest
-
-Opened = Callable[..., AppTest]
-
-
-@pytest.fixture
-def open_kernels(open_page: Opened) -> Opened:
-    return partial(open_page, "kernels")
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def chart(app: AppTest) -> dict[str, Any]:
-    (drawn,) = app.get("plotly_chart")
-    figure: dict[str, Any] = json.loads(drawn.proto.spec)
-    return figure
+from page_content import chart, words
 
 
 def test_an_empty_database_says_how_to_fill_it(store, open_kernels):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from made_results import a_record, numbers
-from streamlit.testing.v1 import AppTest
+from page_content import charts, words
 
 SAMPLES = ((8.0, 8.2, 7.9), (8.1, 9.5))
 
@@ -34,37 +32,23 @@ def sampled(store):
     return record
 
 
-@pytest.fixture
-def look(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return lambda **link: open_page("measurement", **link)
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
-
-
-def charts(app: AppTest) -> list[dict[str, Any]]:
-    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
-
-
 def traces(chart: dict[str, Any], name: str) -> list[dict[str, Any]]:
     return [trace for trace in chart["data"] if trace["name"] == name]
 
 
-def test_without_a_link_it_says_where_to_click(store, look):
-    assert "History" in words(look())
+def test_without_a_link_it_says_where_to_click(store, open_measurement):
+    assert "History" in words(open_measurement())
 
 
-def test_a_measurement_that_is_not_stored_is_said(sampled, look):
-    app = look(uuid="nothing-of-ours")
+def test_a_measurement_that_is_not_stored_is_said(sampled, open_measurement):
+    app = open_measurement(uuid="nothing-of-ours")
 
     assert "no measurement nothing-of-ours" in words(app).replace("`", "")
     assert not app.get("plotly_chart")
 
 
-def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, look):
-    ecdf, _, _ = charts(look(uuid=sampled.uuid))
+def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, open_measurement):
+    ecdf, _, _ = charts(open_measurement(uuid=sampled.uuid))
 
     (every,) = traces(ecdf, "all samples")
     assert numbers(every["x"]) == sorted(value for part in SAMPLES for value in part)
@@ -73,8 +57,8 @@ def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, look):
     assert traces(ecdf, "each placement")[0]["y"] is not None
 
 
-def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled, look):
-    _, order, _ = charts(look(uuid=sampled.uuid))
+def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled, open_measurement):
+    _, order, _ = charts(open_measurement(uuid=sampled.uuid))
 
     drawn = [(x, y) for t in traces(order, "sample")
              for x, y in zip(numbers(t["x"]), numbers(t["y"]), strict=True)]  # fmt: skip
@@ -84,8 +68,8 @@ def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled
     assert [numbers(t["y"])[0] for t in traces(order, "median of the placement")] == [8.0, 8.1]
 
 
-def test_the_clock_is_told_before_during_and_after(sampled, look):
-    app = look(uuid=sampled.uuid)
+def test_the_clock_is_told_before_during_and_after(sampled, open_measurement):
+    app = open_measurement(uuid=sampled.uuid)
 
     clock = charts(app)[2]["data"][0]
     assert clock["x"] == ["before", "during", "after"]
@@ -94,34 +78,34 @@ def test_the_clock_is_told_before_during_and_after(sampled, look):
     assert readings["temperature (°C)"].tolist() == [40.0, 44.0, 45.0]
 
 
-def test_pruned_samples_and_results_never_timed_say_why_nothing_is_drawn(store, look):
+def test_pruned_samples_and_results_never_timed_say_why_nothing_is_drawn(store, open_measurement):
     pruned = a_record(m=1)
     failed = a_record(m=8, status="failed", detail="boom", median_us=None, floor_us=None)
     store.add(pruned, failed)
 
-    assert "pruned" in words(look(uuid=pruned.uuid))
-    assert "never timed" in words(look(uuid=failed.uuid))
-    assert "boom" in words(look(uuid=failed.uuid))
+    assert "pruned" in words(open_measurement(uuid=pruned.uuid))
+    assert "never timed" in words(open_measurement(uuid=failed.uuid))
+    assert "boom" in words(open_measurement(uuid=failed.uuid))
 
 
-def test_of_very_many_samples_no_outlier_is_lost(store, look):
+def test_of_very_many_samples_no_outlier_is_lost(store, open_measurement):
     values = [8.0] * 20_000
     values[12_345] = 99.0
     record = a_record(samples_us=(tuple(values),), n_samples=len(values))
     store.add(record)
 
-    _, order = charts(look(uuid=record.uuid))
+    _, order = charts(open_measurement(uuid=record.uuid))
 
     (drawn,) = traces(order, "sample")
     assert len(numbers(drawn["y"])) <= 4000
     assert 99.0 in numbers(drawn["y"])
 
 
-def test_names_from_records_are_never_markup(store, look):
+def test_names_from_records_are_never_markup(store, open_measurement):
     record = a_record(layer="<b>x</b>", model="[a](http://example.org)", detail="**x**")
     store.add(record)
 
-    raw = "\n".join(str(part.value) for part in look(uuid=record.uuid).markdown)
+    raw = "\n".join(str(part.value) for part in open_measurement(uuid=record.uuid).markdown)
 
     assert "<b>" not in raw
     assert r"\[a\]" in raw

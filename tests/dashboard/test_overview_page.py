@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
-from typing import Any
 
-import pytest
 from made_results import H200, a_record, a_run, records_of
+from page_content import markdown, table
 from streamlit.testing.v1 import AppTest
 
 from db.decisions import FalseAlarmInfo
 from db.verdict_store import add_false_alarm_rate, set_alert_state
 
 NOW = datetime(2026, 1, 3, tzinfo=UTC)
-
-
-@pytest.fixture
-def open_overview(open_page: Callable[..., AppTest]) -> Callable[..., AppTest]:
-    return partial(open_page, "overview")
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error, *app.success]
-    return "\n".join(str(part.value) for part in parts)
-
-
-def table(app: AppTest, *, of: str) -> Any:
-    """The table that has this column."""
-    return next(one.value for one in app.dataframe if of in one.value.columns)
 
 
 def alert_links(app: AppTest) -> list[str]:
@@ -44,12 +26,12 @@ def test_it_is_where_the_app_opens(filled, open_app):
 def test_an_empty_database_says_how_to_fill_it(store, open_overview):
     app = open_overview()
 
-    assert "run smoke" in words(app)
+    assert "run smoke" in markdown(app)
     assert not app.dataframe
 
 
 def test_before_the_first_verdict_it_says_how_to_get_one(filled, open_overview):
-    said = words(open_overview())
+    said = markdown(open_overview())
 
     assert "gate perf --base 'HEAD~1' --head HEAD" in said
     assert "gate perf --base HEAD --head HEAD" in said
@@ -107,7 +89,7 @@ def test_a_closed_alert_is_not_listed(filled, open_overview, compared, commits):
     app = open_overview()
 
     assert alert_links(app) == []
-    assert "No alert is open." in words(app)
+    assert "No alert is open." in markdown(app)
 
 
 def test_the_false_alarm_rate_has_its_interval(filled, open_overview):
@@ -115,7 +97,7 @@ def test_the_false_alarm_rate_has_its_interval(filled, open_overview):
     with filled.session() as session:
         add_false_alarm_rate(session, rate)
 
-    said = words(open_overview())
+    said = markdown(open_overview())
 
     assert "**25.0%**" in said
     assert "95% interval 0.6% to 80.6%" in said
@@ -142,7 +124,7 @@ def test_what_did_not_run_is_listed_with_its_reason(store, open_overview):
         "incorrect": "y[0,0] = 1",
         "no result": "the run is interrupted",
     }
-    assert f"run --resume {run.uuid[:8]}" in words(app)
+    assert f"run --resume {run.uuid[:8]}" in markdown(app)
 
 
 def test_each_gpu_has_its_own_newest_run(store, open_overview):
@@ -193,6 +175,6 @@ def test_what_people_wrote_is_never_markup(filled, open_overview, compared, comm
     app = open_overview()
 
     # A backslash before each sign: Markdown shows it and gives it no meaning.
-    assert r"\<img src\=x onerror\=alert\(1\)\>" in words(app)
-    assert r"\*\*Eve\*\*" in words(app)
-    assert r"\[click\]\(http\://evil\.example\)" in words(app)
+    assert r"\<img src\=x onerror\=alert\(1\)\>" in markdown(app)
+    assert r"\*\*Eve\*\*" in markdown(app)
+    assert r"\[click\]\(http\://evil\.example\)" in markdown(app)

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import pytest
 from made_results import a_record, a_run
+from page_content import words
 from streamlit.testing.v1 import AppTest
 
-from dashboard.paper_results import ours_of
+from dashboard.views.paper.measured import ours_of
 from db.engine import open_database
 from db.queries import DecodeRow, ScoreRow
 from db.reference_store import ReferenceInfo
 from flexq_bench.runs.published_numbers import keep_references
 
-Opened = Callable[..., AppTest]
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 RATIO = {"source": "Paper", "source_table": "Table 1", "value": 2.0, "unit": "×"}
-
-
-@pytest.fixture
-def open_paper(open_page: Opened) -> Opened:
-    return partial(open_page, "paper")
 
 
 @pytest.fixture
@@ -34,11 +27,6 @@ def published(store):
     with open_database(str(store.path)) as database:
         keep_references(database)
     return store
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
 
 
 def beside(app: AppTest) -> Any:

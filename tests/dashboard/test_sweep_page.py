@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
 import streamlit as st
 from made_results import H200, a_record, a_run
+from page_content import words
 from streamlit.testing.v1 import AppTest
 
+from dashboard.settings import READ_ONLY_VARIABLE
 from db import queries
 from db.fleet import WorkerInfo, register_worker
 from db.records import DeviceInfo
@@ -25,18 +25,12 @@ from db.requests import (
 )
 from flexq_bench.fleet.requests import LIMITS
 
-Opened = Callable[..., AppTest]
 CPU = "A CPU"
 
 
 def now() -> datetime:
     """When it is asked: a worker that was heard of at import is silent by the time of its test."""
     return datetime.now(UTC)
-
-
-@pytest.fixture
-def open_sweep(open_page: Opened) -> Opened:
-    return partial(open_page, "sweep")
 
 
 @pytest.fixture
@@ -74,11 +68,6 @@ def asked(store: Any, *, state: str = "queued", m: tuple[int, ...] = (1, 8)) -> 
         if state != "running":
             finish_request(session, info.uuid, state, detail="", at=now())
     return info
-
-
-def words(app: AppTest) -> str:
-    parts = [*app.markdown, *app.caption, *app.info, *app.warning, *app.error, *app.success]
-    return "\n".join(str(part.value) for part in parts).replace("\\", "")
 
 
 def field(app: AppTest, label: str) -> Any:
@@ -273,8 +262,6 @@ def test_one_person_can_t_fill_the_fleet(staffed, open_sweep):
 
 
 def test_a_read_only_dashboard_has_no_form(staffed, open_sweep, monkeypatch):
-    from flexq_bench.cli.dashboard import READ_ONLY_VARIABLE
-
     monkeypatch.setenv(READ_ONLY_VARIABLE, "1")
 
     app = open_sweep()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from dashboard.words import as_code, as_text, local_time, short_commit, zone_named
+from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, zone_named
 
 MOMENT = datetime(2025, 11, 21, 10, tzinfo=UTC)
 

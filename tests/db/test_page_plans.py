@@ -27,7 +27,7 @@ from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 
 VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
-PAGES = sorted(path.stem for path in VIEWS.glob("[!_]*.py"))
+PAGES = sorted(path.parent.name for path in VIEWS.glob("*/page.py"))
 DRILL_DOWN = "measurement"  # the one page that reads raw samples, of one result
 MEASURED = "00000000-0000-0000-0000-00000000abcd"
 MORE = [
@@ -86,7 +86,7 @@ def opened(filled: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
 
     def look(page: str, **link: str) -> list[Asked]:
         app = AppTest.from_string(
-            f"from dashboard.views.{page} import page\npage()", default_timeout=30
+            f"from dashboard.views.{page}.page import page\npage()", default_timeout=30
         )
         for name, value in link.items():
             app.query_params[name] = value

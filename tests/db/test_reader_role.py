@@ -89,7 +89,7 @@ def test_the_user_reads_what_later_migrations_add(owned: str, reader: str) -> No
 @pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
 def test_pages_work_as_that_user(app_as_reader: None, page: str) -> None:
     app = AppTest.from_string(
-        f"from dashboard.views.{page} import page\npage()", default_timeout=30
+        f"from dashboard.views.{page}.page import page\npage()", default_timeout=30
     ).run()
 
     assert not app.exception

@@ -1,0 +1,1 @@
+"""What several pages share: controls, charts, tables, and how values are shown."""

@@ -1,0 +1,64 @@
+"""Parts of charts: colours of rules, logarithmic axes, error bars, layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
+WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
+
+
+def log_axis(values: Iterable[float]) -> dict[str, str]:
+    """A logarithmic axis for these values, > 0: it names 1, 2 and 5 of each decade where they are
+    far apart, since the names of all nine steps would stand on each other."""
+    shown = list(values)
+    is_wide = max(shown, default=1.0) > WIDE * min(shown, default=1.0)
+    return {"type": "log"} | ({"dtick": "D2"} if is_wide else {})
+
+
+def log_ticks(values: Iterable[float]) -> list[float] | None:
+    """1, 2 and 5 of each decade that a log axis with these values shows; None: too few of them,
+    so Plotly chooses. Its own choice over several decades leaves the zeros away."""
+    shown = [*values, 1.0]
+    if max(shown) < WIDE * min(shown):
+        return None
+    decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
+    return [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+
+
+def rule(figure: go.Figure, at: float, words: str) -> None:
+    """A dashed line at a height, named in the legend."""
+    line = {"color": GREY, "width": 1.5, "dash": "dash"}
+    figure.add_hline(at, line=line, name=words, showlegend=True)
+
+
+def error_bars(
+    values: pd.Series[Any], low: pd.Series[Any], high: pd.Series[Any], *, width: int | None = None
+) -> dict[str, Any]:
+    """Error bars of Plotly from each value to the ends of its interval.
+
+    width: of the caps, pixels; None: as Plotly has it.
+    """
+    return {
+        "type": "data",
+        "array": (high - values).tolist(),
+        "arrayminus": (values - low).tolist(),
+        "thickness": 1.5,
+    } | ({} if width is None else {"width": width})
+
+
+def lay_out(figure: go.Figure, height: int) -> go.Figure:
+    """The figure with its legend below the chart; height: pixels."""
+    return figure.update_layout(
+        height=height,
+        margin={"l": 10, "r": 40, "t": 20, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
+        showlegend=True,
+        hoverlabel={"align": "left"},
+    )

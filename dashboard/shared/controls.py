@@ -1,0 +1,140 @@
+"""Controls whose state is in the URL, so that what a viewer sees can be linked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from dashboard.shared.formatting import as_text
+
+T = TypeVar("T")
+
+
+class Controls:
+    """The controls of one page. A control at its default leaves nothing in the URL.
+
+    A URL may ask for what isn't there any more: that is left out and named in `ignored`.
+    """
+
+    def __init__(self, page: str) -> None:
+        self._page = page
+        self.ignored: list[str] = []
+        self.is_narrowed = False  # whether a control is not at its default
+
+    def one(
+        self,
+        place: DeltaGenerator,
+        name: str,
+        label: str,
+        options: Sequence[T],
+        default: T,
+        *,
+        shown: Callable[[T], str] = str,
+        written: Callable[[T], str] = str,
+        in_a_row: bool = False,
+        always: bool = False,
+    ) -> T:
+        """One of the options, by a list or by buttons in a row; no control where there is one.
+
+        always: in the URL even at its default, which will be another one tomorrow.
+        """
+        if len(options) < 2 and name not in st.query_params and not always:
+            return default
+        wanted = self._wanted(name, label, options, written)
+        key = self._prepare(name, options, wanted[0] if wanted else default)
+        if in_a_row:
+            # Streamlit takes the words beside these buttons, unlike those of a list, for Markdown.
+            value = place.radio(
+                label,
+                options,
+                format_func=lambda option: as_text(shown(option)),
+                key=key,
+                horizontal=True,
+            )
+        else:
+            value = place.selectbox(label, options, format_func=shown, key=key)
+        assert value is not None  # only an empty list of options gives none
+        self._write(name, [] if value == default and not always else [written(value)])
+        return value
+
+    def many(
+        self,
+        place: DeltaGenerator,
+        name: str,
+        label: str,
+        options: Sequence[T],
+        *,
+        nothing: str = "all",
+        shown: Callable[[T], str] = str,
+        written: Callable[[T], str] = str,
+    ) -> tuple[T, ...]:
+        """Some of the options; none means `nothing`. No control where there is no choice."""
+        if len(options) < 2 and name not in st.query_params:
+            return ()
+        key = self._prepare(name, options, self._wanted(name, label, options, written))
+        values = place.multiselect(label, options, format_func=shown, key=key, placeholder=nothing)
+        self._write(name, [written(value) for value in values])
+        return tuple(values)
+
+    def switch(self, place: DeltaGenerator, name: str, label: str, *, hint: str) -> bool:
+        """Off unless somebody turned it on."""
+        on = "on"
+        linked = st.query_params.get(name) == on
+        stored = st.session_state.get(f"{self._page}.{name}", linked)
+        value = place.toggle(label, key=self._prepare(name, (), stored), help=hint)
+        self._write(name, [on] if value else [])
+        return value
+
+    def warn_of_ignored(self, place: DeltaGenerator, reason: str) -> None:
+        """Name what the URL asked for in vain, if anything; reason: why it is left out."""
+        if self.ignored:
+            missing = ", ".join(as_text(name) for name in self.ignored)
+            place.warning(f"{reason}: {missing}.")
+
+    def offer_to_clear(self) -> None:
+        """A button in the side bar that clears the controls, where one is not at its default."""
+        if self.is_narrowed:
+            st.sidebar.button("Clear all", on_click=self.clear, icon=":material/filter_alt_off:")
+
+    def clear(self) -> None:
+        """Put every control of the page back to its default; for a button's callback."""
+        for key in list(st.session_state):
+            if str(key).startswith(f"{self._page}."):
+                del st.session_state[key]
+        st.query_params.clear()
+
+    def _wanted(
+        self, name: str, label: str, options: Sequence[T], written: Callable[[T], str]
+    ) -> list[T]:
+        """What the control was set to, or on the first visit what the URL asks for."""
+        by_text = {written(option): option for option in options}
+        stored = st.session_state.get(f"{self._page}.{name}")
+        if stored is None:
+            texts = st.query_params.get_all(name)
+        else:
+            texts = [written(value) for value in (stored if isinstance(stored, list) else [stored])]
+        self.ignored += [f"{label.lower()} {text}" for text in texts if text not in by_text]
+        return [by_text[text] for text in texts if text in by_text]
+
+    def _prepare(self, name: str, options: Sequence[Any], value: Any) -> str:
+        """The control's key, its state set where Streamlit would not keep it: on the first visit,
+        after the options changed, and when what was chosen is gone."""
+        key = f"{self._page}.{name}"
+        remembered = f"{key}.options"
+        changed = st.session_state.get(remembered) != tuple(options)
+        if changed or key not in st.session_state or st.session_state[key] != value:
+            st.session_state[key] = value
+        st.session_state[remembered] = tuple(options)
+        return key
+
+    def _write(self, name: str, texts: list[str]) -> None:
+        self.is_narrowed |= bool(texts)
+        if texts == st.query_params.get_all(name):
+            return
+        if texts:
+            st.query_params[name] = texts
+        else:
+            del st.query_params[name]

@@ -1,0 +1,118 @@
+"""The chart of histories: values over commits, with their intervals and epochs."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import GREY, WIDE, lay_out, log_axis
+from dashboard.shared.colors import Style
+from dashboard.shared.formatting import short_commit
+
+_DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+_NAMED = 24  # commits below the axis, at most
+_HEIGHT = 440
+_LEGEND_PX = 24  # a series
+_MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
+
+
+def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: str) -> go.Figure:
+    """A line a series with the band of its 95 % intervals; a dashed rule where an epoch begins.
+
+    frame: see history_frame.COLUMNS. Series of one kernel share its colour and differ in
+    their line. value, unit: of the axis, for example "median time" and "µs". The axis is
+    logarithmic where the values are far apart. A line does not go on from one epoch to the next.
+    The custom data of a point is the uuid of its measurement.
+    """
+    figure = go.Figure()
+    drawn: dict[str, int] = {}
+    for _, rows in frame.groupby("series", sort=False):
+        label, name = str(rows["label"].iloc[0]), str(rows["name"].iloc[0])
+        dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
+        drawn[label] = drawn.get(label, 0) + 1
+        # A chart takes what looks like markup for markup.
+        _add_series(figure, html.escape(name), rows, styles[label], dash, unit)
+    for at in sorted(_epoch_starts(frame)):
+        figure.add_vline(at - 0.5, line={"color": GREY, "width": 1.5, "dash": "dash"})
+    commits = frame.drop_duplicates("place").sort_values("place")
+    shown = commits.iloc[:: max(1, -(-len(commits) // _NAMED))]
+    figure.update_xaxes(
+        title="commit, by ancestry",
+        tickvals=shown["place"].tolist(),
+        ticktext=[html.escape(short_commit(sha, dirty=False)) for sha in shown["commit"]],
+        zeroline=False,
+    )
+    is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
+    figure.update_yaxes(
+        title=f"{value} ({unit}{', log scale' if is_wide else ''})",
+        **(log_axis(frame["value"]) if is_wide else {}),
+    )
+    return lay_out(figure, _HEIGHT + _LEGEND_PX * frame["series"].nunique())
+
+
+def _add_series(
+    figure: go.Figure, name: str, rows: pd.DataFrame, style: Style, dash: str, unit: str
+) -> None:
+    for position, (epoch, part) in enumerate(rows.groupby("epoch", sort=False)):
+        alone = len(part) == 1  # a band needs two points
+        if not alone:
+            figure.add_scatter(
+                x=np.concatenate([part["place"], part["place"][::-1]]),
+                y=np.concatenate([part["high"], part["low"][::-1]]),
+                fill="toself",
+                fillcolor=style.color,
+                opacity=0.2,
+                mode="none",
+                hoverinfo="skip",
+                legendgroup=name,
+                showlegend=False,
+            )
+        figure.add_scatter(
+            name=name,
+            x=part["place"],
+            y=part["value"],
+            error_y=_bar(part) if alone else None,
+            mode="lines+markers",
+            line={"color": style.color, "width": 2, "dash": dash},
+            marker={
+                "color": style.color,
+                "symbol": style.symbol,
+                "size": 8,
+                "maxdisplayed": _MARKED,
+            },
+            text=[_hover(row) for row in part.to_dict("records")],
+            customdata=part["measurement"],
+            # What all points share is sent once, not with each of 2,400 points.
+            hovertemplate=f"<b>{name}</b><br>%{{y:.5g}} {unit} %{{text}}<br>epoch {epoch}"
+            "<extra></extra>",
+            legendgroup=name,
+            showlegend=position == 0,
+        )
+
+
+def _epoch_starts(frame: pd.DataFrame) -> set[int]:
+    """Places where some series is in another epoch than at its point before."""
+    starts: set[int] = set()
+    for _, rows in frame.groupby("series", sort=False):
+        is_new = rows["epoch"].ne(rows["epoch"].shift()) & rows["epoch"].shift().notna()
+        starts.update(int(place) for place in rows.loc[is_new, "place"])
+    return starts
+
+
+def _bar(point: pd.DataFrame) -> dict[str, Any]:
+    return {
+        "type": "data",
+        "array": point["high"] - point["value"],
+        "arrayminus": point["value"] - point["low"],
+    }
+
+
+def _hover(row: Mapping[Any, Any]) -> str:
+    return f"({row['low']:.5g} to {row['high']:.5g})<br>" + html.escape(
+        f"commit {short_commit(str(row['commit']), dirty=False)}, run {str(row['run'])[:8]}"
+    )

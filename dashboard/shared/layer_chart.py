@@ -1,0 +1,118 @@
+"""A chart with a point for each kernel and layer, and the layers of a frame in their order."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import GREY, error_bars
+from dashboard.shared.colors import Style
+
+_SPREAD = 0.7  # of the place between two layers, what the kernels of one layer share
+_HEIGHT = 440
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a kernel works: a layer of a model, by its shape."""
+
+    model: str
+    layer: str
+    n: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        """What people call it; a shape of no layer is called by its N and K."""
+        return " ".join(part for part in (self.model, self.layer) if part) or f"{self.n}×{self.k}"
+
+
+def places_of(frame: pd.DataFrame) -> list[Place]:
+    """The layers of a frame: models by name, layers from small to large."""
+    return sorted({Place(*key) for key in _place_keys(frame)}, key=_order)
+
+
+def by_layer(frame: pd.DataFrame, value: str, unit: str, styles: Mapping[str, Style]) -> go.Figure:
+    """A point for each kernel and layer with its interval; layers from small to large.
+
+    frame: has columns value, value_low and value_high beside those of results_frame.COLUMNS.
+    """
+    places = places_of(frame)
+    position = {place: i for i, place in enumerate(places)}
+    labels = sorted(frame["label"].unique())
+    figure = go.Figure()
+    for i, label in enumerate(labels):
+        rows = frame[frame["label"] == label]
+        shift = _SPREAD * (i - (len(labels) - 1) / 2) / max(len(labels), 1)
+        figure.add_scatter(
+            name=html.escape(label),
+            x=[position[Place(*key)] + shift for key in _place_keys(rows)],
+            y=rows[value].tolist(),
+            error_y=error_bars(rows[value], rows[f"{value}_low"], rows[f"{value}_high"], width=3),
+            mode="markers",
+            marker={"color": styles[label].color, "symbol": styles[label].symbol, "size": 9},
+            text=[_hover(row, value, unit) for row in rows.to_dict("records")],
+            hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
+        )
+    _label_places(figure, places)
+    figure.update_layout(
+        height=_HEIGHT,
+        margin={"l": 10, "r": 40, "t": 70, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "title": None},
+        showlegend=True,
+        hoverlabel={"align": "left"},
+    )
+    return figure
+
+
+def _place_keys(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:
+    return zip(frame["model"], frame["layer"], frame["n"], frame["k"], strict=True)
+
+
+def _order(place: Place) -> tuple[list[tuple[int, str]], int, int, str]:
+    """Models by name, with numbers in them as numbers; layers from small to large."""
+    parts = re.findall(r"\d+|\D+", place.model)
+    natural = [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return (natural, place.n * place.k, place.n, place.layer)
+
+
+def _label_places(figure: go.Figure, places: Sequence[Place]) -> None:
+    """Layers below the axis; models above it, with a rule between two."""
+    figure.update_xaxes(
+        title="layer",
+        tickvals=list(range(len(places))),
+        ticktext=[html.escape(place.layer) or f"{place.n}×{place.k}" for place in places],
+        range=[-0.5, max(len(places), 1) - 0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    models = list(dict.fromkeys(place.model for place in places))
+    for model in models:
+        inside = [i for i, place in enumerate(places) if place.model == model]
+        figure.add_annotation(
+            text=html.escape(model),
+            x=(inside[0] + inside[-1]) / 2,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            showarrow=False,
+            font={"color": GREY},
+        )
+        if inside[0]:
+            figure.add_vline(inside[0] - 0.5, line={"color": GREY, "width": 1}, opacity=0.5)
+
+
+def _hover(row: Mapping[str, object], value: str, unit: str) -> str:
+    name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
+    noisy = "<br>noisy: its interval did not close" if row["status"] == "noisy" else ""
+    return (
+        f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
+        f"{row[value]:.4g}{unit} ({row[f'{value}_low']:.4g} to {row[f'{value}_high']:.4g})<br>"
+        f"median {row['median_us']:.5g} µs ±{row['half_width_pct']:.2g} %{noisy}"
+    )

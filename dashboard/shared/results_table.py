@@ -1,0 +1,68 @@
+"""The table of results as a viewer sees it."""
+
+from __future__ import annotations
+
+from datetime import tzinfo
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.shared.formatting import as_text, short_commit
+from dashboard.shared.spreadsheet import harmless
+
+_FLAGGED = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
+_ALWAYS = (
+    *("label", "model", "layer", "m", "n", "k"),
+    *("median_us", "half_width_pct", "pct_of_floor", "tops", "speedup"),
+    *("correct", "status", "commit", "gpu"),
+)
+_WHERE_THEY_DIFFER = ("stage", "cache", "run", "detail")
+
+
+def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
+    """One row a result; columns with nothing to say stay out."""
+    table = frame.assign(
+        status=[_FLAGGED.get(status, status) for status in frame["status"]],
+        commit=[
+            short_commit(sha, dirty)
+            for sha, dirty in zip(frame["commit"], frame["dirty"], strict=True)
+        ],
+        run=frame["run"].str[:8],
+        created_at=frame["created_at"].dt.tz_convert(zone),
+    )
+    optional = [name for name in _WHERE_THEY_DIFFER if frame[name].nunique() > 1]
+    st.dataframe(
+        harmless(table),
+        hide_index=True,
+        column_order=[*_ALWAYS, *optional, "created_at"],
+        column_config=_columns(baseline),
+        key="results-table",
+    )
+
+
+def _columns(baseline: str) -> dict[str, Any]:
+    column = st.column_config
+    return {
+        "label": column.TextColumn("kernel", pinned=True),
+        "m": column.NumberColumn("M", format="%d", help="tokens"),
+        "n": column.NumberColumn("N", format="%d", help="output features"),
+        "k": column.NumberColumn("K", format="%d", help="input features"),
+        "median_us": column.NumberColumn("median µs", format="%.2f"),
+        "half_width_pct": column.NumberColumn(
+            "± %", format="%.2f", help="half the 95 % interval, in percent of the median"
+        ),
+        "pct_of_floor": column.NumberColumn(
+            "% of floor", format="%.1f", help="100 · time to read the packed weights / median"
+        ),
+        "tops": column.NumberColumn("TOPS", format="%.2f", help="2·M·N·K / median, 10¹² a second"),
+        "speedup": column.NumberColumn(
+            f"× {baseline}",
+            format="%.2f",
+            help=f"median of {as_text(baseline)} / median, in the same run",
+        ),
+        "correct": column.TextColumn("correct", help="exact: every integer result as it must be"),
+        "commit": column.TextColumn("commit", help="+: the tree had changes"),
+        "gpu": column.TextColumn("GPU"),
+        "created_at": column.DatetimeColumn("measured", format="YYYY-MM-DD HH:mm"),
+    }

@@ -1,0 +1,157 @@
+"""Which runs a page shows, and what a viewer should know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, local_time, short_commit
+from db import queries
+from db.engine import Database
+from db.errors import NotFoundError
+from db.queries import Filters, ResultRow, RunName, RunSummary
+from flexq_bench import accuracy, decode
+from flexq_bench.measure import machine_code as static
+from flexq_bench.runs import command_lines
+
+# Of runs that time no kernel by itself: what compilers made of them, and whole models.
+OTHER_SUITES = (static.SUITE, accuracy.SUITE, decode.SUITE)
+_LISTED = 100  # newest runs that can be chosen; an older one is shown to who has its link
+_ANY = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRuns:
+    """Runs, newest first. only_on: by GPU the one run to show of it; None: all of each run."""
+
+    runs: tuple[RunSummary, ...]
+    only_on: dict[str, RunSummary] | None
+
+    def results(self, database: Database) -> list[ResultRow]:
+        """Every result of these runs, those of a run together."""
+        if not self.runs:
+            return []
+        with database.session() as session:
+            results = queries.results_table(session, Filters(runs=tuple(r.uuid for r in self.runs)))
+        if self.only_on is None:
+            return results
+        return [r for r in results if self._is_latest(r)]
+
+    def _is_latest(self, result: ResultRow) -> bool:
+        latest = (self.only_on or {}).get(result.gpu)
+        return latest is not None and latest.uuid == result.run
+
+
+def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunName]:
+    """The newest runs, and those that the URL names under these names."""
+    with database.session() as session:
+        recent = queries.run_names(session, without_suites=OTHER_SUITES, limit=_LISTED)
+        known = {run.uuid for run in recent}
+        for prefix in (one for name in names for one in st.query_params.get_all(name)):
+            if any(uuid.startswith(prefix) for uuid in known):
+                continue
+            try:
+                run = queries.run_by_uuid_prefix(session, prefix)
+            except NotFoundError:
+                continue  # the control says that it isn't there
+            recent.append(RunName(run.uuid, run.suite, run.status, run.created_at))
+    return recent
+
+
+def choose_suite(place: DeltaGenerator, controls: Controls, suites: Sequence[str]) -> str:
+    """The suite that the viewer chose; empty: any."""
+    return controls.one(
+        place, "suite", "Suite", [_ANY, *suites], _ANY, shown=lambda name: name or "any suite"
+    )
+
+
+def choose_runs(
+    place: DeltaGenerator,
+    controls: Controls,
+    database: Database,
+    listed: Sequence[RunName],
+    zone: tzinfo,
+) -> ShownRuns:
+    """What the viewer chose; by default the latest complete run of each GPU."""
+    suites = sorted({run.suite for run in listed})
+    suite = choose_suite(place, controls, suites)
+    by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
+    chosen = controls.many(
+        place,
+        "run",
+        "Runs",
+        list(by_uuid),
+        nothing="latest complete run per GPU",
+        shown=lambda uuid: run_title(by_uuid[uuid], zone),
+        written=lambda uuid: uuid[:8],
+    )
+    if chosen:
+        wanted = [uuid for uuid in by_uuid if uuid in chosen]
+        with database.session() as session:
+            return ShownRuns(tuple(queries.runs_by_uuid(session, wanted)), None)
+    with database.session() as session:
+        latest = queries.latest_complete_runs(session, suite=suite or None)
+    distinct = {run.uuid: run for run in latest.values()}
+    newest_first = sorted(distinct.values(), key=lambda run: run.created_at, reverse=True)
+    return ShownRuns(tuple(newest_first), latest)
+
+
+def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:
+    """Markdown: a line for each run."""
+    return "  \n".join(_facts(run, zone) for run in shown.runs)
+
+
+def advise(shown: ShownRuns, listed: Sequence[RunName], database: Database) -> list[str]:
+    """Markdown: what is not as it should be with these runs, and what to do about it."""
+    lines = [_unfinished(run, database) for run in shown.runs if run.missing]
+    lines += [
+        f"Run {as_code(run.uuid[:8])} failed after all its planned results had come."
+        for run in shown.runs
+        if run.status == "failed" and not run.missing
+    ]
+    if shown.only_on is not None and listed:
+        newest = max(listed, key=lambda run: run.created_at)
+        if all(run.created_at < newest.created_at for run in shown.runs):
+            with database.session() as session:
+                (summary,) = queries.runs_by_uuid(session, [newest.uuid])
+            if summary.missing:
+                lines.append(f"There is a newer one. {_unfinished(summary, database)}")
+    return lines
+
+
+def _unfinished(run: RunSummary, database: Database) -> str:
+    state = {
+        "running": "is still running, or was killed",
+        "failed": "failed",
+        "interrupted": "was interrupted",
+    }.get(run.status, f"is {run.status}")
+    resume = command_lines.command(
+        "run", "--resume", run.uuid[:8], *command_lines.database_arguments(database)
+    )
+    return (
+        f"Run {as_code(run.uuid[:8])} {state}: {run.missing} of {run.planned} planned cases have "
+        f"no result. Go on with it: {as_code(resume)}"
+    )
+
+
+def run_title(run: RunName, zone: tzinfo) -> str:
+    """What a list calls a run."""
+    return f"{run.uuid[:8]} · {run.suite} · {local_time(run.created_at, zone)} · {run.status}"
+
+
+def _facts(run: RunSummary, zone: tzinfo) -> str:
+    return " · ".join(
+        (
+            f"**{as_text(', '.join(run.gpus) or 'no result yet')}**",
+            as_text(run.suite),
+            f"run {as_code(run.uuid[:8])}",
+            f"commit {as_code(short_commit(run.commit, run.dirty))}",
+            f"{run.received} results",
+            as_text(local_time(run.created_at, zone)),
+        )
+    )

@@ -1,0 +1,1 @@
+"""Accuracy: perplexity and tasks by model and scheme, and the history of accuracy gates."""

@@ -1,0 +1,95 @@
+"""Charts of what models lose by quantization."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import error_bars, lay_out, rule
+from dashboard.shared.colors import Style
+
+_HEIGHT = 420
+_SPREAD = 0.6  # of the place between two tasks, what the schemes of one task share
+
+
+def losses(frame: pd.DataFrame, styles: Mapping[str, Style], title: str) -> go.Figure:
+    """The change against the model as it is with its 95 % interval: a point a scheme and task.
+
+    frame: see accuracy_frame.difference_frame; of metrics with one unit. title: of the axis, with
+    the unit.
+    """
+    figure = _grouped(frame, "task", styles, "change", "low", "high")
+    figure.update_xaxes(title="task")
+    figure.update_yaxes(title=title)
+    rule(figure, 0.0, "no change")
+    return figure
+
+
+def errors_by_kind(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
+    """The output error of each kind of layer: the median layer, bars to the least and the most."""
+    figure = _grouped(frame, "kind", styles, "median", "least", "most")
+    figure.update_xaxes(title="kind of layer")
+    figure.update_yaxes(title="relative squared output error (1, log scale)", type="log")
+    return figure
+
+
+def loss_history(frame: pd.DataFrame, styles: Mapping[str, Style], task: str) -> go.Figure:
+    """The perplexity's change over commits, a line a scheme; frame: accuracy_frame.history_frame"""
+    figure = go.Figure()
+    for scheme, rows in frame.groupby("scheme"):
+        style = styles[str(scheme)]
+        figure.add_scatter(
+            name=html.escape(str(scheme)),
+            x=rows["place"],
+            y=rows["change"],
+            error_y=error_bars(rows["change"], rows["low"], rows["high"]),
+            mode="lines+markers",
+            line={"color": style.color, "width": 2},
+            marker={"color": style.color, "symbol": style.symbol, "size": 9},
+            hovertemplate="%{y:+.2f} %<extra>%{fullData.name}</extra>",
+        )
+    commits = frame.drop_duplicates("place")
+    figure.update_xaxes(
+        title="release, or commit",
+        tickvals=commits["place"].tolist(),
+        ticktext=[html.escape(name) for name in commits["commit"]],
+    )
+    figure.update_yaxes(title=f"perplexity on {html.escape(task)} against fp16 (%)")
+    rule(figure, 0.0, "no change")
+    return lay_out(figure, _HEIGHT)
+
+
+def _grouped(
+    frame: pd.DataFrame,
+    by: str,
+    styles: Mapping[str, Style],
+    value: str,
+    low: str,
+    high: str,
+) -> go.Figure:
+    groups = list(dict.fromkeys(frame[by]))
+    schemes = sorted(frame["scheme"].unique())
+    figure = go.Figure()
+    for i, scheme in enumerate(schemes):
+        rows = frame[frame["scheme"] == scheme]
+        shift = _SPREAD * (i - (len(schemes) - 1) / 2) / max(len(schemes), 1)
+        figure.add_scatter(
+            name=html.escape(scheme),
+            x=[groups.index(group) + shift for group in rows[by]],
+            y=rows[value],
+            error_y=error_bars(rows[value], rows[low], rows[high]),
+            mode="markers",
+            marker={"color": styles[scheme].color, "symbol": styles[scheme].symbol, "size": 10},
+            hovertemplate="%{y:.4g}<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(
+        tickvals=list(range(len(groups))),
+        ticktext=[html.escape(str(group)) for group in groups],
+        range=[-0.5, max(len(groups), 1) - 0.5],
+        showgrid=False,
+        zeroline=False,
+    )
+    return lay_out(figure, _HEIGHT)

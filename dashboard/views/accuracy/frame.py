@@ -1,0 +1,187 @@
+"""Scores of a model set against the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from db.queries import Score
+from flexq_bench.accuracy import (
+    FULL_PRECISION,
+    LAYER_ERROR,
+    PERPLEXITY,
+    Difference,
+    MetricResult,
+    difference,
+)
+
+Values = Mapping[int, tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A score beside that of the model as it is.
+
+    difference None: it is that score itself, there is none, or the two can't be paired.
+    """
+
+    score: Score
+    difference: Difference | None
+
+
+def newest(scores: Iterable[Score]) -> list[Score]:
+    """The last score of each scheme, task, data and metric, in the order given."""
+    last = {(s.scheme, s.task, s.data_hash, s.metric): s for s in scores}
+    return list(last.values())
+
+
+def needed_values(scores: Iterable[Score]) -> list[int]:
+    """Ids of the scores whose single values the comparisons rest on."""
+    return [score.id for score in scores if score.value is not None]
+
+
+def bases_of(scores: Sequence[Score], among: Sequence[Score]) -> dict[int, Score]:
+    """By score FULL_PRECISION's of the same task, data and metric: that of its own run, which was
+    evaluated on as much of the data, else the last one; a score that has none is left out."""
+    own, last = {}, {}
+    for score in among:
+        if score.scheme == FULL_PRECISION:
+            what = (score.task, score.data_hash, score.metric)
+            own[score.run, *what] = last[what] = score
+    bases = {}
+    for score in scores:
+        what = (score.task, score.data_hash, score.metric)
+        base = own.get((score.run, *what)) or last.get(what)
+        if base is not None and score.scheme != FULL_PRECISION:
+            bases[score.id] = base
+    return bases
+
+
+def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]) -> list[Compared]:
+    """Each score with its difference to its base. bases: see bases_of."""
+    rows = []
+    for score in scores:
+        base = bases.get(score.id)
+        change = (
+            None if base is None else difference(_finding(base, values), _finding(score, values))
+        )
+        rows.append(Compared(score, change))
+    return rows
+
+
+def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
+    """A row a comparable score: change, low, high in percent of a perplexity, else in points."""
+    return pd.DataFrame(
+        [
+            {
+                "scheme": row.score.scheme,
+                "task": row.score.task,
+                "metric": row.score.metric,
+                "change": 100 * row.difference.interval.estimate,
+                "low": 100 * row.difference.interval.low,
+                "high": 100 * row.difference.interval.high,
+                "clear": row.difference.clear,
+                "value": row.score.value,
+            }
+            for row in rows
+            if row.difference is not None
+        ],
+        columns=["scheme", "task", "metric", "change", "low", "high", "clear", "value"],
+    )
+
+
+def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
+    return [
+        {
+            "scheme": row.score.scheme,
+            "task": row.score.task,
+            "metric": row.score.metric,
+            "value": row.score.value,
+            "± standard error": row.score.standard_error,
+            f"against {FULL_PRECISION}": _change(row),
+            "p": None if row.difference is None else row.difference.p_value,
+            "items": row.score.n_items,
+            "status": row.score.status,
+            "why": row.score.detail,
+            "GPU": row.score.gpu,
+            "commit": row.score.commit[:10],
+            "run": row.score.run[:8],
+        }
+        for row in rows
+        if row.score.metric != LAYER_ERROR
+    ]
+
+
+def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
+    """The relative squared output error of each kind of layer: median, least and most of its
+    layers, a row a scheme and kind."""
+    rows = []
+    for score in scores:
+        layers = score.parameters.get("layers", ())
+        errors = values.get(score.id, ())
+        if score.metric != LAYER_ERROR or len(layers) != len(errors):
+            continue
+        by_kind: dict[str, list[float]] = {}
+        for layer, error in zip(layers, errors, strict=True):
+            by_kind.setdefault(str(layer).rpartition(".")[2], []).append(error)
+        rows += [
+            {
+                "scheme": score.scheme,
+                "kind": kind,
+                "median": float(np.median(errors)),
+                "least": min(errors),
+                "most": max(errors),
+                "layers": len(errors),
+            }
+            for kind, errors in by_kind.items()
+        ]
+    return pd.DataFrame(rows, columns=["scheme", "kind", "median", "least", "most", "layers"])
+
+
+def history_frame(
+    scores: Sequence[Score], values: Values, names: Mapping[str, str]
+) -> pd.DataFrame:
+    """The perplexity's change against FULL_PRECISION at each commit, oldest first.
+
+    names: by sha what people call the commit. Both scores are of the same commit.
+    """
+    parts = []
+    for place, sha in enumerate(dict.fromkeys(s.commit for s in scores)):
+        there = [s for s in scores if s.commit == sha and s.metric == PERPLEXITY]
+        last = newest(there)
+        frame = difference_frame(compared(last, values, bases_of(last, there)))
+        parts.append(frame.assign(place=place, commit=names.get(sha, sha[:10])))
+    return pd.concat(parts, ignore_index=True) if parts else difference_frame([])
+
+
+def _finding(score: Score, values: Values) -> MetricResult:
+    return MetricResult(
+        scheme=score.scheme,
+        task=score.task,
+        task_version=score.task_version,
+        data_hash=score.data_hash,
+        metric=score.metric,
+        direction="lower" if score.direction == "lower" else "higher",
+        value=score.value,
+        standard_error=score.standard_error,
+        n_items=score.n_items,
+        values=values.get(score.id, ()),
+        parameters=score.parameters,
+        detail=score.detail,
+    )
+
+
+def _change(row: Compared) -> str:
+    if row.difference is None:
+        return ""
+    unit = "%" if row.score.metric == PERPLEXITY else "points"
+    interval = row.difference.interval
+    low, estimate, high = (
+        f"{100 * value:+.2f}" for value in (interval.low, interval.estimate, interval.high)
+    )
+    text = f"{estimate} {unit} ({low} to {high})"
+    return text if row.difference.clear else f"{text}, within noise"

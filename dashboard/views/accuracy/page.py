@@ -1,0 +1,223 @@
+"""Accuracy: what each scheme costs a model, against the model as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.accuracy import charts
+from dashboard.views.accuracy.frame import (
+    Compared,
+    Values,
+    bases_of,
+    compared,
+    difference_frame,
+    history_frame,
+    kind_frame,
+    needed_values,
+    newest,
+    table_rows,
+)
+from dashboard.views.accuracy.gates import gate_name, gate_rows, limit_rows
+from db import queries
+from db.engine import Database
+from db.queries import GateRow, Score
+from flexq_bench.accuracy import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
+from flexq_bench.runs import command_lines
+
+_OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions
+_COMMITS = 20  # the newest, in the history
+_GATES = 100  # the newest, in theirs
+_INTERVALS = (
+    "Bars are 95 % intervals over the same segments or questions under both; one that holds the "
+    "dashed line is a change within noise."
+)
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Accuracy", icon=":material/target:", url_path="accuracy")
+
+
+def page() -> None:
+    """Choose a model; see what each scheme costs it."""
+    st.header("Accuracy")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            models = queries.scored_models(session)
+        if not models:
+            _say_that_it_is_empty(database)
+            return
+        controls = Controls("accuracy")
+        on_top = st.empty()
+        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        with database.session() as session:
+            scores = queries.model_scores(session, model)
+            latest = newest(scores)
+            over_time = _of_last_commits(scores)
+            bases = bases_of(latest, scores)
+            wanted = {
+                one for of in (latest, over_time, bases.values()) for one in needed_values(of)
+            }
+            values = queries.score_values(session, sorted(wanted))
+            names = {one.sha: one.name for one in queries.releases(session)}
+            gates = queries.gate_history(session, model, limit=_GATES)
+            styles = kernel_styles((), [(name, "") for name in queries.scored_schemes(session)])
+    rows = compared(latest, values, bases)
+    _show_scores(model, latest, rows)
+    _show_gates(controls, model, gates, names, database)
+    _show_charts(latest, rows, values, styles)
+    _show_history(over_time, values, names, styles)
+    controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+
+
+def _of_last_commits(scores: Sequence[Score]) -> list[Score]:
+    """Perplexities at the newest commits that have one, oldest first."""
+    perplexities = [score for score in scores if score.metric == PERPLEXITY]
+    shas = list(dict.fromkeys(score.commit for score in perplexities))[-_COMMITS:]
+    return [score for score in perplexities if score.commit in set(shas)]
+
+
+def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) -> None:
+    if not any(score.scheme == FULL_PRECISION for score in latest):
+        st.warning(
+            f"{as_text(model)} was never evaluated as it is ({as_code(FULL_PRECISION)}), so there "
+            f"is nothing to set the schemes against: evaluate it under {as_code(FULL_PRECISION)}."
+        )
+    elif all(score.scheme == FULL_PRECISION for score in latest):
+        st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
+    st.subheader("Scores", anchor=False)
+    column = st.column_config
+    st.dataframe(
+        harmless(pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all")),
+        hide_index=True,
+        column_config={
+            "value": column.NumberColumn(format="%.4f"),
+            "± standard error": column.NumberColumn(format="%.4f"),
+            f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
+            "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
+        },
+        key="scores",
+    )
+    failed = sum(score.status != "ok" for score in latest)
+    if failed:
+        st.error(f"{failed} of {len(latest)} evaluations failed: the table says why.")
+
+
+def _show_charts(
+    latest: Sequence[Score],
+    rows: Sequence[Compared],
+    values: Values,
+    styles: Mapping[str, Style],
+) -> None:
+    frame = difference_frame(rows)
+    perplexity = frame[frame["metric"] == PERPLEXITY]
+    questions = frame[~frame["metric"].isin(_OF_TEXTS)]
+    if not perplexity.empty:
+        st.subheader("Perplexity", anchor=False)
+        title = f"perplexity against {FULL_PRECISION} (%)"
+        st.plotly_chart(charts.losses(perplexity, styles, title), key="perplexity")
+        st.caption(f"Lower is better. {_INTERVALS}")
+    if not questions.empty:
+        st.subheader("Zero-shot tasks", anchor=False)
+        named = questions.assign(task=questions["task"] + " " + questions["metric"])
+        title = f"right answers against {FULL_PRECISION} (points)"
+        st.plotly_chart(charts.losses(named, styles, title), key="tasks")
+        st.caption(f"Higher is better. {_INTERVALS}")
+    kinds = kind_frame(latest, values)
+    st.subheader("Sensitivity by kind of layer", anchor=False)
+    if kinds.empty:
+        st.caption(
+            "No output errors of layers are stored: an evaluation on a text keeps them where the "
+            "model fits twice."
+        )
+    else:
+        st.plotly_chart(charts.errors_by_kind(kinds, styles), key="kinds")
+        st.caption(
+            "Squared error of the outputs over their squared size, of each layer on what reaches "
+            "it in the quantized model. The point is the median layer of its kind, bars reach to "
+            "the least and the most."
+        )
+
+
+def _show_gates(
+    controls: Controls,
+    model: str,
+    gates: Sequence[GateRow],
+    names: Mapping[str, str],
+    database: Database,
+) -> None:
+    st.subheader("Gate history", anchor="gates")
+    if not gates:
+        arguments = command_lines.database_arguments(database)
+        gate = ("gate", "accuracy", "--model", "DIR", "--policy", "FILE", "--data", "FILE")
+        st.caption(
+            f"No gate has judged {as_text(model)} yet. Let one: "
+            f"{as_code(command_lines.command(*gate, *arguments))}"
+        )
+        return
+    zone = zone_named(st.context.timezone)
+    open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
+    st.dataframe(
+        harmless(pd.DataFrame(gate_rows(gates, model, names, zone))),
+        hide_index=True,
+        column_config={"limits": open_limits},
+        key="gates",
+    )
+    by_uuid = {gate.uuid: gate for gate in gates}
+    chosen = controls.one(
+        st.container(),
+        "gate",
+        "Limits of",
+        list(by_uuid),
+        gates[0].uuid,
+        shown=lambda uuid: gate_name(by_uuid[uuid], names, zone),
+        written=lambda uuid: uuid[:8],
+    )
+    st.dataframe(harmless(pd.DataFrame(limit_rows(by_uuid[chosen]))), hide_index=True, key="limits")
+    st.caption(
+        f"The newest {_GATES} verdicts of gates. A change is against "
+        f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."
+    )
+
+
+def _show_history(
+    scores: Sequence[Score],
+    values: Values,
+    names: Mapping[str, str],
+    styles: Mapping[str, Style],
+) -> None:
+    st.subheader("By release", anchor=False)
+    frame = history_frame(scores, values, names)
+    if frame.empty:
+        st.caption(
+            f"Not known: it takes a commit at which a scheme and {FULL_PRECISION} were both "
+            "evaluated on a text."
+        )
+        return
+    for task, rows in frame.groupby("task", sort=False):
+        figure = charts.loss_history(rows, styles, str(task))
+        st.plotly_chart(figure, key=f"history-{task}")
+    st.caption(
+        f"The newest {_COMMITS} commits with a perplexity; a release has its tag's name. "
+        f"{_INTERVALS}"
+    )
+
+
+def _say_that_it_is_empty(database: Database) -> None:
+    arguments = command_lines.database_arguments(database)
+    evaluate = command_lines.command(
+        "accuracy", "--model", "DIR", "--schemes", "flexq-w6ax", "--data", "FILE", *arguments
+    )
+    st.info(
+        f"No model was evaluated yet. Do it, on a CPU or a GPU: {as_code(evaluate)}",
+        icon=":material/target:",
+    )

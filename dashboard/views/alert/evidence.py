@@ -1,0 +1,77 @@
+"""The evidence of one verdict of an alert, drawn and in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import streamlit as st
+from numpy.typing import ArrayLike
+
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.formatting import as_code, as_text
+from dashboard.views.alert.charts import block_changes
+from db.engine import Session
+from db.queries import DecisionRow
+from flexq_bench.verdicts import Evidence
+from flexq_bench.verdicts.confirmation import usable_blocks
+from flexq_bench.verdicts.recompute import recompute_decision
+from workloads.case import kernel_label
+
+
+def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str]) -> None:
+    """What was measured, computed again: a verdict that disagrees with its evidence is called out.
+
+    kernels: every kernel of the database, for the colours.
+    """
+    again = recompute_decision(session, member)
+    for difference in again.differences:
+        st.error(as_text(f"Don't trust this verdict: {difference}."), icon=":material/error:")
+    st.markdown(f"{as_text(member.reason)}; cause: {as_text(member.cause)}")
+    if again.evidence is None or again.confirmation is None:
+        return
+    usable, _, discordant = usable_blocks(again.evidence.comparison)
+    if usable.size:
+        label = kernel_label(member.kernel, member.variant)
+        style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
+        figure = block_changes(again.evidence.comparison, again.confirmation, style)
+        st.plotly_chart(figure, key="evidence")
+    else:
+        st.info("There is nothing to draw: no block of the two commits may be compared.")
+    st.markdown("  \n".join(_facts(again.evidence, discordant)))
+
+
+def _facts(evidence: Evidence, discordant: int) -> list[str]:
+    """Markdown: a line for each thing that could make the commits differ but for their code."""
+    comparison = evidence.comparison
+    lines = [f"Machine code: **{_machine_code(evidence)}**"]
+    clocks = (_clocks(comparison.base_mhz), _clocks(comparison.head_mhz))
+    lines.append(f"SM clock: base {clocks[0]}, head {clocks[1]}")
+    if discordant:
+        lines.append(f"Left out, since the clocks of the two disagree: {discordant} blocks")
+    if evidence.base_config or evidence.head_config:
+        base, head = (str(dict(c or {})) for c in (evidence.base_config, evidence.head_config))
+        same = f"{as_code(base)} on both sides"
+        lines.append(
+            "Configuration: "
+            + (same if base == head else f"base {as_code(base)}, head {as_code(head)}")
+        )
+    return lines
+
+
+def _machine_code(evidence: Evidence) -> str:
+    if evidence.comparison.same_binary:
+        return "the same, so it is not the code"
+    if evidence.base_binary is None or evidence.head_binary is None:
+        return "not known"
+    return "differs"
+
+
+def _clocks(values: ArrayLike | None) -> str:
+    told = [] if values is None else np.asarray(values, dtype=np.float64).tolist()
+    known = [value for value in told if math.isfinite(value)]
+    if not known:
+        return "not known"
+    low, high = f"{min(known):.0f}", f"{max(known):.0f}"
+    return f"{low} MHz" if low == high else f"{low} to {high} MHz"

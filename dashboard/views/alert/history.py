@@ -1,0 +1,147 @@
+"""The history of a verdict's series: around the commits of its alert, and on each kind of GPU."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard.shared import history_chart
+from dashboard.shared.charts import GREY
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.formatting import as_code, as_text, short_commit
+from dashboard.shared.history_frame import history_frame
+from db import queries
+from db.engine import Session
+from db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
+from flexq_bench.stats import change_points
+from flexq_bench.stats.change_points import FEWEST_POINTS
+
+_ALIKE = (
+    *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
+    *("m", "n", "k", "protocol_version"),
+)
+_INTERVALS = "Bands and bars are 95 % intervals; a dashed rule starts an epoch."
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A change of level: at this place of the frame, before commit `sha`."""
+
+    place: int
+    sha: str
+    relative: float
+    p_value: float
+
+
+def show_series(
+    session: Session, alert: AlertRow, member: DecisionRow, kernels: Sequence[str]
+) -> None:
+    """The member's own series with its change points, then the same case on every kind of GPU.
+
+    kernels: every kernel of the database, for the colours.
+    """
+    alike = _series_alike(session, member.series_id)
+    histories = {one: queries.series_history(session, one.id) for one in alike}
+    own = {one: points for one, points in histories.items() if one.id == member.series_id}
+    styles = kernel_styles(kernels, [(member.kernel, member.variant)])
+    st.subheader("History", anchor=False)
+    frame = history_frame(own)
+    if frame.empty:
+        st.info(
+            "No accepted result of this series is stored: its verdict comes from the interleaved "
+            "A/B measurement alone. The nightly run adds to it."
+        )
+    else:
+        figure = history_chart.history(frame, styles, "median time", "µs")
+        steps = _change_points(frame)
+        _mark(figure, frame, alert, steps)
+        st.plotly_chart(figure, key="member-history")
+        st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
+        st.markdown(_in_words(frame, steps))
+    _show_by_gpu(alert, histories, styles)
+
+
+def _series_alike(session: Session, series_id: int) -> list[SeriesName]:
+    """The series itself and those that differ from it in their GPU only."""
+    known = queries.series_names(session)
+    own = next(one for one in known if one.id == series_id)
+    return [one for one in known if all(getattr(one, f) == getattr(own, f) for f in _ALIKE)]
+
+
+def _change_points(frame: pd.DataFrame) -> list[_Step]:
+    """Where the level changed within an epoch; `frame`: of one series."""
+    steps = []
+    for _, part in frame.groupby("epoch", sort=False):
+        rows = part.reset_index(drop=True)
+        for change in change_points(rows["value"].to_numpy()):
+            row = rows.iloc[change.index]
+            steps.append(
+                _Step(int(row["place"]), str(row["commit"]), change.relative_change, change.p_value)
+            )
+    return steps
+
+
+def _mark(figure: go.Figure, frame: pd.DataFrame, alert: AlertRow, steps: Sequence[_Step]) -> None:
+    places = dict(zip(frame["commit"], frame["place"], strict=True))
+    bad = places.get(alert.bad.sha)
+    good = None if alert.good is None else places.get(alert.good.sha)
+    if bad is not None:
+        start = bad - 0.5 if good is None else good
+        figure.add_vrect(
+            start, bad, fillcolor=GREY, opacity=0.25, line_width=0,
+            name="range of the alert", showlegend=True,
+        )  # fmt: skip
+    for i, step in enumerate(steps):
+        figure.add_vline(
+            step.place - 0.5, line={"color": GREY, "width": 2, "dash": "dot"},
+            name="change point", showlegend=i == 0,
+        )  # fmt: skip
+
+
+def _in_words(frame: pd.DataFrame, steps: Sequence[_Step]) -> str:
+    if steps:
+        return "  \n".join(
+            f"The level changed at {as_code(short_commit(step.sha, dirty=False))}: "
+            f"**{100 * step.relative:+.2f} %** (p = {step.p_value:.3f})"
+            for step in steps
+        )
+    longest = int(frame["epoch"].value_counts().max())
+    if longest < FEWEST_POINTS:
+        return (
+            f"Too few results to look for change points: {FEWEST_POINTS} of one epoch are needed, "
+            f"there are {longest}."
+        )
+    return "The history by itself shows no change point of 1 % or more."
+
+
+def _show_by_gpu(
+    alert: AlertRow,
+    histories: Mapping[SeriesName, Sequence[HistoryPoint]],
+    styles: Mapping[str, Style],
+) -> None:
+    """The same case on all GPUs, each as a share of its time at the last good commit."""
+    st.subheader("On each kind of GPU", anchor=False)
+    good = None if alert.good is None else alert.good.topo_order
+    if good is None or alert.good is None:
+        st.info("There is no last good commit in the ancestry to set the GPUs in proportion to.")
+        return
+    frame = history_frame(histories, relative_to=good)
+    if frame.empty:
+        st.info("On no GPU was this case measured at the last good commit or before it.")
+        return
+    frame["name"] = frame["series"].map({one.id: one.gpu for one in histories})
+    value = f"time / time at {html.escape(short_commit(alert.good.sha, dirty=False))}"
+    figure = history_chart.history(frame, styles, value, "%")
+    figure.add_hline(100, line={"color": GREY, "width": 1.5})
+    st.plotly_chart(figure, key="by-gpu")
+    missing = sorted({one.gpu for one in histories} - set(frame["name"]))
+    st.caption(
+        _INTERVALS
+        + (f" Not measured at the last good commit: {as_text(', '.join(missing))}." if missing
+           else "")
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""Alert: what got worse, between which commits, on what evidence, and what people say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import (
+    as_change,
+    as_code,
+    as_text,
+    local_time,
+    short_commit,
+    zone_named,
+)
+from dashboard.shared.links import commit_url
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.alert.evidence import show_evidence
+from dashboard.views.alert.form import show_form
+from dashboard.views.alert.history import show_series
+from db import queries
+from db.decisions import OPEN_STATES
+from db.engine import Database, Session
+from db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
+from flexq_bench.runs import command_lines
+from flexq_bench.runs.reproduction import reproduction
+from workloads.case import kernel_label
+
+_URL = "alert"
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app; `?alert=3` shows alert 3."""
+    return st.Page(page, title="Alert", icon=":material/notifications:", url_path=_URL)
+
+
+def page() -> None:
+    """Choose an alert; by default the newest that is open."""
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            alerts = queries.alerts(session)
+        if not alerts:
+            st.header("Alert")
+            _say_that_there_is_none(database)
+            return
+        asked = st.query_params.get(_URL)
+        if asked is not None and asked not in {str(row.id) for row in alerts}:
+            st.header("Alert")
+            st.warning(f"There is no alert {as_text(asked)} in {as_code(database.url)}.")
+            st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
+            return
+        _show(database, alerts)
+
+
+def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
+    controls = Controls(_URL)
+    by_id = {row.id: row for row in alerts}
+    newest = next((row for row in alerts if row.state in OPEN_STATES), alerts[0])
+    chosen = controls.one(
+        st.sidebar,
+        _URL,
+        "Alert",
+        list(by_id),
+        newest.id,
+        shown=lambda alert_id: f"{alert_id} · {by_id[alert_id].family} · {by_id[alert_id].state}",
+        always=True,
+    )
+    row, zone = by_id[chosen], zone_named(st.context.timezone)
+    with database.session() as session:
+        members = queries.alert_decisions(session, row.id)
+        events = queries.alert_events(session, row.id)
+        between = _commits_of(session, row)
+    worst = "wrong results" if row.worst is None else as_change(row.worst)
+    st.header(as_text(f"Alert {row.id}: {row.family} {worst}"), anchor=False)
+    _show_state(row, zone)
+    _show_commits(row, between)
+    if members:
+        _show_members(members)
+        member = _choose_member(controls, members)
+        with database.session() as session:
+            kernels = queries.kernel_names(session)
+            show_evidence(session, member, kernels)
+            show_series(session, row, member, kernels)
+        _show_commands(row, member, database)
+    else:
+        st.info("No verdict is a member of this alert.")
+    show_form(row, len(events))
+    _show_events(events, zone)
+
+
+def _say_that_there_is_none(database: Database) -> None:
+    gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default", "--alert")
+    command = command_lines.command(*gate, *command_lines.database_arguments(database))
+    st.info(
+        "No alert was ever opened. One is, when a commit that is compared with the one before it "
+        f"turns out slower, or wrong: {as_code(command)}",
+        icon=":material/notifications_off:",
+    )
+
+
+def _show_state(row: AlertRow, zone: tzinfo) -> None:
+    series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
+    closed = f", closed {local_time(row.closed_at, zone)}" if row.closed_at else ""
+    st.markdown(
+        f"**{as_text(row.state)}** · opened {as_text(local_time(row.opened_at, zone) + closed)} · "
+        f"{series} on {as_text(', '.join(row.gpus) or 'no GPU')}"
+    )
+    if row.note:
+        st.markdown(f"Note: {as_text(row.note)}")
+
+
+def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
+    """The good commit, those after it that were measured, and the bad one."""
+    good, bad = row.good, row.bad
+    if good is None:
+        return [bad]
+    if good.topo_order is None or bad.topo_order is None:
+        return [good, bad]
+    # Up to the bad one's parent: a branch beside it has a commit at the same place.
+    between = queries.commits_between(session, good.topo_order, bad.topo_order - 1)
+    return [good, *between, bad]
+
+
+def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
+    st.subheader("Commits", anchor=False)
+    marks = {row.bad.sha: "first seen bad"}
+    if row.good is not None:
+        marks[row.good.sha] = "last good"
+    table = [
+        {
+            "": marks.get(commit.sha, ""),
+            "commit": short_commit(commit.sha, dirty=False),
+            "subject": commit.subject or "(unknown)",
+            "author": commit.author or "(unknown)",
+            "look": commit_url(commit.sha),
+        }
+        for commit in commits
+    ]
+    frame = pd.DataFrame(table).dropna(axis="columns", how="all")
+    look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
+    st.dataframe(harmless(frame), hide_index=True, column_config={"look": look}, key="commits")
+    st.caption(_range_in_words(row))
+
+
+def _range_in_words(row: AlertRow) -> str:
+    if row.good is None:
+        return "It was bad when it was first measured: there is no last good commit."
+    if row.good.topo_order is None or row.bad.topo_order is None:
+        return "Where these commits are in the ancestry is not known."
+    wide = row.bad.topo_order - row.good.topo_order
+    if wide == 1:
+        return "These two follow each other: the second one did it."
+    return (
+        f"The cause is one of {wide} commits. Listed are those that anything was measured at; "
+        "bisect, below, tries the others."
+    )
+
+
+def _show_members(members: Sequence[DecisionRow]) -> None:
+    st.subheader("Verdicts", anchor=False)
+    table = [
+        {
+            "kernel": kernel_label(row.kernel, row.variant),
+            "M": row.m,
+            "N": row.n,
+            "K": row.k,
+            "stage": row.stage,
+            "cache": row.cache,
+            "verdict": row.verdict,
+            "change": as_change(row.log_ratio),
+            "99 % bounds": _bounds(row),
+            "cause": row.cause,
+            "GPU": row.gpu,
+            "commits": _commits_in_words(row),
+            "reason": row.reason,
+        }
+        for row in members
+    ]
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="members")
+    st.caption("Change of the time of the later commit against the earlier one; + is slower.")
+
+
+def _bounds(row: DecisionRow) -> str:
+    if row.log_ratio is None:
+        return "–"
+    return f"{as_change(row.log_ratio_low)} to {as_change(row.log_ratio_high)}"
+
+
+def _commits_in_words(row: DecisionRow) -> str:
+    base = short_commit(row.base, dirty=False) if row.base else ""
+    return f"{base}..{short_commit(row.head, dirty=False)}"
+
+
+def _choose_member(controls: Controls, members: Sequence[DecisionRow]) -> DecisionRow:
+    by_uuid = {row.uuid: row for row in members}
+    chosen = controls.one(
+        st.container(),
+        "verdict",
+        "Evidence of",
+        list(by_uuid),
+        members[0].uuid,
+        shown=lambda uuid: _name(by_uuid[uuid]),
+        written=lambda uuid: uuid[:8],
+    )
+    controls.warn_of_ignored(st.container(), "Not a verdict of this alert, so not shown")
+    return by_uuid[chosen]
+
+
+def _name(row: DecisionRow) -> str:
+    label = kernel_label(row.kernel, row.variant)
+    shape = f"M={row.m} N={row.n} K={row.k}"
+    return f"{label} {shape} {row.stage} {row.cache} · {row.gpu} · {_commits_in_words(row)}"
+
+
+def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> None:
+    st.subheader("Reproduce", anchor=False)
+    again = reproduction(row, member, database)
+    st.markdown("Compute the verdicts again from their evidence:")
+    st.code(again.explain, language=None, wrap_lines=True)
+    if again.compare is None or again.bisect is None:
+        st.caption("There is no last good commit to compare with.")
+        return
+    st.markdown("Repeat the interleaved A/B measurement, in a clone that holds both commits:")
+    if again.suite:
+        st.caption("No suite of the package has this shape. Save this as the file that is named:")
+        st.code(again.suite, language="toml")
+    st.code(again.compare, language=None, wrap_lines=True)
+    st.markdown("Find the commit that did it:")
+    st.code(again.bisect, language=None, wrap_lines=True)
+
+
+def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
+    st.subheader("Events", anchor=False)
+    table = [
+        {
+            "when": local_time(event.created_at, zone),
+            "state": event.state,
+            "by": event.person or "flexq-bench",
+            "note": event.note,
+        }
+        for event in reversed(events)
+    ]
+    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="events")

@@ -1,0 +1,1 @@
+"""Compare: two runs, two commits or two kernels, case by case."""

@@ -1,0 +1,127 @@
+"""Charts of two sides beside each other: their times, and how much they changed."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import GREY, error_bars, log_axis
+from dashboard.shared.colors import Style
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
+
+_HEIGHT = 480
+_ROW_PX = 24
+_AROUND_PX = 150
+
+
+def times(frame: pd.DataFrame, styles: Mapping[str, Style], base: str, head: str) -> go.Figure:
+    """Time of head over time of base with both intervals, log axes, and the line where they equal.
+
+    frame: see dashboard.views.compare.frame.COLUMNS; rows without both times are left out.
+    """
+    shown = frame[frame["base_us"].notna() & frame["head_us"].notna()]
+    figure = go.Figure()
+    both = [*shown["base_us"], *shown["head_us"]]
+    ends = [min(both) / 1.2, max(both) * 1.2]
+    figure.add_scatter(
+        x=ends, y=ends, mode="lines", name="equal", hoverinfo="skip",
+        line={"color": GREY, "width": 1.5, "dash": "dash"},
+    )  # fmt: skip
+    for label in sorted(shown["label"].unique()):
+        rows = shown[shown["label"] == label]
+        style = styles[label]
+        figure.add_scatter(
+            name=html.escape(label),
+            x=rows["base_us"].tolist(),
+            y=rows["head_us"].tolist(),
+            error_x=_bars(rows, "base_us"),
+            error_y=_bars(rows, "head_us"),
+            mode="markers",
+            marker={"color": style.color, "symbol": style.symbol, "size": 8},
+            text=[_hover(row) for row in rows.to_dict("records")],
+            hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
+        )
+    figure.update_xaxes(title=f"{html.escape(base)}: median (µs, log scale)", **log_axis(both))
+    figure.update_yaxes(title=f"{html.escape(head)}: median (µs, log scale)", **log_axis(both))
+    return _laid_out(figure, _HEIGHT)
+
+
+def changes(frame: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
+    """How much longer head takes, %, with its interval: a line a case, in the frame's order."""
+    shown = frame[frame["ratio"].notna()]
+    figure = go.Figure()
+    names = [_case(row) for row in shown.to_dict("records")]
+    for label in sorted(shown["label"].unique()):
+        at = (shown["label"] == label).tolist()
+        rows = shown[at]
+        style = styles[label]
+        percent = _percent(rows)
+        figure.add_scatter(
+            name=html.escape(label),
+            x=percent["ratio"].tolist(),
+            y=[name for name, here in zip(names, at, strict=True) if here],
+            error_x=_bars(percent, "ratio"),
+            mode="markers",
+            marker={"color": style.color, "symbol": style.symbol, "size": 8},
+            text=[_hover(row) for row in rows.to_dict("records")],
+            hovertemplate=f"<b>{html.escape(label)}</b><br>%{{text}}<extra></extra>",
+        )
+    figure.add_vline(0, line={"color": GREY, "width": 1.5})
+    for sign in (1, -1):
+        figure.add_vline(
+            100 * math.expm1(sign * SMALLEST_LOG_RATIO),
+            line={"color": GREY, "width": 1.5, "dash": "dash"},
+            name="smallest change that counts",
+            showlegend=sign > 0,
+        )
+    figure.update_xaxes(title="change of the time, head against base (%)", ticksuffix=" %")
+    figure.update_yaxes(
+        title="case", type="category", categoryorder="array", categoryarray=names[::-1]
+    )
+    return _laid_out(figure, _AROUND_PX + _ROW_PX * len(names))
+
+
+def _percent(rows: pd.DataFrame) -> pd.DataFrame:
+    return 100 * (rows[["ratio", "ratio_low", "ratio_high"]] - 1)
+
+
+def _bars(rows: pd.DataFrame, value: str) -> dict[str, Any]:
+    middle = rows[value]
+    low, high = (rows[f"{value}_{end}"].fillna(middle) for end in ("low", "high"))
+    return error_bars(middle, low, high, width=3)
+
+
+def _case(row: Mapping[Any, Any]) -> str:
+    place = row["layer"] if row["model"] else ""  # a shape of no layer is named by its shape
+    parts = (row["label"], row["model"], place, f"M={row['m']} {row['n']}×{row['k']}")
+    path = (
+        "" if (row["stage"], row["cache"]) == ("gemm", "cold") else f"{row['stage']} {row['cache']}"
+    )
+    return html.escape(" ".join(part for part in (*parts, path, row["gpu"]) if part))
+
+
+def _hover(row: Mapping[Any, Any]) -> str:
+    change = ""
+    if not pd.isna(row["ratio"]):
+        low, estimate, high = (
+            f"{100 * (row[name] - 1):+.2f}" for name in ("ratio_low", "ratio", "ratio_high")
+        )
+        change = f"{estimate} % ({low} to {high})<br>"
+    return f"{_case(row)}<br>{change}{row['verdict']}: {row['evidence']}"
+
+
+def _laid_out(figure: go.Figure, height: int) -> go.Figure:
+    figure.update_layout(
+        height=height,
+        margin={"l": 10, "r": 40, "t": 60, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "title": None},
+        showlegend=True,
+        hoverlabel={"align": "left"},
+    )
+    return figure

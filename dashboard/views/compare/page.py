@@ -1,0 +1,261 @@
+"""Compare: two runs, two commits or two kernels beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
+from dashboard.shared.results_frame import narrowed
+from dashboard.shared.runs import OTHER_SUITES, choose_suite, list_runs, run_title
+from dashboard.views.compare import charts
+from dashboard.views.compare.frame import (
+    APART,
+    INTERLEAVED,
+    ONE_RUN,
+    compare_frame,
+    mean_rows,
+    pairs_of_labels,
+    pairs_of_runs,
+)
+from dashboard.views.compare.tables import show_means, show_rows
+from db import queries
+from db.engine import Database
+from db.queries import CommitRow, Filters
+from flexq_bench.runs import command_lines
+from flexq_bench.stats.baseline import BASELINE
+from workloads.case import kernel_label
+from workloads.probes import is_probe
+
+_RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
+_LISTED = 200  # newest commits that can be chosen; an older one is shown to who has its link
+_DRAWN = 40  # changes in one chart: the table has them all
+_ANY = ""
+_FILTERS = {"label": "Kernel", "gpu": "GPU", "model": "Model", "m": "M (tokens)"}
+_APART = (
+    "Separate runs are not interleaved: what differs may be the machine, so slower and faster need "
+    "the whole interval beyond 1 %. "
+)
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Compare", icon=":material/compare_arrows:", url_path="compare")
+
+
+def page() -> None:
+    """Choose two sides, look."""
+    st.header("Compare")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
+        controls = Controls("compare")
+        on_top = st.empty()
+        kind = controls.one(
+            st.container(), "kind", "Compare two", list(_SIDES), _RUNS, in_a_row=True
+        )
+        for other in _SIDES:
+            if other != kind:  # the link says what is shown, not what was looked at before
+                for side in ("base", "head"):
+                    st.query_params.pop(f"{side}-{other}", None)
+        compared = _SIDES[kind](controls, database, suites)
+        if compared is not None:
+            _show(controls, database, compared)
+        controls.warn_of_ignored(on_top, "Not stored, so not asked for")
+        controls.offer_to_clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Compared:
+    """Two sides. base, head: what people call them. again: the command that measures them
+    interleaved; empty: both are of one commit."""
+
+    frame: pd.DataFrame
+    base: str
+    head: str
+    again: str
+
+
+def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
+    listed = list_runs(database, names=("base-runs", "head-runs"))
+    if not listed:
+        say_that_it_is_empty(database)
+        return None
+    suite = choose_suite(st.sidebar, controls, sorted({run.suite for run in listed}))
+    by_uuid = {run.uuid: run for run in listed if suite in (_ANY, run.suite)}
+    if len(by_uuid) < 2:
+        again = command_lines.command(
+            "run", suite or "smoke", *command_lines.database_arguments(database)
+        )
+        st.info(f"There is one run to compare with nothing. Measure again: {as_code(again)}")
+        return None
+    zone = zone_named(st.context.timezone)
+    newest = next(iter(by_uuid))
+    alike = [u for u, run in by_uuid.items() if run.suite == by_uuid[newest].suite][1:]
+    chosen = [
+        controls.one(
+            st.container(), f"{side}-runs", side.capitalize(), list(by_uuid), default,
+            shown=lambda uuid: run_title(by_uuid[uuid], zone),
+            written=lambda uuid: uuid[:8], always=True,
+        )
+        for side, default in (("base", (alike or list(by_uuid)[1:])[0]), ("head", newest))
+    ]  # fmt: skip
+    with database.session() as session:
+        sides = queries.runs_by_uuid(session, chosen)
+        base, head = (queries.run_results(session, uuid) for uuid in chosen)
+        commits = [run.commit for run in sides]
+        clean = not any(run.dirty for run in sides) and commits[0] != commits[1]
+        decisions = queries.decisions_between(session, *commits) if clean else {}
+    measured = {r.series_id for r in (*base, *head)}
+    frame = compare_frame(
+        pairs_of_runs(*([r for r in side if not is_probe(r.kernel)] for side in (base, head))),
+        {series: row for series, row in decisions.items() if series in measured},
+    )
+    first, second = (f"run {uuid[:8]}" for uuid in chosen)
+    interleaved = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
+    again = command_lines.command(*interleaved) if commits[0] != commits[1] else ""
+    return _Compared(frame, first, second, again)
+
+
+def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
+    prefixes = [p for side in ("base", "head") for p in st.query_params.get_all(f"{side}-commits")]
+    with database.session() as session:
+        commits = queries.recent_commits(session, limit=_LISTED, prefixes=prefixes)
+    if not commits:
+        say_that_it_is_empty(database)
+        return None
+    if len(commits) < 2:
+        gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
+        judge = command_lines.command(*gate, *command_lines.database_arguments(database))
+        st.info(f"One commit is stored. Compare two, interleaved A/B: {as_code(judge)}")
+        return None
+    by_sha = {row.sha: row for row in commits}
+    order = list(by_sha)
+    sides = [
+        controls.one(
+            st.container(), f"{side}-commits", side.capitalize(), order, default,
+            shown=lambda sha: _commit_title(by_sha[sha]), written=lambda sha: sha[:10], always=True,
+        )
+        for side, default in (("base", order[1]), ("head", order[0]))
+    ]  # fmt: skip
+    suite = choose_suite(st.sidebar, controls, suites)
+    filters = Filters(suites=(suite,)) if suite else Filters()
+    with database.session() as session:
+        base, head = (queries.results_at_commit(session, sha, filters) for sha in sides)
+        decisions = queries.decisions_between(session, *sides)
+    if suite:
+        measured = {r.series_id for r in (*base, *head)}
+        decisions = {series: row for series, row in decisions.items() if series in measured}
+    frame = compare_frame(
+        pairs_of_runs(*([r for r in side if not is_probe(r.kernel)] for side in (base, head))),
+        decisions,
+    )
+    again = ["compare", *(sha[:10] for sha in sides), "--suite", suite or "nightly"]
+    first, second = (short_commit(sha, dirty=False) for sha in sides)
+    return _Compared(frame, first, second, command_lines.command(*again))
+
+
+def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
+    with database.session() as session:
+        known = [s for s in queries.series_names(session) if s.metric == "time"]
+    labels = sorted({kernel_label(s.kernel, s.variant) for s in known if not is_probe(s.kernel)})
+    if not labels:
+        say_that_it_is_empty(database)
+        return None
+    if len(labels) < 2:
+        st.info(f"{as_text(labels[0])} is the only kernel here: measure another one beside it.")
+        return None
+    first = BASELINE if BASELINE in labels else labels[0]
+    second = next(label for label in labels if label != first)
+    base, head = (
+        controls.one(
+            st.container(), f"{side}-kernels", side.capitalize(), labels, default, always=True
+        )
+        for side, default in (("base", first), ("head", second))
+    )
+    suite = choose_suite(st.sidebar, controls, suites)
+    names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
+    filters = Filters(kernels=names, suites=(suite,) if suite else ())
+    with database.session() as session:
+        results = queries.latest_results(session, filters)
+    frame = compare_frame(pairs_of_labels(results, base, head))
+    again = ["compare", base, head, "--suite", suite or "nightly"]
+    return _Compared(frame, base, head, command_lines.command(*again))
+
+
+def _kernel_and_variant(label: str) -> tuple[str, str]:
+    """Of any label that is stored: imported records name kernels in ways that no registry does."""
+    kernel, _, variant = label.partition("[")
+    return kernel, variant.removesuffix("]")
+
+
+_SIDES = {_RUNS: _two_runs, _COMMITS: _two_commits, _KERNELS: _two_kernels}
+
+
+def _commit_title(row: CommitRow) -> str:
+    parts = (short_commit(row.sha, dirty=False), row.subject, row.author)
+    return " · ".join(part for part in parts if part)
+
+
+def _show(controls: Controls, database: Database, compared: _Compared) -> None:
+    if compared.frame.empty:
+        how = (
+            f" Measure them by interleaved A/B: {as_code(compared.again)}" if compared.again else ""
+        )
+        st.info(
+            f"Nothing is stored of both {as_text(compared.base)} and {as_text(compared.head)}.{how}"
+        )
+        return
+    wanted = {
+        column: controls.many(
+            st.sidebar, column, label, sorted(compared.frame[column].unique().tolist()),
+            shown=lambda value: str(value) or "(none)",
+        )
+        for column, label in (*_FILTERS.items(), ("verdict", "Verdict"))
+    }  # fmt: skip
+    frame = narrowed(compared.frame, wanted)
+    if frame.empty:
+        st.info("No case passes all filters: take one away, or clear them all.")
+        return
+    _say_how(frame, compared)
+    with database.session() as session:
+        kernels = queries.kernel_names(session)
+    styles = kernel_styles(kernels, {_kernel_and_variant(label) for label in frame["label"]})
+    if frame["ratio"].notna().any():
+        show_means(mean_rows(frame))
+    if (frame["base_us"].notna() & frame["head_us"].notna()).any():
+        st.subheader("Times", anchor=False)
+        st.plotly_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
+    changed = frame[frame["ratio"].notna()].head(_DRAWN)
+    if not changed.empty:
+        st.subheader("Changes", anchor=False)
+        if len(changed) < int(frame["ratio"].notna().sum()):
+            st.caption(f"The {len(changed)} worst; the table has them all.")
+        st.plotly_chart(charts.changes(changed, styles), key="changes")
+    show_rows(frame)
+
+
+def _say_how(frame: pd.DataFrame, compared: _Compared) -> None:
+    counts = frame["verdict"].value_counts()
+    words = ", ".join(f"**{count}** {as_text(str(verdict))}" for verdict, count in counts.items())
+    st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")
+    kinds = set(frame["evidence"])
+    if kinds & {APART, ONE_RUN}:
+        how = f"To be sure, measure both by interleaved A/B on one GPU: {as_code(compared.again)}"
+        st.warning(
+            _APART + (how if compared.again else "Both are of one commit: it is not the code."),
+            icon=":material/rule:",
+        )
+    if INTERLEAVED in kinds:
+        st.caption(
+            "Where the two commits were measured by interleaved A/B on one GPU, that verdict "
+            "stands, with one-sided 99 % bounds; the other rows are 95 % intervals of the ratio of "
+            "two medians."
+        )

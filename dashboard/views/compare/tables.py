@@ -1,0 +1,73 @@
+"""The tables of two sides beside each other, and their CSV."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.shared.spreadsheet import harmless, to_csv
+
+_ROW_PX = 35
+_MOST_PX = 760
+
+
+def show_means(means: pd.DataFrame) -> None:
+    """Geometric means by kernel; nothing where there is none."""
+    st.subheader("Geometric means", anchor=False)
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        harmless(means),
+        hide_index=True,
+        column_config={
+            "gpu": "GPU",
+            "label": "kernel",
+            "ratio": number("head / base", format="%.4f", help="below 1: head is faster"),
+            "ratio_low": number("low", format="%.4f"),
+            "ratio_high": number("high", format="%.4f"),
+        },
+        key="means",
+    )
+    st.caption(
+        "Geometric mean of head / base over the cases. Its interval is what measuring leaves "
+        "unknown of these very cases, not how much cases differ."
+    )
+
+
+def show_rows(frame: pd.DataFrame) -> None:
+    """One row a case, the worst first, and the same as a file."""
+    st.subheader("Cases", anchor=False)
+    number = st.column_config.NumberColumn
+    table = frame.assign(
+        change=100 * (frame["ratio"] - 1),
+        low=100 * (frame["ratio_low"] - 1),
+        high=100 * (frame["ratio_high"] - 1),
+    )
+    st.dataframe(
+        harmless(table),
+        hide_index=True,
+        height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
+        column_order=[
+            *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),
+            *("base_us", "head_us", "change", "low", "high", "verdict", "evidence", "reason"),
+        ],
+        column_config={
+            "label": st.column_config.TextColumn("kernel", pinned=True),
+            "m": number("M", format="%d"),
+            "n": number("N", format="%d"),
+            "k": number("K", format="%d"),
+            "gpu": "GPU",
+            "base_us": number("base µs", format="%.2f"),
+            "head_us": number("head µs", format="%.2f"),
+            "change": number("change %", format="%+.2f"),
+            "low": number("low %", format="%+.2f", help="of the interval that evidence names"),
+            "high": number("high %", format="%+.2f", help="of the interval that evidence names"),
+        },
+        key="cases",
+    )
+    st.download_button(
+        "Download CSV",
+        to_csv(frame),
+        "flexq-bench-compare.csv",
+        "text/csv",
+        icon=":material/download:",
+    )

@@ -1,0 +1,1 @@
+"""Decode: latency, throughput and memory of whole models, and serving."""

@@ -1,0 +1,102 @@
+"""Charts of whole models at work: how long a token takes, how many come, what they need."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import lay_out, log_axis
+from dashboard.shared.colors import Style
+from db.queries import DecodeRow
+
+_HEIGHT = 400
+_GIB = 2**30
+_Ends = tuple[float, float, float]  # low, estimate, high
+
+
+def token_times(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Median time of a decode step over the batch with its 95 % interval, a line a scheme."""
+    figure = _lines(rows, styles, _token_ms, "ms")
+    figure.update_yaxes(title="time of a token (ms, log scale)", **_log(rows, _token_ms))
+    return figure
+
+
+def throughputs(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Tokens a second of the whole batch after the first token, a line a scheme.
+
+    The interval is that of the step's time, upside down: its ends as shares of the estimate.
+    """
+    figure = _lines(rows, styles, _tokens_per_s, "tokens/s")
+    figure.update_yaxes(
+        title="tokens of the whole batch (1/s, log scale)", **_log(rows, _tokens_per_s)
+    )
+    return figure
+
+
+def memories(rows: Sequence[DecodeRow], styles: Mapping[str, Style]) -> go.Figure:
+    """Peak memory while decoding, a line a scheme: a count of bytes, which has no interval."""
+    figure = _lines(rows, styles, _memory_gib, "GiB")
+    figure.update_yaxes(title="peak memory (GiB)", rangemode="tozero")
+    return figure
+
+
+def _log(rows: Sequence[DecodeRow], ends_of: Callable[[DecodeRow], _Ends | None]) -> dict[str, str]:
+    return log_axis(ends[1] for row in rows if (ends := ends_of(row)) is not None)
+
+
+def _token_ms(row: DecodeRow) -> _Ends | None:
+    if row.token_ms is None:
+        return None
+    low = row.token_ms if row.token_ci_low_ms is None else row.token_ci_low_ms
+    high = row.token_ms if row.token_ci_high_ms is None else row.token_ci_high_ms
+    return low, row.token_ms, high
+
+
+def _tokens_per_s(row: DecodeRow) -> _Ends | None:
+    times = _token_ms(row)
+    if times is None or row.tokens_per_s is None:
+        return None
+    low, estimate, high = times
+    return row.tokens_per_s * estimate / high, row.tokens_per_s, row.tokens_per_s * estimate / low
+
+
+def _memory_gib(row: DecodeRow) -> _Ends | None:
+    if row.peak_memory_bytes is None:
+        return None
+    gib = row.peak_memory_bytes / _GIB
+    return gib, gib, gib
+
+
+def _lines(
+    rows: Sequence[DecodeRow],
+    styles: Mapping[str, Style],
+    ends_of: Callable[[DecodeRow], _Ends | None],
+    unit: str,
+) -> go.Figure:
+    figure = go.Figure()
+    for scheme in sorted({row.scheme for row in rows}):
+        of_scheme = sorted((r for r in rows if r.scheme == scheme), key=lambda row: row.batch)
+        points = [(row.batch, ends) for row in of_scheme if (ends := ends_of(row)) is not None]
+        if not points:
+            continue
+        style = styles[scheme]
+        figure.add_scatter(
+            name=html.escape(scheme),
+            x=[batch for batch, _ in points],
+            y=[estimate for _, (_, estimate, _) in points],
+            error_y={
+                "type": "data",
+                "array": [high - estimate for _, (_, estimate, high) in points],
+                "arrayminus": [estimate - low for _, (low, estimate, _) in points],
+                "thickness": 1.5,
+            },
+            mode="lines+markers",
+            line={"color": style.color, "width": 2},
+            marker={"color": style.color, "symbol": style.symbol, "size": 9},
+            hovertemplate=f"batch %{{x}}<br>%{{y:.4g}} {unit}<extra>%{{fullData.name}}</extra>",
+        )
+    batches = sorted({row.batch for row in rows})
+    figure.update_xaxes(title="batch (sequences, log scale)", type="log", tickvals=batches)
+    return lay_out(figure, _HEIGHT)

@@ -1,0 +1,165 @@
+"""Decode: whole models at work under each scheme, by batch and length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.decode import charts
+from dashboard.views.decode.serving import show_servings
+from db import queries
+from db.engine import Database
+from db.queries import DecodeRow
+from flexq_bench.runs import command_lines
+
+_GIB = 2**30
+_Lengths = tuple[int, int]  # prompt, new tokens
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Decode", icon=":material/speed:", url_path="decode")
+
+
+def page() -> None:
+    """Choose model, GPU and lengths; see time, throughput and memory of each scheme."""
+    st.header("Decode")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            models = queries.decoded_models(session)
+        if not models:
+            _say_that_it_is_empty(database)
+            return
+        controls = Controls("decode")
+        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        with database.session() as session:
+            rows = queries.latest_decodes(session, model=model, also_failed=True)
+            servings = queries.latest_servings(session, model=model)
+            styles = kernel_styles((), [(name, "") for name in queries.decoded_schemes(session)])
+    zone = zone_named(st.context.timezone)
+    for name, label in (("gpu", "GPU"), ("weights", "Weights")):
+        options = sorted({str(getattr(row, name)) for row in (*rows, *servings)})
+        chosen = controls.one(st.sidebar, name, label, options, options[0])
+        rows = [row for row in rows if getattr(row, name) == chosen]
+        servings = [row for row in servings if getattr(row, name) == chosen]
+    if rows:
+        rows = _narrow(controls, rows)
+    for missing in controls.ignored:
+        st.warning(f"Never decoded, so not asked for: {as_text(missing)}.")
+    if rows:
+        _show(rows, styles, zone)
+    else:
+        decode = command_lines.command("decode", model, *command_lines.database_arguments(database))
+        st.info(f"{as_text(model)} was served, not decoded by batch. Do it: {as_code(decode)}")
+    if servings:
+        show_servings(servings, styles, zone)
+
+
+def _narrow(controls: Controls, rows: Sequence[DecodeRow]) -> list[DecodeRow]:
+    """The rows that may stand in one chart: of one width of the cache, and lengths."""
+    widths = sorted({row.kv_bits for row in rows}, reverse=True)
+    bits = controls.one(st.sidebar, "kv", "KV cache, bits", widths, widths[0])
+    rows = [row for row in rows if row.kv_bits == bits]
+    lengths = sorted({_lengths(row) for row in rows})
+    wanted = controls.one(
+        st.container(),
+        "tokens",
+        "Tokens",
+        lengths,
+        lengths[-1],
+        shown=lambda one: f"{one[0]} in, {one[1]} out",
+        written=lambda one: f"{one[0]}-{one[1]}",
+        in_a_row=True,
+    )
+    return [row for row in rows if _lengths(row) == wanted]
+
+
+def _lengths(row: DecodeRow) -> _Lengths:
+    return row.prompt_tokens, row.new_tokens
+
+
+def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) -> None:
+    first = rows[0]
+    st.caption(
+        f"{as_text(first.model)} · {as_text(first.gpu)} · weights: {as_text(first.weights)} · "
+        f"{first.prompt_tokens} tokens in, {first.new_tokens} out · a KV cache of {first.kv_bits} "
+        "bits. Bars are 95 % intervals over "
+        "processes; decoding is greedy."
+    )
+    timed = [row for row in rows if row.status == "ok" and row.token_ms is not None]
+    failed = [row for row in rows if row.status != "ok"]
+    if failed:
+        st.warning(
+            f"{len(failed)} of {len(rows)} decodes have no time: the table says why.",
+            icon=":material/error:",
+        )
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        harmless(pd.DataFrame([_cells(row, zone) for row in rows])),
+        hide_index=True,
+        column_config={
+            "token, ms": number(format="%.3f"),
+            "± %": number(format="%.2f", help="half the 95 % interval, in percent of the median"),
+            "95th percentile, ms": number(format="%.3f"),
+            "first token, ms": number(format="%.2f"),
+            "tokens/s": number(format="%.1f"),
+            "weights, GiB": number(format="%.2f"),
+            "peak, GiB": number(format="%.2f"),
+        },
+        key="decodes",
+    )
+    if not timed:
+        st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
+    else:
+        st.subheader("Latency", anchor=False)
+        st.plotly_chart(charts.token_times(timed, styles), key="latency")
+        st.subheader("Throughput", anchor=False)
+        st.plotly_chart(charts.throughputs(timed, styles), key="throughput")
+        st.subheader("Memory", anchor=False)
+        if any(row.peak_memory_bytes is not None for row in timed):
+            st.plotly_chart(charts.memories(timed, styles), key="memory")
+            st.caption("The most that was held while decoding: a count, so it has no interval.")
+        else:
+            st.caption("Not known: a CPU's memory is not counted.")
+
+
+def _cells(row: DecodeRow, zone: tzinfo) -> dict[str, Any]:
+    return {
+        "scheme": row.scheme,
+        "batch": row.batch,
+        "token, ms": row.token_ms,
+        "± %": _half_width(row),
+        "95th percentile, ms": row.token_p95_ms,
+        "first token, ms": row.prefill_ms,
+        "tokens/s": row.tokens_per_s,
+        "weights, GiB": None if row.weights_bytes is None else row.weights_bytes / _GIB,
+        "peak, GiB": None if row.peak_memory_bytes is None else row.peak_memory_bytes / _GIB,
+        "status": row.status,
+        "why": row.detail,
+        "run": row.run[:8],
+        "measured": local_time(row.created_at, zone),
+    }
+
+
+def _half_width(row: DecodeRow) -> float | None:
+    if not row.token_ms or row.token_ci_low_ms is None or row.token_ci_high_ms is None:
+        return None
+    return 100 * (row.token_ci_high_ms - row.token_ci_low_ms) / 2 / row.token_ms
+
+
+def _say_that_it_is_empty(database: Database) -> None:
+    arguments = command_lines.database_arguments(database)
+    decode = command_lines.command("decode", "llama-7b", *arguments)
+    st.info(
+        f"No model was decoded yet. Do it, on a GPU: {as_code(decode)}", icon=":material/speed:"
+    )

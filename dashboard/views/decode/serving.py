@@ -1,0 +1,105 @@
+"""Requests served on a model: how many tokens come, and how long one waits, by how many at once."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard.shared.charts import lay_out
+from dashboard.shared.colors import Style
+from dashboard.shared.formatting import local_time
+from dashboard.shared.spreadsheet import harmless
+from db.queries import ServingRow
+
+_GIB = 2**30
+_HEIGHT = 400
+
+
+def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone: tzinfo) -> None:
+    """The section of the page. rows: of one model, GPU and kind of weights."""
+    st.subheader("Serving", anchor=False)
+    st.caption(
+        "Requests that arrived together, served in order by continuous batching. A latency counts "
+        "from a request's admission to its last token, TTFT to its first. Each was served once: "
+        "there is no interval of a repetition. Hollow markers are what fits a limit of memory."
+    )
+    ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        harmless(pd.DataFrame([_cells(row, zone) for row in ordered]).dropna(axis=1, how="all")),
+        hide_index=True,
+        column_config={
+            "room, GiB": number(format="%.1f", help="empty: no limit but the GPU's"),
+            "tokens/s": number(format="%.0f"),
+            "latency p50, s": number(format="%.2f"),
+            "latency p95, s": number(format="%.2f"),
+            "TTFT p50, ms": number(format="%.1f"),
+            "TTFT p95, ms": number(format="%.1f"),
+            "between tokens p95, ms": number(format="%.1f"),
+            "memory, GiB": number(format="%.1f"),
+        },
+        key="servings-table",
+    )
+    served = [row for row in rows if row.tokens_per_s is not None]
+    if served:
+        st.plotly_chart(serving_curves(served, styles), key="servings")
+
+
+def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> go.Figure:
+    """New tokens a second over the sequences at a time; a line a scheme and width of its cache."""
+    figure = go.Figure()
+    for scheme, bits in sorted({(row.scheme, -row.kv_bits) for row in rows}):
+        of_line = sorted(
+            (row for row in rows if (row.scheme, -row.kv_bits) == (scheme, bits)),
+            key=lambda row: row.slots,
+        )
+        name = scheme if bits == -16 else f"{scheme}, {-bits}-bit KV"
+        style = styles[scheme]
+        hollow = [f"{style.symbol}-open" if r.memory_limit_bytes else style.symbol for r in of_line]
+        figure.add_scatter(
+            name=html.escape(name),
+            x=[row.slots for row in of_line],
+            y=[row.tokens_per_s for row in of_line],
+            customdata=[row.latency_p95_s for row in of_line],
+            mode="lines+markers",
+            line={"color": style.color, "width": 2, "dash": _DASHES.get(-bits, "solid")},
+            marker={"color": style.color, "symbol": hollow, "size": 9},
+            hovertemplate="%{x} at a time<br>%{y:,.0f} tokens/s<br>latency p95 "
+            "%{customdata:.2f} s<extra>%{fullData.name}</extra>",
+        )
+    slots = sorted({row.slots for row in rows})
+    figure.update_xaxes(title="sequences at a time (log scale)", type="log", tickvals=slots)
+    figure.update_yaxes(title="new tokens (1/s)", rangemode="tozero")
+    return lay_out(figure, _HEIGHT)
+
+
+_DASHES = {8: "dash", 4: "dot"}  # by bits of the KV cache
+
+
+def _cells(row: ServingRow, zone: tzinfo) -> dict[str, Any]:
+    room, memory = row.memory_limit_bytes, row.steady_memory_bytes
+    return {
+        "scheme": row.scheme,
+        "KV bits": row.kv_bits,
+        "room, GiB": None if room is None else room / _GIB,
+        "at a time": row.slots,
+        "requests": row.requests,
+        "tokens/s": row.tokens_per_s,
+        "latency p50, s": row.latency_p50_s,
+        "latency p95, s": row.latency_p95_s,
+        "TTFT p50, ms": row.ttft_p50_ms,
+        "TTFT p95, ms": row.ttft_p95_ms,
+        "between tokens p95, ms": row.token_p95_ms,
+        "memory, GiB": None if memory is None else memory / _GIB,
+        "lengths": row.lengths,
+        "status": row.status,
+        "why": row.detail,
+        "run": row.run[:8],
+        "measured": local_time(row.created_at, zone),
+    }

@@ -1,0 +1,1 @@
+"""Fleet: workers, runs under way, requests, quarantine and devices."""

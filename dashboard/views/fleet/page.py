@@ -1,0 +1,152 @@
+"""Fleet: workers, runs under way, quarantined cases, requests and devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.formatting import as_code, zone_named
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.fleet.charts import device_offsets
+from dashboard.views.fleet.tables import (
+    device_rows,
+    is_silent,
+    progress_rows,
+    quarantine_rows,
+    request_rows,
+    worker_rows,
+)
+from db import queries
+from db.engine import Database
+from db.fleet import LIVE_WORKER_STATES
+from db.queries import OffsetRow, WorkerRow
+from flexq_bench.runs import command_lines
+
+_LISTED = 100  # of each kind, newest first
+_RUNS = 20
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Fleet", icon=":material/dns:", url_path="fleet")
+
+
+def page() -> None:
+    """Workers first: without one nothing moves."""
+    st.header("Fleet")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            workers = queries.workers(session, limit=_LISTED)
+            runs = queries.progress(session, limit=_RUNS)
+            requests = queries.requests(session, limit=_LISTED)
+            quarantined = queries.quarantined_jobs(session, limit=_LISTED)
+            offsets = queries.device_offsets(session, limit=_LISTED)
+            devices = queries.devices(session, limit=_LISTED)
+    zone, now = zone_named(st.context.timezone), datetime.now(UTC)
+    _show_workers(workers, worker_rows(workers, now, zone), now, database)
+    _show(
+        "Runs that are not finished",
+        progress_rows(runs, zone),
+        "No run of the fleet is under way.",
+        key="progress",
+        columns={
+            "ended, %": st.column_config.ProgressColumn(format="%.0f %%", max_value=100),
+            "left, GPU min": st.column_config.NumberColumn(
+                format="%.1f", help="minutes of one GPU that its open jobs are expected to take"
+            ),
+        },
+    )
+    _show(
+        "Quarantine",
+        quarantine_rows(quarantined),
+        "No case was taken out.",
+        key="quarantine",
+        hint="Cases that ended too many workers: they are measured no more in their run. Mend the "
+        "kernel, then start a new run.",
+    )
+    _show("Requests", request_rows(requests, zone), "No sweep was requested.", key="requests")
+    _show_offsets(offsets)
+    _show(
+        "Devices",
+        device_rows(devices, zone),
+        "No device is known: the first result brings one.",
+        key="devices",
+        hint="A board is listed once for each state that it was in: another power limit or vBIOS "
+        "is another row.",
+        columns={"memory, GiB": st.column_config.NumberColumn(format="%.0f")},
+    )
+
+
+def _show_workers(
+    workers: Sequence[WorkerRow], rows: list[dict[str, Any]], now: datetime, database: Database
+) -> None:
+    live = [worker for worker in workers if worker.state in LIVE_WORKER_STATES]
+    silent = [worker for worker in live if is_silent(worker, now)]
+    if not live:
+        start = command_lines.command("worker", *command_lines.database_arguments(database))
+        st.info(
+            f"No worker is alive. On a machine with a GPU: {as_code(start)}",
+            icon=":material/power_off:",
+        )
+    if silent:
+        st.warning(
+            f"{len(silent)} of {len(live)} workers gave no sign of life for two minutes or more. "
+            "Look at their hosts; what they held goes back to the queue when its lease runs out.",
+            icon=":material/sensors_off:",
+        )
+    if workers:
+        _show(
+            "Workers",
+            rows,
+            "",
+            key="workers",
+            columns={
+                "°C": st.column_config.NumberColumn(format="%.0f"),
+                "measuring, h": st.column_config.NumberColumn(format="%.2f"),
+            },
+        )
+
+
+def _show(
+    title: str,
+    rows: list[dict[str, Any]],
+    otherwise: str,
+    *,
+    key: str,
+    hint: str = "",
+    columns: Mapping[str, Any] | None = None,
+) -> None:
+    """A table, or what it means that there is none."""
+    st.subheader(title, anchor=False)
+    if not rows:
+        st.caption(otherwise)
+        return
+    st.dataframe(
+        harmless(pd.DataFrame(rows)), hide_index=True, column_config=dict(columns or {}), key=key
+    )
+    if hint:
+        st.caption(hint)
+
+
+def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
+    st.subheader("GPUs of one kind against each other", anchor=False)
+    newest: dict[str, OffsetRow] = {}
+    for row in offsets:  # newest first
+        newest.setdefault(row.device, row)
+    if not newest:
+        st.caption(
+            "Not known: it takes a run in which several GPUs of one kind measured the same cases."
+        )
+        return
+    st.plotly_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
+    st.caption("Of the newest run with each GPU. Bars are 95 % intervals; + is slower.")
+
+
+def _order(row: OffsetRow) -> tuple[str, str]:
+    return row.gpu, row.device

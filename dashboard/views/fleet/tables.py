@@ -1,0 +1,115 @@
+"""What is known of the fleet as rows of tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, tzinfo
+from typing import Any
+
+from dashboard.shared.formatting import local_time
+from db.fleet import LIVE_WORKER_STATES
+from db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
+
+SILENT_AFTER = timedelta(minutes=2)  # many times longer than from one sign of life to the next
+_GIB = 2**30
+
+
+def is_silent(worker: WorkerRow, now: datetime) -> bool:
+    """Whether it should be alive, and nobody has heard of it for too long."""
+    return worker.state in LIVE_WORKER_STATES and now - worker.heartbeat_at > SILENT_AFTER
+
+
+def worker_rows(workers: Sequence[WorkerRow], now: datetime, zone: tzinfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "host": worker.host,
+            "GPU": worker.gpu,
+            "device": worker.device,
+            "state": "silent" if is_silent(worker, now) else worker.state,
+            "measures": worker.case_key or "",
+            "°C": worker.temperature_c,
+            "last seen": local_time(worker.heartbeat_at, zone),
+            "ago": _ago(now - worker.heartbeat_at),
+            "lease until": local_time(worker.lease_until, zone) if worker.lease_until else "",
+            "jobs done": worker.finished,
+            "measuring, h": worker.measuring_s / 3600,
+            "why": worker.detail,
+            "worker": worker.uuid[:8],
+        }
+        for worker in workers
+    ]
+
+
+def progress_rows(runs: Sequence[Progress], zone: tzinfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": run.run[:8],
+            "suite": run.suite,
+            "run is": run.status,
+            "ended, %": 100 * (run.total - run.open) / run.total if run.total else None,
+            "jobs": run.total,
+            **{state: run.states.get(state, 0) for state in ("queued", "leased", "done")},
+            "quarantined": run.states.get("quarantined", 0),
+            "no device": run.states.get("no-device", 0),
+            "left, GPU min": run.expected_s / 60,
+            "of unknown length": run.unknown,
+            "started": local_time(run.created_at, zone),
+        }
+        for run in runs
+    ]
+
+
+def quarantine_rows(jobs: Sequence[tuple[str, JobRow]]) -> list[dict[str, Any]]:
+    return [
+        {
+            "case": job.case_key,
+            "workers it ended": job.deaths,
+            "attempts": job.attempts,
+            "why": job.reason,
+            "run": run[:8],
+        }
+        for run, job in jobs
+    ]
+
+
+def request_rows(requests: Sequence[RequestRow], zone: tzinfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "request": row.uuid[:8],
+            "kind": row.kind,
+            "by": row.requester,
+            "GPU": row.gpu or "any",
+            "state": row.state,
+            "cases": row.cases,
+            "asked": local_time(row.created_at, zone),
+            "run": row.run[:8] if row.run else "",
+            "why": row.detail,
+        }
+        for row in requests
+    ]
+
+
+def device_rows(devices: Sequence[DeviceRow], zone: tzinfo) -> list[dict[str, Any]]:
+    return [
+        {
+            "GPU": row.sku,
+            "device": row.uuid,
+            "last seen": local_time(row.last_seen, zone) if row.last_seen else "by no worker",
+            "compute capability": row.compute_capability or "",
+            "memory, GiB": None if row.memory_bytes is None else row.memory_bytes / _GIB,
+            "power limit, W": row.power_limit_w,
+            "ECC": row.ecc,
+            "MIG": row.mig,
+            "vBIOS": row.vbios or "",
+        }
+        for row in devices
+    ]
+
+
+def _ago(age: timedelta) -> str:
+    """`40 s`, `12 min`, `3 h`, `9 d`."""
+    seconds = max(age.total_seconds(), 0.0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"

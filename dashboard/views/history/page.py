@@ -1,0 +1,280 @@
+"""History: how series went from commit to commit."""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared import history_chart
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
+from dashboard.shared.history_frame import history_frame
+from dashboard.shared.links import page_address
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.history.patterns import NEWEST, pattern_frame
+from dashboard.views.measurement import page as measurement
+from db import queries
+from db.engine import Database
+from db.queries import HistoryPoint, ReleaseRow, SeriesName
+from flexq_bench.runs import command_lines
+from workloads.models import load_catalog
+from workloads.probes import is_probe
+
+_FILTERS = {  # field: what people call it; the field's name is its name in the URL
+    "kernel": "Kernel",
+    "variant": "Variant",
+    "m": "M (tokens)",
+    "gpu": "GPU",
+    "stage": "Stage",
+    "cache": "Cache",
+}
+_DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
+_TIME = "time"
+_LISTED = 50  # commits in the table, until somebody asks for all: fewer bytes to wait for
+_ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="History", icon=":material/show_chart:", url_path="history")
+
+
+def page() -> None:
+    """Choose series, look at how they went."""
+    st.header("History")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            known = [s for s in queries.series_names(session) if not is_probe(s.kernel)]
+        if not known:
+            say_that_it_is_empty(database)
+            return
+        controls = Controls("history")
+        on_top = st.empty()
+        drawn = _show(controls, database, known)
+        controls.warn_of_ignored(on_top, "Not among the stored series, so not asked for")
+        controls.offer_to_clear()
+        if drawn is not None:
+            _show_patterns(drawn)
+            _show_points(drawn, zone_named(st.context.timezone))
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What the chart shows. value: what its values are, with their unit."""
+
+    frame: pd.DataFrame
+    value: str
+    histories: Mapping[SeriesName, Sequence[HistoryPoint]]
+
+
+def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -> _Drawn | None:
+    """The controls and the chart; None: there is nothing to draw, and why was said."""
+    metrics = sorted({series.metric for series in known})
+    default = _TIME if _TIME in metrics else metrics[0]
+    metric = controls.one(st.sidebar, "metric", "Metric", metrics, default)
+    chosen = _narrow(controls, [series for series in known if series.metric == metric])
+    shown = _ABSOLUTE
+    if metric == _TIME:
+        ways = [_ABSOLUTE, _OF_FLOOR, _RELATIVE]
+        shown = controls.one(st.container(), "show", "Show", ways, _ABSOLUTE, in_a_row=True)
+    release = None
+    if shown == _RELATIVE:
+        release = _choose_release(controls, database)
+        if release is None:
+            return None
+    if not chosen:
+        st.info("No series passes all filters: take one away, or clear them all.")
+        return None
+    drawn = chosen[:_DRAWN]
+    with database.session() as session:
+        histories = {one: queries.series_history(session, one.id) for one in drawn}
+        kernels = queries.kernel_names(session)
+    if len(chosen) > _DRAWN:
+        st.info(
+            f"These are the first {_DRAWN} of {len(chosen)} series: narrow them by the filters.",
+            icon=":material/filter_alt:",
+        )
+    frame = history_frame(
+        histories,
+        of_floor=shown == _OF_FLOOR,
+        relative_to=None if release is None else release.topo_order,
+    )
+    if frame.empty:
+        _say_that_nothing_is_drawn(shown, release)
+        return None
+    styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
+    value, unit = _axis(drawn[0], shown, release)
+    _draw(history_chart.history(frame, styles, value, unit))
+    st.caption(
+        "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
+        "another environment or after a change marked explained; levels of two epochs don't "
+        "compare. Click a point for its raw samples."
+    )
+    return _Drawn(frame, f"{value} ({unit})", histories)
+
+
+def _draw(figure: go.Figure) -> None:
+    """The chart; who clicks a point of it goes to that measurement."""
+    clicked = st.plotly_chart(
+        figure, key="history-chart", on_select="rerun", selection_mode="points"
+    )
+    for point in clicked["selection"]["points"]:
+        uuid = point.get("customdata")
+        if uuid is not None:
+            st.switch_page(measurement.as_page(), query_params=measurement.link_of(str(uuid)))
+
+
+def _choose_release(controls: Controls, database: Database) -> ReleaseRow | None:
+    with database.session() as session:
+        known = [one for one in queries.releases(session) if one.topo_order is not None]
+    if not known:
+        keep = command_lines.command("db", "tags", *command_lines.database_arguments(database))
+        st.info(
+            "No release is stored. In a clone of the repository, remember its tags: "
+            f"{as_code(keep)}",
+            icon=":material/sell:",
+        )
+        return None
+    return controls.one(
+        st.sidebar,
+        "release",
+        "Release",
+        known,
+        known[0],
+        shown=lambda one: f"{one.name} ({short_commit(one.sha, dirty=False)})",
+        written=lambda one: one.name,
+        always=True,
+    )
+
+
+def _axis(series: SeriesName, shown: str, release: ReleaseRow | None) -> tuple[str, str]:
+    """What the values are, and their unit."""
+    if shown == _OF_FLOOR:
+        return "floor / median", "%"
+    if release is not None:
+        return f"time / time at {html.escape(release.name)}", "%"
+    if series.metric == _TIME:
+        return "median time", "µs"
+    return html.escape(series.metric), html.escape(series.unit)
+
+
+def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName]:
+    kept = list(series)
+    for field, label in _FILTERS.items():
+        options = sorted({getattr(one, field) for one in series})
+        wanted = controls.many(
+            st.sidebar, field, label, options, shown=lambda value: str(value) or "(none)"
+        )
+        if wanted:
+            kept = [one for one in kept if getattr(one, field) in wanted]
+    shapes = sorted({(one.n, one.k) for one in series})
+    places = _places_in_models(shapes)
+    model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
+    layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
+    shape = controls.many(
+        st.sidebar,
+        "shape",
+        "N × K",
+        shapes,
+        shown=lambda one: f"{one[0]} × {one[1]}",
+        written=lambda one: f"{one[0]}x{one[1]}",
+    )
+    if model or layer:
+        fitting = {
+            one
+            for (its_model, its_layer), shapes_there in places.items()
+            if (not model or its_model in model) and (not layer or its_layer in layer)
+            for one in shapes_there
+        }
+        kept = [one for one in kept if (one.n, one.k) in fitting]
+    return [one for one in kept if not shape or (one.n, one.k) in shape]
+
+
+def _places_in_models(
+    shapes: Sequence[tuple[int, int]],
+) -> dict[tuple[str, str], set[tuple[int, int]]]:
+    """Shapes by model and layer: a series belongs to every model that has its shape."""
+    known = set(shapes)
+    places = defaultdict(set)
+    for model in load_catalog().values():
+        for layer in model.all_layers():
+            if (layer.n, layer.k) in known:
+                places[model.name, layer.name].add((layer.n, layer.k))
+    return dict(places)
+
+
+def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
+    if shown == _OF_FLOOR:
+        st.info("No floor was measured beside these results: choose absolute.")
+        return
+    if release is not None:
+        st.info(
+            f"None of these series was measured at {as_text(release.name)} or before it: choose "
+            "another release, or absolute."
+        )
+        return
+    st.info(
+        "No accepted result of these series yet. A result is accepted if it is right, was timed at "
+        "a sound clock, and comes from a commit without local changes."
+    )
+
+
+def _show_patterns(drawn: _Drawn) -> None:
+    """One row a series: what its newest epoch shows."""
+    st.dataframe(harmless(pattern_frame(drawn.histories)), hide_index=True, key="patterns")
+    st.caption(
+        f"What the newest epoch of a series shows, of its newest {NEWEST} results, whatever is "
+        "drawn above. This explains; an alert needs a confirmation."
+    )
+
+
+def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
+    """One row a point; its run leads to all results of that run."""
+    frame, value = drawn.frame, drawn.value
+    places = frame["place"].unique()
+    if len(places) > _LISTED and not st.toggle(f"List all {len(frame):,} points", key="all-points"):
+        newest = sorted(places)[-_LISTED]
+        frame = frame[frame["place"] >= newest]
+        st.caption(f"Listed are those of the newest {_LISTED} commits.")
+    table = pd.DataFrame(
+        {
+            "series": frame["name"],
+            "commit": [short_commit(sha, dirty=False) for sha in frame["commit"]],
+            value: frame["value"],
+            "low": frame["low"],
+            "high": frame["high"],
+            "epoch": frame["epoch"],
+            "run": [page_address("results", run=uuid[:8]) for uuid in frame["run"]],
+            "samples": [
+                page_address(measurement.URL, **measurement.link_of(uuid))
+                for uuid in frame["measurement"]
+            ],
+            "measured": frame["created_at"].dt.tz_convert(zone),
+        }
+    )
+    column = st.column_config
+    st.dataframe(
+        harmless(table),
+        hide_index=True,
+        column_config={
+            value: column.NumberColumn(format="%.4g"),
+            "low": column.NumberColumn(format="%.4g", help="of the 95 % interval"),
+            "high": column.NumberColumn(format="%.4g", help="of the 95 % interval"),
+            "run": column.LinkColumn(display_text=r"run=(.*)$", help="all results of the run"),
+            "samples": column.LinkColumn(
+                display_text=r"uuid=(.{8})", help="the raw samples of this result"
+            ),
+            "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+        },
+        key="points",
+    )

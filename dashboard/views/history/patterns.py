@@ -1,0 +1,55 @@
+"""The pattern of each history (step, drift, spike, …) as a table, a row a series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import pandas as pd
+
+from dashboard.shared.formatting import short_commit
+from dashboard.shared.history_frame import series_name
+from db.queries import HistoryPoint, SeriesName
+from flexq_bench.verdicts import Nights, Pattern, classify
+
+_WORDS = {
+    Pattern.NEW_SERIES: "new: nothing to compare with",
+    Pattern.NEW_EPOCH: "a new environment, too few results since",
+    Pattern.CLOCK_DROP: "the GPU's clock changed, not the work",
+    Pattern.SPIKE: "a spike: one or two results, and back",
+    Pattern.STEP: "a step",
+    Pattern.DRIFT: "a drift: it creeps, without a step",
+    Pattern.STEADY: "steady",
+}
+COLUMNS = ("series", "pattern", "since", "missing nightly runs")
+NEWEST = 120  # results that are looked at: of 1,000 with a step the search takes half a second
+
+
+def pattern_frame(histories: Mapping[SeriesName, Sequence[HistoryPoint]]) -> pd.DataFrame:
+    """A row a series that has results, in the order given: COLUMNS.
+
+    since: the commit at which the pattern begins, empty where it is that of all results. The
+    pattern is of the newest results, and of the newest epoch (flexq_bench.verdicts.patterns).
+    """
+    rows = [
+        (series_name(series), *_pattern(tuple(points[-NEWEST:])))
+        for series, points in histories.items()
+        if points
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+@lru_cache(maxsize=256)
+def _pattern(points: tuple[HistoryPoint, ...]) -> tuple[str, str, int]:
+    clocks = [point.sm_clock_mhz for point in points]
+    result = classify(
+        Nights(
+            values=[point.median_us for point in points],
+            days=[point.created_at.toordinal() for point in points],
+            epochs=[point.epoch for point in points],
+            clocks_mhz=[float("nan") if clock is None else clock for clock in clocks],
+        )
+    )
+    since = "" if result.index is None else short_commit(points[result.index].commit, dirty=False)
+    missing = sum(last - first + 1 for first, last in result.missing)
+    return _WORDS[result.pattern], since, missing

@@ -1,0 +1,1 @@
+"""Kernels: roofline, speed-up map, ablation, and stage linear against stage gemm."""

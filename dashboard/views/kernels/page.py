@@ -1,0 +1,301 @@
+"""Kernels: how near each is to what the GPU allows, and what it gives over the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text
+from dashboard.shared.layer_chart import places_of
+from dashboard.shared.results_frame import narrowed, results_frame
+from dashboard.views.kernels.ablation import steps_of, waterfall
+from dashboard.views.kernels.linear_overhead import overhead_by_layer, runs_of_linear, stages_frame
+from dashboard.views.kernels.roofline import roofline, roofline_frame
+from dashboard.views.kernels.speedup_map import speedup_map, widest_percent
+from db import queries
+from db.engine import Database
+from db.queries import Filters, ResultRow
+from flexq_bench.runs import command_lines
+from flexq_bench.stats.baseline import BASELINE
+from workloads.case import kernel_label
+from workloads.probes import is_probe
+
+_ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
+_FILTERS = {"kernel": "Kernel", "model": "Model", "layer": "Layer"}
+_MAPS = 4  # as many M one below the other can be read
+_EVIDENCE = (
+    "The newest accepted result of every series. Bars are 95 % intervals; of a ratio they come "
+    "from those of its two medians, taken as independent."
+)
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Kernels", icon=":material/speed:", url_path="kernels")
+
+
+def page() -> None:
+    """Choose a GPU and a question, look."""
+    st.header("Kernels")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            gpus = queries.gpu_names(session)
+        if not gpus:
+            say_that_it_is_empty(database)
+            return
+        controls = Controls("kernels")
+        on_top = st.empty()
+        points = _show(controls, database, gpus)
+        controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+        controls.offer_to_clear()
+        if points is not None:
+            _show_reach(points)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What every view draws from: the results of a GPU, narrowed, and the styles of kernels."""
+
+    database: Database
+    results: Sequence[ResultRow]
+    frame: pd.DataFrame
+    baseline: str
+    styles: dict[str, Style]
+
+
+def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
+    """The controls and the view; of a roofline its points, which a table sums up."""
+    gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    view = controls.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
+    with database.session() as session:
+        results = [
+            result
+            for result in queries.latest_results(session, Filters(gpus=(gpu,)))
+            if not is_probe(result.kernel)
+        ]
+        kernels = queries.kernel_names(session)
+    if not results:
+        st.info(
+            f"No accepted result on {as_text(gpu)} yet. A result is accepted if it is right, was "
+            "timed at a sound clock, and comes from a commit without local changes: the Results "
+            "page shows the others."
+        )
+        return None
+    labels = sorted({kernel_label(result.kernel, result.variant) for result in results})
+    default = BASELINE if BASELINE in labels else labels[0]
+    baseline = controls.one(st.sidebar, "baseline", "Baseline", labels, default)
+    frame = results_frame(results, baseline, across_runs=True)
+    frame["one_run"] = _are_of_one_run(results, frame, baseline)
+    wanted = {
+        column: controls.many(
+            st.sidebar,
+            column,
+            label,
+            sorted(frame[column].unique().tolist()),
+            shown=lambda value: str(value) or "(none)",
+        )
+        for column, label in _FILTERS.items()
+    }
+    cache = _choose(controls, frame, "cache", "Cache")
+    narrow = narrowed(frame, wanted | {"cache": (cache,)})
+    if narrow.empty:
+        st.info("No result passes all filters: take one away, or clear them all.")
+        return None
+    used = zip(frame["kernel"], frame["variant"], strict=True)
+    return _VIEWS[view](
+        controls, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used))
+    )
+
+
+def _are_of_one_run(results: Sequence[ResultRow], frame: pd.DataFrame, baseline: str) -> list[bool]:
+    """For each row, whether the run that measured it measured its baseline too."""
+    of_baseline = {
+        (r.n, r.k, r.stage, r.cache, r.m): r.run
+        for r in results
+        if kernel_label(r.kernel, r.variant) == baseline
+    }
+    keys = zip(frame["n"], frame["k"], frame["stage"], frame["cache"], frame["m"], strict=True)
+    return [of_baseline.get(key) == run for key, run in zip(keys, frame["run"], strict=True)]
+
+
+def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
+    options = sorted(frame[column].unique().tolist())
+    chosen: str = controls.one(st.sidebar, column, label, options, options[0])
+    return chosen
+
+
+def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
+    stage = _choose(controls, shown.frame, "stage", "Stage")
+    return shown.frame[shown.frame["stage"] == stage]
+
+
+def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
+    points = roofline_frame(_stage_of(controls, shown))
+    if points.empty:
+        st.info("No floor was measured beside these results, so there is no roof to draw.")
+        return None
+    st.plotly_chart(roofline(points, shown.styles), key="roofline")
+    st.caption(
+        f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
+        "the same run, codes without their scales; no peak of the tensor cores was measured, so "
+        "none is drawn. Points of one intensity stand side by side. A kernel that loads weights "
+        "while the launch before it still runs can pass its floor."
+    )
+    return points
+
+
+def _show_reach(points: pd.DataFrame) -> None:
+    """How near to the floor each kernel comes."""
+    best = (
+        points.sort_values("pct_of_floor", ascending=False)
+        .groupby("label")
+        .agg(
+            shapes=("reach", "size"),
+            lowest=("pct_of_floor", "min"),
+            median=("pct_of_floor", "median"),
+            highest=("pct_of_floor", "max"),
+        )
+    )
+    table = best.sort_values("median", ascending=False).reset_index()
+    percent = st.column_config.NumberColumn(format="%.1f")
+    st.dataframe(
+        table.rename(columns={"label": "kernel", "shapes": "results"}),
+        hide_index=True,
+        column_config=dict.fromkeys(("lowest", "median", "highest"), percent),
+        key="roofline-table",
+    )
+    st.caption("100 · floor / median (%) over the results drawn: lowest, median, highest.")
+
+
+def _show_map(controls: Controls, shown: _Shown) -> None:
+    frame = _stage_of(controls, shown)
+    tokens = sorted(frame["m"].unique().tolist())
+    fullest = frame.groupby("m")["speedup"].count().sort_values(ascending=False, kind="stable")
+    nothing = f"the {_MAPS} with the most results"
+    chosen = controls.many(st.container(), "m", "M (tokens)", tokens, nothing=nothing)
+    drawn = frame[frame["m"].isin(list(chosen or fullest.index)[:_MAPS])]
+    compared = drawn["speedup"].notna() & (drawn["label"] != shown.baseline)
+    st.subheader(f"Speed-up over {as_text(shown.baseline)}", anchor=False)
+    if not compared.any():
+        st.info(
+            f"{as_text(shown.baseline)} and another kernel were never timed on the same shape: "
+            "choose another baseline, or measure both: "
+            f"{as_code(command_lines.command('run', 'paper-fig10'))}"
+        )
+        return
+    st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
+    apart = int((~drawn.loc[compared, "one_run"]).sum())
+    st.caption(
+        f"{_EVIDENCE} ± is half of the ratio's interval, {widest_percent(drawn[compared]):.1f} % "
+        f"at most; among many layers hovering says it. {apart} of {int(compared.sum())} ratios "
+        "are of two separate runs, where what differs may be the machine; hovering says which. "
+        "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)."
+    )
+
+
+def _show_ablation(controls: Controls, shown: _Shown) -> None:
+    frame = _stage_of(controls, shown)
+    counted = frame[frame["is_timed"]].groupby("kernel")["label"].nunique()
+    steps = sorted(counted[counted > 1].index)
+    if not steps:
+        measure = as_code(command_lines.command("run", "paper-table6"))
+        st.info(f"No kernel has two variants here. Measure the steps of FlexQ's: {measure}")
+        return
+    row = st.container(horizontal=True, gap="large")
+    kernel = controls.one(row, "steps", "Steps of", steps, steps[0])
+    of_kernel = frame[(frame["kernel"] == kernel) & frame["is_timed"]]
+    variants = of_kernel.groupby(["model", "layer", "n", "k"])["label"].transform("nunique")
+    of_kernel = of_kernel[variants > 1]
+    if of_kernel.empty:
+        st.info(f"No shape has two variants of {as_text(kernel)}: measure them on one shape.")
+        return
+    places = places_of(of_kernel)
+    place = controls.one(
+        row, "shape", "Shape", places, places[0], shown=lambda one: one.name,
+        written=lambda one: f"{one.n}x{one.k}",
+    )  # fmt: skip
+    on_shape = of_kernel[(of_kernel["n"] == place.n) & (of_kernel["k"] == place.k)]
+    from kernels import registry  # brings torch, which no other view waits for
+
+    order = [*registry.labels("cuda"), *registry.labels("cpu")]
+    by_tokens = {
+        int(m): steps_of(on_shape[on_shape["m"] == m], order)
+        for m in sorted(on_shape["m"].unique())[:_MAPS]
+    }
+    st.plotly_chart(waterfall(by_tokens), key="ablation")
+    separate = on_shape["run"].nunique() > 1
+    st.caption(
+        f"{as_text(place.name)}, N = {place.n}, K = {place.k}. {_EVIDENCE} A step named + adds to "
+        "the one before it; the others are times by themselves. As Table 6 of FlexQ "
+        "(arXiv:2508.04405) has it." + (" Some of these are of separate runs." if separate else "")
+    )
+
+
+def _show_stages(controls: Controls, shown: _Shown) -> None:
+    with shown.database.session() as session:
+        of_linear = Filters(runs=runs_of_linear(shown.results), stages=("gemm",))
+        beside = queries.results_table(session, of_linear) if of_linear.runs else []
+    points = stages_frame(shown.frame, shown.results, beside)
+    if points.empty:
+        both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
+        measure = as_code(command_lines.command("sweep", *both))
+        st.info(
+            "No kernel was timed in both stages on one shape: gemm takes packed operands, linear "
+            f"quantizes and packs the activations too. Measure both: {measure}"
+        )
+        return
+    tokens = sorted(points["m"].unique().tolist())
+    m = controls.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    part = points[points["m"] == m]
+    st.plotly_chart(overhead_by_layer(part, shown.styles), key="stages")
+    st.caption(
+        f"{_EVIDENCE} What a user pays beside what papers report: linear takes FP16 activations "
+        "and quantizes them on the way."
+        + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
+        + (
+            ""
+            if part["one_config"].all()
+            else " Where the two took different configurations, the ratio is of those, too."
+        )
+    )
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        part.assign(
+            added_us=part["median_us"] - part["gemm_us"],
+            measured=["one run" if one else "separate runs" for one in part["one_run"]],
+            configuration=["same" if one else "another" for one in part["one_config"]],
+        ),
+        hide_index=True,
+        column_order=[
+            *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
+            *("overhead", "overhead_low", "overhead_high", "measured", "configuration"),
+        ],
+        column_config={
+            "label": "kernel",
+            "m": number("M", format="%d"),
+            "n": number("N", format="%d"),
+            "k": number("K", format="%d"),
+            "gemm_us": number("gemm µs", format="%.2f"),
+            "median_us": number("linear µs", format="%.2f"),
+            "overhead": number("linear / gemm", format="%.3f"),
+            "overhead_low": number("low", format="%.3f", help="of the 95 % interval"),
+            "overhead_high": number("high", format="%.3f", help="of the 95 % interval"),
+            "added_us": number("added µs", format="%.2f"),
+        },
+        key="stages-table",
+    )
+
+
+_VIEWS: dict[str, Callable[[Controls, _Shown], pd.DataFrame | None]] = {
+    _ROOFLINE: _show_roofline,
+    _MAP: _show_map,
+    _ABLATION: _show_ablation,
+    _STAGES: _show_stages,
+}

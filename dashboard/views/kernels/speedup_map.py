@@ -1,0 +1,146 @@
+"""The heat map kernel × layer × M of speed-up over a baseline, as in FlexQ's Figure 10."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from dashboard.shared.layer_chart import Place, places_of
+
+# Orange is slower, blue is faster: a pair that every eye tells apart, also by its lightness.
+_COLORS = ("#B35806", "#FDB863", "#F7F7F7", "#92C5DE", "#2166AC")
+_ROW_PX = 40
+_BETWEEN_PX = 50
+_AROUND_PX = 190
+_BAR_PX = 420
+_ROOMY = 22  # columns, up to which a cell has room for its interval
+_TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+_BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
+
+
+def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
+    """A map for each M, one below the other: a row a kernel, a column a layer.
+
+    frame: see results_frame.COLUMNS, of one GPU, stage and cache mode; the baseline's own rows
+    and those without a speed-up are left out. A cell says the ratio and half of its interval; among
+    many columns it says the latter when it is pointed at.
+    Raises ValueError if GPUs are mixed or nothing is left.
+    """
+    shown = frame[frame["is_timed"] & frame["speedup"].notna() & (frame["label"] != baseline)]
+    if shown.empty or shown["gpu"].nunique() > 1:
+        raise ValueError("a map is of one GPU and needs a speed-up")
+    shown = _at_layers(shown)
+    tokens = sorted(shown["m"].unique())
+    places = places_of(shown)
+    maps = [_map(shown[shown["m"] == m], places) for m in tokens]
+    rows = [len(one.y) for one in maps]
+    height = _AROUND_PX + _ROW_PX * sum(rows) + _BETWEEN_PX * len(maps)
+    figure = make_subplots(
+        rows=len(tokens), cols=1, shared_xaxes=True, row_heights=rows,
+        vertical_spacing=_BETWEEN_PX / height, subplot_titles=[f"M = {m}" for m in tokens],
+    )  # fmt: skip
+    for i, one in enumerate(maps):
+        figure.add_trace(one, row=i + 1, col=1)
+    widest = float(np.abs(np.log2(shown["speedup"])).max()) or 1.0
+    named = _TICKS if widest > 1 else (*_TICKS, *_BETWEEN_TICKS)
+    ticks = [tick for tick in named if abs(np.log2(tick)) <= widest * 1.001]
+    figure.update_layout(
+        coloraxis={
+            "colorscale": [[i / 4, color] for i, color in enumerate(_COLORS)],
+            "cmin": -widest,
+            "cmax": widest,
+            "colorbar": {
+                "title": {"text": f"× {html.escape(baseline)}", "side": "top"},
+                "orientation": "h",
+                "len": _BAR_PX,
+                "lenmode": "pixels",
+                "thickness": 14,
+                "x": 0,
+                "xanchor": "left",
+                "y": 1 + _BETWEEN_PX / height,
+                "yanchor": "bottom",
+                "tickvals": [float(np.log2(tick)) for tick in ticks],
+                "ticktext": [f"{tick:g}" for tick in ticks],
+            },
+        },
+        height=height,
+        margin={"l": 10, "r": 40, "t": 120, "b": 10},
+        modebar={"orientation": "v"},
+    )
+    figure.update_xaxes(tickangle=-40, showgrid=False)
+    figure.update_xaxes(title="layer", row=len(tokens), col=1)
+    figure.update_yaxes(showgrid=False)
+    figure.update_yaxes(title="kernel", row=1, col=1)
+    return figure
+
+
+def widest_percent(frame: pd.DataFrame) -> float:
+    """The widest half of an interval among these speed-ups, in percent of the speed-up."""
+    halves = 50 * (frame["speedup_high"] - frame["speedup_low"]) / frame["speedup"]
+    return float(halves.max())
+
+
+def _at_layers(frame: pd.DataFrame) -> pd.DataFrame:
+    """Shapes of no layer take the column of the first layer of their size, if there is one.
+
+    What was measured as the layer itself comes later, and so is what a cell says.
+    """
+    bare = frame["model"] == ""
+    named = {(place.n, place.k): place for place in reversed(places_of(frame[~bare]))}
+    own = [_place(row) for row in frame.to_dict("records")]
+    at = [place if place.model else named.get((place.n, place.k), place) for place in own]
+    moved = frame.assign(model=[place.model for place in at], layer=[place.layer for place in at])
+    return pd.concat([moved[bare], moved[~bare]])
+
+
+def _map(rows: pd.DataFrame, places: list[Place]) -> go.Heatmap:
+    labels = sorted(rows["label"].unique(), reverse=True)
+    written = _text if len(places) <= _ROOMY else _ratio
+    by_cell = {(row["label"], _place(row)): row for row in rows.to_dict("records")}
+    cells = [[by_cell.get((label, place)) for place in places] for label in labels]
+    return go.Heatmap(
+        z=[[np.log2(cell["speedup"]) if cell else None for cell in line] for line in cells],
+        x=[html.escape(place.name) for place in places],
+        y=[html.escape(label) for label in labels],
+        text=[[written(cell) if cell else "" for cell in line] for line in cells],
+        texttemplate="%{text}",
+        textfont={"size": 10},
+        customdata=[[_hover(cell) if cell else "not measured" for cell in line] for line in cells],
+        hovertemplate="%{customdata}<extra></extra>",
+        hoverongaps=False,
+        coloraxis="coloraxis",
+        xgap=2,
+        ygap=2,
+    )
+
+
+def _place(row: Mapping[Any, Any]) -> Place:
+    return Place(str(row["model"]), str(row["layer"]), int(row["n"]), int(row["k"]))
+
+
+def _ratio(cell: Mapping[Any, Any]) -> str:
+    return f"{cell['speedup']:.2f}"
+
+
+def _text(cell: Mapping[Any, Any]) -> str:
+    return f"{_ratio(cell)}<br>±{_half_percent(cell):.1f} %"
+
+
+def _half_percent(cell: Mapping[Any, Any]) -> float:
+    return float(50 * (cell["speedup_high"] - cell["speedup_low"]) / cell["speedup"])
+
+
+def _hover(cell: Mapping[Any, Any]) -> str:
+    where = "in one run" if cell["one_run"] else "in separate runs"
+    return (
+        f"<b>{html.escape(str(cell['label']))}</b><br>"
+        f"{html.escape(_place(cell).name)}<br>M={cell['m']} N={cell['n']} K={cell['k']}<br>"
+        f"{cell['speedup']:.4g} × ({cell['speedup_low']:.4g} to {cell['speedup_high']:.4g}), "
+        f"{where}<br>median {cell['median_us']:.5g} µs ±{cell['half_width_pct']:.2g} %"
+    )

@@ -1,0 +1,1 @@
+"""Measurement: one result with its raw samples and the state of its device."""

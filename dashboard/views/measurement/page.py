@@ -1,0 +1,171 @@
+"""Measurement: one result with its raw samples. The only page that reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import tzinfo
+from typing import Any
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, zone_named
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.measurement import charts
+from dashboard.views.results import page as results
+from db import queries
+from db.errors import NotFoundError
+from db.queries import ResultDetail, ResultRow
+from workloads.case import kernel_label
+from workloads.probes import is_probe
+
+URL = "measurement"
+_UUID = "uuid"  # in the link
+_PROBE = Style("#5A6978", "circle")
+_STATE = {
+    "sm_clock_mhz": "SM clock (MHz)",
+    "mem_clock_mhz": "memory clock (MHz)",
+    "power_w": "power (W)",
+    "temperature_c": "temperature (°C)",
+    "throttle_mask": "throttle reasons (NVML mask)",
+}
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app; `?uuid=…` says of which measurement."""
+    return st.Page(page, title="Measurement", icon=":material/scatter_plot:", url_path=URL)
+
+
+def link_of(measurement_uuid: str) -> dict[str, str]:
+    """What a link to this page asks for."""
+    return {_UUID: measurement_uuid}
+
+
+def page() -> None:
+    """The samples of one measurement: how they spread, how they came, at which clock."""
+    st.header("Measurement")
+    asked = st.query_params.get(_UUID)
+    if asked is None:
+        st.info(
+            "Which one? Click a point of a chart on the History page, or its uuid in the table "
+            "there.",
+            icon=":material/show_chart:",
+        )
+        return
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            try:
+                detail = queries.result_detail(session, asked)
+                samples = queries.samples_of(session, asked)
+            except NotFoundError:
+                st.warning(
+                    f"There is no measurement {as_code(asked)} in {as_code(database.url)}: choose "
+                    "a point on the History page."
+                )
+                return
+            kernels = queries.kernel_names(session)
+    _show(detail, samples, _style_of(detail.result, kernels))
+
+
+def _style_of(result: ResultRow, kernels: tuple[str, ...]) -> Style:
+    if is_probe(result.kernel):
+        return _PROBE
+    label = kernel_label(result.kernel, result.variant)
+    return kernel_styles(kernels, [(result.kernel, result.variant)])[label]
+
+
+def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> None:
+    result = detail.result
+    _show_facts(detail, zone_named(st.context.timezone))
+    st.page_link(
+        results.as_page(),
+        label=f"All results of run {result.run[:8]}",
+        icon=":material/table_chart:",
+        query_params={"run": result.run[:8]},
+    )
+    if not any(samples):
+        if result.median_us is None:
+            st.info("It was never timed, so there are no samples: the status says why.")
+        else:
+            st.info(
+                "Its raw samples were pruned, or never sent. Measure again to have new ones; "
+                "summaries are never deleted."
+            )
+    else:
+        invalid = detail.extra.get("invalid", {}).get("samples", ())
+        st.subheader("Spread of the samples", anchor=False)
+        st.plotly_chart(charts.ecdf(samples, result, style), key="ecdf")
+        st.subheader("In the order measured", anchor=False)
+        st.plotly_chart(charts.order_plot(samples, invalid, result, style), key="order")
+        st.caption(
+            "Placements are fresh allocations of all buffers: levels that differ between them are "
+            "where the buffers lie, a drift within one is the machine."
+        )
+    _show_device(detail)
+
+
+def _show_facts(detail: ResultDetail, zone: tzinfo) -> None:
+    r = detail.result
+    label = kernel_label(r.kernel, r.variant)
+    place = " ".join(part for part in (r.model, r.layer) if part)
+    st.markdown(
+        f"**{as_text(label)}** · M={r.m} N={r.n} K={r.k} · {as_text(f'{r.stage} {r.cache}')} · "
+        f"{as_text(r.gpu)}" + (f" · {as_text(place)}" if place else "")
+    )
+    median = "never timed" if r.median_us is None else f"median {r.median_us:.5g} µs"
+    if r.ci_low_us is not None and r.ci_high_us is not None:
+        median += f" (95 % interval {r.ci_low_us:.5g} to {r.ci_high_us:.5g})"
+    lines = [
+        f"**{as_text(r.status)}**" + (f": {as_text(r.detail)}" if r.detail else ""),
+        as_text(f"{median}, {r.n_samples} samples in {len(detail.placement_medians_us)} "
+                f"placements, {detail.n_invalid} of them at too low a clock"),
+        f"commit {as_code(short_commit(r.commit, r.dirty))} · "
+        f"{as_text(local_time(r.created_at, zone))} · "
+        + ("accepted" if r.accepted else "not accepted: it is compared with nothing"),
+        f"configuration {as_code(str(r.config))}",
+    ]  # fmt: skip
+    st.markdown("  \n".join(lines))
+
+
+def _show_device(detail: ResultDetail) -> None:
+    st.subheader("Clock and device", anchor=False)
+    readings = _readings(detail)
+    clocked = {
+        when: state for when, state in readings.items() if state.get("sm_clock_mhz") is not None
+    }
+    if clocked:
+        st.plotly_chart(charts.clock_plot(clocked), key="clock")
+        st.caption(
+            "Single readings, and during the timing the median of those taken on a thread: they "
+            "have no interval."
+        )
+    else:
+        st.info("No clock was read: a CPU has none to read here, or the driver did not tell.")
+    table = [
+        {"": when, **{shown: state.get(name) for name, shown in _STATE.items()}}
+        for when, state in readings.items()
+        if any(state.get(name) is not None for name in _STATE)
+    ]
+    if table:
+        st.dataframe(pd.DataFrame(table), hide_index=True, key="readings")
+    facts = {"device": detail.device, "seed": str(detail.seed), **detail.environment}
+    st.dataframe(
+        harmless(
+            pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]})
+        ),
+        hide_index=True,
+        key="environment",
+    )
+
+
+def _readings(detail: ResultDetail) -> dict[str, Mapping[str, Any]]:
+    """The state of the device before, during and after, as far as it is known."""
+    during = {name: getattr(detail, name) for name in _STATE}
+    return {
+        "before": detail.extra.get("before", {}),
+        "during": during,
+        "after": detail.extra.get("after", {}),
+    }

@@ -1,0 +1,1 @@
+"""Overview: open alerts, verdicts of the latest nightly run, and what did not run."""

@@ -1,0 +1,177 @@
+"""Overview: what got slower, verdicts of the latest nightly run, and what did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import tzinfo
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import (
+    as_change,
+    as_code,
+    as_text,
+    local_time,
+    short_commit,
+    zone_named,
+)
+from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.alert import page as alert
+from dashboard.views.overview.tables import problem_rows, run_rows
+from db import queries
+from db.decisions import OPEN_STATES
+from db.engine import Database
+from db.queries import AlertRow, FalseAlarmRow, NightRow
+from flexq_bench.runs import command_lines
+from flexq_bench.verdicts import Verdict
+
+_LISTED = 30  # open alerts; who has more of them needs the table of `alerts list`
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app: it is the first one."""
+    return st.Page(page, title="Overview", icon=":material/dashboard:", default=True)
+
+
+def page() -> None:
+    """Alerts first, then what they rest on."""
+    st.header("Overview")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            suites = [name for name in queries.suite_names(session) if name not in OTHER_SUITES]
+            open_alerts = queries.alerts(session, states=OPEN_STATES)
+            nights = queries.latest_nights(session)
+            rates = queries.false_alarm_rates(session, limit=1)
+        if not suites and not nights:
+            say_that_it_is_empty(database)
+            return
+        zone = zone_named(st.context.timezone)
+        _show_alerts(open_alerts, nights, zone)
+        _show_verdicts(nights, database, zone)
+        _show_false_alarms(rates, database, zone)
+        _show_runs(suites, database, zone)
+
+
+def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: tzinfo) -> None:
+    st.subheader("Open alerts", anchor=False)
+    if not alerts and nights:
+        st.success("No alert is open.", icon=":material/check_circle:")
+    elif not alerts:
+        st.info("No alert is open: no commit was compared with another one yet.")
+    for row in alerts[:_LISTED]:
+        worst = "wrong results" if row.worst is None else as_change(row.worst)
+        series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
+        with st.container(border=True, gap="xsmall"):
+            st.page_link(
+                alert.as_page(),
+                label=as_text(f"Alert {row.id}: {row.family} {worst}, {series}"),
+                icon=":material/notification_important:",
+                query_params={"alert": str(row.id)},
+            )
+            st.caption(_facts(row, zone))
+    if len(alerts) > _LISTED:
+        st.caption(f"{len(alerts) - _LISTED} older ones are open too: the Alert page lists all.")
+
+
+def _facts(row: AlertRow, zone: tzinfo) -> str:
+    good = short_commit(row.good.sha, dirty=False) if row.good else ""
+    parts = [
+        f"**{as_text(row.state)}**",
+        as_text(", ".join(row.gpus)),
+        as_code(f"{good}..{short_commit(row.bad.sha, dirty=False)}"),
+        as_text(f"{row.bad.subject} ({row.bad.author or 'author unknown'})"),
+        as_text(local_time(row.opened_at, zone)),
+        as_text(row.note),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo) -> None:
+    st.subheader("Verdicts of the latest nightly run", anchor=False)
+    if not nights:
+        gate = ("gate", "perf", "--base", "HEAD~1", "--head", "HEAD", "--policy", "default")
+        judge = command_lines.command(*gate, "--alert", *command_lines.database_arguments(database))
+        st.info(
+            "No verdict is stored yet. Compare a commit with the one before it, interleaved A/B on "
+            "one GPU: "
+            f"{as_code(judge)}",
+            icon=":material/balance:",
+        )
+        return
+    rows = [
+        {
+            "GPU": night.gpu,
+            **{verdict.value: night.verdicts.get(verdict.value, 0) for verdict in _VERDICTS},
+            "commit": ", ".join(short_commit(sha, dirty=False) for sha in night.heads),
+            "judged": local_time(night.created_at, zone),
+        }
+        for night in nights
+    ]
+    st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key="verdicts")
+    st.caption("How many comparisons of two commits ended in each verdict, by kind of GPU.")
+
+
+_VERDICTS = (
+    *(Verdict.SLOWER, Verdict.FASTER, Verdict.AMBIGUOUS, Verdict.INCORRECT),
+    *(Verdict.SAME, Verdict.NO_DATA),
+)
+
+
+def _show_false_alarms(rates: Sequence[FalseAlarmRow], database: Database, zone: tzinfo) -> None:
+    st.subheader("False alarms", anchor=False)
+    if not rates:
+        gate = ("gate", "perf", "--base", "HEAD", "--head", "HEAD", "--policy", "default")
+        canary = command_lines.command(*gate, *command_lines.database_arguments(database))
+        st.info(
+            "The rate is not known: no commit was compared with itself yet. "
+            f"Do it: {as_code(canary)}",
+            icon=":material/science:",
+        )
+        return
+    now = rates[0]
+    st.markdown(
+        f"**{now.rate:.1%}** of the comparisons of a commit with itself were called slower or "
+        f"faster ({now.confidence:.0%} interval {now.low:.1%} to {now.high:.1%}): "
+        f"{now.alarms} of {now.canaries}, {as_text(local_time(now.since, zone))} to "
+        f"{as_text(local_time(now.until, zone))}."
+    )
+
+
+def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
+    st.subheader("Latest runs", anchor=False)
+    controls = Controls("overview")
+    suite = choose_suite(st.sidebar, controls, suites)
+    for missing in controls.ignored:
+        st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
+    with database.session() as session:
+        wanted = suite or None
+        by_gpu = queries.latest_runs(session, suite=wanted, without_suites=OTHER_SUITES)
+        newest = queries.runs(session, suite=wanted, without_suites=OTHER_SUITES, limit=1)
+        distinct = tuple({run.uuid: run for run in (*by_gpu.values(), *newest)}.values())
+        outcomes = queries.run_outcomes(session, [run.uuid for run in distinct])
+        missing_by_run = {
+            run.uuid: queries.missing_cases(session, run.uuid) for run in distinct if run.missing
+        }
+    if not distinct:
+        say_that_it_is_empty(database)
+        return
+    st.dataframe(
+        harmless(pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone))),
+        hide_index=True,
+        key="runs",
+    )
+    st.caption(
+        "The newest run on each kind of GPU. Planned and missing are of the whole run, the other "
+        "counts of the cases on this GPU."
+    )
+    for line in advise(ShownRuns(distinct, None), [], database):
+        st.warning(line, icon=":material/hourglass_disabled:")
+    problems = problem_rows(distinct, outcomes, missing_by_run)
+    if problems:
+        st.markdown("**What did not run, or ran wrong, and why**")
+        st.dataframe(harmless(pd.DataFrame(problems)), hide_index=True, key="problems")

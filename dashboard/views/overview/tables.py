@@ -1,0 +1,85 @@
+"""The latest runs as rows of tables: what they planned, what came, and what did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from typing import Any
+
+from dashboard.shared.formatting import local_time, short_commit
+from db.queries import OutcomeRow, RunSummary
+from db.records import STATUSES
+
+_TIMED = ("ok", "noisy")
+_NO_GPU = "(no result yet)"
+
+
+def run_rows(
+    by_gpu: Mapping[str, RunSummary],
+    runs: Sequence[RunSummary],
+    outcomes: Sequence[OutcomeRow],
+    zone: tzinfo,
+) -> list[dict[str, Any]]:
+    """A row a GPU, with the cases of its run by status; runs of no GPU yet after them.
+
+    by_gpu: the run to show of each GPU. runs: those, and others that have no result yet.
+    """
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for outcome in outcomes:
+        counts[outcome.run, outcome.gpu, outcome.status] += outcome.cases
+    waiting = [(_NO_GPU, run) for run in runs if not run.gpus]
+    rows = []
+    for gpu, run in (*by_gpu.items(), *waiting):
+        statuses = {status: counts[run.uuid, gpu, status] for status in STATUSES}
+        rows.append(
+            {
+                "GPU": gpu,
+                "planned": run.planned,
+                "received": sum(statuses.values()),
+                "missing": run.missing,
+                **statuses,
+                "run is": run.status,
+                "suite": run.suite,
+                "run": run.uuid[:8],
+                "commit": short_commit(run.commit, run.dirty),
+                "started": local_time(run.created_at, zone),
+            }
+        )
+    return rows
+
+
+def problem_rows(
+    runs: Sequence[RunSummary],
+    outcomes: Sequence[OutcomeRow],
+    missing: Mapping[str, Sequence[str]],
+) -> list[dict[str, Any]]:
+    """A row for each reason why cases have no time that counts, most cases first.
+
+    missing: by run the keys of the planned cases without a result.
+    """
+    rows = [
+        {
+            "GPU": outcome.gpu,
+            "status": outcome.status,
+            "cases": outcome.cases,
+            "why": outcome.detail,
+            "for example": outcome.example,
+            "run": outcome.run[:8],
+        }
+        for outcome in outcomes
+        if outcome.status not in _TIMED
+    ]
+    rows += [
+        {
+            "GPU": ", ".join(run.gpus) or _NO_GPU,
+            "status": "no result",
+            "cases": len(missing[run.uuid]),
+            "why": f"the run is {run.status}",
+            "for example": missing[run.uuid][0],
+            "run": run.uuid[:8],
+        }
+        for run in runs
+        if missing.get(run.uuid)
+    ]
+    return sorted(rows, key=lambda row: -int(row["cases"]))

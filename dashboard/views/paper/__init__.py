@@ -1,0 +1,1 @@
+"""Paper: published numbers beside measured ones, each in columns of its own."""

@@ -1,0 +1,79 @@
+"""The chart of published ratios beside ours."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import GREY, error_bars
+
+_OURS = "#0072B2"
+_ROW_PX = 30
+_AROUND_PX = 150
+
+
+def beside_each_other(frame: pd.DataFrame) -> go.Figure:
+    """Ratios: the paper's as an open diamond, ours as a point with its interval; log axis.
+
+    frame: see dashboard.views.paper.frame.COLUMNS; rows that are no ratio are left out.
+    """
+    shown = frame[frame["unit"] == "×"]
+    names = [html.escape(_name(row)) for row in shown.to_dict("records")]
+    figure = go.Figure()
+    figure.add_scatter(
+        name="published",
+        x=shown["published"].tolist(),
+        y=names,
+        mode="markers",
+        marker={"color": GREY, "symbol": "diamond-open", "size": 11, "line": {"width": 2}},
+        text=[_published(row) for row in shown.to_dict("records")],
+        hovertemplate="%{text}<extra>published</extra>",
+    )
+    is_ours = shown["ours"].notna().tolist()
+    ours = shown[is_ours]
+    figure.add_scatter(
+        name="ours",
+        x=ours["ours"].tolist(),
+        y=[name for name, here in zip(names, is_ours, strict=True) if here],
+        error_x=error_bars(ours["ours"], ours["ours_low"], ours["ours_high"], width=4),
+        mode="markers",
+        marker={"color": _OURS, "symbol": "circle", "size": 9},
+        text=[_measured(row) for row in ours.to_dict("records")],
+        hovertemplate="%{text}<extra>measured here</extra>",
+    )
+    figure.add_vline(1, line={"color": GREY, "width": 1})
+    figure.update_xaxes(title="ratio (×, log scale)", type="log", dtick="D2")
+    order = list(dict.fromkeys(names))[::-1]
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=order)
+    figure.update_layout(
+        height=_AROUND_PX + _ROW_PX * len(order),
+        margin={"l": 10, "r": 40, "t": 60, "b": 10},
+        modebar={"orientation": "v"},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hoverlabel={"align": "left"},
+    )
+    return figure
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    paper = str(row["source"]).partition(",")[0]
+    over = f"{row['kernel']} over {row['baseline']}"
+    tokens = f"M = {row['m']}" if row["m"] else ""
+    parts = (f"{paper}:", row["metric"], over, row["model"], tokens)
+    return " ".join(str(part) for part in parts if part)
+
+
+def _published(row: Mapping[Any, Any]) -> str:
+    bound = f"{row['bound']} " if row["bound"] else ""
+    return html.escape(f"{bound}{row['published']:g} × on {row['hardware']}: {row['table']}")
+
+
+def _measured(row: Mapping[Any, Any]) -> str:
+    return html.escape(
+        f"{row['ours']:.4g} × ({row['ours_low']:.4g} to {row['ours_high']:.4g}) on {row['gpu']}, "
+        f"{row['cases']} cases, {row['apart']} of separate runs"
+    )

@@ -1,0 +1,62 @@
+"""Published numbers and ours as one table, each in columns of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from dashboard.views.paper.measured import Ours
+from db.reference_store import ReferenceInfo
+
+# `published` is the paper's; ours, ours_low and ours_high are measured here, with a 95 % interval.
+COLUMNS = {
+    "source": "str",
+    "table": "str",
+    "metric": "str",
+    "kernel": "str",
+    "baseline": "str",
+    "model": "str",
+    "m": "str",
+    "bound": "str",
+    "published": "float64",
+    "unit": "str",
+    "hardware": "str",
+    "ours": "float64",
+    "ours_low": "float64",
+    "ours_high": "float64",
+    "gpu": "str",
+    "cases": "int64",
+    "apart": "int64",
+    "differences": "str",
+}
+
+
+def paper_frame(rows: Sequence[tuple[ReferenceInfo, Sequence[Ours]]]) -> pd.DataFrame:
+    """A row for each published number and GPU of ours, in the order given; one, where none is."""
+    cells = [_cells(stated, one) for stated, measured in rows for one in (measured or (None,))]
+    return pd.DataFrame(cells, columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _cells(stated: ReferenceInfo, ours: Ours | None) -> dict[str, Any]:
+    return {
+        "source": stated.source,
+        "table": stated.source_table,
+        "metric": stated.metric,
+        "kernel": stated.kernel,
+        "baseline": stated.baseline,
+        "model": " ".join(part for part in (stated.model, stated.task) if part),
+        "m": "" if stated.m is None else str(stated.m),
+        "bound": stated.bound,
+        "published": stated.value,
+        "unit": stated.unit,
+        "hardware": stated.hardware or "not told",
+        "ours": None if ours is None else ours.value.estimate,
+        "ours_low": None if ours is None else ours.value.low,
+        "ours_high": None if ours is None else ours.value.high,
+        "gpu": "" if ours is None else ours.gpu,
+        "cases": 0 if ours is None else ours.cases,
+        "apart": 0 if ours is None else ours.apart,
+        "differences": stated.note,
+    }

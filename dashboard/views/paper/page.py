@@ -1,0 +1,153 @@
+"""Paper: published numbers beside ours, never mixed with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text
+from dashboard.shared.spreadsheet import harmless, to_csv
+from dashboard.views.paper.charts import beside_each_other
+from dashboard.views.paper.frame import paper_frame
+from dashboard.views.paper.measured import ours_of
+from db import queries
+from db.engine import Database
+from db.queries import Filters
+from db.reference_store import ReferenceInfo
+from flexq_bench.runs import command_lines
+from workloads.case import parse_kernel_label
+from workloads.errors import WorkloadError
+from workloads.published import absent_tables
+
+_ROW_PX = 35
+_MOST_PX = 900
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Paper", icon=":material/menu_book:", url_path="paper")
+
+
+def page() -> None:
+    """Choose papers, look at both sides."""
+    st.header("Paper")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            stated = queries.reference_values(session)
+        if stated:
+            controls = Controls("paper")
+            on_top = st.empty()
+            drawn = _show(controls, database, stated)
+            controls.warn_of_ignored(on_top, "Not published, so not asked for")
+            controls.offer_to_clear()
+            if drawn is not None:
+                _show_table(drawn)
+        else:
+            arguments = command_lines.database_arguments(database)
+            upgrade = command_lines.command("db", "upgrade", *arguments)
+            st.info(
+                f"No published number is stored in {as_code(database.url)}. They come with the "
+                f"program: {as_code(upgrade)}. Then reload this page.",
+                icon=":material/menu_book:",
+            )
+        _show_absent()
+
+
+def _show(
+    controls: Controls, database: Database, stated: Sequence[ReferenceInfo]
+) -> pd.DataFrame | None:
+    """The controls and the chart; what passes the filters, or None and why was said."""
+    paper = controls.many(st.sidebar, "paper", "Paper", sorted({one.source for one in stated}))
+    metric = controls.many(st.sidebar, "metric", "What", sorted({one.metric for one in stated}))
+    measured_only = controls.switch(
+        st.sidebar, "measured", "Only what is measured here",
+        hint="Leave out what a paper states and this database has nothing of.",
+    )  # fmt: skip
+    wanted = [
+        one
+        for one in stated
+        if (not paper or one.source in paper) and (not metric or one.metric in metric)
+    ]
+    frame = _frame(database, wanted)
+    if measured_only:
+        frame = frame[frame["ours"].notna()]
+    if frame.empty:
+        st.info("Nothing passes all filters: take one away, or clear them all.")
+        return None
+    st.caption(
+        "Published numbers are the papers': none of them was measured here, and they say no "
+        "interval. Ours are the newest accepted results, with 95 % intervals: beside a paper's "
+        "mean a geometric mean over the layers of which both kernels were timed, weights cold, "
+        "stage gemm; beside its best case our best one. Our GPU is another one, so what compares "
+        "is the ratio, not the time."
+    )
+    if frame["ours"].isna().all():
+        measure = command_lines.command(
+            "run", "paper-fig10", *command_lines.database_arguments(database)
+        )
+        st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
+    if (frame["unit"] == "×").any():
+        st.plotly_chart(beside_each_other(frame), key="paper")
+    return frame
+
+
+def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
+    of_kernels = [one for one in wanted if one.metric == "speedup"]
+    labels = {label for one in of_kernels for label in (one.kernel, one.baseline)}
+    names = tuple(sorted({parse_kernel_label(label)[0] for label in labels}))
+    models = sorted({one.model for one in wanted if one.metric == "perplexity"})
+    with database.session() as session:
+        results = queries.latest_results(session, Filters(kernels=names)) if names else []
+        scores = queries.latest_scores(session, models)
+        decodes = queries.latest_decodes(session)
+    return paper_frame([(one, ours_of(one, results, scores, decodes)) for one in wanted])
+
+
+def _show_table(frame: pd.DataFrame) -> None:
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        harmless(frame),
+        hide_index=True,
+        height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
+        column_config={
+            "source": "paper",
+            "table": "where in it",
+            "metric": "what",
+            "kernel": st.column_config.TextColumn("kernel or scheme"),
+            "baseline": "over",
+            "m": "M",
+            "bound": st.column_config.TextColumn("is", help="empty: a mean or a single value"),
+            "published": number("published", format="%.4g", help="not measured here"),
+            "hardware": "their hardware",
+            "ours": number("ours", format="%.4g"),
+            "ours_low": number("low", format="%.4g"),
+            "ours_high": number("high", format="%.4g"),
+            "gpu": "our GPU",
+            "cases": number("cases", help="that ours is over"),
+            "apart": number("apart", help="cases whose two times are of separate runs"),
+        },
+        key="paper-table",
+    )
+    st.download_button(
+        "Download CSV", to_csv(frame), "flexq-bench-papers.csv", "text/csv",
+        icon=":material/download:",
+    )  # fmt: skip
+
+
+def _show_absent() -> None:
+    st.subheader("Not here", anchor=False)
+    st.caption("Published tables whose numbers we could not look up, so that none is shown.")
+    try:
+        rows = [
+            {"paper": one.source, "table": one.table, "about": one.about, "why": one.why}
+            for one in absent_tables()
+        ]
+    except WorkloadError as error:
+        st.error(as_text(str(error)))
+        return
+    st.dataframe(pd.DataFrame(rows), hide_index=True, key="absent")

@@ -1,0 +1,1 @@
+"""Results: every result of a run beside a baseline and the floor."""

@@ -1,0 +1,208 @@
+"""Results: how fast each kernel is on each layer, beside a baseline and beside the floor."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.results_frame import as_csv, narrowed, results_frame
+from dashboard.shared.results_table import show_table
+from dashboard.shared.runs import (
+    ShownRuns,
+    advise,
+    choose_runs,
+    describe_runs,
+    list_runs,
+)
+from dashboard.views.results import charts
+from db import queries
+from db.engine import Database
+from db.queries import ResultRow, RunName
+from flexq_bench.runs import command_lines
+from flexq_bench.stats.baseline import BASELINE
+from workloads.case import kernel_label
+from workloads.probes import is_probe
+
+_FILTERS = {  # column: what people call it; the column's name is its name in the URL
+    "gpu": "GPU",
+    "backend": "Backend",
+    "kernel": "Kernel",
+    "variant": "Variant",
+    "model": "Model",
+    "layer": "Layer",
+    "m": "M (tokens)",
+    "stage": "Stage",
+    "cache": "Cache",
+    "status": "Status",
+}
+_INTERVALS = (
+    "Bars are 95 % intervals. A ratio's interval comes from those of its two medians, taken as "
+    "independent: on a log scale the distances to their ends add in quadrature."
+)
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Results", icon=":material/table_chart:", url_path="results")
+
+
+def page() -> None:
+    """Choose runs, narrow them, look."""
+    st.header("Results")
+    with errors_shown():
+        _show(current_database())
+
+
+def _show(database: Database) -> None:
+    listed = list_runs(database)
+    if not listed:
+        say_that_it_is_empty(database)
+        return
+    controls = Controls("results")
+    on_top = st.empty()
+    _show_runs(controls, database, listed)
+    controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+    controls.offer_to_clear()
+
+
+def _show_runs(controls: Controls, database: Database, listed: list[RunName]) -> None:
+    zone = zone_named(st.context.timezone)
+    shown = choose_runs(st.sidebar, controls, database, listed, zone)
+    if shown.runs:
+        st.caption(describe_runs(shown, zone))
+    for line in advise(shown, listed, database):
+        st.warning(line, icon=":material/hourglass_disabled:")
+    results = shown.results(database)
+    if not results:
+        _say_that_nothing_came(shown)
+        return
+    baseline = _choose_baseline(controls, results)
+    frame = results_frame(results, baseline)
+    filtered = _narrow(controls, frame)
+    if filtered.empty:
+        st.info("No result passes all filters: take one away, or clear them all.")
+        return
+    _say_what_is_wrong(filtered)
+    with database.session() as session:
+        kernels = queries.kernel_names(session)
+    used = zip(frame["kernel"], frame["variant"], strict=True)
+    show_table(filtered, baseline, zone)
+    st.download_button(
+        "Download CSV",
+        as_csv(filtered),
+        "flexq-bench-results.csv",
+        "text/csv",
+        icon=":material/download:",
+    )
+    _show_charts(controls, filtered, baseline, kernel_styles(kernels, used))
+
+
+def _choose_baseline(controls: Controls, results: list[ResultRow]) -> str:
+    labels = sorted({kernel_label(r.kernel, r.variant) for r in results if not is_probe(r.kernel)})
+    default = BASELINE if BASELINE in labels else next(iter(labels), BASELINE)
+    return controls.one(st.sidebar, "baseline", "Baseline", labels, default)
+
+
+def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
+    probes = frame["is_probe"].any() and controls.switch(
+        st.sidebar,
+        "probes",
+        "Floors and the empty kernel",
+        hint="Also list what was measured beside the kernels: reading the weights only, and "
+        "launching a kernel that does nothing.",
+    )
+    listed = frame if probes else frame[~frame["is_probe"]]
+    wanted = {
+        column: controls.many(
+            st.sidebar,
+            column,
+            label,
+            sorted(listed[column].unique().tolist()),
+            shown=lambda value: str(value) or "(none)",
+        )
+        for column, label in _FILTERS.items()
+    }
+    return narrowed(listed, wanted)
+
+
+def _show_charts(
+    controls: Controls, frame: pd.DataFrame, baseline: str, styles: dict[str, Style]
+) -> None:
+    timed = frame[frame["is_timed"]]
+    if timed.empty:
+        st.info("Nothing to draw: no result here is both right and timed. The table says why.")
+        return
+    row = st.container(horizontal=True, gap="large")
+    groups = list(dict.fromkeys(zip(timed["gpu"], timed["run"], strict=True)))
+    gpu, run = controls.one(
+        row,
+        "chart",
+        "Charts of",
+        groups,
+        groups[0],
+        shown=lambda group: f"{group[0]} · run {group[1][:8]}",
+        written=lambda group: f"{group[1][:8]} {group[0]}",
+    )
+    part = timed[(timed["gpu"] == gpu) & (timed["run"] == run)]
+    paths = sorted(set(zip(part["stage"], part["cache"], strict=True)))
+    stage, cache = controls.one(
+        row,
+        "chart-stage",
+        "Stage",
+        paths,
+        paths[0],
+        shown=" ".join,
+        written=" ".join,
+        in_a_row=True,
+    )
+    part = part[(part["stage"] == stage) & (part["cache"] == cache)]
+    tokens = sorted(part["m"].unique().tolist())
+    m = controls.one(row, "chart-m", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    part = part[part["m"] == m]
+
+    st.subheader(f"Speed-up over {as_text(baseline)}", anchor=False)
+    st.caption(f"{as_text(gpu)} · {as_text(f'{stage} · {cache}')} · M = {m}. {_INTERVALS}")
+    if (part["speedup"].notna() & (part["label"] != baseline)).any():
+        st.plotly_chart(charts.speedup_by_layer(part, baseline, styles), key="speedup")
+    elif (part["label"] == baseline).all():
+        st.info(
+            f"Only {as_text(baseline)} is here: choose another baseline, or measure other kernels "
+            f"in the same run, for example {as_code(command_lines.command('run', 'smoke'))}"
+        )
+    else:
+        st.info(
+            f"{as_text(baseline)} has no right result of these layers at M = {m} in this run: "
+            "choose another baseline."
+        )
+    st.subheader("Share of the floor", anchor=False)
+    st.caption(
+        "The floor is the time that merely reading the packed weights takes, measured in the same "
+        "run, one launch after the other. A kernel that loads weights while the launch before it "
+        "still runs can pass 100 %."
+    )
+    if part["pct_of_floor"].notna().any():
+        st.plotly_chart(charts.floor_by_layer(part, styles), key="floor")
+    else:
+        st.info("The floor was not measured in this run, so there is nothing to compare with.")
+
+
+def _say_that_nothing_came(shown: ShownRuns) -> None:
+    if shown.runs:
+        st.info("No result has arrived of these runs yet: reload, or choose other runs.")
+    else:
+        st.info("No run is complete yet: choose one under Runs to see what it has so far.")
+
+
+def _say_what_is_wrong(frame: pd.DataFrame) -> None:
+    incorrect = int((frame["status"] == "incorrect").sum())
+    if incorrect:
+        st.error(
+            f"{incorrect} of {len(frame)} results "
+            f"{'is' if incorrect == 1 else 'are'} incorrect: flagged in the table, left out of the "
+            "charts and never compared.",
+            icon=":material/error:",
+        )

@@ -1,0 +1,1 @@
+"""Sweep: request a sweep, follow its progress, see its curves."""

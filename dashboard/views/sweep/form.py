@@ -1,0 +1,196 @@
+"""The form that requests a sweep of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from dashboard.database import is_read_only, write_request
+from dashboard.shared.formatting import as_code, as_text
+from dashboard.views.fleet.tables import is_silent
+from db import queries
+from db.engine import Database
+from db.errors import DatabaseError
+from db.queries import WorkerRow
+from db.requests import RequestInfo
+from flexq_bench.errors import FlexqError, UsageError
+from flexq_bench.runs import command_lines
+from flexq_bench.runs.sweep import CACHES, STAGES
+from flexq_bench.runs.sweep_text import parse_sweep, split_sizes
+from kernels.errors import KernelError
+from workloads.case import parse_kernel_label
+from workloads.errors import WorkloadError
+from workloads.models import load_catalog
+from workloads.names import unknown
+from workloads.probes import is_probe
+
+if TYPE_CHECKING:
+    from kernels.contract import Backend
+
+_SAVED = "sweep-form.saved"  # what the last run of the page queued, to be told once
+_MODEL, _SIZES = "a model's layers", "N and K"
+_LONGEST_SIZES = 10_000  # letters: the most sizes that a request takes are fewer
+_LONGEST_WORDS = 1000
+_USUAL = {"cuda": ("flexq", "cublaslt-w8a8"), "cpu": ("flexq-w6a6", "cublaslt-w8a8")}
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    """A kind of device that a worker is alive on."""
+
+    gpu: str
+    backend: Backend
+
+
+def show_form(database: Database, workers: Sequence[WorkerRow], now: datetime) -> str | None:
+    """Ask for a sweep; the uuid of the request that was queued just now, else None.
+
+    workers: those that have not ended. Where none of them is alive, the form says so and takes
+    nothing.
+    """
+    st.subheader("Request a sweep", anchor=False)
+    if is_read_only():
+        st.caption("This dashboard is read-only: nothing can be asked for here.")
+        return None
+    saved = st.session_state.pop(_SAVED, None)
+    if saved is not None:
+        st.success(as_text(saved), icon=":material/check:")
+    devices = _alive(database, workers, now)
+    if not devices:
+        start = command_lines.command("worker", *command_lines.database_arguments(database))
+        st.warning(
+            "No worker is alive, so nobody would measure it. Start one on a machine with a GPU: "
+            f"{as_code(start)}",
+            icon=":material/power_off:",
+        )
+    by_gpu = {device.gpu: device for device in devices}
+    gpu = st.selectbox("GPU", list(by_gpu), key="sweep-form.gpu", disabled=not devices)
+    shapes = st.radio(
+        "Shapes", [_MODEL, _SIZES], horizontal=True, key="sweep-form.shapes", disabled=not devices
+    )
+    backend: Backend = by_gpu[gpu].backend if gpu in by_gpu else "cuda"
+    asked = _fields(backend, shapes == _MODEL, disabled=not devices)
+    if asked is None or gpu is None:
+        return None
+    try:
+        from flexq_bench.fleet.requests import MAX_CASES, sweep_request
+
+        _check_offered("GPU", (gpu,), list(by_gpu))
+        _check_offered("kernel", asked.kernels, _kernels_of(backend))
+        sweep = parse_sweep(
+            kernels=",".join(asked.kernels) or None, m=split_sizes(asked.m),
+            n=split_sizes(asked.n), k=split_sizes(asked.k), model=asked.model,
+            layers=asked.layers, stage=",".join(asked.stages), cache=",".join(asked.caches),
+            most_cases=MAX_CASES,
+        )  # fmt: skip
+        with database.session() as session:
+            request = sweep_request(
+                session, sweep, requester=asked.person, gpu=gpu, backend=backend
+            )
+        if asked.starts:
+            write_request(request)
+    except (FlexqError, WorkloadError, KernelError) as error:
+        st.error(as_text(str(error)))
+        return None
+    except DatabaseError as error:
+        st.error(as_text(str(error)), icon=":material/database_off:")
+        return None
+    words = _in_words(request)
+    if not asked.starts:
+        st.info(as_text(words), icon=":material/timer:")
+        return None
+    st.session_state[_SAVED] = f"Queued as request {request.uuid[:8]}: {words}"
+    return request.uuid
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What was typed. n, k or model: None where the other way of naming shapes was chosen."""
+
+    kernels: tuple[str, ...]
+    m: str
+    n: str | None
+    k: str | None
+    model: str | None
+    layers: str
+    stages: tuple[str, ...]
+    caches: tuple[str, ...]
+    person: str
+    starts: bool
+
+
+def _kernels_of(backend: Backend) -> list[str]:
+    from kernels import registry  # brings torch: a page without a worker does not wait for it
+
+    return [one for one in registry.labels(backend) if not is_probe(parse_kernel_label(one)[0])]
+
+
+def _check_offered(kind: str, chosen: Sequence[str], offered: Sequence[str]) -> None:
+    """Raise UsageError for what no list of the form has: a browser may send any text."""
+    for one in chosen:
+        if one not in offered:
+            raise UsageError(unknown(kind, one[:_LONGEST_WORDS], offered))
+
+
+def _fields(backend: Backend, by_model: bool, *, disabled: bool) -> _Asked | None:
+    """What the form holds when one of its buttons is pressed; None: neither was."""
+    labels = [] if disabled else _kernels_of(backend)
+    usual = [label for label in _USUAL[backend] if label in labels]
+    with st.form("sweep-form", border=True):
+        kernels = st.multiselect("Kernels", labels, default=usual, disabled=disabled)
+        m = st.text_input(
+            "M (tokens)", "1,2,4,8,16", max_chars=_LONGEST_SIZES,
+            help="Sizes and ranges: 1,2,4:64:x2", disabled=disabled,
+        )  # fmt: skip
+        n = k = model = None
+        layers = "fused"
+        if by_model:
+            model = st.selectbox("Model", sorted(load_catalog()), disabled=disabled)
+            layers = st.text_input(
+                "Layers", "fused", max_chars=_LONGEST_WORDS,
+                help="fused, separate, or names with commas", disabled=disabled,
+            )  # fmt: skip
+        else:
+            n, k = (
+                st.text_input(label, "4096", max_chars=_LONGEST_SIZES, disabled=disabled)
+                for label in ("N (output features)", "K (input features)")
+            )
+        stages = st.multiselect("Stages", STAGES, default=STAGES[:1], disabled=disabled)
+        caches = st.multiselect("Caches", CACHES, default=CACHES[:1], disabled=disabled)
+        person = st.text_input("Your name", max_chars=_LONGEST_WORDS, disabled=disabled)
+        with st.container(horizontal=True):
+            estimated = st.form_submit_button(
+                "Estimate", icon=":material/timer:", disabled=disabled
+            )
+            started = st.form_submit_button(
+                "Start", icon=":material/play_arrow:", type="primary", disabled=disabled
+            )
+    if not (estimated or started):
+        return None
+    return _Asked(
+        tuple(kernels), m, n, k, model, layers, tuple(stages), tuple(caches), person, started
+    )
+
+
+def _alive(database: Database, workers: Sequence[WorkerRow], now: datetime) -> list[_Device]:
+    alive = {worker.gpu for worker in workers if not is_silent(worker, now)}
+    with database.session() as session:
+        backends = {device.sku: device.backend for device in queries.devices(session)}
+    return [_Device(gpu, "cpu" if backends.get(gpu) == "cpu" else "cuda") for gpu in sorted(alive)]
+
+
+def _in_words(request: RequestInfo) -> str:
+    """`12 cases on NVIDIA H200, about 40 s of measuring`."""
+    cases = "1 case" if request.cases == 1 else f"{request.cases} cases"
+    seconds = request.expected_s
+    if seconds is None:
+        how_long = "nothing like it was ever measured, so there is no estimate"
+    elif seconds < 90:
+        how_long = f"about {seconds:.0f} s of measuring"
+    else:
+        how_long = f"about {seconds / 60:.0f} min of measuring"
+    return f"{cases} on {request.gpu}, {how_long}"

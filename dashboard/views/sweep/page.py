@@ -1,0 +1,149 @@
+"""Sweep: request a sweep of the fleet, follow its progress, see curves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, tzinfo
+
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
+from dashboard.shared.results_frame import results_frame
+from dashboard.shared.results_table import show_table
+from dashboard.views.sweep.charts import AXES, VALUES, curves, with_ends
+from dashboard.views.sweep.form import show_form
+from db import queries
+from db.engine import Database
+from db.errors import AmbiguousError, NotFoundError
+from db.queries import RequestRow
+from db.requests import OPEN_REQUEST_STATES
+from flexq_bench.stats.baseline import BASELINE
+
+_LISTED = 50  # newest requests that can be chosen; an older one is shown to who has its link
+_EVERY_S = 2.0  # between two looks at a request that is being measured
+_SWEEP = "sweep"
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Sweep", icon=":material/tune:", url_path="sweep")
+
+
+def page() -> None:
+    """Ask, watch, look."""
+    st.header("Sweep")
+    with errors_shown():
+        database = current_database()
+        now = datetime.now(UTC)
+        with database.session() as session:
+            workers = queries.workers(session, live=True)
+        queued = show_form(database, workers, now)
+        if queued is not None:
+            # The control would keep what it showed before: the new request is what people want.
+            st.session_state.pop("sweep.request", None)
+            st.query_params["request"] = queued[:8]
+            st.rerun()
+        _show_requests(database)
+
+
+def _show_requests(database: Database) -> None:
+    st.subheader("Requests", anchor=False)
+    listed = _list(database)
+    if not listed:
+        st.info("No sweep was requested yet.")
+        return
+    controls = Controls("sweep")
+    on_top = st.empty()
+    zone = zone_named(st.context.timezone)
+    by_uuid = {row.uuid: row for row in listed}
+    chosen = controls.one(
+        st.container(), "request", "Request", list(by_uuid), listed[0].uuid,
+        shown=lambda uuid: _title(by_uuid[uuid], zone), written=lambda uuid: uuid[:8], always=True,
+    )  # fmt: skip
+    row = st.container(horizontal=True, gap="large")
+    sizes = [axis for axis in AXES if _varies(by_uuid[chosen], axis)] or ["m"]
+    axis = controls.one(
+        row, "over", "Over", sizes, sizes[0], shown=lambda name: AXES[name], in_a_row=True
+    )
+    value = controls.one(
+        row, "show", "Show", list(VALUES), "median_us",
+        shown=lambda name: VALUES[name][0], in_a_row=True,
+    )  # fmt: skip
+    controls.warn_of_ignored(on_top, "Not asked for, so not shown")
+    is_open = by_uuid[chosen].state in OPEN_REQUEST_STATES
+    watch = st.fragment(_watch, run_every=_EVERY_S if is_open else None)
+    watch(database, chosen, axis, value, is_open=is_open)
+
+
+def _list(database: Database) -> list[RequestRow]:
+    with database.session() as session:
+        listed = [r for r in queries.requests(session, limit=_LISTED) if r.kind == _SWEEP]
+        for prefix in st.query_params.get_all("request"):
+            if any(row.uuid.startswith(prefix) for row in listed):
+                continue
+            try:
+                listed.append(queries.request_by_uuid_prefix(session, prefix))
+            except (NotFoundError, AmbiguousError):
+                continue  # the control says that it isn't there
+    return listed
+
+
+def _varies(request: RequestRow, axis: str) -> bool:
+    """Whether the sweep has several values of this size."""
+    if axis == "m":
+        return len(request.content.get("m", ())) > 1
+    return len({shape.get(axis) for shape in request.content.get("shapes", ())}) > 1
+
+
+def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: bool) -> None:
+    """How far it is and what came; looks again by itself until it has come to its end."""
+    with errors_shown():
+        with database.session() as session:
+            request = queries.request_by_uuid_prefix(session, uuid)
+            results = queries.run_results(session, request.run) if request.run else []
+            kernels = queries.kernel_names(session)
+        if is_open and request.state not in OPEN_REQUEST_STATES:
+            st.rerun()  # the whole page: it need not look again
+        _say_how_far(request, len(results))
+        frame = results_frame(results, BASELINE)
+        shown = frame[~frame["is_probe"]]
+        points = with_ends(shown, value)
+        if points.empty:
+            if results and not is_open:
+                st.info("Nothing to draw: no result has this value. The table says why.")
+        else:
+            used = zip(shown["kernel"], shown["variant"], strict=True)
+            st.plotly_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")
+            st.caption("Bars are 95 % intervals. Probes measured beside them are not drawn.")
+        if not shown.empty:
+            show_table(shown, BASELINE, zone_named(st.context.timezone))
+
+
+def _say_how_far(request: RequestRow, received: int) -> None:
+    came = min(received, request.cases)
+    facts = [
+        f"**{as_text(request.state)}**",
+        as_text(f"{came} of {request.cases} results"),
+        as_text(f"asked by {request.requester}"),
+        f"run {as_code(request.run[:8])}" if request.run else "no run yet",
+        as_text(request.detail),
+    ]
+    st.markdown(" · ".join(fact for fact in facts if fact))
+    if request.state in OPEN_REQUEST_STATES:
+        st.progress(came / max(request.cases, 1))
+
+
+def _title(request: RequestRow, zone: tzinfo) -> str:
+    kernels: Sequence[str] = request.content.get("kernels", ())
+    return " · ".join(
+        (
+            request.uuid[:8],
+            ", ".join(str(kernel) for kernel in kernels),
+            request.gpu or "any GPU",
+            request.requester,
+            local_time(request.created_at, zone),
+        )
+    )

@@ -1,0 +1,53 @@
+"""What a page of the app shows, read from a test's run of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+from streamlit.testing.v1 import AppTest
+
+OpenPage = Callable[..., AppTest]
+
+
+def markdown(app: AppTest) -> str:
+    """Everything that the page says outside of its tables and charts, as Markdown."""
+    parts: list[Any] = [
+        *(*app.header, *app.markdown, *app.caption),
+        *(*app.info, *app.warning, *app.error, *app.success),
+    ]
+    return "\n".join(str(part.value) for part in parts)
+
+
+def words(app: AppTest) -> str:
+    """The same as a viewer reads it: without what escapes signs of Markdown."""
+    return markdown(app).replace("\\", "")
+
+
+def table(app: AppTest, *, of: str) -> pd.DataFrame:
+    """The one table that has this column."""
+    (frame,) = [one.value for one in app.dataframe if of in one.value.columns]
+    return frame
+
+
+def table_rows(app: AppTest, *, of: str) -> list[dict[Any, Any]]:
+    """The rows of the one table that has this column."""
+    return table(app, of=of).to_dict("records")
+
+
+def charts(app: AppTest) -> list[dict[str, Any]]:
+    """Plotly's specification of each chart, from top to bottom."""
+    return [json.loads(drawn.proto.spec) for drawn in app.get("plotly_chart")]
+
+
+def chart(app: AppTest) -> dict[str, Any]:
+    """The only chart."""
+    (drawn,) = charts(app)
+    return drawn
+
+
+def charts_by_axis(app: AppTest) -> dict[str, dict[str, Any]]:
+    """Charts by the title of their y axis."""
+    return {spec["layout"]["yaxis"]["title"]["text"]: spec for spec in charts(app)}
