@@ -11,6 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,12 +23,11 @@ from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs
 from db.nightly import NightInfo, set_night
-from db.records import CommitInfo, RunInfo
-from db.store import begin_run, finish_run
+from db.records import CommitInfo
 from flexq_bench.errors import FlexqError
 from flexq_bench.repository.provenance import commit_at
 from flexq_bench.runs.executor import DeviceKind
-from flexq_bench.runs.lifecycle import OnRecord, new_run
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Compared, Judged, Machine
 from flexq_bench.verdicts.nightly import record_night
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class Planned:
     """What a site measures of a run: cases without a result."""
 
-    run: RunInfo
+    run: OpenRun
     gpu: str
     cases: tuple[Case, ...]
 
@@ -123,29 +123,32 @@ def measure_night(
     earlier nights had and that are gone become runs without a device.
     """
     planned, nights = [], []
-    for kind in site.kinds:
-        key = night_key(rules.night, suite.name, kind.gpu)
-        known = _stored(database, key)
-        if known is not None and known.state != "measuring":
-            nights.append(_info(known))
-            continue
-        if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
-            log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
-            continue
-        plan = build_plan(suite, kind.backend, kind.capability)
-        run = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
-        run = _begun(database, run, commit)
-        info = NightInfo(key, rules.night, suite.name, kind.gpu, run.uuid)
-        _mark(database, info, "measuring")
-        nights.append(info)
-        missing = _missing(database, run)
-        planned.append(
-            Planned(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
-        )
-    if planned:
-        site.measure(planned, on_record)
-        for one in planned:
-            _mark(database, next(n for n in nights if n.run == one.run.uuid), "comparing")
+    with ExitStack() as runs:
+        for kind in site.kinds:
+            key = night_key(rules.night, suite.name, kind.gpu)
+            known = _stored(database, key)
+            if known is not None and known.state != "measuring":
+                nights.append(_info(known))
+                continue
+            if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
+                log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
+                continue
+            plan = build_plan(suite, kind.backend, kind.capability)
+            named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
+            run = runs.enter_context(open_run(database, named, commit))
+            info = NightInfo(key, rules.night, suite.name, kind.gpu, run.info.uuid)
+            _mark(database, info, "measuring")
+            nights.append(info)
+            missing = _missing(run)
+            planned.append(
+                Planned(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
+            )
+        if planned:
+            site.measure(planned, on_record)
+    measured = {one.run.info.uuid for one in planned}
+    for info in nights:
+        if info.run in measured:
+            _mark(database, info, "comparing")
     present = {kind.gpu for kind in site.kinds}
     _declare_absent(database, suite, commit, rules, present)
     return nights
@@ -263,13 +266,14 @@ def _declare_absent(
         key = night_key(rules.night, suite.name, gpu)
         if _stored(database, key) is not None:
             continue
-        run = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
-        run = _begun(database, run, commit)
+        named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
         reason = f"no {gpu} was there"
-        with database.session() as session:
-            add_jobs(session, run.uuid, [JobInfo(case, reason=reason) for case in plan])
-            finish_run(session, run.uuid, "interrupted")
-        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.uuid), "measuring")
+        with open_run(database, named, commit) as run:
+            run.status = "interrupted"
+            with database.session() as session:
+                jobs = [JobInfo(case, reason=reason) for case in plan]
+                add_jobs(session, run.info.uuid, jobs)
+        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.info.uuid), "measuring")
         log.warning("%s: %d cases wait for one", reason, len(plan))
 
 
@@ -298,14 +302,9 @@ def _summary(
     )
 
 
-def _begun(database: Database, run: RunInfo, commit: CommitInfo) -> RunInfo:
-    with database.session() as session:
-        return begin_run(session, run, commit)
-
-
-def _missing(database: Database, run: RunInfo) -> set[str]:
-    with database.session() as session:
-        return set(queries.cases_to_measure(session, run.uuid))
+def _missing(run: OpenRun) -> set[str]:
+    with run.database.session() as session:
+        return set(queries.cases_to_measure(session, run.info.uuid))
 
 
 def _stored(database: Database, key: str) -> queries.NightState | None:

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ci.nightly import Planned
-from db.engine import Database
-from db.records import CommitInfo
 from flexq_bench.fleet import Fleet
 from flexq_bench.measure.ab import CaseComparison, compare_commits
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.runs.executor import DeviceKind, LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, execute_plan
+from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.verdicts import Machine
 from workloads.case import Case
 
@@ -20,11 +18,8 @@ from workloads.case import Case
 class LocalSite:
     """One kind of device: this process's."""
 
-    def __init__(
-        self, database: Database, executor: LocalExecutor, device: str, commit: CommitInfo
-    ) -> None:
-        self._database, self._executor, self._commit = database, executor, commit
-        self._device = device
+    def __init__(self, executor: LocalExecutor, device: str) -> None:
+        self._executor, self._device = executor, device
 
     @property
     def kinds(self) -> Sequence[DeviceKind]:
@@ -33,14 +28,8 @@ class LocalSite:
     def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None:
         # A case that doesn't fit the memory becomes a failed one: it must not cost the night.
         for one in planned:
-            execute_plan(
-                self._database,
-                self._executor,
-                one.cases,
-                one.run,
-                self._commit,
-                on_record=on_record,
-            )
+            outcomes = self._executor.execute(one.cases)
+            store_outcomes(one.run, one.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
         return Machine(self._executor.backend, device_info(self._device))

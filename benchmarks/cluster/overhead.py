@@ -20,6 +20,7 @@ from flexq_bench.fleet.ray_worker import Greeting
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import open_run
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -66,8 +67,9 @@ def main() -> None:
         run = RunInfo(
             "made", "made", "manual", "running", "2025-11-21T10:00:00+00:00", "made", keys
         )
-        work = fleet.declare(run, fleet.kinds[0].gpu, cases)
-        fleet.measure([work], lambda record: None)
+        with open_run(database, run, COMMIT) as opened:
+            work = fleet.declare(opened, fleet.kinds[0].gpu, cases)
+            fleet.measure([work], lambda record: None)
         done = time.perf_counter()
     print(  # noqa: T201
         f"start-up {ready - began:.1f} s; {CASES} cases {done - ready:.2f} s; "

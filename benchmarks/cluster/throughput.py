@@ -27,6 +27,7 @@ from flexq_bench.fleet.pool import Event, Finished, Joined, Member, Report
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure import Measured
 from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import OpenRun
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -132,7 +133,8 @@ def main() -> None:
         declared, cpu = time.perf_counter(), time.process_time()
         crew = InstantCrew(arguments.workers)
         coordinator = Coordinator(database, crew, COMMIT, Times(), on_record=lambda record: None)
-        coordinator.carry_out([Work(run, GPU, {case.key: case for case in cases})])
+        in_run = OpenRun(database, run, COMMIT)
+        coordinator.carry_out([Work(in_run, GPU, {case.key: case for case in cases})])
         done, cpu = time.perf_counter(), time.process_time() - cpu
         with database.session() as session:
             [states] = progress(session, run_uuids=[run.uuid])

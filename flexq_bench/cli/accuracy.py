@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import (
     ClusterOption,
     DbOption,
@@ -24,6 +22,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.interrupts import ended_by_terminate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -218,7 +217,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
     if run.suite != SUITE:
         raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: go on with it by `run`")
-    return replace(run, status="running")
+    return run
 
 
 def _here(database: Database, setup: Setup) -> Evaluate:

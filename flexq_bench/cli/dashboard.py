@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.interrupts import ended_by_terminate
 
 READ_ONLY_VARIABLE = "FLEXQ_BENCH_READ_ONLY"
 COMMIT_URL_VARIABLE = "FLEXQ_BENCH_COMMIT_URL"

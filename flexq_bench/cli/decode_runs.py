@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,9 +15,7 @@ from db import queries
 from db.decode_records import DecodeRecord, ServingRecord
 from db.decode_store import add_decodes
 from db.engine import Database, open_database
-from db.records import CommitInfo, RunInfo
-from db.store import begin_run, finish_run
-from flexq_bench.cli.interrupts import ended_by_terminate
+from db.records import RunInfo
 from flexq_bench.cli.output import console, say, show_whole
 from flexq_bench.cli.resuming import check_same_work
 from flexq_bench.decode import SUITE, report
@@ -29,7 +27,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
-from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.lifecycle import OpenRun, new_run, open_run
 from flexq_bench.runs.result_files import ResultFiles
 
 _GIB = 1 << 30
@@ -68,9 +66,9 @@ def decode(
     keys = list(wanted)
     records: dict[str, DecodeRecord] = {}
 
-    def measure(run: RunInfo, commit: CommitInfo, store: _Store) -> None:
+    def measure(run: OpenRun, store: _Store) -> None:
         with _progress(measuring.count_lacking(setup, cases, records)) as advance:
-            for record in measuring.decode_all(setup, cases, run, commit, dict(records)):
+            for record in measuring.decode_all(setup, cases, run.info, run.commit, dict(records)):
                 store(record)
                 records[record.case] = record
                 advance(report.decode_line(record, wanted[record.case]))
@@ -98,12 +96,12 @@ def serve(
     records: dict[str, ServingRecord] = {}
     keys = [case.key(setup) for case in cases]
 
-    def measure(run: RunInfo, commit: CommitInfo, store: _Store) -> None:
+    def measure(run: OpenRun, store: _Store) -> None:
         lacking = [case for case in cases if case.key(setup) not in records]
         if not lacking:
             return
         with _progress(len(lacking)) as advance:
-            for record in measuring.serve_all(setup, lacking, run, commit):
+            for record in measuring.serve_all(setup, lacking, run.info, run.commit):
                 store(record)
                 records[record.case] = record
                 advance(report.serving_line(record))
@@ -153,40 +151,30 @@ def _run_to_measure(database: Database, keys: Sequence[str], resume: str | None)
         raise UsageError(
             f"run {run.uuid[:8]} was begun with other options: repeat those, or start a new run"
         )
-    return replace(run, status="running")
+    return run
 
 
 _Store = Callable[[DecodeRecord | ServingRecord], None]
 
 
-def _carry_out(
-    database: Database,
-    run: RunInfo,
-    measure: Callable[[RunInfo, CommitInfo, _Store], None],
-) -> int:
-    """Declare the run, measure, each record in a transaction of its own; the exit code.
+def _carry_out(database: Database, run: RunInfo, measure: Callable[[OpenRun, _Store], None]) -> int:
+    """Measure within the run, each record in a transaction of its own; the exit code.
 
     Stopped, or failed after something was stored, it says how to go on.
     """
-    commit = current_commit()
-    with database.session() as session:
-        begin_run(session, run, commit)
-    log.info("run %s", run.uuid[:8])  # what --resume takes, should this process be killed
     stored = 0
-
-    def store(record: DecodeRecord | ServingRecord) -> None:
-        nonlocal stored
-        with database.session() as session:
-            add_decodes(session, [record])
-        stored += 1
-
-    status = "failed"
     try:
-        with ended_by_terminate():
-            measure(run, commit, store)
-        status = "complete"
+        with open_run(database, run, current_commit()) as opened:
+            # What --resume takes, should this process be killed.
+            log.info("run %s", opened.info.uuid[:8])
+
+            def store(record: DecodeRecord | ServingRecord) -> None:
+                nonlocal stored
+                opened.store(lambda session: add_decodes(session, [record]))
+                stored += 1
+
+            measure(opened, store)
     except KeyboardInterrupt:
-        status = "interrupted"
         say(
             console(stderr=True),
             f"interrupted: what was measured is stored, go on with {_again(run)}",
@@ -196,9 +184,6 @@ def _carry_out(
         if stored:
             log.warning("what was measured before is stored, go on with %s", _again(run))
         raise
-    finally:
-        with database.session() as session:
-            finish_run(session, run.uuid, status)
     return int(ExitCode.PASS)
 
 

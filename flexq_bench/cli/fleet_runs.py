@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
 
 from db import queries
@@ -17,9 +17,9 @@ from flexq_bench.cli.measuring import (
     warn_of_skipped,
 )
 from flexq_bench.errors import UsageError
-from flexq_bench.fleet import Fleet, Kind, RayCrew, Work, open_fleet, parse_times
+from flexq_bench.fleet import Fleet, Kind, RayCrew, open_fleet, parse_times
 from flexq_bench.repository.provenance import current_commit
-from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
 from flexq_bench.runs.plan import build_plan
 from workloads.case import Case
 from workloads.names import unknown
@@ -60,15 +60,16 @@ def measure_on_fleet(suite: Suite, asked_kernels: Sequence[str], trigger: str, s
     """Measure a suite on every kind of GPU of a cluster; the exit code."""
     commit = current_commit()
     with open_database(setup.db) as database, fleet_of(database, setup, commit) as fleet:
-        works, planned = [], []
+        works: list[tuple[RunInfo, str, Sequence[Case]]] = []
+        planned = []
         for kind in chosen_kinds(fleet, setup):
             plan = build_plan(suite, kind.backend, kind.capability, asked_kernels=asked_kernels)
             warn_of_skipped(plan)
             run = new_run(plan.suite, trigger, plan.keys)
-            works.append(fleet.declare(run, kind.gpu, plan.cases, repetitions=setup.fleet.repeat))
+            works.append((run, kind.gpu, plan.cases))
             planned.append((kind.gpu, kind.workers, plan.cases))
         announce(database, planned, setup)
-        return _measure(database, fleet, works, setup)
+        return _measure(database, fleet, works, commit, setup, setup.fleet.repeat)
 
 
 def resume_on_fleet(
@@ -79,7 +80,8 @@ def resume_on_fleet(
     gpu None: it has no result yet, and the cluster's only kind measures it. Raises UsageError if
     the cluster has no such kind.
     """
-    with fleet_of(database, setup, current_commit()) as fleet:
+    commit = current_commit()
+    with fleet_of(database, setup, commit) as fleet:
         kinds = [kind.gpu for kind in fleet.kinds]
         if gpu is None and len(kinds) == 1:
             gpu = kinds[0]
@@ -93,13 +95,36 @@ def resume_on_fleet(
                 f"run {run.uuid[:8]} was begun on {gpu}, and this cluster has {', '.join(kinds)}: "
                 "join a cluster that has one"
             )
-        return _measure(database, fleet, [fleet.declare(run, gpu, cases)], setup)
+        return _measure(database, fleet, [(run, gpu, cases)], commit, setup, 1)
 
 
-def _measure(database: Database, fleet: Fleet, works: Sequence[Work], setup: Setup) -> int:
-    runs = [work.run for work in works]
+def _measure(
+    database: Database,
+    fleet: Fleet,
+    planned: Sequence[tuple[RunInfo, str, Sequence[Case]]],
+    commit: CommitInfo,
+    setup: Setup,
+    repeat: int,
+) -> int:
+    """planned: a run, the SKU that measures it, and the cases without a result."""
+    runs = [run for run, _, _ in planned]
     with database.session() as session:
-        total = sum(one.open for one in queries.progress(session, run_uuids=[r.uuid for r in runs]))
+        stored = queries.progress(session, run_uuids=[run.uuid for run in runs])
+    total = sum(repeat * len(cases) for _, _, cases in planned)
+
+    def measure(on_record: OnRecord) -> None:
+        with ExitStack() as opened:
+            works = [
+                fleet.declare(
+                    opened.enter_context(open_run(database, run, commit)),
+                    gpu,
+                    cases,
+                    repetitions=repeat,
+                )
+                for run, gpu, cases in planned
+            ]
+            fleet.measure(works, on_record)
+
     return carry_out_and_report(
-        database, runs, total, lambda on_record: fleet.measure(works, on_record), setup
+        database, runs, max(total, sum(one.open for one in stored)), measure, setup
     )

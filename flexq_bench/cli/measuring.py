@@ -15,7 +15,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import BackendChoice
 from flexq_bench.cli.output import console, say, show_whole
 from flexq_bench.errors import UsageError
@@ -25,7 +24,14 @@ from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.executor import LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, execute_plan, new_run, verdict_of_run, worst
+from flexq_bench.runs.lifecycle import (
+    OnRecord,
+    new_run,
+    open_run,
+    store_outcomes,
+    verdict_of_run,
+    worst,
+)
 from flexq_bench.runs.plan import Plan, build_plan
 from flexq_bench.runs.published_numbers import keep_references
 from flexq_bench.runs.result_files import ResultFiles
@@ -159,7 +165,8 @@ def carry_out(
     """Execute in this process, report, and say how to go on if it was stopped; the exit code."""
 
     def measure(on_record: OnRecord) -> None:
-        execute_plan(database, executor, cases, run, commit, on_record=on_record)
+        with open_run(database, run, commit) as opened:
+            store_outcomes(opened, cases, executor.execute(cases), on_record=on_record)
 
     return carry_out_and_report(database, [run], len(cases), measure, setup)
 
@@ -182,7 +189,7 @@ def carry_out_and_report(
         for run in runs
     )
     try:
-        with ended_by_terminate(), progress(total, streams=setup.streams) as advance:
+        with progress(total, streams=setup.streams) as advance:
             measure(advance)
     except KeyboardInterrupt:
         for run in runs:

@@ -83,9 +83,9 @@ def nightly(
     """
     from ci.nightly import Rules, conclude, measure_night
     from db.engine import open_database
-    from flexq_bench.cli.interrupts import ended_by_terminate
     from flexq_bench.cli.measuring import FleetSetup, Setup, progress
     from flexq_bench.cli.output import console, say
+    from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.runs.command_lines import command, database_arguments
     from workloads.suites import load_suite
@@ -155,7 +155,7 @@ def _site(database: Database, setup: Setup, commit: CommitInfo) -> Iterator[Site
 
     if setup.cluster == NO_CLUSTER:
         device = device_name(asked_backend(setup), setup.device)
-        yield LocalSite(database, local_executor(setup), device, commit)
+        yield LocalSite(local_executor(setup), device)
         return
     from flexq_bench.cli.fleet_runs import chosen_kinds, fleet_of
 

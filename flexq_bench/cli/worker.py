@@ -49,10 +49,10 @@ def worker(
     It ends when its kernels' sources change: what started it starts the new ones.
     """
     from db.engine import open_database
-    from flexq_bench.cli.interrupts import ended_by_terminate
     from flexq_bench.cli.measuring import FleetSetup, Setup
     from flexq_bench.cli.output import console, say
     from flexq_bench.fleet.request_worker import serve_next, server_name
+    from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
     out = console()
@@ -97,7 +97,7 @@ def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequenc
     if setup.cluster == NO_CLUSTER:
         executor = local_executor(setup)
         with present(database, executor.worker):
-            station = local_station(database, executor, current_commit())
+            station = local_station(executor)
             yield lambda: (station,)
         return
     from flexq_bench.cli.fleet_runs import fleet_of

@@ -28,7 +28,7 @@ from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.write_buffer import Ledger
 from flexq_bench.measure import Measured
 from flexq_bench.runs.executor import failed
-from flexq_bench.runs.lifecycle import OnRecord
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.record import build_record
 from kernels.contract import Backend
 from workloads.case import Case
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 class Work:
     """A run whose jobs are stored, for one kind of GPU. cases: by key."""
 
-    run: RunInfo
+    run: OpenRun
     gpu: str  # SKU
     cases: Mapping[str, Case]
 
@@ -101,6 +101,7 @@ class Coordinator:
         self._ledger = Ledger(database, times, clock=clock)
         self._places: dict[str, _Place] = {}
         self._works: dict[str, Work] = {}
+        self._runs: dict[str, RunInfo] = {}
         self._kinds: dict[str, _Kind] = {}
         self._choices: dict[tuple[str, str], list[ChoiceInfo]] = {}
         self._returning: dict[int, tuple[Job, Member]] = {}
@@ -126,10 +127,9 @@ class Coordinator:
         Raises InfrastructureError if the database stays away, and what on_record raises; what is
         being measured then is lost, and its jobs are free when their leases run out.
         """
+        self._works = {work.run.info.uuid: work for work in works}
         # Without the plan: a record of 100,000 would carry it 100,000 times.
-        self._works = {
-            work.run.uuid: replace(work, run=replace(work.run, plan=())) for work in works
-        }
+        self._runs = {uuid: replace(work.run.info, plan=()) for uuid, work in self._works.items()}
         self._kinds = {work.gpu: _Kind() for work in works}
         try:
             self._look()
@@ -207,7 +207,7 @@ class Coordinator:
         return build_record(
             job.case,
             measured,
-            self._works[job.run].run,
+            self._runs[job.run],
             self._commit,
             member.worker.device,
             member.worker.environment,
@@ -268,7 +268,7 @@ class Coordinator:
                 reason = f"no {gpu} came within {self._times.device:.0f} s"
                 for work in self._works.values():
                     if work.gpu == gpu:
-                        self._ledger.abandoned(work.run.uuid, reason)
+                        self._ledger.abandoned(work.run.info.uuid, reason)
                 kind.backlog, kind.missing_since = Backlog(), None
 
     def _turn(self) -> None:

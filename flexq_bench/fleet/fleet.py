@@ -12,10 +12,10 @@ from pathlib import Path
 
 from db import queries
 from db.engine import Database
+from db.errors import DatabaseError
 from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
-from db.records import CommitInfo, RunInfo
-from db.store import begin_run, finish_run
-from flexq_bench.errors import CancelledError, InfrastructureError
+from db.records import CommitInfo
+from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.coordinator import Coordinator, Work
 from flexq_bench.fleet.device_offsets import store_offsets
 from flexq_bench.fleet.ray_comparer import ComparerActor
@@ -24,7 +24,7 @@ from flexq_bench.fleet.request_worker import Station
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.cost_estimate import read_costs
-from flexq_bench.runs.lifecycle import OnRecord
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.verdicts import Machine
 from kernels.contract import Backend, Capability
 from workloads.case import Case
@@ -78,9 +78,9 @@ class Fleet:
         )
 
     def declare(
-        self, run: RunInfo, gpu: str, cases: Sequence[Case], *, repetitions: int = 1
+        self, run: OpenRun, gpu: str, cases: Sequence[Case], *, repetitions: int = 1
     ) -> Work:
-        """Store a run with its jobs, or go on with it; cases: those without a result.
+        """Store the jobs that a run lacks; cases: those without a result.
 
         A case that does not fit this kind of GPU becomes a job without a device, with the reason.
         """
@@ -88,33 +88,28 @@ class Fleet:
         for key, reason in unfit.items():
             log.warning("no-device: %s: %s", key, reason)
         with self._database.session() as session:
-            run = begin_run(session, run, self._commit)
             costs = read_costs(session, gpu)
             jobs = [
                 JobInfo(case.key, number, costs.seconds(case), unfit.get(case.key, ""))
                 for case in cases
                 for number in range(1, repetitions + 1)
             ]
-            add_jobs(session, run.uuid, jobs)
-            reopen_jobs(session, run.uuid, unfit)
+            add_jobs(session, run.info.uuid, jobs)
+            reopen_jobs(session, run.info.uuid, unfit)
         return Work(run, gpu, {case.key: case for case in cases})
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
-        """Go through the works, and say of each run how it ended.
+        """Measure the jobs of the works.
 
-        A run some of whose cases had no device is interrupted: it goes on where there is one.
+        A run some of whose cases had no device ends interrupted: it goes on where there is one.
         Raises what Coordinator.carry_out raises.
         """
         self._on_record = on_record
         try:
             self._coordinator.carry_out(works)
-        except (KeyboardInterrupt, CancelledError):
-            self._finish(works, "interrupted")
-            raise
-        except Exception:
-            self._finish(works, "failed")
-            raise
-        self._finish(works, "complete")
+            self._interrupt_unmeasured(works)
+        finally:
+            self._store_offsets(works)
 
     def machine(self, gpu: str) -> Machine:
         """A device of this kind, as verdicts name it."""
@@ -138,18 +133,24 @@ class Fleet:
     def station(self, kind: Kind) -> Station:
         """The workers of one kind, as who serves requests wants them."""
 
-        def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
+        def measure(run: OpenRun, cases: Sequence[Case], on_record: OnRecord) -> None:
             self.measure([self.declare(run, kind.gpu, cases)], on_record)
 
         return Station(kind, measure)
 
-    def _finish(self, works: Sequence[Work], status: str) -> None:
+    def _interrupt_unmeasured(self, works: Sequence[Work]) -> None:
         with self._database.session() as session:
             for work in works:
-                unmeasured = queries.jobs_of(session, work.run.uuid, states=("no-device",))
-                ended = "interrupted" if status == "complete" and unmeasured else status
-                finish_run(session, work.run.uuid, ended)
-                store_offsets(session, work.run.uuid)
+                if queries.jobs_of(session, work.run.info.uuid, states=("no-device",)):
+                    work.run.status = "interrupted"
+
+    def _store_offsets(self, works: Sequence[Work]) -> None:
+        try:
+            with self._database.session() as session:
+                for work in works:
+                    store_offsets(session, work.run.info.uuid)
+        except DatabaseError as error:  # what ended the work matters more
+            log.warning("the offsets of single GPUs were not stored: %s", error)
 
 
 @contextmanager

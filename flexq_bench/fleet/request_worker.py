@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from db import queries
 from db.engine import Database
-from db.records import CommitInfo, Record, RunInfo
+from db.records import CommitInfo, Record
 from db.requests import (
     ClaimedRequest,
     claim_request,
@@ -20,11 +20,10 @@ from db.requests import (
     give_request_run,
     renew_request,
 )
-from db.store import begin_run, finish_run
 from flexq_bench.errors import CancelledError, FlexqError, MeasureError
 from flexq_bench.fleet.requests import request_plan
 from flexq_bench.runs.executor import DeviceKind, LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, execute_plan, new_run
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run, store_outcomes
 from kernels.errors import KernelError
 from workloads.case import Case
 from workloads.errors import WorkloadError
@@ -47,21 +46,18 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """A kind of device, and what declares a run and measures these cases of it there.
-
-    measure raises what execute_plan raises.
-    """
+    """A kind of device, and what measures cases of a run there."""
 
     kind: DeviceKind
-    measure: Callable[[RunInfo, Sequence[Case], OnRecord], None]
+    measure: Callable[[OpenRun, Sequence[Case], OnRecord], None]
 
 
-def local_station(database: Database, executor: LocalExecutor, commit: CommitInfo) -> Station:
+def local_station(executor: LocalExecutor) -> Station:
     """This process on its device. A case that doesn't fit its memory is a MeasureError."""
 
-    def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
+    def measure(run: OpenRun, cases: Sequence[Case], on_record: OnRecord) -> None:
         executor.check(cases)
-        execute_plan(database, executor, cases, run, commit, on_record=on_record)
+        store_outcomes(run, cases, executor.execute(cases), on_record=on_record)
 
     return Station(executor, measure)
 
@@ -95,38 +91,28 @@ def serve_next(
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except (FlexqError, WorkloadError, KernelError) as error:
         return _finish(database, request, "failed", request.run, str(error))
-    run = _run_of(database, request, plan.suite, plan.keys, commit)
+    # The run that the request has, where a server died, else a new one.
+    planned = replace(
+        new_run(plan.suite, "sweep", plan.keys), idempotency_key=f"request {request.uuid}"
+    )
+    uuid_of_run = request.run
     try:
-        cases = _still_missing(database, run, plan.cases)
-        renewing = _renewing(database, request, server, on_record)
-        station.measure(run, cases, renewing)
+        with open_run(database, planned, commit) as run:
+            uuid_of_run = run.info.uuid
+            cases = _still_missing(run, request, plan.cases)
+            station.measure(run, cases, _renewing(database, request, server, on_record))
     except MeasureError as error:
-        with database.session() as session:
-            finish_run(session, run.uuid, "failed")
-        return _finish(database, request, "failed", run.uuid, str(error))
+        return _finish(database, request, "failed", uuid_of_run, str(error))
     except CancelledError as error:
-        return Served(request.uuid, "cancelled", run.uuid, str(error))
-    return _finish(database, request, "done", run.uuid, "")
+        return Served(request.uuid, "cancelled", uuid_of_run, str(error))
+    return _finish(database, request, "done", uuid_of_run, "")
 
 
-def _run_of(
-    database: Database,
-    request: ClaimedRequest,
-    suite: str,
-    plan: Sequence[str],
-    commit: CommitInfo,
-) -> RunInfo:
-    """The run of a request: the one it has, where a server died, else a new one."""
-    planned = replace(new_run(suite, "sweep", plan), idempotency_key=f"request {request.uuid}")
-    with database.session() as session:
-        run = begin_run(session, planned, commit)
-        give_request_run(session, request.uuid, run.uuid)
-    return run
-
-
-def _still_missing(database: Database, run: RunInfo, cases: Sequence[Case]) -> list[Case]:
-    with database.session() as session:
-        missing = set(queries.missing_cases(session, run.uuid))
+def _still_missing(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case]) -> list[Case]:
+    """The cases that the run lacks; the request is told which run it became."""
+    with run.database.session() as session:
+        give_request_run(session, request.uuid, run.info.uuid)
+        missing = set(queries.missing_cases(session, run.info.uuid))
     return [case for case in cases if case.key in missing]
 
 

@@ -55,8 +55,6 @@ class Site:
         self.measured, self.contests, self._compared = [], [], compared
 
     def measure(self, planned, on_record):
-        from db.store import add_record, finish_run
-
         for one in planned:
             for case in one.cases:
                 self.measured.append((one.gpu, case.key))
@@ -64,11 +62,8 @@ class Site:
                 series = machine.series_of(case)  # as that of its verdicts
                 identity = {name: series[name] for name in IDENTITY}
                 found = Measured("ok", "", 0, median_us=self.us, **identity)
-                record = build_record(case, found, one.run, self.commit, machine.device, {})
-                with self.database.session() as session:
-                    add_record(session, record)
-            with self.database.session() as session:
-                finish_run(session, one.run.uuid, "complete")
+                record = build_record(case, found, one.run.info, self.commit, machine.device, {})
+                one.run.add(record)
 
     def machine(self, gpu):
         return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))

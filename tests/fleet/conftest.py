@@ -29,6 +29,7 @@ from flexq_bench.fleet.pool import Event, Finished, Joined, Lost, Member, Report
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure import Measured
 from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import OpenRun
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -147,7 +148,8 @@ class Table:
                 for number in range(1, repeat + 1)
             ]
             add_jobs(session, run.uuid, jobs)
-        return Work(run, gpu, {case.key: case for case in cases})
+        opened = OpenRun(self.database, run, COMMIT)
+        return Work(opened, gpu, {case.key: case for case in cases})
 
     def coordinator(self, crew: Any, on_record: Any = lambda record: None) -> Coordinator:
         return Coordinator(
@@ -156,11 +158,11 @@ class Table:
 
     def states(self, work: Work) -> dict[str, str]:
         with self.database.session() as session:
-            return {job.case_key: job.state for job in queries.jobs_of(session, work.run.uuid)}
+            return {job.case_key: job.state for job in queries.jobs_of(session, work.run.info.uuid)}
 
     def received(self, work: Work) -> list[str]:
         with self.database.session() as session:
-            return sorted(r.case for r in queries.run_records(session, work.run.uuid))
+            return sorted(r.case for r in queries.run_records(session, work.run.info.uuid))
 
 
 @pytest.fixture

@@ -46,11 +46,11 @@ def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(tabl
         **dict.fromkeys([c.key for c in harmless], "done"),
     }
     with table.database.session() as session:
-        records = {r.case: r for r in queries.run_records(session, work.run.uuid)}
+        records = {r.case: r for r in queries.run_records(session, work.run.info.uuid)}
         [(run, job)] = queries.quarantined_jobs(session)
     assert records[deadly.key].status == "failed"
     assert "quarantined: 3 workers ended" in records[deadly.key].detail
-    assert (run, job.reason) == (work.run.uuid, "killed")
+    assert (run, job.reason) == (work.run.info.uuid, "killed")
 
 
 @pytest.mark.parametrize("replaces", [True, False])
@@ -198,7 +198,7 @@ def test_cases_that_no_gpu_can_run_are_reported_not_waited_for(table, a_crew, a_
 
     assert set(table.states(works[0]).values()) == {"done"}
     with table.database.session() as session:
-        jobs = queries.jobs_of(session, works[1].run.uuid)
+        jobs = queries.jobs_of(session, works[1].run.info.uuid)
     assert {(job.state, job.reason) for job in jobs} == {("no-device", "no A100 came within 3 s")}
 
 

@@ -11,6 +11,7 @@ from db.records import CommitInfo, RunInfo
 from flexq_bench.fleet import RayCrew, Times, open_fleet
 from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.measure import Tuning
+from flexq_bench.runs.lifecycle import open_run
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -73,8 +74,11 @@ def test_a_gpu_that_hangs_breaks_or_is_full_costs_one_case_at_most(tmp_path):
 
     found = {}
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
-        with open_fleet(database, crew, COMMIT, TIMES) as fleet:
-            work = fleet.declare(run, fleet.kinds[0].gpu, cases)
+        with (
+            open_fleet(database, crew, COMMIT, TIMES) as fleet,
+            open_run(database, run, COMMIT) as opened,
+        ):
+            work = fleet.declare(opened, fleet.kinds[0].gpu, cases)
             fleet.measure([work], lambda record: found.setdefault(record.n, record))
         with database.session() as session:
             lost = {one.detail for one in queries.workers(session) if one.state == "lost"}

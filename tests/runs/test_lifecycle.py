@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from db import queries
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs.lifecycle import execute_plan, new_run, verdict_of_run
+from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes, verdict_of_run
 
 
 @pytest.fixture
@@ -17,12 +19,9 @@ def execute(database, commit):
     def go(executor, cases, raises=None):
         run = new_run("smoke", "manual", [case.key for case in cases])
         seen = []
-        arguments = (database, executor, cases, run, commit)
-        if raises is None:
-            execute_plan(*arguments, on_record=seen.append)
-        else:
-            with pytest.raises(raises):
-                execute_plan(*arguments, on_record=seen.append)
+        raised = nullcontext() if raises is None else pytest.raises(raises)
+        with raised, open_run(database, run, commit) as opened:
+            store_outcomes(opened, cases, executor.execute(cases), on_record=seen.append)
         with database.session() as session:
             summary = queries.run_by_uuid_prefix(session, run.uuid)
             missing = queries.missing_cases(session, run.uuid)

@@ -40,9 +40,7 @@ def ask(database, sweep=SWEEP, requester="ada"):
 
 
 def served(database, device, commit, on_record=lambda record: None):
-    return serve_next(
-        database, local_station(database, device, commit), commit, "me", on_record=on_record
-    )
+    return serve_next(database, local_station(device), commit, "me", on_record=on_record)
 
 
 def test_a_sweep_survives_the_way_through_data():
