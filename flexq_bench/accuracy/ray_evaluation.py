@@ -26,10 +26,9 @@ from flexq_bench.accuracy.setup import prepare
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_nodes import seats
 from flexq_bench.fleet.ray_session import LOCAL, ray_session
+from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
 from flexq_bench.repository.provenance import current_commit
 from kernels.contract import Backend
-
-_DEATHS = 3  # workers that one unit may end
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +92,10 @@ class Units:
     def put_back(self, unit: Unit) -> None:
         """A worker was lost with this unit. Raises InfrastructureError if it ended several."""
         self._deaths[unit] += 1
-        if self._deaths[unit] == _DEATHS:
+        if is_quarantined(self._deaths[unit]):
             raise InfrastructureError(
-                f"{' on '.join(unit)} ended {_DEATHS} workers, for want of memory perhaps: leave "
-                "it out, or evaluate it without --cluster to see why"
+                f"{' on '.join(unit)} ended {MAX_DEATHS} workers, for want of memory perhaps: "
+                "leave it out, or evaluate it without --cluster to see why"
             )
         self._left.insert(0, unit)
 

@@ -24,6 +24,7 @@ from db.tuning import ChoiceInfo, choices_of
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.fleet.backlog import Backlog, Job, Shape
 from flexq_bench.fleet.pool import Crew, Event, Finished, Joined, Lost, Member
+from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined, quarantine_detail
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.fleet.write_buffer import Ledger
 from flexq_bench.measure import Measured
@@ -33,7 +34,6 @@ from flexq_bench.runs.record import build_record
 from kernels.contract import Backend
 from workloads.case import Case
 
-MAX_DEATHS = 3
 _TURN_S = 0.5  # at most between two turns: what is due by the clock is not later than this
 _LOOK_S = 1.0  # between two looks at jobs that another coordinator holds
 
@@ -330,10 +330,10 @@ class Coordinator:
         self._crew.start(place.member.uuid, job.case, news)
 
     def _take_back(self, job: Job, member: Member, deaths: int) -> None:
-        if deaths < MAX_DEATHS:
+        if not is_quarantined(deaths):
             self._kinds[member.gpu].backlog.put_back(job)
             return
-        detail = f"quarantined: {deaths} workers ended while they measured it"
+        detail = quarantine_detail(deaths)
         device = member.worker.device
         backend: Backend = "cuda" if device.backend == "cuda" else "cpu"
         measured = failed(job.case, detail, backend=backend, seed=0)

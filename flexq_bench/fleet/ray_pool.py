@@ -13,19 +13,17 @@ from typing import Any, Self
 
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.exit_reasons import is_of_node, reason_of
+from flexq_bench.fleet.exit_reasons import reason_of
 from flexq_bench.fleet.pool import Event, Finished, Joined, Lost, Member, Report
 from flexq_bench.fleet.ray_nodes import Seat, is_alive, seats
 from flexq_bench.fleet.ray_session import ray_session
 from flexq_bench.fleet.ray_worker import Greeting, MeterActor
+from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import ROOT, source_hash
 from kernels.contract import Backend
 from workloads.case import Case
-
-_FAILURES = 3  # in a row, after which nobody waits for a seat; it is still tried now and then
-_LONGEST_PAUSE_S = 60.0
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +108,7 @@ class RayCrew:
     @property
     def arriving(self) -> int:
         return sum(
-            self._troubles(seat).failures < _FAILURES
+            not is_given_up(self._troubles(seat).failures)
             for seat in self._seats
             if seat not in self._actors or not self._actors[seat].uuid
         )
@@ -202,11 +200,9 @@ class RayCrew:
         actor.waits_for = None
         try:
             answer = ray.get(reference)
-        except InfrastructureError as error:
-            self._lose(actor, reason_of(error), blameless=True)
-        except ray.exceptions.RayError as error:
-            reason = reason_of(error)
-            self._lose(actor, reason, blameless=not is_alive(actor.seat.node) or is_of_node(reason))
+        except (InfrastructureError, ray.exceptions.RayError) as error:
+            reason, alive = reason_of(error), is_alive(actor.seat.node)
+            self._lose(actor, reason, blameless=is_blameless(error, reason, node_is_alive=alive))
         else:
             if isinstance(answer, Greeting):
                 self._greet(actor, answer)
@@ -225,7 +221,7 @@ class RayCrew:
                 f"{host} has other kernel sources than this machine: install this commit there",
                 blameless=True,
             )
-            self._troubles(actor.seat).failures = _FAILURES
+            self._troubles(actor.seat).failures = MAX_FAILURES
             return
         actor.uuid, actor.gpu = str(uuid.uuid4()), greeting.worker.device.sku
         self._events.append(Joined(Member(actor.uuid, greeting.worker, greeting.software)))
@@ -248,9 +244,7 @@ class RayCrew:
         trouble = self._troubles(actor.seat)
         trouble.reason = reason
         trouble.failures += 1
-        # At once after the first time: a case may have ended the process.
-        pause = 0.0 if trouble.failures == 1 else min(2.0**trouble.failures, _LONGEST_PAUSE_S)
-        trouble.retry_at = time.monotonic() + pause
+        trouble.retry_at = time.monotonic() + pause_s(trouble.failures)
         if actor.uuid:
             self._events.append(Lost(actor.uuid, reason, blameless))
         else:

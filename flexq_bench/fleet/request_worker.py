@@ -20,13 +20,12 @@ from db.requests import (
     give_request_run,
     renew_request,
 )
-from flexq_bench.errors import CancelledError, FlexqError, MeasureError
+from flexq_bench.errors import CancelledError
 from flexq_bench.fleet.requests import request_plan
+from flexq_bench.fleet.retry_policy import MEASURING_REFUSALS, PLANNING_REFUSALS
 from flexq_bench.runs.executor import DeviceKind, LocalExecutor
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run, store_outcomes
-from kernels.errors import KernelError
 from workloads.case import Case
-from workloads.errors import WorkloadError
 
 # Longer than any case may take: only between two cases a server says that it is alive.
 LEASE = timedelta(minutes=10)
@@ -89,7 +88,7 @@ def serve_next(
     try:
         kind = station.kind
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
-    except (FlexqError, WorkloadError, KernelError) as error:
+    except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", request.run, str(error))
     # The run that the request has, where a server died, else a new one.
     planned = replace(
@@ -101,7 +100,7 @@ def serve_next(
             uuid_of_run = run.info.uuid
             cases = _still_missing(run, request, plan.cases)
             station.measure(run, cases, _renewing(database, request, server, on_record))
-    except MeasureError as error:
+    except MEASURING_REFUSALS as error:
         return _finish(database, request, "failed", uuid_of_run, str(error))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", uuid_of_run, str(error))
