@@ -18,7 +18,7 @@ from flexq_bench.accuracy.results import (
     Finding,
     difference,
 )
-from flexq_bench.accuracy.setup import Setup
+from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
@@ -67,7 +67,7 @@ class AccuracyReport:
 
 def gate_accuracy(
     policy: AccuracyPolicy,
-    setup: Setup,
+    setup: PreparedModel,
     database: Database,
     schemes: Sequence[str],
     base: str,
@@ -106,7 +106,7 @@ def gate_accuracy(
 
 def _evaluate(
     database: Database,
-    setup: Setup,
+    setup: PreparedModel,
     units: Sequence[Unit],
     absent: dict[str, str],
     on_unit: OnUnit,
@@ -213,7 +213,7 @@ def _judge_task(
     )
 
 
-def _judge_parity(limit: ParityLimit, scheme: str, setup: Setup) -> Judged:
+def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Judged:
     check = "parity of kernels"
     words = f"{limit.tolerance:g}"
     evaluator = setup.evaluator

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ci.candidates import Suspects, suspects_of
 from ci.change_points import store_change_points
@@ -25,11 +25,11 @@ from db.fleet import JobInfo, add_jobs
 from db.nightly import NightInfo, set_night
 from db.records import CommitInfo
 from flexq_bench.errors import FlexqError
+from flexq_bench.fleet.pool import Pool, Work
 from flexq_bench.repository.provenance import commit_at
-from flexq_bench.runs.executor import DeviceKind
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.plan import build_plan
-from flexq_bench.verdicts import Compared, Judged, Machine
+from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite
@@ -38,30 +38,6 @@ MOST_CANDIDATES = 50  # confirmed in one night on one kind; those that changed m
 _AWAY_NIGHTS = 14  # a kind of GPU that was there in so many nights is missed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What a site measures of a run: cases without a result."""
-
-    run: OpenRun
-    gpu: str
-    cases: tuple[Case, ...]
-
-
-class Site(Protocol):
-    """Where a night is measured: this process, or a fleet."""
-
-    @property
-    def kinds(self) -> Sequence[DeviceKind]: ...
-
-    def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None: ...
-
-    def machine(self, gpu: str) -> Machine: ...
-
-    def compare(
-        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
-    ) -> Sequence[Compared]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +86,7 @@ def night_key(night: str, suite: str, gpu: str) -> str:
 
 def measure_night(
     database: Database,
-    site: Site,
+    pool: Pool,
     suite: Suite,
     commit: CommitInfo,
     rules: Rules,
@@ -122,9 +98,11 @@ def measure_night(
     A kind that is done, or whose night was begun at another commit, is left as it is. Kinds that
     earlier nights had and that are gone become runs without a device.
     """
-    planned, nights = [], []
+    planned: list[Work] = []
+    nights: list[NightInfo] = []
+    kinds = pool.kinds  # one that is lost meanwhile was there
     with ExitStack() as runs:
-        for kind in site.kinds:
+        for kind in kinds:
             key = night_key(rules.night, suite.name, kind.gpu)
             known = _stored(database, key)
             if known is not None and known.state != "measuring":
@@ -141,21 +119,21 @@ def measure_night(
             nights.append(info)
             missing = _missing(run)
             planned.append(
-                Planned(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
+                Work(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
             )
         if planned:
-            site.measure(planned, on_record)
+            pool.measure(planned, on_record)
     measured = {one.run.info.uuid for one in planned}
     for info in nights:
         if info.run in measured:
             _mark(database, info, "comparing")
-    present = {kind.gpu for kind in site.kinds}
+    present = {kind.gpu for kind in kinds}
     _declare_absent(database, suite, commit, rules, present)
     return nights
 
 
 def conclude(
-    database: Database, site: Site, info: NightInfo, commit: CommitInfo, rules: Rules
+    database: Database, pool: Pool, info: NightInfo, commit: CommitInfo, rules: Rules
 ) -> KindReport:
     """Confirm what changed, store verdicts, canaries and change points, and the report of it all.
 
@@ -176,7 +154,7 @@ def conclude(
     else:
         for base, head, cases in _contests(database, info, commit, suspects, rules):
             try:
-                comparisons.extend(site.compare(info.gpu, rules.repository, base, head, cases))
+                comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
             except FlexqError as error:
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     with database.session() as session:
@@ -185,7 +163,7 @@ def conclude(
             sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
             for sha in shas
         }
-        machine = site.machine(info.gpu)
+        machine = pool.machine(info.gpu)
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
         found = store_change_points(session, info.run, machine.device)
     verdicts: dict[str, int] = defaultdict(int)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from flexq_bench.accuracy.evaluator import EvaluationPlan
     from flexq_bench.accuracy.records import OnUnit, Unit
     from flexq_bench.accuracy.results import Finding
-    from flexq_bench.accuracy.setup import Setup
+    from flexq_bench.accuracy.setup import PreparedModel
     from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes.scheme import Progress as OnBlock
     from kernels.contract import Backend
@@ -179,6 +179,7 @@ def accuracy(
     from flexq_bench.accuracy.setup import named_tasks, prepare
     from flexq_bench.accuracy.tasks import check_tasks
     from flexq_bench.accuracy.texts import read_text
+    from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
@@ -200,7 +201,7 @@ def accuracy(
     )
     with open_database(db) as database:
         run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
-        if cluster == "none":
+        if cluster == NO_CLUSTER:
             setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
             evaluate = _here(database, setup)
         else:
@@ -220,7 +221,7 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
     return run
 
 
-def _here(database: Database, setup: Setup) -> Evaluate:
+def _here(database: Database, setup: PreparedModel) -> Evaluate:
     from flexq_bench.accuracy.records import execute
 
     def evaluate() -> list[Finding]:
@@ -295,7 +296,7 @@ def print_tables(findings: Sequence[Finding], out: Console) -> None:
 
 
 @contextmanager
-def progress(setup: Setup) -> Iterator[OnUnit]:
+def progress(setup: PreparedModel) -> Iterator[OnUnit]:
     """unit_progress of a plan that is evaluated in this process."""
     with unit_progress(len(setup.plan.units)) as (on_unit, on_block):
         setup.evaluator.on_block = on_block

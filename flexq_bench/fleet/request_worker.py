@@ -1,4 +1,4 @@
-"""Serving requests: one after the other becomes a run, measured on the station that is given."""
+"""Serving requests: one after the other becomes a run, measured on the pool that is given."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 import platform
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -21,10 +21,10 @@ from db.requests import (
     renew_request,
 )
 from flexq_bench.errors import CancelledError
+from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.fleet.requests import request_plan
 from flexq_bench.fleet.retry_policy import MEASURING_REFUSALS, PLANNING_REFUSALS
-from flexq_bench.runs.executor import DeviceKind, LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run, store_outcomes
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from workloads.case import Case
 
 # Longer than any case may take: only between two cases a server says that it is alive.
@@ -43,24 +43,6 @@ class Served:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Station:
-    """A kind of device, and what measures cases of a run there."""
-
-    kind: DeviceKind
-    measure: Callable[[OpenRun, Sequence[Case], OnRecord], None]
-
-
-def local_station(executor: LocalExecutor) -> Station:
-    """This process on its device. A case that doesn't fit its memory is a MeasureError."""
-
-    def measure(run: OpenRun, cases: Sequence[Case], on_record: OnRecord) -> None:
-        executor.check(cases)
-        store_outcomes(run, cases, executor.execute(cases), on_record=on_record)
-
-    return Station(executor, measure)
-
-
 def server_name() -> str:
     """Who serves: the host and the process, and what tells two of the same number apart."""
     return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -68,25 +50,25 @@ def server_name() -> str:
 
 def serve_next(
     database: Database,
-    station: Station,
+    pool: Pool,
+    kind: Kind,
     commit: CommitInfo,
     server: str,
     *,
     on_record: OnRecord,
 ) -> Served | None:
-    """Measure the oldest request that fits the station; None: there is none.
+    """Measure the oldest request that fits this kind of device; None: there is none.
 
     What can't be measured as asked is a failed request, not an exception. Raises what the device
     and the database raise; the request's lease then runs out, and the next server goes on with it.
     """
     now = datetime.now(UTC)
     with database.session() as session:
-        request = claim_request(session, server, (station.kind.gpu,), until=now + LEASE, at=now)
+        request = claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
     if request is None:
         return None
     log.info("request %s of %s", request.uuid[:8], request.requester)
     try:
-        kind = station.kind
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
     except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", request.run, str(error))
@@ -99,7 +81,10 @@ def serve_next(
         with open_run(database, planned, commit) as run:
             uuid_of_run = run.info.uuid
             cases = _still_missing(run, request, plan.cases)
-            station.measure(run, cases, _renewing(database, request, server, on_record))
+            pool.check(cases)
+            pool.measure(
+                [Work(run, kind.gpu, cases)], _renewing(database, request, server, on_record)
+            )
     except MEASURING_REFUSALS as error:
         return _finish(database, request, "failed", uuid_of_run, str(error))
     except CancelledError as error:

@@ -33,8 +33,8 @@ from db.store import add_record, begin_run, finish_run
 from flexq_bench.errors import CancelledError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
-from flexq_bench.runs.executor import Outcome
 from flexq_bench.runs.record import build_record
+from flexq_bench.runs.worker import Outcome
 from workloads.case import Case
 
 OnRecord = Callable[[Record], None]

@@ -16,13 +16,13 @@ from contextlib import ExitStack
 
 from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayCrew, Times, open_fleet
-from flexq_bench.fleet.pool import Report
+from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import Greeting
+from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
-from flexq_bench.runs.executor import Worker
 from flexq_bench.runs.lifecycle import OnRecord, open_run
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -95,12 +95,12 @@ def measure(
     seconds: float,
     on_record: OnRecord,
 ) -> None:
-    crew = RayCrew(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
+    workers = RayWorkers(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
     cases = cases_of(count)
-    with open_fleet(database, crew, COMMIT, TIMES) as fleet, ExitStack() as opened:
+    with open_ray_pool(database, workers, COMMIT, TIMES) as pool, ExitStack() as opened:
         runs = [opened.enter_context(open_run(database, r, COMMIT)) for r in runs_of(kinds, cases)]
-        works = [fleet.declare(run, gpu, cases) for run, gpu in zip(runs, kinds, strict=True)]
-        fleet.measure(works, on_record)
+        works = [Work(run, gpu, cases) for run, gpu in zip(runs, kinds, strict=True)]
+        pool.measure(works, on_record)
 
 
 if __name__ == "__main__":

@@ -20,17 +20,20 @@ from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.records import Origin, execute
 from flexq_bench.cli.app import main
 from flexq_bench.decode import measurement
-from flexq_bench.errors import CancelledError, InfrastructureError, MeasureError
-from flexq_bench.fleet.fleet import Fleet
-from flexq_bench.fleet.pool import Joined, Member
-from flexq_bench.fleet.request_worker import local_station, serve_next
+from flexq_bench.errors import CancelledError, InfrastructureError, UsageError
+from flexq_bench.fleet.pool import Kind
+from flexq_bench.fleet.ray_pool import RayPool
+from flexq_bench.fleet.request_worker import serve_next
 from flexq_bench.fleet.requests import submit, sweep_request
+from flexq_bench.fleet.suite_runs import measure_runs, plan_runs
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
+from flexq_bench.fleet.workers import Joined, ReadyWorker
+from flexq_bench.runs.lifecycle import new_run, open_run
 from flexq_bench.runs.sweep import Sweep
 from workloads.suite import Group, Shape, Suite
 
 SHAPES = (Shape(256, 256, "o_proj"),)
+SMALL = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), SHAPES),))
 
 
 def raising(error):
@@ -54,65 +57,62 @@ ENDS = {
     "typer.Exit": (raising(typer.Exit(141)), "interrupted"),
     "the generator is closed": (raising(GeneratorExit()), "interrupted"),
     "the device fails": (raising(InfrastructureError("gone")), "failed"),
-    "a case can't be measured": (raising(MeasureError("too large")), "failed"),
+    "the options don't fit": (raising(UsageError("drop one")), "failed"),
     "a defect": (raising(ZeroDivisionError()), "failed"),
     "no memory": (raising(MemoryError()), "failed"),
 }
 
 
 class OneWorker:
-    """A crew of one worker that ends as `end` says when it is to measure."""
+    """Workers of a cluster: one, that ends as `end` says when it is to measure."""
 
     backend, refusals, arriving = "cpu", (), 0
 
     def __init__(self, worker, end):
-        self._events, self._end = [Joined(Member("w", worker))], end
+        self._events, self._end = [Joined(ReadyWorker("w", worker))], end
 
     def poll(self, timeout_s):
         events, self._events = self._events, []
         return events
 
-    def start(self, member, case, choices):
+    def start(self, worker, case, choices):
         self._end()
 
-    def unfit(self, member, cases):
+    def unfit(self, worker, cases):
         return {}
 
 
 class OneKind:
-    """Where a nightly run is measured, or is not."""
+    """A pool that ends as `end` says when it is to measure."""
 
-    kinds = (SimpleNamespace(gpu="A CPU", backend="cpu", capability=None),)
+    kinds = (Kind("A CPU", "cpu", None),)
 
     def __init__(self, end):
         self._end = end
 
-    def measure(self, planned, on_record):
+    def measure(self, works, on_record):
         self._end()
 
 
+def measured_on(pool, where):
+    planned = plan_runs(pool, SMALL, (), "manual")
+    measure_runs(where.database, pool, planned, where.commit, lambda record: None)
+
+
 def measured_here(where, end):
-    cases = [where.case()]
-    run = new_run("smoke", "manual", [case.key for case in cases])
-    with open_run(where.database, run, where.commit) as opened:
-        outcomes = where.executor(lambda case: end()).execute(cases)
-        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+    measured_on(where.pool(lambda case: end()), where)
 
 
-def measured_by_a_fleet(where, end):
-    cases = [where.case()]
-    run = new_run("smoke", "manual", [case.key for case in cases])
-    fleet = Fleet(where.database, OneWorker(where.worker, end), where.commit, Times())
-    fleet.gather()
-    with open_run(where.database, run, where.commit) as opened:
-        fleet.measure([fleet.declare(opened, "A CPU", cases)], lambda record: None)
+def measured_on_a_cluster(where, end):
+    pool = RayPool(where.database, OneWorker(where.worker, end), where.commit, Times())
+    pool.gather()
+    measured_on(pool, where)
 
 
 def measured_by_a_nightly_run(where, end):
-    suite = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), SHAPES),))
     rules = Rules("2025-11-01", None)
     measure_night(
-        where.database, OneKind(end), suite, where.commit, rules, on_record=lambda record: None
+        where.database, OneKind(end), SMALL, where.commit, rules, on_record=lambda record: None
     )
 
 
@@ -120,12 +120,8 @@ def measured_for_a_request(where, end):
     with where.database.session() as session:
         sweep = Sweep(("flexq-w6a6",), (1,), SHAPES)
         submit(session, sweep_request(session, sweep, requester="ada", backend="cpu"))
-    executor = where.executor(lambda case: end())
-    executor.backend, executor.capability, executor.gpu = "cpu", None, "A CPU"
-    executor.check = lambda cases: None
-    serve_next(
-        where.database, local_station(executor), where.commit, "me", on_record=lambda record: None
-    )
+    pool = where.pool(lambda case: end())
+    serve_next(where.database, pool, *pool.kinds, where.commit, "me", on_record=lambda record: None)
 
 
 def evaluated(where, end):
@@ -149,7 +145,7 @@ def decoded(where, end):
 
 USERS = (
     measured_here,
-    measured_by_a_fleet,
+    measured_on_a_cluster,
     measured_by_a_nightly_run,
     measured_for_a_request,
     evaluated,
@@ -158,7 +154,7 @@ USERS = (
 
 
 @pytest.fixture
-def where(database, commit, worker, a_case, an_executor, monkeypatch):
+def where(database, commit, a_pool, monkeypatch):
     worker = SimpleNamespace(
         device=DeviceInfo("CPU-1", "A CPU", "cpu"), environment={}, capability=None, pid=1
     )
@@ -167,8 +163,7 @@ def where(database, commit, worker, a_case, an_executor, monkeypatch):
         database=database,
         commit=commit,
         worker=worker,
-        case=a_case,
-        executor=an_executor,
+        pool=a_pool,
         patch=monkeypatch,
     )
 

@@ -10,26 +10,13 @@ from db import queries
 from db.errors import LimitError
 from db.requests import cancel_request, renew_request
 from flexq_bench.errors import MeasureError, UsageError
-from flexq_bench.fleet.request_worker import local_station, serve_next
+from flexq_bench.fleet.request_worker import serve_next
 from flexq_bench.fleet.requests import MAX_CASES, checked_request, submit, sweep_request
 from flexq_bench.runs.sweep import Sweep, sweep_of
 from workloads.errors import WorkloadError
 from workloads.suite import Shape
 
 SWEEP = Sweep(("flexq-w6a6",), (1, 2), (Shape(64, 128, "o_proj", "llama-7b"),), ("gemm",), ("hot",))
-
-
-@pytest.fixture
-def a_device(an_executor):
-    """A station of one CPU that measures by a script."""
-
-    def make(script):
-        executor = an_executor(script)
-        executor.backend, executor.capability, executor.gpu = "cpu", None, "A CPU"
-        executor.check = lambda cases: None
-        return executor
-
-    return make
 
 
 def ask(database, sweep=SWEEP, requester="ada"):
@@ -39,8 +26,9 @@ def ask(database, sweep=SWEEP, requester="ada"):
     return request
 
 
-def served(database, device, commit, on_record=lambda record: None):
-    return serve_next(database, local_station(device), commit, "me", on_record=on_record)
+def served(database, pool, commit, on_record=lambda record: None):
+    (kind,) = pool.kinds
+    return serve_next(database, pool, kind, commit, "me", on_record=on_record)
 
 
 def test_a_sweep_survives_the_way_through_data():
@@ -88,10 +76,10 @@ def test_a_request_knows_its_size_and_refuses_to_be_too_large(database):
             checked_request(session, "suite", {"suite": "/etc/passwd"}, requester="ada")
 
 
-def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result, commit):
+def test_a_served_request_is_a_run_of_trigger_sweep(database, a_pool, a_result, commit):
     request = ask(database)
 
-    done = served(database, a_device(lambda case: a_result()), commit)
+    done = served(database, a_pool(lambda case: a_result()), commit)
 
     assert (done.request, done.state) == (request.uuid, "done")
     with database.session() as session:
@@ -99,43 +87,43 @@ def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result
         run = queries.run_by_uuid_prefix(session, done.run)
     assert (row.state, row.run, run.trigger, run.status) == ("done", run.uuid, "sweep", "complete")
     assert run.received == request.cases
-    assert served(database, a_device(lambda case: a_result()), commit) is None
+    assert served(database, a_pool(lambda case: a_result()), commit) is None
 
 
 def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
-    database, a_device, a_result, commit
+    database, a_pool, a_result, commit
 ):
     ask(database)
     answers = iter([a_result(), SystemExit()])
     with pytest.raises(SystemExit):
-        served(database, a_device(lambda case: next(answers)), commit)
-    assert served(database, a_device(lambda case: a_result()), commit) is None  # its lease holds
+        served(database, a_pool(lambda case: next(answers)), commit)
+    assert served(database, a_pool(lambda case: a_result()), commit) is None  # its lease holds
     with database.session() as session:
         [row] = queries.requests(session)
         renew_request(session, row.uuid, row.server, until=row.created_at)
 
     measured = []
-    served(database, a_device(lambda case: measured.append(case.key) or a_result()), commit)
+    served(database, a_pool(lambda case: measured.append(case.key) or a_result()), commit)
 
     with database.session() as session:
         assert queries.run_by_uuid_prefix(session, row.run).received == 4
     assert len(measured) == 3
 
 
-def test_what_cannot_be_measured_here_is_a_failed_request(database, a_device, commit):
+def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, commit):
     ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
-    device = a_device(None)
+    pool = a_pool(None)
 
     def refuse(cases):
         raise MeasureError("it would take 9 TiB")
 
-    device.check = refuse
-    done = served(database, device, commit)
+    pool.check = refuse
+    done = served(database, pool, commit)
 
     assert (done.state, done.detail) == ("failed", "it would take 9 TiB")
 
 
-def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result, commit):
+def test_a_request_taken_back_stops_after_its_case(database, a_pool, a_result, commit):
     request = ask(database)
 
     def answer(case):
@@ -143,7 +131,7 @@ def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result,
             cancel_request(session, request.uuid, person="bob", at=datetime.now(UTC))
         return a_result()
 
-    done = served(database, a_device(answer), commit)
+    done = served(database, a_pool(answer), commit)
 
     assert done.state == "cancelled"
     with database.session() as session:
