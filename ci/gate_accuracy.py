@@ -20,7 +20,7 @@ from flexq_bench.accuracy import (
     task_name,
 )
 from flexq_bench.accuracy.records import OnUnit, Unit, execute
-from flexq_bench.accuracy.setup import Setup
+from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 
@@ -68,7 +68,7 @@ class AccuracyReport:
 
 def gate_accuracy(
     policy: AccuracyPolicy,
-    setup: Setup,
+    setup: PreparedModel,
     database: Database,
     schemes: Sequence[str],
     base: str,
@@ -107,7 +107,7 @@ def gate_accuracy(
 
 def _evaluate(
     database: Database,
-    setup: Setup,
+    setup: PreparedModel,
     units: Sequence[Unit],
     absent: dict[str, str],
     on_unit: OnUnit,
@@ -214,7 +214,7 @@ def _judge_task(
     )
 
 
-def _judge_parity(limit: ParityLimit, scheme: str, setup: Setup) -> Judged:
+def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Judged:
     check = "parity of kernels"
     words = f"{limit.tolerance:g}"
     evaluator = setup.evaluator

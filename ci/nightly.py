@@ -11,10 +11,11 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ci.candidates import Suspects, suspects_of
 from ci.change_points import store_change_points
@@ -22,13 +23,11 @@ from db import queries
 from db.engine import Database
 from db.fleet import JobInfo, add_jobs
 from db.nightly import NightInfo, set_night
-from db.records import CommitInfo, RunInfo
-from db.store import begin_run, finish_run
+from db.records import CommitInfo
 from flexq_bench.errors import FlexqError
+from flexq_bench.fleet.pool import Pool, Work
 from flexq_bench.repository.provenance import commit_at
-from flexq_bench.runs.executor import DeviceKind
-from flexq_bench.runs.lifecycle import OnRecord, new_run
-from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from flexq_bench.runs.plan import build_plan
 from flexq_bench.verdicts import Compared, Judged
 from flexq_bench.verdicts.nightly import record_night
@@ -39,30 +38,6 @@ MOST_CANDIDATES = 50  # confirmed in one night on one kind; those that changed m
 _AWAY_NIGHTS = 14  # a kind of GPU that was there in so many nights is missed
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Planned:
-    """What a site measures of a run: cases without a result."""
-
-    run: RunInfo
-    gpu: str
-    cases: tuple[Case, ...]
-
-
-class Site(Protocol):
-    """Where a night is measured: this process, or a fleet."""
-
-    @property
-    def kinds(self) -> Sequence[DeviceKind]: ...
-
-    def measure(self, planned: Sequence[Planned], on_record: OnRecord) -> None: ...
-
-    def machine(self, gpu: str) -> Machine: ...
-
-    def compare(
-        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
-    ) -> Sequence[Compared]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +86,7 @@ def night_key(night: str, suite: str, gpu: str) -> str:
 
 def measure_night(
     database: Database,
-    site: Site,
+    pool: Pool,
     suite: Suite,
     commit: CommitInfo,
     rules: Rules,
@@ -123,37 +98,42 @@ def measure_night(
     A kind that is done, or whose night was begun at another commit, is left as it is. Kinds that
     earlier nights had and that are gone become runs without a device.
     """
-    planned, nights = [], []
-    for kind in site.kinds:
-        key = night_key(rules.night, suite.name, kind.gpu)
-        known = _stored(database, key)
-        if known is not None and known.state != "measuring":
-            nights.append(_info(known))
-            continue
-        if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
-            log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
-            continue
-        plan = build_plan(suite, kind.backend, kind.capability)
-        run = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
-        run = _begun(database, run, commit)
-        info = NightInfo(key, rules.night, suite.name, kind.gpu, run.uuid)
-        _mark(database, info, "measuring")
-        nights.append(info)
-        missing = _missing(database, run)
-        planned.append(
-            Planned(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
-        )
-    if planned:
-        site.measure(planned, on_record)
-        for one in planned:
-            _mark(database, next(n for n in nights if n.run == one.run.uuid), "comparing")
-    present = {kind.gpu for kind in site.kinds}
+    planned: list[Work] = []
+    nights: list[NightInfo] = []
+    kinds = pool.kinds  # one that is lost meanwhile was there
+    with ExitStack() as runs:
+        for kind in kinds:
+            key = night_key(rules.night, suite.name, kind.gpu)
+            known = _stored(database, key)
+            if known is not None and known.state != "measuring":
+                nights.append(_info(known))
+                continue
+            if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
+                log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
+                continue
+            plan = build_plan(suite, kind.backend, kind.capability)
+            named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
+            run = runs.enter_context(open_run(database, named, commit))
+            info = NightInfo(key, rules.night, suite.name, kind.gpu, run.info.uuid)
+            _mark(database, info, "measuring")
+            nights.append(info)
+            missing = _missing(run)
+            planned.append(
+                Work(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
+            )
+        if planned:
+            pool.measure(planned, on_record)
+    measured = {one.run.info.uuid for one in planned}
+    for info in nights:
+        if info.run in measured:
+            _mark(database, info, "comparing")
+    present = {kind.gpu for kind in kinds}
     _declare_absent(database, suite, commit, rules, present)
     return nights
 
 
 def conclude(
-    database: Database, site: Site, info: NightInfo, commit: CommitInfo, rules: Rules
+    database: Database, pool: Pool, info: NightInfo, commit: CommitInfo, rules: Rules
 ) -> KindReport:
     """Confirm what changed, store verdicts, canaries and change points, and the report of it all.
 
@@ -174,7 +154,7 @@ def conclude(
     else:
         for base, head, cases in _contests(database, info, commit, suspects, rules):
             try:
-                comparisons.extend(site.compare(info.gpu, rules.repository, base, head, cases))
+                comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
             except FlexqError as error:
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     with database.session() as session:
@@ -183,7 +163,7 @@ def conclude(
             sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
             for sha in shas
         }
-        machine = site.machine(info.gpu)
+        machine = pool.machine(info.gpu)
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
         found = store_change_points(session, info.run, machine.device)
     verdicts: dict[str, int] = defaultdict(int)
@@ -264,13 +244,14 @@ def _declare_absent(
         key = night_key(rules.night, suite.name, gpu)
         if _stored(database, key) is not None:
             continue
-        run = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
-        run = _begun(database, run, commit)
+        named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
         reason = f"no {gpu} was there"
-        with database.session() as session:
-            add_jobs(session, run.uuid, [JobInfo(case, reason=reason) for case in plan])
-            finish_run(session, run.uuid, "interrupted")
-        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.uuid), "measuring")
+        with open_run(database, named, commit) as run:
+            run.status = "interrupted"
+            with database.session() as session:
+                jobs = [JobInfo(case, reason=reason) for case in plan]
+                add_jobs(session, run.info.uuid, jobs)
+        _mark(database, NightInfo(key, rules.night, suite.name, gpu, run.info.uuid), "measuring")
         log.warning("%s: %d cases wait for one", reason, len(plan))
 
 
@@ -299,14 +280,9 @@ def _summary(
     )
 
 
-def _begun(database: Database, run: RunInfo, commit: CommitInfo) -> RunInfo:
-    with database.session() as session:
-        return begin_run(session, run, commit)
-
-
-def _missing(database: Database, run: RunInfo) -> set[str]:
-    with database.session() as session:
-        return set(queries.cases_to_measure(session, run.uuid))
+def _missing(run: OpenRun) -> set[str]:
+    with run.database.session() as session:
+        return set(queries.cases_to_measure(session, run.info.uuid))
 
 
 def _stored(database: Database, key: str) -> queries.NightState | None:

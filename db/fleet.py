@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, exists, insert, or_, select, update
+from sqlalchemy import bindparam, exists, insert, select, update
 from sqlalchemy.orm import Session
 
 from db.encoding import canonical
 from db.errors import NotFoundError
+from db.leases import JOB_LEASES
 from db.locking import lock_for_writing
 from db.records import DeviceInfo, Record
 from db.tables import DeviceOffset, Job, Measurement, Run, Worker
@@ -150,27 +151,16 @@ def claim_jobs(
     which has not run out, is left out of the answer.
     """
     lock_for_writing(session.connection())
-    expired = (Job.state == "leased") & (Job.lease_until < at)
     free = session.execute(
-        select(Job.id, Job.attempts).where(
-            Job.id.in_(list(claims)), or_(Job.state == "queued", expired)
-        )
+        select(Job.id, Job.attempts).where(Job.id.in_(list(claims)), JOB_LEASES.is_free(at))
     ).all()
-    if not free:
-        return {}
-    statement = (
-        update(Job)
-        .where(Job.id == bindparam("job"))
-        .values(
-            state="leased",
-            worker=bindparam("holder"),
-            attempts=Job.attempts + 1,
-            lease_until=until,
-            heartbeat_at=at,
-        )
+    JOB_LEASES.claim(
+        session,
+        {row.id: claims[row.id] for row in free},
+        until=until,
+        attempts=Job.attempts + 1,
+        heartbeat_at=at,
     )
-    rows = [{"job": row.id, "holder": claims[row.id]} for row in free]
-    session.connection().execute(statement, rows)
     return {row.id: row.attempts + 1 for row in free}
 
 
@@ -271,11 +261,7 @@ def beat(session: Session, beats: Sequence[Beat], *, until: datetime, at: dateti
         for one in beats
     ]
     session.connection().execute(statement, rows)
-    session.execute(
-        update(Job)
-        .where(Job.worker.in_(uuids), Job.state == "leased")
-        .values(lease_until=until, heartbeat_at=at)
-    )
+    JOB_LEASES.renew(session, uuids, until=until, heartbeat_at=at)
 
 
 def end_worker(session: Session, uuid: str, *, detail: str = "", at: datetime) -> None:

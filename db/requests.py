@@ -14,6 +14,7 @@ from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.errors import LimitError, NotFoundError, RecordError
+from db.leases import REQUEST_LEASES
 from db.locking import lock_for_writing
 from db.tables import Request, Run
 
@@ -125,8 +126,7 @@ def claim_request(
     One whose server's lease has run out is served again: it goes on with the run it has.
     """
     lock_for_writing(session.connection())
-    abandoned = (Request.state == "running") & (Request.lease_until < at)
-    found = session.execute(
+    oldest = session.execute(
         select(
             Request.id,
             Request.uuid,
@@ -137,37 +137,22 @@ def claim_request(
             Run.uuid.label("run"),
         )
         .outerjoin(Run, Request.run_id == Run.id)
-        .where(
-            or_(Request.state == "queued", abandoned), or_(Request.gpu == "", Request.gpu.in_(gpus))
-        )
+        .where(REQUEST_LEASES.is_free(at), or_(Request.gpu == "", Request.gpu.in_(gpus)))
         .order_by(Request.created_at, Request.id)
         .limit(1)
     ).one_or_none()
-    if found is None:
+    if oldest is None:
         return None
-    session.execute(
-        update(Request)
-        .where(Request.id == found.id)
-        .values(
-            state="running",
-            server=server,
-            lease_until=until,
-            started_at=found.started_at or at,
-        )
+    REQUEST_LEASES.claim(
+        session, {oldest.id: server}, until=until, started_at=oldest.started_at or at
     )
-    return ClaimedRequest(found.uuid, found.kind, found.content, found.requester, found.run)
+    return ClaimedRequest(oldest.uuid, oldest.kind, oldest.content, oldest.requester, oldest.run)
 
 
 def renew_request(session: Session, uuid: str, server: str, *, until: datetime) -> bool:
     """Lengthen a server's lease; False: it was cancelled, or another server has it."""
     lock_for_writing(session.connection())
-    changed = session.execute(
-        update(Request)
-        .where(Request.uuid == uuid, Request.server == server, Request.state == "running")
-        .values(lease_until=until)
-        .returning(Request.id)
-    )
-    return changed.first() is not None
+    return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until)
 
 
 def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:

@@ -15,7 +15,7 @@ def main() -> int:
     # Importing takes a second, and an exception in the middle of it may end up anywhere.
     signal.signal(signal.SIGINT, _leave)
     from flexq_bench.cli.app import main as run
-    from flexq_bench.cli.interrupts import hear_interrupts
+    from flexq_bench.interrupts import hear_interrupts
 
     hear_interrupts()
     return run()

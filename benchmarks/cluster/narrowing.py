@@ -1,14 +1,14 @@
-"""A crew that goes on with its first workers alone: what fewer GPUs do, by the same processes."""
+"""Workers of which only the first go on: what fewer GPUs do, by the same processes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexq_bench.fleet import RayCrew
-from flexq_bench.fleet.pool import Event, Joined, Lost
+from flexq_bench.fleet import RayWorkers
+from flexq_bench.fleet.workers import Event, Joined, Lost
 
 
-class NarrowingCrew(RayCrew):
+class NarrowingWorkers(RayWorkers):
     """`narrow` leaves out all workers but the first; their processes stay and do nothing."""
 
     _there: tuple[str, ...] = ()  # workers that joined, in order
@@ -23,13 +23,13 @@ class NarrowingCrew(RayCrew):
         for event in super().poll(timeout_s):
             if isinstance(event, Joined):
                 if self._most is not None and len(self._present) >= self._most:
-                    self._left_out |= {event.member.uuid}
+                    self._left_out |= {event.worker.uuid}
                     continue
-                self._there = (*self._there, event.member.uuid)
-            elif event.member in self._left_out:
+                self._there = (*self._there, event.worker.uuid)
+            elif event.worker in self._left_out:
                 continue
             elif isinstance(event, Lost):
-                self._there = tuple(one for one in self._there if one != event.member)
+                self._there = tuple(one for one in self._there if one != event.worker)
             events.append(event)
         if self._most is not None:
             spare = self._present[self._most :]

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from db.engine import open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import RayCrew, Times, open_fleet
-from flexq_bench.fleet.pool import Report
+from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import Greeting
+from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
-from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import open_run
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -54,20 +55,20 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory() as folder,
         open_database(str(Path(folder) / "flexq.sqlite")) as database,
-        open_fleet(
+        open_ray_pool(
             database,
-            RayCrew("local", backend="cpu", seed=0, times=times, actor=instant_worker()),
+            RayWorkers("local", backend="cpu", seed=0, times=times, actor=instant_worker()),
             COMMIT,
             times,
-        ) as fleet,
+        ) as pool,
     ):
         ready = time.perf_counter()
         keys = tuple(case.key for case in cases)
         run = RunInfo(
             "made", "made", "manual", "running", "2025-11-21T10:00:00+00:00", "made", keys
         )
-        work = fleet.declare(run, fleet.kinds[0].gpu, cases)
-        fleet.measure([work], lambda record: None)
+        with open_run(database, run, COMMIT) as opened:
+            pool.measure([Work(opened, pool.kinds[0].gpu, cases)], lambda record: None)
         done = time.perf_counter()
     print(  # noqa: T201
         f"start-up {ready - began:.1f} s; {CASES} cases {done - ready:.2f} s; "

@@ -30,17 +30,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from narrowing import NarrowingCrew
+from narrowing import NarrowingWorkers
 from prebuild import architecture, builds_of, compile_all
 
 from ci.nightly import Rules, conclude, measure_night
-from ci.nightly_pools import FleetSite
 from db import queries
 from db.engine import Database, open_database
 from db.exchange import write_records
 from db.records import Record
 from flexq_bench.errors import CancelledError, FlexqError
-from flexq_bench.fleet import Fleet, Times, open_fleet
+from flexq_bench.fleet import RayPool, Times, open_ray_pool
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.plan import build_plan
@@ -113,7 +112,7 @@ class Bench:
         self.nights: dict[str, Night] = {}
         self.summary: dict[str, Any] = {}
 
-    def night(self, fleet: Fleet, name: str, suite: Suite, gpus: int, *, repeat: int = 1) -> None:
+    def night(self, pool: RayPool, name: str, suite: Suite, gpus: int, *, repeat: int = 1) -> None:
         limit = self._arguments.night_seconds
         night = self.nights[name] = Night(name, gpus)
 
@@ -124,11 +123,11 @@ class Bench:
 
         rules = Rules(name, None, canaries=0, alerting=False)
         commit = current_commit()
-        site = FleetSite(fleet, fleet.kinds, repeat=repeat, seed=0)
+        pool.repeat = repeat
         try:
-            begun = measure_night(self._database, site, suite, commit, rules, on_record=on_record)
+            begun = measure_night(self._database, pool, suite, commit, rules, on_record=on_record)
             if gpus > 1 and repeat == 1:
-                reports = [conclude(self._database, site, info, commit, rules) for info in begun]
+                reports = [conclude(self._database, pool, info, commit, rules) for info in begun]
                 self.summary.setdefault("reports", []).extend(map(asdict, reports))
         except CancelledError:
             pass  # the night is stored as interrupted, with what it has
@@ -279,22 +278,22 @@ def main() -> int:
     suite = load_suite(arguments.suite)
     if arguments.backend == "cuda":
         prepare(suite)
-    crew = NarrowingCrew(
+    workers = NarrowingWorkers(
         "local", backend=arguments.backend, seed=0, tuning=Tuning.NONE, times=TIMES
     )
     began = time.perf_counter()
     with open_database(str(out / "fleet.sqlite")) as database, load_watched(out / "load.csv"):
         bench = Bench(database, out, arguments)
         try:
-            with open_fleet(database, crew, current_commit(), TIMES) as fleet:
-                gpus = sum(kind.workers for kind in fleet.kinds)
+            with open_ray_pool(database, workers, current_commit(), TIMES) as pool:
+                gpus = sum(kind.workers for kind in pool.kinds)
                 say(f"{gpus} workers after {time.perf_counter() - began:.1f} s")
                 some = suite.restrict(layers=suite.layers[:1], m=suite.m[:3])
-                bench.night(fleet, "offsets", some, gpus, repeat=gpus)
+                bench.night(pool, "offsets", some, gpus, repeat=gpus)
                 for few in arguments.on or halves(gpus):
-                    crew.narrow(few)
-                    fleet.refresh()  # those left out go before there is work for them
-                    bench.night(fleet, f"{few} GPUs", suite, few)
+                    workers.narrow(few)
+                    pool.refresh()  # those left out go before there is work for them
+                    bench.night(pool, f"{few} GPUs", suite, few)
         except (FlexqError, KeyboardInterrupt) as error:
             say(f"ended early: {type(error).__name__} {error}")
             return 1

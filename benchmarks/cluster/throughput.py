@@ -22,11 +22,13 @@ from db.queries import progress
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from db.tuning import ChoiceInfo
-from flexq_bench.fleet.coordinator import Coordinator, Work
-from flexq_bench.fleet.pool import Event, Finished, Joined, Member, Report
+from flexq_bench.fleet.coordinator import Coordinator
+from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import Event, Finished, Joined, ReadyWorker, Report
 from flexq_bench.measure import Measured
-from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import OpenRun
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -55,7 +57,7 @@ RESULT = Measured(
 )
 
 
-class InstantCrew:
+class InstantWorkers:
     """Workers whose results are there at the next poll."""
 
     arriving = 0
@@ -63,7 +65,9 @@ class InstantCrew:
     def __init__(self, workers: int) -> None:
         environment = {"driver": "580", "torch": "2.11", "host": "simulated"}
         members = [
-            Member(f"worker-{i}", Worker(DeviceInfo(f"GPU-{i}", GPU, "cuda"), environment, None, i))
+            ReadyWorker(
+                f"worker-{i}", Worker(DeviceInfo(f"GPU-{i}", GPU, "cuda"), environment, None, i)
+            )
             for i in range(workers)
         ]
         self._events: list[Event] = [Joined(member) for member in members]
@@ -130,9 +134,10 @@ def main() -> None:
             run = begin_run(session, run, COMMIT)
             add_jobs(session, run.uuid, [JobInfo(key, expected_s=1.0) for key in keys])
         declared, cpu = time.perf_counter(), time.process_time()
-        crew = InstantCrew(arguments.workers)
-        coordinator = Coordinator(database, crew, COMMIT, Times(), on_record=lambda record: None)
-        coordinator.carry_out([Work(run, GPU, {case.key: case for case in cases})])
+        workers = InstantWorkers(arguments.workers)
+        coordinator = Coordinator(database, workers, COMMIT, Times(), on_record=lambda record: None)
+        in_run = OpenRun(database, run, COMMIT)
+        coordinator.carry_out([Work(in_run, GPU, cases)])
         done, cpu = time.perf_counter(), time.process_time() - cpu
         with database.session() as session:
             [states] = progress(session, run_uuids=[run.uuid])

@@ -2,17 +2,18 @@
 
 Quantizing a model is the costly part of a unit, so a worker stays with its scheme as long as tasks
 of it are left, and helps with another's only when no scheme is untouched. Findings are stored by
-this process as they come; a worker that is lost costs the unit that it was at.
+this process as they come; a worker that is lost costs the unit that it was at, and is replaced.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,19 +25,22 @@ from flexq_bench.accuracy.records import OnUnit, Origin, Recording, Unit, record
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import prepare
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.fleet.ray_nodes import seats
-from flexq_bench.fleet.ray_session import LOCAL, ray_session
+from flexq_bench.fleet.ray_actors import Actor, RayActors
+from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.repository.provenance import current_commit
 from kernels.contract import Backend
 
-_DEATHS = 3  # workers that one unit may end
+_POLL_S = 0.5
+_TIMES = Times(start=math.inf)  # a worker is ready when it has loaded its model
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Introduction:
-    """What a worker says when its model is loaded. parameters: of each unit of the plan."""
+    """The answer of a worker whose model is loaded. parameters: of each unit of the plan."""
 
     origin: Origin
     parameters: Mapping[Unit, dict[str, Any]]
@@ -56,18 +60,66 @@ class EvaluatorActor:
     def introduce(self) -> Introduction:
         """Load the model. Raises UsageError as `prepare`."""
         model, plan, dtype, run = self._asked
-        setup = prepare(model, plan, device=self._device, dtype=dtype, trigger=run.trigger, run=run)
-        self._evaluator = setup.evaluator
-        parameters = {unit: setup.evaluator.parameters(*unit) for unit in plan.units}
-        return Introduction(setup.origin, parameters)
+        ready = prepare(model, plan, device=self._device, dtype=dtype, trigger=run.trigger, run=run)
+        self._evaluator = ready.evaluator
+        parameters = {unit: ready.evaluator.parameters(*unit) for unit in plan.units}
+        return Introduction(ready.origin, parameters)
 
     def evaluate(self, unit: Unit) -> list[MetricResult]:
         """The findings of a unit. Raises UsageError as Evaluator.evaluate."""
         return self._evaluator.evaluate(*unit)
 
 
+@dataclass(slots=True)
+class Evaluating:
+    """A worker that is ready. unit: what it evaluates; scheme: of the model that it has."""
+
+    uuid: str
+    host: str
+    introduction: Introduction
+    unit: Unit | None = None
+    scheme: str | None = None
+
+
+class Evaluators(Protocol):
+    """Workers that evaluate; those that are lost are replaced (RayEvaluators)."""
+
+    def poll(self, timeout_s: float) -> Sequence[Event]: ...
+
+    def call(self, worker: str, method: str, *arguments: object) -> None: ...
+
+    @property
+    def arriving(self) -> int:
+        """Workers that are being started."""
+        ...
+
+    @property
+    def refusals(self) -> Sequence[str]:
+        """The reasons why there are no workers."""
+        ...
+
+
+class RayEvaluators(RayActors):
+    """Evaluators on a cluster. What an evaluation raises ends all of it."""
+
+    greeting = "introduce"
+    no_gpu_advice = "give --device cpu, or add a node"
+
+    def introduced(self, actor: Actor, answer: Any) -> Evaluating:
+        return Evaluating(actor.uuid, actor.slot.host, answer)
+
+    def _fail(self, actor: Actor, error: Exception) -> None:
+        import ray
+
+        if isinstance(error, ray.exceptions.RayTaskError):
+            if isinstance(error.cause, UsageError | InfrastructureError):
+                raise error.cause from None
+            raise error
+        super()._fail(actor, error)
+
+
 class Units:
-    """What is left to evaluate, and who does what next."""
+    """The units that are left to evaluate, and which worker gets which."""
 
     def __init__(self, units: Sequence[Unit]) -> None:
         self._left = list(units)
@@ -90,24 +142,18 @@ class Units:
         self._left.remove(unit)
         return unit
 
-    def put_back(self, unit: Unit) -> None:
-        """A worker was lost with this unit. Raises InfrastructureError if it ended several."""
-        self._deaths[unit] += 1
-        if self._deaths[unit] == _DEATHS:
+    def put_back(self, unit: Unit, *, death: bool = True) -> None:
+        """Return the unit of a lost worker. death: the unit may have ended it.
+
+        Raises InfrastructureError if the unit ended several.
+        """
+        self._deaths[unit] += int(death)
+        if is_quarantined(self._deaths[unit]):
             raise InfrastructureError(
-                f"{' on '.join(unit)} ended {_DEATHS} workers, for want of memory perhaps: leave "
-                "it out, or evaluate it without --cluster to see why"
+                f"{' on '.join(unit)} ended {MAX_DEATHS} workers, for want of memory perhaps: "
+                "leave it out, or evaluate it without --cluster to see why"
             )
         self._left.insert(0, unit)
-
-
-@dataclass(slots=True)
-class _Worker:
-    handle: Any
-    host: str
-    origin: Origin | None = None
-    unit: Unit | None = None
-    scheme: str | None = None
 
 
 def execute_on_cluster(
@@ -128,84 +174,78 @@ def execute_on_cluster(
     as `prepare` and Recording.reusable, and InfrastructureError if there is no worker, one has
     other code or another model, or all are lost.
     """
+    evaluators = RayEvaluators(
+        address,
+        EvaluatorActor,
+        model,
+        plan,
+        dtype,
+        run,
+        backend=backend,
+        times=_TIMES,
+        most=len(plan.units),
+    )
     with ExitStack() as stack:
-        stack.enter_context(ray_session(address, gpus=0 if backend == "cpu" else None))
-        return _Drive(database, plan, on_unit, stack).go(
-            _hire(address, backend, (model, plan, dtype, run), len(plan.units))
-        )
+        stack.enter_context(evaluators)
+        return Evaluation(database, plan, on_unit, stack).carry_out(evaluators)
 
 
-def _hire(
-    address: str, backend: Backend | None, arguments: tuple[object, ...], most: int
-) -> list[_Worker]:
-    import ray
-
-    chosen = backend or ("cuda" if ray.cluster_resources().get("GPU", 0) else "cpu")
-    places = seats(chosen, local=address == LOCAL)[:most]
-    if not places:
-        raise InfrastructureError(
-            f"the cluster ({address}) has no GPU: give --device cpu, or add a node"
-        )
-    return [_Worker(place.create(EvaluatorActor, *arguments), place.host) for place in places]
-
-
-class _Drive:
-    """One evaluation by several workers."""
+class Evaluation:
+    """One evaluation of a plan by several workers. stack: where the run is opened."""
 
     def __init__(
         self, database: Database, plan: EvaluationPlan, on_unit: OnUnit, stack: ExitStack
     ) -> None:
         self._database, self._plan, self._on_unit = database, plan, on_unit
         self._stack = stack
+        self._workers: dict[str, Evaluating] = {}
         self._units = Units(())
-        self._found: dict[Unit, list[MetricResult]] = {}
-        self._kept: Recording | None = None
+        self._findings: dict[Unit, list[MetricResult]] = {}
+        self._recording: Recording | None = None
         self._first: Origin | None = None
 
-    def go(self, workers: Sequence[_Worker]) -> list[MetricResult]:
-        import ray
-
-        waiting = {worker.handle.introduce.remote(): worker for worker in workers}
-        idle: list[_Worker] = []
+    def carry_out(self, evaluators: Evaluators) -> list[MetricResult]:
+        """Until every unit has findings. Raises as execute_on_cluster."""
         reason = ""
-        while waiting:
-            (reference, *_), _ = ray.wait(list(waiting), num_returns=1)
-            worker = waiting.pop(reference)
-            try:
-                self._take(worker, ray.get(reference))
-                idle.append(worker)
-            except ray.exceptions.RayTaskError as error:
-                if isinstance(error.cause, UsageError | InfrastructureError):
-                    raise error.cause from None
-                raise
-            except ray.exceptions.RayActorError as error:
-                reason = f"{worker.host}: {str(error).strip().splitlines()[0]}"
-                log.warning("lost a worker on %s", reason)
-                if worker.unit is not None:
-                    self._units.put_back(worker.unit)
-            for free in list(idle):
-                free.unit = self._units.take(free.scheme)
-                if free.unit is not None:
-                    idle.remove(free)
-                    free.scheme = free.unit[0]
-                    waiting[free.handle.evaluate.remote(free.unit)] = free
-        if self._kept is None or len(self._units):
-            raise InfrastructureError(f"all workers are lost, the last on {reason}")
-        return [finding for unit in self._plan.units for finding in self._found[unit]]
+        while len(self._findings) < len(self._plan.units):
+            for event in evaluators.poll(_POLL_S):
+                if isinstance(event, Joined):
+                    self._welcome(event.worker)
+                elif isinstance(event, Finished):
+                    self._take(self._workers[event.worker], event.answer)
+                else:
+                    reason = self._let_go(event)
+            for worker in self._workers.values():
+                if worker.unit is None:
+                    worker.unit = self._units.take(worker.scheme)
+                    if worker.unit is not None:
+                        worker.scheme = worker.unit[0]
+                        evaluators.call(worker.uuid, "evaluate", worker.unit)
+            if not self._workers and not evaluators.arriving:
+                if reason:
+                    raise InfrastructureError(f"all workers are lost, the last on {reason}")
+                reasons = "; ".join(evaluators.refusals) or "it has no devices"
+                raise InfrastructureError(f"no worker started on this cluster: {reasons}")
+        return [finding for unit in self._plan.units for finding in self._findings[unit]]
 
-    def _take(self, worker: _Worker, answer: Introduction | list[MetricResult]) -> None:
-        if isinstance(answer, Introduction):
-            self._welcome(worker, answer)
-            return
-        assert self._kept is not None
-        assert worker.origin is not None
+    def _take(self, worker: Evaluating, findings: list[MetricResult]) -> None:
+        assert self._recording is not None
         assert worker.unit is not None
-        self._kept.add(worker.unit, answer, worker.origin)
-        self._done(worker.unit, answer)
+        self._recording.add(worker.unit, findings, worker.introduction.origin)
+        self._done(worker.unit, findings)
         worker.unit = None
 
-    def _welcome(self, worker: _Worker, introduced: Introduction) -> None:
-        origin = introduced.origin
+    def _let_go(self, lost: Lost) -> str:
+        """Return the unit of a lost worker; its host and the reason."""
+        worker = self._workers.pop(lost.worker)
+        reason = f"{worker.host}: {lost.reason}"
+        log.warning("lost a worker on %s", reason)
+        if worker.unit is not None:
+            self._units.put_back(worker.unit, death=not lost.blameless)
+        return reason
+
+    def _welcome(self, worker: Evaluating) -> None:
+        origin = worker.introduction.origin
         commit = current_commit()
         if (origin.commit.sha, origin.commit.dirty) != (commit.sha, commit.dirty):
             raise InfrastructureError(
@@ -214,11 +254,11 @@ class _Drive:
             )
         if self._first is not None and origin.model_hash != self._first.model_hash:
             raise AccuracyError(f"{worker.host} has another {origin.model}: copy the model there")
-        worker.origin = origin
+        self._workers[worker.uuid] = worker
         if self._first is None:
             self._first = origin
-            self._kept = self._stack.enter_context(recording(self._database, origin))
-            self._reuse(self._kept, introduced.parameters)
+            self._recording = self._stack.enter_context(recording(self._database, origin))
+            self._reuse(self._recording, worker.introduction.parameters)
 
     def _reuse(self, kept: Recording, parameters: Mapping[Unit, dict[str, Any]]) -> None:
         left = []
@@ -231,5 +271,5 @@ class _Drive:
         self._units = Units(left)
 
     def _done(self, unit: Unit, findings: list[MetricResult]) -> None:
-        self._found[unit] = findings
+        self._findings[unit] = findings
         self._on_unit(unit, findings)

@@ -15,13 +15,12 @@ from db import queries
 from db.accuracy_records import AccuracyRecord
 from db.accuracy_store import add_accuracy
 from db.engine import Database
-from db.errors import DatabaseError
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from db.store import begin_run, finish_run
 from flexq_bench.accuracy.evaluator import Evaluator
 from flexq_bench.accuracy.results import Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.lifecycle import OpenRun, open_run
 
 Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
@@ -45,17 +44,15 @@ class Origin:
 
 
 class Recording:
-    """A run in the database that findings are added to as they come.
+    """An open run that findings are added to as they come.
 
     Raises UsageError where a unit is asked for that the run evaluated with other options.
     """
 
-    def __init__(self, database: Database, origin: Origin) -> None:
-        self._database, self._origin = database, origin
-        with database.session() as session:
-            self._run = begin_run(session, origin.run, origin.commit)
-            self._stored = _by_unit(queries.accuracy_results(session, runs=[self._run.uuid]))
-        self.failed = False
+    def __init__(self, run: OpenRun, origin: Origin) -> None:
+        self._run, self._origin = run, origin
+        with run.database.session() as session:
+            self._stored = _by_unit(queries.accuracy_results(session, runs=[run.info.uuid]))
 
     def reusable(self, unit: Unit, parameters: Mapping[str, Any]) -> list[MetricResult]:
         """What the run has of a unit under these parameters; nothing, if it failed or is not there.
@@ -66,15 +63,15 @@ class Recording:
         return _reusable(self._of(unit), self._origin, parameters)
 
     def add(self, unit: Unit, findings: Sequence[MetricResult], origin: Origin) -> None:
-        """Store the findings of a unit. origin: of this run, with the device that found them."""
-        attempt = self._of(unit).attempts + 1
-        with self._database.session() as session:
-            add_accuracy(session, [build_record(found, origin, attempt) for found in findings])
-        self.failed |= any(finding.value is None for finding in findings)
+        """Store the findings of a unit; a finding without a value fails the run.
 
-    def finish(self, status: str) -> None:
-        """Mark the run."""
-        _finish(self._database, self._run, status)
+        origin: of this run, with the device that evaluated the unit.
+        """
+        attempt = self._of(unit).attempts + 1
+        records = [build_record(finding, origin, attempt) for finding in findings]
+        self._run.store(lambda session: add_accuracy(session, records))
+        if any(finding.value is None for finding in findings):
+            self._run.status = "failed"
 
     def _of(self, unit: Unit) -> _Stored:
         return self._stored.get((unit[0], task_name(unit[1])), _Stored())
@@ -82,21 +79,9 @@ class Recording:
 
 @contextmanager
 def recording(database: Database, origin: Origin) -> Iterator[Recording]:
-    """Store findings while it lasts.
-
-    On an error and on KeyboardInterrupt what was stored stays, and the run is marked failed or
-    interrupted.
-    """
-    kept = Recording(database, origin)
-    try:
-        yield kept
-    except KeyboardInterrupt:
-        kept.finish("interrupted")
-        raise
-    except Exception:
-        kept.finish("failed")
-        raise
-    kept.finish("failed" if kept.failed else "complete")
+    """Store findings in the run of `origin` while it lasts; its end is marked as in open_run."""
+    with open_run(database, origin.run, origin.commit) as run:
+        yield Recording(run, origin)
 
 
 def execute(
@@ -210,12 +195,3 @@ def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) ->
                 f"{record.run.uuid[:8]}: start a new run"
             )
     return [finding_of(record) for record in stored.records]
-
-
-def _finish(database: Database, run: RunInfo, status: str) -> None:
-    try:
-        with database.session() as session:
-            finish_run(session, run.uuid, status)
-    except DatabaseError as error:
-        # The results are stored one by one before this; only the label is lost.
-        log.warning("run %s could not be marked %s: %s", run.uuid, status, error)

@@ -22,8 +22,8 @@ _LIBRARIES = ("transformers", "tokenizers", "lm_eval")
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """A model ready to be evaluated, and what its results will say of where they come from."""
+class PreparedModel:
+    """A model that is ready to be evaluated, with the origin of its results."""
 
     plan: EvaluationPlan
     evaluator: Evaluator
@@ -46,7 +46,7 @@ def prepare(
     dtype: str | None,
     trigger: str,
     run: RunInfo | None = None,
-) -> Setup:
+) -> PreparedModel:
     """Load the model and see that everything that the plan names is there.
 
     device None: the first GPU, else the CPU. run None: a new one. Raises UsageError for a device,
@@ -68,7 +68,7 @@ def prepare(
         device=describe_device(chosen, handle),
         environment=describe_environment(chosen, handle) | _versions(),
     )
-    return Setup(plan, evaluator, origin)
+    return PreparedModel(plan, evaluator, origin)
 
 
 def best_device() -> str:
@@ -79,11 +79,11 @@ def best_device() -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Those of the libraries that decide what a model computes or is asked."""
-    found = {}
+    """The versions of the libraries that decide what a model computes or is asked."""
+    versions = {}
     for name in _LIBRARIES:
         try:
-            found[name] = metadata.version(name)
+            versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import (
     ClusterOption,
     DbOption,
@@ -24,6 +22,7 @@ from flexq_bench.cli.options import (
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.interrupts import ended_by_terminate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from db.records import RunInfo
     from flexq_bench.accuracy import EvaluationPlan, MetricResult
     from flexq_bench.accuracy.records import OnUnit, Unit
-    from flexq_bench.accuracy.setup import Setup
+    from flexq_bench.accuracy.setup import PreparedModel
     from flexq_bench.runs.result_files import ResultFiles
     from flexq_bench.schemes import Progress as OnBlock
     from kernels.contract import Backend
@@ -176,6 +175,7 @@ def accuracy(
     from db.engine import open_database
     from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
     from flexq_bench.accuracy.setup import named_tasks, prepare
+    from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
@@ -197,7 +197,7 @@ def accuracy(
     )
     with open_database(db) as database:
         run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
-        if cluster == "none":
+        if cluster == NO_CLUSTER:
             setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
             evaluate = _here(database, setup)
         else:
@@ -214,10 +214,10 @@ def _resumed(database: Database, prefix: str) -> RunInfo:
         run = queries.run_info(session, queries.run_by_uuid_prefix(session, prefix).uuid)
     if run.suite != SUITE:
         raise UsageError(f"run {run.uuid[:8]} is of suite {run.suite}: go on with it by `run`")
-    return replace(run, status="running")
+    return run
 
 
-def _here(database: Database, setup: Setup) -> Evaluate:
+def _here(database: Database, setup: PreparedModel) -> Evaluate:
     from flexq_bench.accuracy.records import execute
 
     def evaluate() -> list[MetricResult]:
@@ -292,7 +292,7 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
 
 
 @contextmanager
-def progress(setup: Setup) -> Iterator[OnUnit]:
+def progress(setup: PreparedModel) -> Iterator[OnUnit]:
     """unit_progress of a plan that is evaluated in this process."""
     with unit_progress(len(setup.plan.units)) as (on_unit, on_block):
         setup.evaluator.on_block = on_block

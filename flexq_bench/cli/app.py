@@ -35,8 +35,8 @@ from flexq_bench.cli import (
     worker,
 )
 from flexq_bench.cli.failures import exit_code_of, one_line
-from flexq_bench.cli.interrupts import was_interrupted
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
+from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter
 from flexq_bench.runs.command_lines import NAME
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flexq_bench.cli.measuring import device_name
+from flexq_bench.cli.measuring import backend_of
 from flexq_bench.cli.options import BackendChoice
 from flexq_bench.errors import UsageError
+from flexq_bench.fleet import device_name
 from flexq_bench.measure.device import capability, find_device
 from flexq_bench.runs.plan import build_plan
 from kernels.contract import Backend
@@ -28,10 +29,7 @@ class Choice:
 
 def chosen_device(backend: BackendChoice, device: str | None) -> str:
     """The device that a person asked for, or the best there is. Raises UsageError."""
-    asked: Backend | None = None
-    if backend is not BackendChoice.AUTO:
-        asked = "cuda" if backend is BackendChoice.CUDA else "cpu"
-    name = device_name(asked, device)
+    name = device_name(backend_of(backend), device)
     find_device(name)
     return name
 

@@ -296,8 +296,8 @@ def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
     """A bar of blocks on stderr where a person looks at it; SIGTERM ends it as Ctrl-C does."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from flexq_bench.cli.interrupts import ended_by_terminate
     from flexq_bench.cli.output import console
+    from flexq_bench.interrupts import ended_by_terminate
 
     err = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA, READ_ONLY_VARIABLE
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.interrupts import ended_by_terminate
 
 
 def dashboard(

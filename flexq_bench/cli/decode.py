@@ -123,18 +123,16 @@ def decode(
     (go on with --resume).
     """
     from flexq_bench.cli import decode_runs as decoding
-    from flexq_bench.cli.measuring import device_name
+    from flexq_bench.cli.measuring import backend_of
     from flexq_bench.decode.case import Setup, read_scheme
+    from flexq_bench.decode.runs import Serving
+    from flexq_bench.fleet import device_name
     from flexq_bench.runs.result_files import ResultFiles
-    from kernels.contract import Backend
 
     schemes = tuple(read_scheme(name, kv_bits) for name in split_names(scheme) or ())
     if not schemes:
         raise UsageError("which schemes? Give --scheme (see list schemes)")
-    asked: Backend | None = None
-    if backend is not BackendChoice.AUTO:
-        asked = "cuda" if backend is BackendChoice.CUDA else "cpu"
-    where = device_name(asked, device)
+    where = device_name(backend_of(backend), device)
     setup = Setup(
         model,
         schemes,
@@ -146,7 +144,7 @@ def decode(
     )
     files = ResultFiles(as_json)
     if serve:
-        wanted = decoding.Serving(
+        wanted = Serving(
             split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
         )
         raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))

@@ -1,4 +1,4 @@
-"""What `decode` does once its options are read: measure, store each result, print tables."""
+"""`decode` once its options are read: measure, show progress, print tables."""
 
 from __future__ import annotations
 
@@ -6,51 +6,34 @@ import logging
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from db import queries
 from db.decode_records import DecodeRecord, ServingRecord
-from db.decode_store import add_decodes
 from db.engine import Database, open_database
-from db.records import CommitInfo, RunInfo
-from db.store import begin_run, finish_run
-from flexq_bench.cli.interrupts import ended_by_terminate
+from db.records import RunInfo
 from flexq_bench.cli.output import console, say, show_whole
-from flexq_bench.cli.resuming import check_same_work
-from flexq_bench.decode import SUITE, report
-from flexq_bench.decode import measurement as measuring
+from flexq_bench.decode import report
 from flexq_bench.decode.case import Setup
-from flexq_bench.decode.records import ServingCase
-from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
-from flexq_bench.errors import UsageError
+from flexq_bench.decode.measurement import cases_of, count_lacking
+from flexq_bench.decode.runs import (
+    Serving,
+    measure_decodes,
+    measure_servings,
+    run_to_measure,
+    serving_cases,
+    stored_decodes,
+    stored_servings,
+)
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
-from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.lifecycle import OpenRun, open_run
 from flexq_bench.runs.result_files import ResultFiles
 
-_GIB = 1 << 30
 _RESUME = "--resume"
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """batch_limits: of each serving. memory_gib: None, no limit. lengths: a file; None: drawn.
-
-    step_tokens: of prompts that are read between two steps, at most.
-    """
-
-    batch_limits: tuple[int, ...]
-    memory_gib: float | None
-    requests: int
-    longest: int
-    lengths: str | None
-    step_tokens: int
 
 
 def decode(
@@ -63,23 +46,25 @@ def decode(
     files: ResultFiles,
 ) -> int:
     """Decode every case, and say how the schemes compare; the exit code."""
-    cases = measuring.cases_of(setup, batches, prompt_tokens, new_tokens)
+    cases = cases_of(setup, batches, prompt_tokens, new_tokens)
     wanted = {case.key: setup.wanted(case) for case in cases}
     keys = list(wanted)
     records: dict[str, DecodeRecord] = {}
 
-    def measure(run: RunInfo, commit: CommitInfo, store: _Store) -> None:
-        with _progress(measuring.count_lacking(setup, cases, records)) as advance:
-            for record in measuring.decode_all(setup, cases, run, commit, dict(records)):
-                store(record)
+    def measure(run: OpenRun, stored: Callable[[], None]) -> None:
+        with _progress(count_lacking(setup, cases, records)) as advance:
+
+            def on_record(record: DecodeRecord) -> None:
+                stored()
                 records[record.case] = record
                 advance(report.decode_line(record, wanted[record.case]))
 
+            measure_decodes(run, setup, cases, records, on_record)
+
     with open_database(db, create=resume is None) as database:
-        run = _run_to_measure(database, keys, resume)
+        run = run_to_measure(database, keys, resume)
         if resume is not None:
-            with database.session() as session:
-                records |= {r.case: r for r in queries.decode_results(session, runs=[run.uuid])}
+            records |= stored_decodes(database, run)
         code = _carry_out(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     out = console(stderr=files.uses_stdout)
@@ -94,25 +79,25 @@ def serve(
     setup: Setup, wanted: Serving, resume: str | None, db: str | None, files: ResultFiles
 ) -> int:
     """Serve the same requests under every scheme and batch limit; the exit code."""
-    cases = _servings(setup, wanted)
+    cases = serving_cases(setup, wanted)
     records: dict[str, ServingRecord] = {}
     keys = [case.key(setup) for case in cases]
 
-    def measure(run: RunInfo, commit: CommitInfo, store: _Store) -> None:
+    def measure(run: OpenRun, stored: Callable[[], None]) -> None:
         lacking = [case for case in cases if case.key(setup) not in records]
-        if not lacking:
-            return
         with _progress(len(lacking)) as advance:
-            for record in measuring.serve_all(setup, lacking, run, commit):
-                store(record)
+
+            def on_record(record: ServingRecord) -> None:
+                stored()
                 records[record.case] = record
                 advance(report.serving_line(record))
 
+            measure_servings(run, setup, lacking, on_record)
+
     with open_database(db, create=resume is None) as database:
-        run = _run_to_measure(database, keys, resume)
+        run = run_to_measure(database, keys, resume)
         if resume is not None:
-            with database.session() as session:
-                records |= {r.case: r for r in queries.serving_results(session, runs=[run.uuid])}
+            records |= stored_servings(database, run)
         code = _carry_out(database, run, measure)
     ordered = [records[key] for key in keys if key in records]
     if ordered:
@@ -120,85 +105,36 @@ def serve(
     return _finish(ordered, database, run, files, code)
 
 
-def _servings(setup: Setup, wanted: Serving) -> list[ServingCase]:
-    if wanted.lengths is None:
-        requests = drawn_requests(wanted.requests, wanted.longest, setup.seed)
-        lengths = f"{LOGNORMAL}, cut to {wanted.longest // 2}"
-    else:
-        requests = read_requests(Path(wanted.lengths))[: wanted.requests]
-        lengths = Path(wanted.lengths).name
-    memory = None if wanted.memory_gib is None else round(wanted.memory_gib * _GIB)
-    # With a memory limit it is that, not a list of batches, that decides.
-    limits = wanted.batch_limits if memory is None else wanted.batch_limits[-1:]
-    if not limits:
-        raise UsageError("how many at a time? Give --batch-limit")
-    return [
-        ServingCase(
-            of.scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens, of.kv_bits
-        )
-        for of in setup.schemes
-        for limit in limits
-    ]
-
-
-def _run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
-    """A new run, or the one to go on with. Raises UsageError if that one is of other cases."""
-    if resume is None:
-        return new_run(SUITE, "manual", keys)
-    with database.session() as session:
-        summary = queries.run_by_uuid_prefix(session, resume)
-        check_same_work(summary, SUITE, current_commit())
-        run = queries.run_info(session, summary.uuid)
-    if run.plan != tuple(keys):
-        raise UsageError(
-            f"run {run.uuid[:8]} was begun with other options: repeat those, or start a new run"
-        )
-    return replace(run, status="running")
-
-
-_Store = Callable[[DecodeRecord | ServingRecord], None]
-
-
 def _carry_out(
-    database: Database,
-    run: RunInfo,
-    measure: Callable[[RunInfo, CommitInfo, _Store], None],
+    database: Database, run: RunInfo, measure: Callable[[OpenRun, Callable[[], None]], None]
 ) -> int:
-    """Declare the run, measure, each record in a transaction of its own; the exit code.
+    """Measure within the run; the exit code.
+
+    measure: called with the open run, and with a function that it calls after each stored record.
 
     Stopped, or failed after something was stored, it says how to go on.
     """
-    commit = current_commit()
-    with database.session() as session:
-        begin_run(session, run, commit)
-    log.info("run %s", run.uuid[:8])  # what --resume takes, should this process be killed
-    stored = 0
+    count = 0
 
-    def store(record: DecodeRecord | ServingRecord) -> None:
-        nonlocal stored
-        with database.session() as session:
-            add_decodes(session, [record])
-        stored += 1
+    def stored() -> None:
+        nonlocal count
+        count += 1
 
-    status = "failed"
     try:
-        with ended_by_terminate():
-            measure(run, commit, store)
-        status = "complete"
+        with open_run(database, run, current_commit()) as opened:
+            # What --resume takes, should this process be killed.
+            log.info("run %s", opened.info.uuid[:8])
+            measure(opened, stored)
     except KeyboardInterrupt:
-        status = "interrupted"
         say(
             console(stderr=True),
             f"interrupted: what was measured is stored, go on with {_again(run)}",
         )
         return INTERRUPTED
     except Exception:
-        if stored:
+        if count:
             log.warning("what was measured before is stored, go on with %s", _again(run))
         raise
-    finally:
-        with database.session() as session:
-            finish_run(session, run.uuid, status)
     return int(ExitCode.PASS)
 
 

@@ -21,7 +21,6 @@ from flexq_bench.cli.accuracy import (
     TaskDataOption,
     progress,
 )
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption, split_names
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.cli.report_files import (
@@ -34,6 +33,7 @@ from flexq_bench.cli.report_files import (
     write_reports,
 )
 from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.interrupts import ended_by_terminate
 
 if TYPE_CHECKING:
     from ci.accuracy_policy import AccuracyPolicy

@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import KernelsOption, split_names
 from flexq_bench.cli.output import console, plain, say, show_by_words
 from flexq_bench.cli.report_files import (
@@ -24,6 +23,7 @@ from flexq_bench.cli.report_files import (
 )
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.interrupts import ended_by_terminate
 
 if TYPE_CHECKING:
     from flexq_bench.measure.machine_code.comparison import OnProgress, StaticReport

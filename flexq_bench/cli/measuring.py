@@ -1,12 +1,12 @@
-"""What `run` and `sweep` have in common: from a suite to stored results and their table."""
+"""What `run` and `sweep` have in common: measure a suite or the rest of a run, and report."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -15,178 +15,144 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
-from flexq_bench.cli.interrupts import ended_by_terminate
 from flexq_bench.cli.options import BackendChoice
 from flexq_bench.cli.output import console, say, show_whole
-from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED
-from flexq_bench.measure import Tuning
+from flexq_bench.fleet.open_pool import PoolOptions, open_pool
+from flexq_bench.fleet.pool import Pool
+from flexq_bench.fleet.suite_runs import PlannedRun, measure_runs, plan_runs
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs import command_lines as invocation
 from flexq_bench.runs.cost_estimate import read_costs
-from flexq_bench.runs.executor import LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, execute_plan, new_run, verdict_of_run, worst
-from flexq_bench.runs.plan import Plan, build_plan
+from flexq_bench.runs.lifecycle import OnRecord, open_run, verdict_of_run, worst
 from flexq_bench.runs.published_numbers import keep_references
 from flexq_bench.runs.result_files import ResultFiles
+from flexq_bench.runs.resume import read_unfinished
 from flexq_bench.runs.sweep_plot import write_plot
 from flexq_bench.runs.table import problem_lines, published_table, result_line, results_table
 from flexq_bench.stats.baseline import compare_with_baseline
 from kernels.contract import Backend
-from workloads.case import Case
 from workloads.published import published_speedups
 from workloads.suite import Suite
 
-NO_CLUSTER = "none"
 RESULTS_PAGE = "http://localhost:8501/results"  # of a dashboard with the default port
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class FleetSetup:
-    """What only a cluster has. gpus: SKUs or globs; empty: every kind there is.
+class RunOptions:
+    """Where to store, where to measure, and what to write beside.
 
-    repeat: how often each case is measured, on different GPUs of its kind where there are several.
-    times: as `--times` has it; None: the defaults.
-    """
-
-    gpus: tuple[str, ...] = ()
-    repeat: int = 1
-    times: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """Where to measure, where to store, and what to write beside.
-
-    seed None: of the run, or 0. streams: say how long it will take, and each result as it comes.
+    streams: say how long it will take, and each result as it comes.
     """
 
     db: str | None
-    cluster: str = NO_CLUSTER
-    fleet: FleetSetup = field(default_factory=FleetSetup)
-    backend: BackendChoice = BackendChoice.AUTO
-    device: str | None = None
-    seed: int | None = None
-    tuning: Tuning = Tuning.REMEMBERED
+    pool: PoolOptions = field(default_factory=PoolOptions)
     files: ResultFiles = field(default_factory=ResultFiles)
     streams: bool = False
 
     @property
     def people(self) -> Console:
-        """Where the table goes."""
+        """The console that the table goes to."""
         return console(stderr=self.files.uses_stdout)
 
 
-def measure_suite(suite: Suite, asked_kernels: Sequence[str], trigger: str, setup: Setup) -> int:
-    """Measure a suite as a new run, on a cluster one for each kind of GPU; the exit code."""
-    if setup.cluster != NO_CLUSTER:
-        from flexq_bench.cli.fleet_runs import measure_on_fleet
-
-        return measure_on_fleet(suite, asked_kernels, trigger, setup)
-    with open_database(setup.db) as database:
-        keep_references(database)
-        executor = local_executor(setup)
-        plan = build_plan(suite, executor.backend, executor.capability, asked_kernels=asked_kernels)
-        warn_of_skipped(plan)
-        executor.check(plan.cases)
-        run = new_run(plan.suite, trigger, plan.keys)
-        announce(database, [(executor.gpu, 1, plan.cases)], setup)
-        return carry_out(database, executor, plan.cases, run, current_commit(), setup)
-
-
-def announce(
-    database: Database, works: Sequence[tuple[str, int, Sequence[Case]]], setup: Setup
-) -> None:
-    """Say how much there is to measure, and how long it takes if anything like it was measured.
-
-    works: SKU, how many of it, and the cases for it.
-    """
-    if not setup.streams:
-        return
-    for gpu, devices, cases in works:
-        with database.session() as session:
-            seconds = read_costs(session, gpu).total(cases)
-        known = "nothing like it was measured before"
-        took = known if seconds is None else f"about {seconds / devices:.0f} s"
-        say(setup.people, f"{len(cases)} cases on {devices} × {gpu}: {took}")
-
-
-def warn_of_skipped(plan: Plan) -> None:
-    if plan.skipped:
-        log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
-
-
-def asked_backend(setup: Setup) -> Backend | None:
-    """None: the best there is."""
-    if setup.backend is BackendChoice.AUTO:
+def backend_of(choice: BackendChoice) -> Backend | None:
+    """The backend asked for; None: the best there is."""
+    if choice is BackendChoice.AUTO:
         return None
-    return "cuda" if setup.backend is BackendChoice.CUDA else "cpu"
+    return "cuda" if choice is BackendChoice.CUDA else "cpu"
 
 
-def local_executor(setup: Setup) -> LocalExecutor:
-    """This process on the device asked for. Raises UsageError if the options don't fit together."""
-    if setup.fleet.gpus or setup.fleet.repeat > 1:
-        raise UsageError(
-            "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
+def measure_suite(
+    suite: Suite, asked_kernels: Sequence[str], trigger: str, options: RunOptions
+) -> int:
+    """Measure a suite as new runs, one for each kind of device; the exit code."""
+    commit = current_commit()
+    with open_database(options.db) as database:
+        keep_references(database)
+        with open_pool(database, options.pool, commit) as pool:
+            planned = plan_runs(pool, suite, asked_kernels, trigger)
+            announce(database, planned, options)
+            return carry_out(database, pool, planned, commit, options)
+
+
+def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
+    """Go on with an interrupted run; the exit code.
+
+    Raises UsageError if it is another suite's, or was begun at another commit, on another backend
+    or on a GPU that is not there: its numbers would not belong together.
+    """
+    commit = current_commit()
+    here = options.pool
+    with open_database(options.db, create=False) as database:
+        # Repetitions are a cluster's: this process alone measures what has no result at all.
+        unfinished = read_unfinished(
+            database, prefix, suite_name, commit, repetitions=not here.is_local
         )
-    device = device_name(asked_backend(setup), setup.device)
-    return LocalExecutor(device, seed=setup.seed or 0, tuning=setup.tuning)
+        run, first = unfinished.run, unfinished.first
+        if not unfinished.cases:
+            with open_run(database, run, commit):
+                pass  # nothing is left: it is complete
+            return report(database, run, options)
+        if first is not None:
+            is_free = here.backend is None and here.device is None
+            backend: Backend | None = "cuda" if first.backend == "cuda" else "cpu"
+            here = replace(
+                here,
+                backend=backend if is_free else here.backend,
+                seed=first.seed if here.seed is None else here.seed,
+            )
+        if not here.is_local:
+            here = replace(here, repeat=1)  # the run has its jobs
+        with open_pool(database, here, commit) as pool:
+            kind = pool.kind_to_resume(run, first)
+            pool.check(unfinished.cases)
+            rest = PlannedRun(run, kind, unfinished.cases)
+            return carry_out(database, pool, [rest], commit, replace(options, pool=here))
 
 
-def device_name(asked: Backend | None, device: str | None) -> str:
-    """The device asked for, else the backend's first, else the best there is."""
-    if device is not None:
-        if asked is not None and not device.startswith(asked):
-            raise UsageError(f"--device {device} is not of --backend {asked}: drop one of them")
-        return device
-    if asked is not None:
-        return asked
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def announce(database: Database, planned: Sequence[PlannedRun], options: RunOptions) -> None:
+    """Say how much there is to measure, and how long it takes if anything like it was measured."""
+    if not options.streams:
+        return
+    for one in planned:
+        with database.session() as session:
+            seconds = read_costs(session, one.kind.gpu).total(one.cases)
+        known = "nothing like it was measured before"
+        took = known if seconds is None else f"about {seconds / one.kind.workers:.0f} s"
+        say(
+            options.people,
+            f"{len(one.cases)} cases on {one.kind.workers} × {one.kind.gpu}: {took}",
+        )
 
 
 def carry_out(
     database: Database,
-    executor: LocalExecutor,
-    cases: Sequence[Case],
-    run: RunInfo,
+    pool: Pool,
+    planned: Sequence[PlannedRun],
     commit: CommitInfo,
-    setup: Setup,
+    options: RunOptions,
 ) -> int:
-    """Execute in this process, report, and say how to go on if it was stopped; the exit code."""
-
-    def measure(on_record: OnRecord) -> None:
-        execute_plan(database, executor, cases, run, commit, on_record=on_record)
-
-    return carry_out_and_report(database, [run], len(cases), measure, setup)
-
-
-def carry_out_and_report(
-    database: Database,
-    runs: Sequence[RunInfo],
-    total: int,
-    measure: Callable[[OnRecord], None],
-    setup: Setup,
-) -> int:
-    """Measure, report every run, and say how to go on if it was stopped; the worst exit code.
-
-    total: results that are to come. measure: stores each and then tells of it.
-    """
+    """Measure, report every run, and say how to go on if it was stopped; the worst exit code."""
+    runs = [one.run for one in planned]
     resume = " and ".join(
         invocation.command(
             "run", "--resume", run.uuid[:8], *invocation.database_arguments(database)
         )
         for run in runs
     )
+    with database.session() as session:
+        stored = queries.progress(session, run_uuids=[run.uuid for run in runs])
+    new = options.pool.repeat * sum(len(one.cases) for one in planned)
+    total = max(new, sum(one.open for one in stored))
     try:
-        with ended_by_terminate(), progress(total, streams=setup.streams) as advance:
-            measure(advance)
+        with progress(total, streams=options.streams) as advance:
+            measure_runs(database, pool, planned, commit, advance)
     except KeyboardInterrupt:
         for run in runs:
-            report(database, run, setup)
+            report(database, run, options)
         say(
             console(stderr=True),
             f"interrupted: what was measured is stored, go on with {resume}",
@@ -195,10 +161,10 @@ def carry_out_and_report(
     except Exception:
         log.warning("what was measured before is stored, go on with %s", resume)
         raise
-    return worst(report(database, run, setup) for run in runs)
+    return worst(report(database, run, options) for run in runs)
 
 
-def report(database: Database, run: RunInfo, setup: Setup) -> int:
+def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     """Print the table, write the files, and say where everything is; the exit code."""
     with database.session() as session:
         results = queries.run_results(session, run.uuid)
@@ -207,7 +173,7 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
         unmeasured = queries.jobs_of(session, run.uuid, states=("no-device",))
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
-    out = setup.people
+    out = options.people
     show_whole(out, results_table(compare_with_baseline(results)))
     published = published_table(results, published_speedups(run.suite))
     if published is not None:
@@ -219,11 +185,11 @@ def report(database: Database, run: RunInfo, setup: Setup) -> int:
     for reason, count in Counter(job.reason for job in unmeasured).most_common():
         say(out, f"no-device: {count} × {reason}")
     say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
-    setup.files.write(records)
-    if setup.files.plot is not None:
-        drawn = write_plot(results, Path(setup.files.plot))
-        say(out, f"plot: {setup.files.plot}, {drawn} shapes")
-    for path in setup.files.paths:
+    options.files.write(records)
+    if options.files.plot is not None:
+        drawn = write_plot(results, Path(options.files.plot))
+        say(out, f"plot: {options.files.plot}, {drawn} shapes")
+    for path in options.files.paths:
         say(out, f"records: {path}")
     show = invocation.command("dashboard", *invocation.database_arguments(database))
     say(out, f"look at them: {show}, then {RESULTS_PAGE}?run={run.uuid[:8]}")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -32,10 +31,9 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from ci.nightly import KindReport, Rules, Site
+    from ci.nightly import KindReport, Rules
     from db.engine import Database
-    from db.records import CommitInfo
-    from flexq_bench.cli.measuring import Setup
+    from flexq_bench.fleet import PoolOptions
 
 
 def nightly(
@@ -83,9 +81,10 @@ def nightly(
     """
     from ci.nightly import Rules, conclude, measure_night
     from db.engine import open_database
-    from flexq_bench.cli.interrupts import ended_by_terminate
-    from flexq_bench.cli.measuring import FleetSetup, Setup, progress
+    from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
+    from flexq_bench.fleet import PoolOptions, open_pool
+    from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.runs.command_lines import command, database_arguments
     from workloads.suites import load_suite
@@ -94,18 +93,26 @@ def nightly(
         raise UsageError(f"--report {report}: there is no such folder: make it first")
     chosen, commit = load_suite(suite), current_commit()
     tuning = tuning_of(no_tune=no_tune, retune=retune)
-    fleet = FleetSetup(split_names(gpus) or (), repeat, times)
-    setup = Setup(db, cluster, fleet, backend, device, seed, tuning)
+    options = PoolOptions(
+        cluster,
+        backend_of(backend),
+        device,
+        seed,
+        tuning,
+        split_names(gpus) or (),
+        repeat,
+        times,
+    )
     with open_database(db) as database, ended_by_terminate():
         name = _unfinished(database, chosen.name) if resume else night or f"{datetime.now(UTC):%F}"
         rules = Rules(name, _repository(), canaries, alerting=alert)
         try:
-            with _site(database, setup, commit) as site, progress(None) as advance:
-                nights = measure_night(database, site, chosen, commit, rules, on_record=advance)
+            with open_pool(database, options, commit) as pool, progress(None) as advance:
+                present = [kind.gpu for kind in pool.kinds]
+                nights = measure_night(database, pool, chosen, commit, rules, on_record=advance)
                 _remember_releases(database, rules.repository)
-                reports = [conclude(database, site, info, commit, rules) for info in nights]
-                present = [kind.gpu for kind in site.kinds]
-            _backfill(database, setup, chosen.name, present, rules, backfill)
+                reports = [conclude(database, pool, info, commit, rules) for info in nights]
+            _backfill(database, options, db, chosen.name, present, rules, backfill)
         except KeyboardInterrupt:
             again = command("nightly", suite, "--night", name, *database_arguments(database))
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
@@ -143,41 +150,26 @@ def _repository() -> Path | None:
         return None
 
 
-@contextmanager
-def _site(database: Database, setup: Setup, commit: CommitInfo) -> Iterator[Site]:
-    from ci.nightly_pools import FleetSite, LocalSite
-    from flexq_bench.cli.measuring import (
-        NO_CLUSTER,
-        asked_backend,
-        device_name,
-        local_executor,
-    )
-
-    if setup.cluster == NO_CLUSTER:
-        device = device_name(asked_backend(setup), setup.device)
-        yield LocalSite(database, local_executor(setup), device, commit)
-        return
-    from flexq_bench.cli.fleet_runs import chosen_kinds, fleet_of
-
-    with fleet_of(database, setup, commit) as fleet:
-        kinds = chosen_kinds(fleet, setup)
-        yield FleetSite(fleet, kinds, repeat=setup.fleet.repeat, seed=setup.seed or 0)
-
-
 def _backfill(
-    database: Database, setup: Setup, suite: str, gpus: Sequence[str], rules: Rules, cases: int
+    database: Database,
+    pool: PoolOptions,
+    db: str | None,
+    suite: str,
+    gpus: Sequence[str],
+    rules: Rules,
+    cases: int,
 ) -> None:
-    """After the fleet is let go: each gap's own code starts its own."""
+    """Fill gaps after the pool is closed: the code of each gap opens its own."""
     from ci.backfill import fill_gap, find_gaps, resume_in
     from flexq_bench.cli.output import console, say
 
     if rules.repository is None or not cases:
         return
-    options = ["--cluster", setup.cluster, "--seed", str(setup.seed or 0)]
-    if setup.device is not None:
-        options += ["--device", setup.device]
-    if setup.db is not None:
-        options += ["--db", setup.db if "://" in setup.db else str(Path(setup.db).absolute())]
+    options = ["--cluster", pool.cluster, "--seed", str(pool.seed or 0)]
+    if pool.device is not None:
+        options += ["--device", pool.device]
+    if db is not None:
+        options += ["--db", db if "://" in db else str(Path(db).absolute())]
     for gap in find_gaps(database, suite, gpus, night=rules.night, cases=cases):
         filled = fill_gap(database, gap, rules.repository, options, resume=resume_in)
         done = gap.missing - filled.left

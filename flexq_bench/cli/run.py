@@ -72,7 +72,8 @@ def run(
     Exit code 0: measured; 1: a kernel is wrong; 4: planned results are missing; 5: a case failed,
     or this machine or the database did; 130: interrupted (go on with --resume).
     """
-    from flexq_bench.cli import measuring, resuming
+    from flexq_bench.cli import measuring
+    from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
     from workloads.suites import list_suites, load_suite
 
@@ -81,19 +82,26 @@ def run(
     )
     sizes = split_sizes(m)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
-    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
-    setup = measuring.Setup(
-        db, cluster, fleet, backend, device, seed, tuning, ResultFiles(as_json, out)
+    pool = PoolOptions(
+        cluster,
+        measuring.backend_of(backend),
+        device,
+        seed,
+        tuning,
+        split_names(gpus) or (),
+        repeat,
+        times,
     )
+    options = measuring.RunOptions(db, pool, ResultFiles(as_json, out))
     if resume is not None:
         if sizes is not None or any(asked is not None for asked in restrictions.values()):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
-        raise typer.Exit(resuming.resume_run(resume, suite, setup))
+        raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
     chosen = load_suite(suite).restrict(m=sizes, **restrictions)
     asked = restrictions["kernels"] or ()
-    raise typer.Exit(measuring.measure_suite(chosen, asked, _known_trigger(trigger), setup))
+    raise typer.Exit(measuring.measure_suite(chosen, asked, _known_trigger(trigger), options))
 
 
 def _known_trigger(trigger: str) -> str:

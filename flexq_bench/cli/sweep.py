@@ -90,13 +90,23 @@ def sweep(
     stored like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.cli import measuring
+    from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
     asked = split_names(kernels)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
-    fleet = measuring.FleetSetup(split_names(gpus) or (), repeat, times)
+    pool = PoolOptions(
+        cluster,
+        measuring.backend_of(backend),
+        device,
+        seed,
+        tuning,
+        split_names(gpus) or (),
+        repeat,
+        times,
+    )
     files = ResultFiles(as_json, out, plot)
-    setup = measuring.Setup(db, cluster, fleet, backend, device, seed, tuning, files, streams=True)
+    options = measuring.RunOptions(db, pool, files, streams=True)
     if like is not None:
         if n is not None or k is not None or model is not None or queue:
             raise UsageError("--like has the run's own shapes: drop --n, --k, --model and --queue")
@@ -111,7 +121,7 @@ def sweep(
         if queue:
             from flexq_bench.cli.sweep_like import queue_sweep
 
-            queue_sweep(chosen, setup)
+            queue_sweep(chosen, options)
             raise typer.Exit(0)
         suite = chosen.suite()
-    raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", setup))
+    raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", options))

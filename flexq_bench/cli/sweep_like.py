@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from db import queries
 from db.engine import open_database
-from flexq_bench.cli.measuring import Setup
-from flexq_bench.cli.options import BackendChoice
+from flexq_bench.cli.measuring import RunOptions
 from flexq_bench.cli.output import say
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.requests import submit, sweep_request
@@ -54,21 +53,21 @@ def suite_like(
     return Suite("sweep", f"like run {run.uuid[:8]} of {run.suite}", "", tuple(groups))
 
 
-def queue_sweep(sweep: Sweep, setup: Setup) -> None:
+def queue_sweep(sweep: Sweep, options: RunOptions) -> None:
     """Queue a sweep for the first worker that fits. Raises UsageError, LimitError."""
-    gpus = setup.fleet.gpus
+    gpus = options.pool.gpus
     if len(gpus) > 1:
         raise UsageError(f"--queue takes one kind of GPU, got {', '.join(gpus)}: queue one each")
-    with open_database(setup.db) as database, database.session() as session:
+    with open_database(options.db) as database, database.session() as session:
         request = sweep_request(
             session,
             sweep,
             requester=invocation.user_name(),
             gpu="".join(gpus),
-            backend="cpu" if setup.backend is BackendChoice.CPU else "cuda",
+            backend=options.pool.backend or "cuda",
         )
         submit(session, request)
         arguments = invocation.database_arguments(database)
     took = "" if request.expected_s is None else f", about {request.expected_s:.0f} s"
-    say(setup.people, f"queued request {request.uuid[:8]}: {request.cases} cases{took}")
-    say(setup.people, f"see how far it is: {invocation.command('status', *arguments)}")
+    say(options.people, f"queued request {request.uuid[:8]}: {request.cases} cases{took}")
+    say(options.people, f"see how far it is: {invocation.command('status', *arguments)}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,11 +17,6 @@ from flexq_bench.cli.options import (
     SeedOption,
     TimesOption,
 )
-
-if TYPE_CHECKING:
-    from db.engine import Database
-    from flexq_bench.cli.measuring import Setup
-    from flexq_bench.fleet.request_worker import Station
 
 log = logging.getLogger(__name__)
 
@@ -49,28 +42,31 @@ def worker(
     It ends when its kernels' sources change: what started it starts the new ones.
     """
     from db.engine import open_database
-    from flexq_bench.cli.interrupts import ended_by_terminate
-    from flexq_bench.cli.measuring import FleetSetup, Setup
+    from flexq_bench.cli.measuring import backend_of
     from flexq_bench.cli.output import console, say
+    from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.fleet.request_worker import serve_next, server_name
+    from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
     out = console()
-    setup = Setup(db, cluster, FleetSetup(times=times), backend, device, seed)
+    options = PoolOptions(cluster, backend_of(backend), device, seed, times=times)
     with (
         open_database(db) as database,
-        _stations(database, setup) as stations,
+        open_pool(database, options, current_commit(), registers=True) as pool,
         ended_by_terminate(),
     ):
         name, sources = server_name(), source_hash(ROOT)
-        kinds = ", ".join(station.kind.gpu for station in stations())
+        kinds = ", ".join(kind.gpu for kind in pool.kinds)
         say(out, f"{name} serves {kinds} from {database.url}")
         while source_hash(ROOT) == sources:
             served = None
-            for station in stations():
+            pool.refresh()
+            for kind in pool.kinds:
                 served = served or serve_next(
                     database,
-                    station,
+                    pool,
+                    kind,
                     current_commit(),
                     name,
                     on_record=lambda record: log.info("%s: %s", record.case, record.status),
@@ -84,28 +80,3 @@ def worker(
             else:
                 time.sleep(poll)
         say(out, "the kernels' sources changed since this worker began: start it again")
-
-
-@contextmanager
-def _stations(database: Database, setup: Setup) -> Iterator[Callable[[], Sequence[Station]]]:
-    """What tells the stations that there are now."""
-    from flexq_bench.cli.measuring import NO_CLUSTER, local_executor
-    from flexq_bench.fleet.presence import present
-    from flexq_bench.fleet.request_worker import local_station
-    from flexq_bench.repository.provenance import current_commit
-
-    if setup.cluster == NO_CLUSTER:
-        executor = local_executor(setup)
-        with present(database, executor.worker):
-            station = local_station(database, executor, current_commit())
-            yield lambda: (station,)
-        return
-    from flexq_bench.cli.fleet_runs import fleet_of
-
-    with fleet_of(database, setup, current_commit()) as fleet:
-
-        def stations() -> Sequence[Station]:
-            fleet.refresh()
-            return [fleet.station(kind) for kind in fleet.kinds]
-
-        yield stations

@@ -1,10 +1,28 @@
-"""Measuring on a Ray cluster: one actor per GPU, or per CPU slot where there is no GPU."""
+"""The pool that measures: this process, or a Ray cluster with one actor per GPU or CPU slot.
+
+`open_pool` chooses. On a cluster a coordinator leases jobs to workers, stores their results as they
+come and replaces workers that are lost.
+"""
 
 from __future__ import annotations
 
-from flexq_bench.fleet.coordinator import Work
-from flexq_bench.fleet.fleet import Fleet, Kind, open_fleet
-from flexq_bench.fleet.ray_pool import RayCrew
+from flexq_bench.fleet.open_pool import NO_CLUSTER, PoolOptions, device_name, open_pool
+from flexq_bench.fleet.pool import Kind, Pool, Work
+from flexq_bench.fleet.ray_pool import RayPool, open_ray_pool
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times, parse_times
 
-__all__ = ["Fleet", "Kind", "RayCrew", "Times", "Work", "open_fleet", "parse_times"]
+__all__ = [
+    "NO_CLUSTER",
+    "Kind",
+    "Pool",
+    "PoolOptions",
+    "RayPool",
+    "RayWorkers",
+    "Times",
+    "Work",
+    "device_name",
+    "open_pool",
+    "open_ray_pool",
+    "parse_times",
+]

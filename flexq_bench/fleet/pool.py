@@ -1,91 +1,87 @@
-"""Workers as the coordinator sees them: it starts cases, and is told what became of them."""
+"""A pool: the devices that measure, which are this process's own or those of a Ray cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
-from db.tuning import ChoiceInfo
-from flexq_bench.measure import Measured
-from flexq_bench.runs.executor import Worker
+from db.records import Record, RunInfo
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts import Compared
+from kernels.contract import Backend, Capability
 from workloads.case import Case
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A worker process that is ready. uuid: of the process; software: what its choices hold for."""
+class Kind:
+    """A kind of device that a pool has, and how many of it."""
 
-    uuid: str
-    worker: Worker
-    software: str = ""
+    gpu: str  # SKU; of a CPU its model name
+    backend: Backend
+    capability: Capability | None  # None: a CPU
+    workers: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Cases of an open run that have no result yet, for one kind of device."""
+
+    run: OpenRun
+    gpu: str  # SKU
+    cases: Sequence[Case]
 
     @property
-    def gpu(self) -> str:
-        return self.worker.device.sku
+    def keys(self) -> tuple[str, ...]:
+        """The cases' keys."""
+        return tuple(case.key for case in self.cases)
+
+
+class Pool(Protocol):
+    """Devices that measure. `open_pool` chooses between the implementations."""
 
     @property
-    def device(self) -> str:
-        return self.worker.device.uuid
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A case's result, and the configurations that were chosen on the way."""
-
-    measured: Measured
-    choices: tuple[ChoiceInfo, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    member: Member
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    member: str  # uuid
-    report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A worker is no more. blameless: what it held did not do it (its node or device went)."""
-
-    member: str  # uuid
-    reason: str
-    blameless: bool = False
-
-
-Event = Joined | Finished | Lost
-
-
-class Crew(Protocol):
-    """Workers, each on a device of its own. Those that are lost are replaced by themselves."""
-
-    def poll(self, timeout_s: float) -> Sequence[Event]:
-        """What happened since, waiting at most so long for the first of it."""
+    def kinds(self) -> Sequence[Kind]:
+        """The kinds of device that are there now, or those of them that were asked for."""
         ...
 
-    def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
-        """Have an idle worker measure a case; a Finished or a Lost follows.
+    def refresh(self) -> None:
+        """Take in devices that came, and leave out those that are lost."""
+        ...
 
-        choices: others' configurations that it has not been told of.
+    def check(self, cases: Sequence[Case]) -> None:
+        """Raise MeasureError if a case does not fit the memory of this process's device.
+
+        A cluster raises nothing: there such a case becomes a job without a device.
         """
         ...
 
-    def end(self, member: str, reason: str) -> None:
-        """Kill a worker's process, whatever it does; a Lost follows."""
-        ...
+    def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
+        """Measure the works and store each result as it comes; then call on_record with it.
 
-    def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        """By key, why cases can't be measured on this worker's device; it must be idle.
-
-        Raises InfrastructureError if it doesn't answer; a Lost follows then.
+        A case that fails is a result. A run that could not be measured whole is given the status
+        that it ends with. Raises InfrastructureError, and what on_record raises.
         """
         ...
 
-    @property
-    def arriving(self) -> int:
-        """Workers that are being started."""
+    def machine(self, gpu: str) -> Machine:
+        """One device of this kind, as verdicts name it."""
+        ...
+
+    def compare(
+        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+    ) -> Sequence[Compared]:
+        """Compare two commits by interleaved A/B measurement on one device of this kind.
+
+        Raises what compare_commits raises, InfrastructureError if no such device is free.
+        """
+        ...
+
+    def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
+        """The kind that measures what a run lacks. first: a result that it has; None: none.
+
+        Raises UsageError if the pool has no device that fits the results of the run.
+        """
         ...

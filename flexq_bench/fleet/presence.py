@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from db.engine import Database
 from db.errors import DatabaseError
 from db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
-from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.worker import Worker
 
 EVERY = timedelta(seconds=20)
 

@@ -1,4 +1,4 @@
-"""What runs in a Ray worker process that compares two commits on the GPU that it was given."""
+"""The actor that compares two commits on the GPU that Ray gave it."""
 
 from __future__ import annotations
 

@@ -1,263 +1,197 @@
-"""A crew whose workers are Ray actors: one on each GPU of the cluster, or on each CPU slot."""
+"""A pool of the workers of a Ray cluster, whose jobs a coordinator hands out."""
 
 from __future__ import annotations
 
 import logging
-import time
-import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
+from pathlib import Path
 
-from db.tuning import ChoiceInfo
-from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.exit_reasons import is_of_node, reason_of
-from flexq_bench.fleet.pool import Event, Finished, Joined, Lost, Member, Report
-from flexq_bench.fleet.ray_nodes import Seat, is_alive, seats
-from flexq_bench.fleet.ray_session import ray_session
-from flexq_bench.fleet.ray_worker import Greeting, MeterActor
+from db import queries
+from db.engine import Database
+from db.errors import DatabaseError
+from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
+from db.records import CommitInfo, Record, RunInfo
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.fleet.coordinator import Coordinator
+from flexq_bench.fleet.device_offsets import store_offsets
+from flexq_bench.fleet.pool import Kind, Work
+from flexq_bench.fleet.ray_comparer import ComparerActor
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
-from flexq_bench.measure import Tuning
-from flexq_bench.repository.provenance import ROOT, source_hash
-from kernels.contract import Backend
+from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.runs.cost_estimate import read_costs
+from flexq_bench.runs.lifecycle import OnRecord
+from flexq_bench.runs.machine import Machine
 from workloads.case import Case
-
-_FAILURES = 3  # in a row, after which nobody waits for a seat; it is still tried now and then
-_LONGEST_PAUSE_S = 60.0
+from workloads.names import unknown
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Actor:
-    """An actor on a seat. uuid empty: it has not said that it is ready."""
+class RayPool:
+    """Use `open_ray_pool`. One set of works at a time.
 
-    seat: Seat
-    handle: Any
-    waits_for: Any  # the reference to its answer; None: it is idle
-    since: float
-    uuid: str = ""
-    gpu: str = ""
-
-
-@dataclass(slots=True)
-class _Trouble:
-    """What went wrong on a seat since the last case that went well there."""
-
-    failures: int = 0
-    retry_at: float = 0.0
-    reason: str = field(default="")
-
-
-class RayCrew:
-    """Workers on all GPUs that a cluster has, also on nodes that join later.
-
-    address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs.
-    actor: the class of the workers, called with backend, seed and tuning.
-    Opening it raises InfrastructureError if Ray can't be started or reached, or has no GPU where
-    GPUs are asked for.
+    gpus: SKUs or globs of the kinds that are used; empty: all. repeat: how often each case is
+    measured. seed: of comparisons.
     """
 
     def __init__(
         self,
-        address: str,
+        database: Database,
+        workers: RayWorkers,
+        commit: CommitInfo,
+        times: Times,
         *,
-        backend: Backend | None,
-        seed: int,
-        tuning: Tuning = Tuning.REMEMBERED,
-        times: Times | None = None,
-        actor: type = MeterActor,
+        gpus: Sequence[str] = (),
+        repeat: int = 1,
+        seed: int = 0,
     ) -> None:
-        self._address, self._asked = address, backend
-        self.backend: Backend = backend or "cpu"
-        self._seed, self._tuning, self._class = seed, tuning, actor
-        self._times = times or Times()
-        self._actors: dict[Seat, _Actor] = {}
-        self._trouble: dict[Seat, _Trouble] = {}
-        self._seats: tuple[Seat, ...] = ()
-        self._events: list[Event] = []
-        self._next_scan = 0.0
-        self._sources = source_hash(ROOT)
-        self._open = ExitStack()
-
-    def __enter__(self) -> Self:
-        gpus = 0 if self._asked == "cpu" else None
-        with ExitStack() as opening:
-            opening.enter_context(ray_session(self._address, gpus=gpus))
-            import ray
-
-            found = ray.cluster_resources().get("GPU", 0)
-            if self._asked == "cuda" and not found:
-                raise InfrastructureError(
-                    f"the cluster ({self._address}) has no GPU: use --backend cpu, or add a node"
-                )
-            self.backend = self._asked or ("cuda" if found else "cpu")
-            self._scan()
-            self._open = opening.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._actors.clear()
-        self._open.close()
-
-    @property
-    def arriving(self) -> int:
-        return sum(
-            self._troubles(seat).failures < _FAILURES
-            for seat in self._seats
-            if seat not in self._actors or not self._actors[seat].uuid
+        self._database, self._workers = database, workers
+        self._gpus, self.repeat, self._seed = tuple(gpus), repeat, seed
+        self._on_record: OnRecord = lambda record: None
+        self._coordinator = Coordinator(
+            database, workers, commit, times, on_record=lambda record: self._on_record(record)
         )
 
-    @property
-    def refusals(self) -> tuple[str, ...]:
-        """Why there are no workers on seats."""
-        seated = {seat for seat, actor in self._actors.items() if actor.uuid}
-        reasons = (t.reason for seat, t in self._trouble.items() if seat not in seated)
-        return tuple(dict.fromkeys(filter(None, reasons)))
+    def gather(self) -> None:
+        """Wait for the workers.
 
-    def poll(self, timeout_s: float) -> Sequence[Event]:
-        import ray
-
-        if time.monotonic() >= self._next_scan:
-            self._scan()
-        self._start_missing()
-        waiting = {a.waits_for: a for a in self._actors.values() if a.waits_for is not None}
-        if not self._events and waiting:
-            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
-            if ready:  # all that have come meanwhile are one transaction
-                ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
-            for reference in ready:
-                self._answer(waiting[reference], reference)
-        elif not self._events:
-            time.sleep(min(timeout_s, self._times.scan))
-        self._refuse_late()
-        events, self._events = self._events, []
-        return events
-
-    def start(self, member: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
-        actor = self._of(member)
-        actor.waits_for = actor.handle.measure.remote(case, tuple(choices))
-
-    def end(self, member: str, reason: str) -> None:
-        self._lose(self._of(member), reason, blameless=False)
-
-    def unfit(self, member: str, cases: Sequence[Case]) -> Mapping[str, str]:
-        import ray
-
-        actor = self._of(member)
-        try:
-            answer = actor.handle.unfit.remote(tuple(cases))
-            reasons: dict[str, str] = ray.get(answer, timeout=self._times.start)
-        except ray.exceptions.RayError as error:
-            reason = reason_of(error)
-            self._lose(actor, reason, blameless=False)
-            raise InfrastructureError(f"a worker did not answer: {reason}") from error
-        return reasons
-
-    def lend(self, gpu: str, borrower: type, method: str, *arguments: Any) -> Any:
-        """Have an actor of another class do one thing on a GPU of this kind, whose worker goes.
-
-        What it raises is raised here. Raises InfrastructureError if no worker of the kind is idle.
+        Raises InfrastructureError if none comes, UsageError if no worker is of a kind asked for.
         """
-        import ray
+        self._coordinator.gather()
+        if not self._coordinator.workers:
+            reasons = "; ".join(self._workers.refusals) or "it has no devices"
+            raise InfrastructureError(f"no worker started on this cluster: {reasons}")
+        known = [kind.gpu for kind in self._all_kinds()]
+        for pattern in self._gpus:
+            if not any(fnmatchcase(gpu, pattern) for gpu in known):
+                raise UsageError(unknown("GPU", pattern, known))
 
-        actor = next(
-            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.waits_for is None),
-            None,
+    def dismiss(self) -> None:
+        """Mark the workers as stopped."""
+        self._coordinator.dismiss()
+
+    @property
+    def kinds(self) -> Sequence[Kind]:
+        return tuple(
+            kind
+            for kind in self._all_kinds()
+            if not self._gpus or any(fnmatchcase(kind.gpu, one) for one in self._gpus)
         )
-        if actor is None:
-            raise InfrastructureError(f"no {gpu} is free: see `flexq-bench status`")
-        seat = actor.seat
-        self._lose(actor, "its GPU was lent to a comparison", blameless=True)
-        self._trouble.pop(seat, None)
-        handle = seat.create(borrower, self._seed, self._tuning)
+
+    def refresh(self) -> None:
+        self._coordinator.gather()
+
+    def check(self, cases: Sequence[Case]) -> None:
+        """Do nothing: a case that fits no device becomes a job without a device."""
+
+    def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
+        self._on_record = on_record
         try:
-            return ray.get(getattr(handle, method).remote(*arguments))
-        except ray.exceptions.RayActorError as error:
-            raise InfrastructureError(f"a comparison on {gpu} ended: {reason_of(error)}") from error
+            for work in works:
+                self._declare(work)
+            self._coordinator.carry_out(works)
+            self._interrupt_unmeasured(works)
         finally:
-            ray.kill(handle)
+            self._store_offsets(works)
 
-    def _scan(self) -> None:
-        self._next_scan = time.monotonic() + self._times.scan
-        self._seats = seats(self.backend, local=self._address == "local")
+    def machine(self, gpu: str) -> Machine:
+        ready = next(one for one in self._coordinator.workers if one.gpu == gpu)
+        return Machine(self._workers.backend, ready.worker.device)
 
-    def _start_missing(self) -> None:
-        now = time.monotonic()
-        for seat in self._seats:
-            if seat not in self._actors and self._troubles(seat).retry_at <= now:
-                handle = seat.create(self._class, self._seed, self._tuning)
-                self._actors[seat] = _Actor(seat, handle, handle.describe.remote(), now)
+    def compare(
+        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+    ) -> list[CaseComparison]:
+        self._coordinator.gather()
+        compared: list[CaseComparison] = self._workers.run_instead(
+            gpu, ComparerActor, "compare", repository, base, head, tuple(cases), self._seed
+        )
+        self._coordinator.gather()
+        return compared
 
-    def _answer(self, actor: _Actor, reference: Any) -> None:
-        import ray
-
-        actor.waits_for = None
-        try:
-            answer = ray.get(reference)
-        except InfrastructureError as error:
-            self._lose(actor, reason_of(error), blameless=True)
-        except ray.exceptions.RayError as error:
-            reason = reason_of(error)
-            self._lose(actor, reason, blameless=not is_alive(actor.seat.node) or is_of_node(reason))
-        else:
-            if isinstance(answer, Greeting):
-                self._greet(actor, answer)
-            else:
-                self._report(actor, answer)
-
-    def _report(self, actor: _Actor, report: Report) -> None:
-        self._trouble.pop(actor.seat, None)
-        self._events.append(Finished(actor.uuid, report))
-
-    def _greet(self, actor: _Actor, greeting: Greeting) -> None:
-        if greeting.sources != self._sources:
-            host = greeting.worker.environment.get("host", actor.seat.host)
-            self._lose(
-                actor,
-                f"{host} has other kernel sources than this machine: install this commit there",
-                blameless=True,
+    def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
+        kinds = {kind.gpu: kind for kind in self.kinds}
+        if first is None and len(kinds) == 1:
+            return next(iter(kinds.values()))
+        if first is None:
+            raise UsageError(
+                f"run {run.uuid[:8]} has no result that tells its kind of GPU, and this cluster "
+                f"has {', '.join(kinds)}: say which with --gpus"
             )
-            self._troubles(actor.seat).failures = _FAILURES
-            return
-        actor.uuid, actor.gpu = str(uuid.uuid4()), greeting.worker.device.sku
-        self._events.append(Joined(Member(actor.uuid, greeting.worker, greeting.software)))
+        if first.gpu not in kinds:
+            raise UsageError(
+                f"run {run.uuid[:8]} was begun on {first.gpu}, and this cluster has "
+                f"{', '.join(kinds)}: join a cluster that has one"
+            )
+        return kinds[first.gpu]
 
-    def _refuse_late(self) -> None:
-        now = time.monotonic()
-        for actor in list(self._actors.values()):
-            if not actor.uuid and now - actor.since > self._times.start:
-                reason = (
-                    f"no worker on {actor.seat.host} after {self._times.start:.0f} s: somebody "
-                    "else holds the cluster's devices (see `ray status`)"
-                )
-                self._lose(actor, reason, blameless=True)
+    def _all_kinds(self) -> list[Kind]:
+        workers = self._coordinator.workers
+        count = Counter(ready.gpu for ready in workers)
+        worker_of = {ready.gpu: ready.worker for ready in workers}
+        return [
+            Kind(gpu, self._workers.backend, worker_of[gpu].capability, count[gpu])
+            for gpu in sorted(count)
+        ]
 
-    def _lose(self, actor: _Actor, reason: str, *, blameless: bool) -> None:
-        import ray
+    def _declare(self, work: Work) -> None:
+        """Store the jobs that a run lacks.
 
-        ray.kill(actor.handle)
-        del self._actors[actor.seat]
-        trouble = self._troubles(actor.seat)
-        trouble.reason = reason
-        trouble.failures += 1
-        # At once after the first time: a case may have ended the process.
-        pause = 0.0 if trouble.failures == 1 else min(2.0**trouble.failures, _LONGEST_PAUSE_S)
-        trouble.retry_at = time.monotonic() + pause
-        if actor.uuid:
-            self._events.append(Lost(actor.uuid, reason, blameless))
-        else:
-            log.warning("no worker on %s: %s", actor.seat.host, reason)
+        A case that does not fit this kind of GPU becomes a job without a device, with the reason.
+        """
+        unfit = self._coordinator.unfit(work.gpu, work.cases)
+        for key, reason in unfit.items():
+            log.warning("no-device: %s: %s", key, reason)
+        run = work.run.info.uuid
+        with self._database.session() as session:
+            costs = read_costs(session, work.gpu)
+            jobs = [
+                JobInfo(case.key, number, costs.seconds(case), unfit.get(case.key, ""))
+                for case in work.cases
+                for number in range(1, self.repeat + 1)
+            ]
+            add_jobs(session, run, jobs)
+            reopen_jobs(session, run, unfit)
 
-    def _troubles(self, seat: Seat) -> _Trouble:
-        return self._trouble.setdefault(seat, _Trouble())
+    def _interrupt_unmeasured(self, works: Sequence[Work]) -> None:
+        """End runs with cases that had no device as interrupted: they go on where there is one."""
+        with self._database.session() as session:
+            for work in works:
+                if queries.jobs_of(session, work.run.info.uuid, states=("no-device",)):
+                    work.run.status = "interrupted"
 
-    def _of(self, member: str) -> _Actor:
-        return next(actor for actor in self._actors.values() if actor.uuid == member)
+    def _store_offsets(self, works: Sequence[Work]) -> None:
+        try:
+            with self._database.session() as session:
+                for work in works:
+                    store_offsets(session, work.run.info.uuid)
+        except DatabaseError as error:  # what ended the work matters more
+            log.warning("the offsets of single GPUs were not stored: %s", error)
+
+
+@contextmanager
+def open_ray_pool(
+    database: Database,
+    workers: RayWorkers,
+    commit: CommitInfo,
+    times: Times,
+    *,
+    gpus: Sequence[str] = (),
+    repeat: int = 1,
+    seed: int = 0,
+) -> Iterator[RayPool]:
+    """A pool whose workers are ready. Raises as RayPool.gather."""
+    silent_since = datetime.now(UTC) - timedelta(seconds=2 * times.lease)
+    with database.session() as session:
+        forget_silent_workers(session, silent_since=silent_since)
+    with workers:
+        pool = RayPool(database, workers, commit, times, gpus=gpus, repeat=repeat, seed=seed)
+        try:
+            pool.gather()
+            yield pool
+        finally:
+            pool.dismiss()

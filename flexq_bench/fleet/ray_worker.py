@@ -1,4 +1,4 @@
-"""What runs in a Ray worker process: one meter on one device that nobody else uses."""
+"""The actor that measures cases: one meter on one device that nobody else uses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError, MeasureError
-from flexq_bench.fleet.pool import Report
+from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.repository.provenance import ROOT, source_hash
-from flexq_bench.runs.executor import Worker, measure_case, worker_of
+from flexq_bench.runs.worker import Worker, measure_case, worker_of
 from kernels.autotune import TuningKey
 from kernels.contract import Backend
 from workloads.case import Case
@@ -23,7 +23,7 @@ _LEAVING_S = 15.0  # for the process that had the device before to be gone
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a worker says when it is ready. sources: hash of the kernels that it would run."""
+    """The description of a worker that is ready. sources: hash of the kernels that it would run."""
 
     worker: Worker
     sources: str

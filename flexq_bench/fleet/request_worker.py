@@ -1,4 +1,4 @@
-"""Serving requests: one after the other becomes a run, measured on the station that is given."""
+"""Serving requests: one after the other becomes a run, measured on the pool that is given."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import os
 import platform
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from db import queries
 from db.engine import Database
-from db.records import CommitInfo, Record, RunInfo
+from db.records import CommitInfo, Record
 from db.requests import (
     ClaimedRequest,
     claim_request,
@@ -20,14 +20,12 @@ from db.requests import (
     give_request_run,
     renew_request,
 )
-from db.store import begin_run, finish_run
-from flexq_bench.errors import CancelledError, FlexqError, MeasureError
+from flexq_bench.errors import CancelledError
+from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.fleet.requests import request_plan
-from flexq_bench.runs.executor import DeviceKind, LocalExecutor
-from flexq_bench.runs.lifecycle import OnRecord, execute_plan, new_run
-from kernels.errors import KernelError
+from flexq_bench.fleet.retry_policy import MEASURING_REFUSALS, PLANNING_REFUSALS
+from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from workloads.case import Case
-from workloads.errors import WorkloadError
 
 # Longer than any case may take: only between two cases a server says that it is alive.
 LEASE = timedelta(minutes=10)
@@ -45,27 +43,6 @@ class Served:
     detail: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Station:
-    """A kind of device, and what declares a run and measures these cases of it there.
-
-    measure raises what execute_plan raises.
-    """
-
-    kind: DeviceKind
-    measure: Callable[[RunInfo, Sequence[Case], OnRecord], None]
-
-
-def local_station(database: Database, executor: LocalExecutor, commit: CommitInfo) -> Station:
-    """This process on its device. A case that doesn't fit its memory is a MeasureError."""
-
-    def measure(run: RunInfo, cases: Sequence[Case], on_record: OnRecord) -> None:
-        executor.check(cases)
-        execute_plan(database, executor, cases, run, commit, on_record=on_record)
-
-    return Station(executor, measure)
-
-
 def server_name() -> str:
     """Who serves: the host and the process, and what tells two of the same number apart."""
     return f"{platform.node()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
@@ -73,60 +50,53 @@ def server_name() -> str:
 
 def serve_next(
     database: Database,
-    station: Station,
+    pool: Pool,
+    kind: Kind,
     commit: CommitInfo,
     server: str,
     *,
     on_record: OnRecord,
 ) -> Served | None:
-    """Measure the oldest request that fits the station; None: there is none.
+    """Measure the oldest request that fits this kind of device; None: there is none.
 
     What can't be measured as asked is a failed request, not an exception. Raises what the device
     and the database raise; the request's lease then runs out, and the next server goes on with it.
     """
     now = datetime.now(UTC)
     with database.session() as session:
-        request = claim_request(session, server, (station.kind.gpu,), until=now + LEASE, at=now)
+        request = claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
     if request is None:
         return None
     log.info("request %s of %s", request.uuid[:8], request.requester)
     try:
-        kind = station.kind
         plan = request_plan(request.kind, request.content, kind.backend, kind.capability)
-    except (FlexqError, WorkloadError, KernelError) as error:
+    except PLANNING_REFUSALS as error:
         return _finish(database, request, "failed", request.run, str(error))
-    run = _run_of(database, request, plan.suite, plan.keys, commit)
+    # The run that the request has, where a server died, else a new one.
+    planned = replace(
+        new_run(plan.suite, "sweep", plan.keys), idempotency_key=f"request {request.uuid}"
+    )
+    uuid_of_run = request.run
     try:
-        cases = _still_missing(database, run, plan.cases)
-        renewing = _renewing(database, request, server, on_record)
-        station.measure(run, cases, renewing)
-    except MeasureError as error:
-        with database.session() as session:
-            finish_run(session, run.uuid, "failed")
-        return _finish(database, request, "failed", run.uuid, str(error))
+        with open_run(database, planned, commit) as run:
+            uuid_of_run = run.info.uuid
+            cases = _still_missing(run, request, plan.cases)
+            pool.check(cases)
+            pool.measure(
+                [Work(run, kind.gpu, cases)], _renewing(database, request, server, on_record)
+            )
+    except MEASURING_REFUSALS as error:
+        return _finish(database, request, "failed", uuid_of_run, str(error))
     except CancelledError as error:
-        return Served(request.uuid, "cancelled", run.uuid, str(error))
-    return _finish(database, request, "done", run.uuid, "")
+        return Served(request.uuid, "cancelled", uuid_of_run, str(error))
+    return _finish(database, request, "done", uuid_of_run, "")
 
 
-def _run_of(
-    database: Database,
-    request: ClaimedRequest,
-    suite: str,
-    plan: Sequence[str],
-    commit: CommitInfo,
-) -> RunInfo:
-    """The run of a request: the one it has, where a server died, else a new one."""
-    planned = replace(new_run(suite, "sweep", plan), idempotency_key=f"request {request.uuid}")
-    with database.session() as session:
-        run = begin_run(session, planned, commit)
-        give_request_run(session, request.uuid, run.uuid)
-    return run
-
-
-def _still_missing(database: Database, run: RunInfo, cases: Sequence[Case]) -> list[Case]:
-    with database.session() as session:
-        missing = set(queries.missing_cases(session, run.uuid))
+def _still_missing(run: OpenRun, request: ClaimedRequest, cases: Sequence[Case]) -> list[Case]:
+    """The cases that the run lacks; the request is told which run it became."""
+    with run.database.session() as session:
+        give_request_run(session, request.uuid, run.info.uuid)
+        missing = set(queries.missing_cases(session, run.info.uuid))
     return [case for case in cases if case.key in missing]
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator tells the database, kept while the database is away."""
+"""Writes of the coordinator, kept while the database is away."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class ReturnedJob:
     """A job that comes back without a result."""
 
     job: int
@@ -50,7 +50,7 @@ class _Pending:
     ended: list[tuple[str, str]] = field(default_factory=list)
     results: dict[int, Record] = field(default_factory=dict)
     quarantined: dict[int, Record] = field(default_factory=dict)
-    returned: list[Return] = field(default_factory=list)
+    returned: list[ReturnedJob] = field(default_factory=list)
     abandoned: list[tuple[str, str]] = field(default_factory=list)
     choices: list[ChoiceInfo] = field(default_factory=list)
 
@@ -59,16 +59,19 @@ class _Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What one transaction did. claimed: the attempt by job. deaths: by job that was returned."""
+class Flushed:
+    """The effects of one transaction.
+
+    claimed: the attempt by job. deaths: by job that was returned.
+    """
 
     claimed: Mapping[int, int]
     stored: Mapping[int, Record]
     deaths: Mapping[int, int]
 
 
-class Ledger:
-    """Everything since the last turn becomes one transaction, with the leases that are asked for.
+class WriteBuffer:
+    """Everything since the last flush becomes one transaction, with the leases that are asked for.
 
     While the database is away nothing is lost: what is known waits here, and no lease is granted.
     """
@@ -97,7 +100,7 @@ class Ledger:
         (self._pending.quarantined if quarantined else self._pending.results)[job] = record
 
     def returned(self, job: int, reason: str, *, death: bool) -> None:
-        self._pending.returned.append(Return(job, reason, death))
+        self._pending.returned.append(ReturnedJob(job, reason, death))
 
     def abandoned(self, run: str, reason: str) -> None:
         """No device is there for the run's jobs that wait."""
@@ -106,19 +109,19 @@ class Ledger:
     def learnt(self, choices: Sequence[ChoiceInfo]) -> None:
         self._pending.choices.extend(choices)
 
-    def turn(self, claims: Mapping[int, str], beats: Sequence[Beat]) -> Turn | None:
+    def flush(self, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed | None:
         """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
 
         claims: the worker's uuid by job. Raises InfrastructureError when it has been away too
         long, DatabaseError for what waiting does not mend.
         """
         if not (self._pending or claims or beats):
-            return Turn({}, {}, {})
+            return Flushed({}, {}, {})
         if self._clock() < self._next_attempt:
             return None
         try:
             with self._database.session() as session:
-                turn = self._write(session, claims, beats)
+                flushed = self._write(session, claims, beats)
         except _AWAY as error:
             self._wait(error)
             return None
@@ -126,10 +129,10 @@ class Ledger:
             log.warning("the database is back after %.0f s", self._clock() - self._away_since)
         self._away_since, self._next_attempt = None, 0.0
         self._pending = _Pending()
-        return turn
+        return flushed
 
     def read(self, question: Callable[[Session], Answer]) -> Answer | None:
-        """What the database answers; None: it is away. Raises what `turn` raises."""
+        """What the database answers; None: it is away. Raises what `flush` raises."""
         try:
             with self._database.session() as session:
                 return question(session)
@@ -149,7 +152,7 @@ class Ledger:
         """Whether nothing waits to be written."""
         return not self._pending
 
-    def _write(self, session: Session, claims: Mapping[int, str], beats: Sequence[Beat]) -> Turn:
+    def _write(self, session: Session, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed:
         now = datetime.now(UTC)
         until = now + timedelta(seconds=self._times.lease)
         pending = self._pending
@@ -172,7 +175,7 @@ class Ledger:
             end_worker(session, worker, detail=detail, at=now)
         claimed = claim_jobs(session, claims, until=until, at=now) if claims else {}
         records = {**pending.results, **pending.quarantined}
-        return Turn(claimed, {job: records[job] for job in stored}, deaths)
+        return Flushed(claimed, {job: records[job] for job in stored}, deaths)
 
     def _wait(self, error: DatabaseError) -> None:
         now = self._clock()

@@ -1,23 +1,46 @@
-"""Going through a plan: each result is stored in a transaction of its own as it comes."""
+"""The life of a run: begin it or go on with it, store its results as they come, mark its end.
+
+`open_run` is the only place that marks a run as running, and the place that marks every end:
+
+| the block ends by                                         | status                          |
+| --------------------------------------------------------- | ------------------------------- |
+| its last line                                             | `OpenRun.status`, else complete |
+| Ctrl-C, SIGTERM                                           | interrupted                     |
+| CancelledError: the work was taken back                   | interrupted                     |
+| BrokenPipeError, SystemExit, typer.Exit: nobody reads on  | interrupted                     |
+| GeneratorExit: the caller took no more results            | interrupted                     |
+| any other exception                                       | failed                          |
+
+What was stored stays in every case, and an interrupted or failed run can be resumed. Only a process
+that is killed without an exception (SIGKILL, power) leaves a run `running`; it resumes like others.
+"""
 
 from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from db.engine import Database
+import typer
+
+from db.engine import Database, Session
 from db.errors import DatabaseError
 from db.records import CommitInfo, Record, RunInfo
 from db.store import add_record, begin_run, finish_run
 from flexq_bench.errors import CancelledError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs.executor import Executor
+from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.record import build_record
+from flexq_bench.runs.worker import Outcome
 from workloads.case import Case
 
 OnRecord = Callable[[Record], None]
+# Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
+# SystemExit, GeneratorExit).
+_STOPS = (CancelledError, BrokenPipeError, typer.Exit)
 
 log = logging.getLogger(__name__)
 
@@ -36,52 +59,81 @@ def new_run(suite: str, trigger: str, plan: Sequence[str]) -> RunInfo:
     )
 
 
-def execute_plan(
-    database: Database,
-    executor: Executor,
-    cases: Sequence[Case],
-    run: RunInfo,
-    commit: CommitInfo,
-    *,
-    on_record: OnRecord,
-) -> None:
-    """Declare the run, measure the cases, store each result, and set the run's final status.
+@dataclass(slots=True)
+class OpenRun:
+    """A run that is under way in this process.
 
-    cases: those of the run's plan that are still to be measured. on_record is called after a
-    result is stored. A case that fails is a result and doesn't stop the others. On
-    KeyboardInterrupt, CancelledError and SystemExit, and on an error of the device or the database,
-    what was stored stays, the run is marked interrupted or failed, and the exception goes on to the
-    caller.
+    status: the run's final status if its block ends without an exception.
     """
-    with database.session() as session:
-        run = begin_run(session, run, commit)
+
+    database: Database
+    info: RunInfo
+    commit: CommitInfo
+    status: str = "complete"
+
+    def add(self, record: Record) -> None:
+        """Store the record of a case in a transaction of its own."""
+        self.store(lambda session: add_record(session, record))
+
+    def store(self, write: Callable[[Session], object]) -> None:
+        """Store results of another kind in a transaction of their own."""
+        with self.database.session() as session:
+            write(session)
+
+
+@contextmanager
+def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[OpenRun]:
+    """Begin a run, or go on with the one of its uuid or idempotency key; mark its end.
+
+    Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Whatever ends the block is
+    raised again after the run is marked. Raises what begin_run raises.
+    """
+    with ended_by_terminate():
+        with database.session() as session:
+            info = begin_run(session, replace(run, status="running"), commit)
+        opened = OpenRun(database, info, commit)
+        try:
+            yield opened
+        except BaseException as error:
+            _mark(opened, status_after(error))
+            raise
+        _mark(opened, opened.status)
+
+
+def status_after(error: BaseException) -> str:
+    """The status of a run that this exception ended."""
+    was_stopped = isinstance(error, _STOPS) or not isinstance(error, Exception)
+    return "interrupted" if was_stopped else "failed"
+
+
+def store_outcomes(
+    run: OpenRun, cases: Sequence[Case], outcomes: Iterable[Outcome], *, on_record: OnRecord
+) -> None:
+    """Store the outcome of each case as it comes.
+
+    on_record is called after a result is stored. A case that failed is a result and does not stop
+    the others; without an outcome of each case the run fails. Raises what `outcomes` raises.
+    """
     missing = dict.fromkeys(case.key for case in cases)
-    try:
-        for outcome in executor.execute(cases):
-            record = build_record(
-                outcome.case,
-                outcome.measured,
-                run,
-                commit,
-                outcome.worker.device,
-                outcome.worker.environment,
-                outcome.attempt,
-            )
-            with database.session() as session:
-                add_record(session, record)
-            missing.pop(record.case, None)
-            on_record(record)
-    except (KeyboardInterrupt, CancelledError, SystemExit):  # the last: nobody reads what is said
-        _finish(database, run, "interrupted")
-        raise
-    except Exception:
-        _finish(database, run, "failed")
-        raise
-    _finish(database, run, "failed" if missing else "complete")
+    for outcome in outcomes:
+        record = build_record(
+            outcome.case,
+            outcome.measured,
+            run.info,
+            run.commit,
+            outcome.worker.device,
+            outcome.worker.environment,
+            outcome.attempt,
+        )
+        run.add(record)
+        missing.pop(record.case, None)
+        on_record(record)
+    if missing:
+        run.status = "failed"
 
 
 def verdict_of_run(records: Sequence[Record], missing: Sequence[str]) -> ExitCode:
-    """What the results of a run by themselves say.
+    """The exit code that follows from the results of one run.
 
     A wrong kernel is a regression (1), a planned case without a record is missing (4), a case that
     failed means that something here is broken (5); noisy and unsupported cases pass.
@@ -108,10 +160,18 @@ def worst(codes: Iterable[int]) -> int:
     return next((int(code) for code in ranked if code in given), max(given, default=0))
 
 
-def _finish(database: Database, run: RunInfo, status: str) -> None:
+def _mark(run: OpenRun, status: str) -> None:
+    """Mark the end, also if Ctrl-C comes once more meanwhile."""
     try:
-        with database.session() as session:
-            finish_run(session, run.uuid, status)
+        _finish(run, status)
+    except KeyboardInterrupt:
+        _finish(run, status)
+        raise
+
+
+def _finish(run: OpenRun, status: str) -> None:
+    try:
+        run.store(lambda session: finish_run(session, run.info.uuid, status))
     except DatabaseError as error:
         # The results are stored one by one before this; only the label is lost.
-        log.warning("run %s could not be marked %s: %s", run.uuid, status, error)
+        log.warning("run %s could not be marked %s: %s", run.info.uuid, status, error)

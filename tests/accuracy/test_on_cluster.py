@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 from contextlib import ExitStack
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,12 +13,13 @@ from db.records import DeviceInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.evaluator import EvaluationPlan
-from flexq_bench.accuracy.ray_evaluation import Introduction, Units, _Drive, _Worker
+from flexq_bench.accuracy.ray_evaluation import Evaluating, Evaluation, Introduction, Units
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.fleet.workers import Finished, Joined, Lost
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import new_run
 
@@ -47,78 +46,70 @@ def test_a_unit_that_ends_workers_is_given_up():
         units.put_back(units.take(None))
 
 
-class FakeRay:
-    """Calls answer in their order; a worker dies of a unit as often as `deadly` says."""
+class MadeEvaluators:
+    """Workers that answer at once; one dies of a unit as often as `deadly` says.
 
-    class RayActorError(Exception):
-        pass
+    replaces: another one takes the place of a worker that died.
+    """
 
-    class RayTaskError(Exception):
-        def __init__(self, cause):
-            self.cause = cause
+    refusals = ()
 
-    exceptions = SimpleNamespace(RayActorError=RayActorError, RayTaskError=RayTaskError)
+    def __init__(self, origin, deadly, hashes, replaces):
+        self._origin, self._deadly, self._replaces = origin, dict(deadly), replaces
+        self._events = []
+        for number, model_hash in enumerate(hashes):
+            self._join(f"host{number}", model_hash)
 
-    def __init__(self, origin, deadly):
-        self.origin, self.deadly = origin, dict(deadly)
+    arriving = 0
 
-    def worker(self, host, **changes):
+    def _join(self, host, model_hash):
         parameters = {unit: {} for unit in PLAN.units}
-        introduction = Introduction(replace(self.origin, **changes), parameters)
-        return _Worker(
-            SimpleNamespace(
-                introduce=SimpleNamespace(remote=lambda: (object(), lambda: introduction)),
-                evaluate=SimpleNamespace(
-                    remote=lambda unit: (object(), lambda: self.answer(unit, host))
-                ),
-            ),
-            host,
-        )
+        origin = replace(self._origin, model_hash=model_hash)
+        self._events.append(Joined(Evaluating(host, host, Introduction(origin, parameters))))
 
-    def answer(self, unit, host):
-        if self.deadly.get(unit, 0) > 0:
-            self.deadly[unit] -= 1
-            raise self.RayActorError("the worker's process ended")
-        return [
-            MetricResult(
-                scheme=unit[0],
-                task=unit[1],
-                task_version="1",
-                data_hash="0" * 64,
-                metric="acc",
-                direction="higher",
-                value=0.5,
-                standard_error=None,
-                n_items=1,
-                values=(),
-                parameters={},
-            )
-        ]
+    def poll(self, timeout_s):
+        events, self._events = self._events, []
+        return events
 
-    @staticmethod
-    def wait(references, num_returns):
-        return references[:num_returns], references[num_returns:]
+    def call(self, worker, method, unit):
+        assert method == "evaluate"
+        if self._deadly.get(unit, 0) > 0:
+            self._deadly[unit] -= 1
+            self._events.append(Lost(worker, "the worker's process ended"))
+            if self._replaces:
+                self._join(f"{worker} again", "a" * 64)
+        else:
+            self._events.append(Finished(worker, [found_of(unit)]))
 
-    @staticmethod
-    def get(reference):
-        return reference[1]()
+
+def found_of(unit):
+    return MetricResult(
+        scheme=unit[0],
+        task=unit[1],
+        task_version="1",
+        data_hash="0" * 64,
+        metric="acc",
+        direction="higher",
+        value=0.5,
+        standard_error=None,
+        n_items=1,
+        values=(),
+        parameters={},
+    )
 
 
 @pytest.fixture
-def drive(tmp_path, monkeypatch):
+def drive(tmp_path):
     """drive(deadly={unit: times}, hashes=(…)): PLAN by as many workers; findings, units done."""
 
-    def run(deadly=(), hashes=("a" * 64, "a" * 64)):
+    def run(deadly=(), hashes=("a" * 64, "a" * 64), replaces=False):
         device = DeviceInfo(uuid="cpu", sku="CPU", backend="cpu")
         run = new_run(SUITE, "manual", ())
         origin = Origin("tiny", "a" * 64, 0, run, current_commit(), device, {})
-        ray = FakeRay(origin, deadly)
-        monkeypatch.setitem(sys.modules, "ray", ray)
         done = []
         with open_database(str(tmp_path / "flexq.sqlite")) as database, ExitStack() as stack:
-            driver = _Drive(database, PLAN, lambda unit, findings: done.append(unit), stack)
-            workers = [ray.worker(f"host{i}", model_hash=h) for i, h in enumerate(hashes)]
-            found = driver.go(workers)
+            evaluation = Evaluation(database, PLAN, lambda unit, findings: done.append(unit), stack)
+            found = evaluation.carry_out(MadeEvaluators(origin, deadly, hashes, replaces))
         return found, done
 
     return run
@@ -128,6 +119,16 @@ def test_a_unit_of_a_lost_worker_is_evaluated_by_another(drive):
     found, done = drive(deadly={("w6a6", "one"): 1})
     assert [(f.scheme, f.task) for f in found] == list(PLAN.units)
     assert sorted(done) == sorted(PLAN.units)
+
+
+def test_a_lost_worker_is_replaced(drive):
+    found, _ = drive(deadly={("w6a6", "one"): 1}, hashes=("a" * 64,), replaces=True)
+    assert [(f.scheme, f.task) for f in found] == list(PLAN.units)
+
+
+def test_a_unit_that_ends_every_worker_it_is_given_to_ends_the_evaluation(drive):
+    with pytest.raises(InfrastructureError, match="w6a6 on one ended 3 workers"):
+        drive(deadly={("w6a6", "one"): 9}, replaces=True)
 
 
 def test_all_workers_lost_is_one_line(drive):

@@ -46,7 +46,7 @@ class Kind:
     capability: None = None
 
 
-class Site:
+class MadePool:
     """Kinds of device on which every case takes `us`; what it was asked for is kept."""
 
     def __init__(self, database, commit, compared, us=20.0, gpus=("A CPU",)):
@@ -54,21 +54,16 @@ class Site:
         self.kinds = [Kind(gpu) for gpu in gpus]
         self.measured, self.contests, self._compared = [], [], compared
 
-    def measure(self, planned, on_record):
-        from db.store import add_record, finish_run
-
-        for one in planned:
+    def measure(self, works, on_record):
+        for one in works:
             for case in one.cases:
                 self.measured.append((one.gpu, case.key))
                 machine = self.machine(one.gpu)
                 series = machine.series_of(case)  # as that of its verdicts
                 identity = {name: series[name] for name in IDENTITY}
                 found = Measured("ok", "", 0, median_us=self.us, **identity)
-                record = build_record(case, found, one.run, self.commit, machine.device, {})
-                with self.database.session() as session:
-                    add_record(session, record)
-            with self.database.session() as session:
-                finish_run(session, one.run.uuid, "complete")
+                record = build_record(case, found, one.run.info, self.commit, machine.device, {})
+                one.run.add(record)
 
     def machine(self, gpu):
         return Machine("cpu", DeviceInfo(f"{gpu} 1", gpu, "cpu"))
@@ -100,12 +95,12 @@ def a_night(database, commits, sha, compared, monkeypatch):
     """a_night(3): the third commit's night; us: what a case takes there."""
     monkeypatch.setattr("ci.nightly.commit_at", lambda root, one: commits[one])
 
-    def run(order, *, us=20.0, name=None, gpus=("A CPU",), site=None, canaries=0, **options):
+    def run(order, *, us=20.0, name=None, gpus=("A CPU",), pool=None, canaries=0, **options):
         commit = commits[sha(order)]
-        site = site or Site(database, commit, compared, us, gpus)
+        pool = pool or MadePool(database, commit, compared, us, gpus)
         rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
-        nights = measure_night(database, site, SUITE, commit, rules, on_record=lambda record: None)
-        return site, [conclude(database, site, info, commit, rules) for info in nights]
+        nights = measure_night(database, pool, SUITE, commit, rules, on_record=lambda record: None)
+        return pool, [conclude(database, pool, info, commit, rules) for info in nights]
 
     return run
 
@@ -121,16 +116,16 @@ def test_a_second_start_of_a_night_does_nothing(a_night):
 
 
 def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compared):
-    class Stopping(Site):
+    class Stopping(MadePool):
         def compare(self, *arguments):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        a_night(1, site=Stopping(database, commits[sha(1)], compared), canaries=1)
+        a_night(1, pool=Stopping(database, commits[sha(1)], compared), canaries=1)
 
-    site, [report] = a_night(1, canaries=1)
+    pool, [report] = a_night(1, canaries=1)
 
-    assert site.measured == []
+    assert pool.measured == []
     assert report.canaries == 1
 
 
@@ -138,10 +133,10 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
     for order in range(1, 8):
         a_night(order)
 
-    site, [report] = a_night(8, us=21.0)
+    pool, [report] = a_night(8, us=21.0)
 
-    assert site.contests[0][:2] == (sha(3), sha(8))
-    assert KEY in site.contests[0][2]
+    assert pool.contests[0][:2] == (sha(3), sha(8))
+    assert KEY in pool.contests[0][2]
     assert report.candidates >= 1
     assert report.verdicts["slower"] >= 1
     assert report.opened
@@ -153,7 +148,7 @@ def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_nigh
         assert f"({sha(3)[:10]}..{sha(8)[:10]})" in told
 
 
-class Creeping(Site):
+class Creeping(MadePool):
     """A case takes 0.18 % longer with every commit after the third."""
 
     def __init__(self, database, commit, compared, order):
@@ -174,9 +169,9 @@ def test_what_crept_since_the_release_is_confirmed_against_it_once(
 ):
     contests, opened = {}, {}
     for order in range(1, 14):
-        site = Creeping(database, commits[sha(order)], compared, order)
-        _, [report] = a_night(order, site=site)
-        contests[order] = [base for base, _, _ in site.contests if base == sha(3)]
+        pool = Creeping(database, commits[sha(order)], compared, order)
+        _, [report] = a_night(order, pool=pool)
+        contests[order] = [base for base, _, _ in pool.contests if base == sha(3)]
         opened[order] = report.opened
         if order == 3:
             with database.session() as session:
@@ -196,7 +191,7 @@ class Aging(Creeping):
 
     def compare(self, gpu, repository, base, head, cases):
         self.us = 20.0
-        return Site.compare(self, gpu, repository, base, head, cases)
+        return MadePool.compare(self, gpu, repository, base, head, cases)
 
 
 def test_a_machine_that_crept_is_held_against_the_release_once(
@@ -204,9 +199,9 @@ def test_a_machine_that_crept_is_held_against_the_release_once(
 ):
     asked = []
     for order in range(1, 16):
-        site = Aging(database, commits[sha(order)], compared, order)
-        a_night(order, site=site)
-        cases = [case for base, _, cases in site.contests if base == sha(3) for case in cases]
+        pool = Aging(database, commits[sha(order)], compared, order)
+        a_night(order, pool=pool)
+        cases = [case for base, _, cases in pool.contests if base == sha(3) for case in cases]
         asked += [order] * (KEY in cases and order > 8)  # until then it is what nights trust
         with database.session() as session:
             keep_releases(session, {"v1": sha(3)})
@@ -247,9 +242,9 @@ def test_a_step_in_the_first_nights_of_a_series_is_confirmed_and_alerts(a_night,
     for quiet in range(1, order):
         a_night(quiet)
 
-    site, [report] = a_night(order, us=21.0)
+    pool, [report] = a_night(order, us=21.0)
 
-    assert site.contests[0][:2] == (sha(1), sha(order))
+    assert pool.contests[0][:2] == (sha(1), sha(order))
     assert report.opened
 
 
@@ -267,9 +262,9 @@ def test_a_night_that_is_interrupted_says_how_to_go_on(tmp_path, monkeypatch, ca
 
 
 def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sha):
-    site, [report] = a_night(1, canaries=1)
+    pool, [report] = a_night(1, canaries=1)
 
-    assert site.contests[-1][:2] == (sha(1), sha(1))
+    assert pool.contests[-1][:2] == (sha(1), sha(1))
     assert (report.canaries, report.opened) == (1, ())
     with database.session() as session:
         assert len(queries.noise_book(session)) == 1
@@ -302,11 +297,11 @@ def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
 
 
 def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):
-    class Broken(Site):
+    class Broken(MadePool):
         def compare(self, *arguments):
             raise InfrastructureError("the node has no git")
 
-    _, [report] = a_night(1, site=Broken(database, commits[sha(1)], compared), canaries=1)
+    _, [report] = a_night(1, pool=Broken(database, commits[sha(1)], compared), canaries=1)
 
     assert "the node has no git" in report.notes[0]
     assert "the node has no git" in night_report.markdown([report])

@@ -13,7 +13,7 @@ from db.fleet import Beat, JobInfo, WorkerInfo, add_jobs, beat, register_worker
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from flexq_bench.cli.app import main
-from flexq_bench.cli.measuring import Setup, report
+from flexq_bench.cli.measuring import RunOptions, report
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import parse_times
@@ -70,7 +70,7 @@ def test_a_run_says_why_a_case_had_no_device(path, capsys):
             begin_run(session, run, CommitInfo("a" * 40, None, 1, dirty=False))
             add_jobs(session, run.uuid, [JobInfo(CASE, reason="it takes 2,180 GiB")])
 
-        assert report(database, run, Setup(path)) == ExitCode.MISSING
+        assert report(database, run, RunOptions(path)) == ExitCode.MISSING
 
     assert "no-device: 1 × it takes 2,180 GiB" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""A crew without processes, a mixed Ray cluster of nodes that only declare their GPUs."""
+"""Workers without processes, a mixed Ray cluster of nodes that only declare their GPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from db.store import begin_run
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.coordinator import Coordinator, Work
-from flexq_bench.fleet.pool import Event, Finished, Joined, Lost, Member, Report
+from flexq_bench.fleet.coordinator import Coordinator
+from flexq_bench.fleet.pool import Work
 from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
 from flexq_bench.measure import Measured
-from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.lifecycle import OpenRun
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -52,7 +54,7 @@ class Clock:
 
 
 @dataclass
-class ScriptedCrew:
+class ScriptedWorkers:
     """Workers that answer by a script: a result, a loss, or None: never.
 
     kinds: how many of each. script: called with the worker and the case. A lost worker is replaced
@@ -60,7 +62,7 @@ class ScriptedCrew:
     """
 
     kinds: Mapping[str, int]
-    script: Callable[[Member, Case], Answer]
+    script: Callable[[ReadyWorker, Case], Answer]
     clock: Clock
     replaces: bool = True
     arriving: int = 0
@@ -68,7 +70,7 @@ class ScriptedCrew:
     started: list[tuple[str, Case]] = field(default_factory=list)
     told: list[tuple[str, tuple[ChoiceInfo, ...]]] = field(default_factory=list)
     ended: list[tuple[str, str]] = field(default_factory=list)
-    _members: dict[str, Member] = field(default_factory=dict)
+    _members: dict[str, ReadyWorker] = field(default_factory=dict)
     _events: deque[Event] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
@@ -79,7 +81,7 @@ class ScriptedCrew:
     def _join(self, device: str, gpu: str) -> None:
         number = next(_numbers)
         worker = Worker(DeviceInfo(device, gpu, "cuda"), {"host": "here"}, (9, 0), number)
-        member = Member(f"w{number}", worker, "software")
+        member = ReadyWorker(f"w{number}", worker, "software")
         self._members[member.uuid] = member
         self._events.append(Joined(member))
 
@@ -147,7 +149,8 @@ class Table:
                 for number in range(1, repeat + 1)
             ]
             add_jobs(session, run.uuid, jobs)
-        return Work(run, gpu, {case.key: case for case in cases})
+        opened = OpenRun(self.database, run, COMMIT)
+        return Work(opened, gpu, cases)
 
     def coordinator(self, crew: Any, on_record: Any = lambda record: None) -> Coordinator:
         return Coordinator(
@@ -156,11 +159,11 @@ class Table:
 
     def states(self, work: Work) -> dict[str, str]:
         with self.database.session() as session:
-            return {job.case_key: job.state for job in queries.jobs_of(session, work.run.uuid)}
+            return {job.case_key: job.state for job in queries.jobs_of(session, work.run.info.uuid)}
 
     def received(self, work: Work) -> list[str]:
         with self.database.session() as session:
-            return sorted(r.case for r in queries.run_records(session, work.run.uuid))
+            return sorted(r.case for r in queries.run_records(session, work.run.info.uuid))
 
 
 @pytest.fixture
@@ -180,15 +183,15 @@ def table(database: Database, clock: Clock) -> Table:
 
 
 @pytest.fixture
-def a_crew(clock: Clock) -> Callable[..., ScriptedCrew]:
-    """a_crew({"H200": 2}, script): two workers; script None: every case is fine."""
+def gpus(clock: Clock) -> Callable[..., ScriptedWorkers]:
+    """gpus({"H200": 2}, script): two workers; script None: every case is fine."""
 
     def make(
         kinds: Mapping[str, int],
-        script: Callable[[Member, Case], Answer] | None = None,
+        script: Callable[[ReadyWorker, Case], Answer] | None = None,
         **changes: Any,
-    ) -> ScriptedCrew:
-        return ScriptedCrew(kinds, script or (lambda member, case: OK), clock, **changes)
+    ) -> ScriptedWorkers:
+        return ScriptedWorkers(kinds, script or (lambda member, case: OK), clock, **changes)
 
     return make
 

@@ -12,16 +12,17 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo, RunInfo
-from flexq_bench.fleet import Fleet, RayCrew, Times, Work, open_fleet
-from flexq_bench.fleet.pool import Report
+from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import Greeting
+from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Measured
 from flexq_bench.repository.provenance import ROOT, source_hash
-from flexq_bench.runs.executor import Worker
-from flexq_bench.runs.lifecycle import OnRecord
+from flexq_bench.runs.lifecycle import OnRecord, open_run
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -71,11 +72,9 @@ def cases_of(count: int) -> list[Case]:
     ]
 
 
-def declare(fleet: Fleet, kinds: Sequence[str], count: int) -> list[Work]:
-    works = []
-    for number, gpu in enumerate(kinds):
-        cases = cases_of(count)
-        run = RunInfo(
+def runs_of(kinds: Sequence[str], cases: Sequence[Case]) -> list[RunInfo]:
+    return [
+        RunInfo(
             f"00000000-0000-0000-0000-{number:012}",
             "simulated",
             "manual",
@@ -84,8 +83,8 @@ def declare(fleet: Fleet, kinds: Sequence[str], count: int) -> list[Work]:
             f"simulated {gpu}",
             tuple(case.key for case in cases),
         )
-        works.append(fleet.declare(run, gpu, cases))
-    return works
+        for number, gpu in enumerate(kinds)
+    ]
 
 
 def measure(
@@ -96,9 +95,12 @@ def measure(
     seconds: float,
     on_record: OnRecord,
 ) -> None:
-    crew = RayCrew(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
-    with open_fleet(database, crew, COMMIT, TIMES) as fleet:
-        fleet.measure(declare(fleet, kinds, count), on_record)
+    workers = RayWorkers(address, backend="cuda", seed=0, times=TIMES, actor=simulated_gpu(seconds))
+    cases = cases_of(count)
+    with open_ray_pool(database, workers, COMMIT, TIMES) as pool, ExitStack() as opened:
+        runs = [opened.enter_context(open_run(database, r, COMMIT)) for r in runs_of(kinds, cases)]
+        works = [Work(run, gpu, cases) for run, gpu in zip(runs, kinds, strict=True)]
+        pool.measure(works, on_record)
 
 
 if __name__ == "__main__":

@@ -11,95 +11,95 @@ from db import queries
 from db.errors import UnreachableError
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, InfrastructureError
-from flexq_bench.fleet.pool import Lost, Report
+from flexq_bench.fleet.workers import Lost, Report
 from flexq_bench.measure import Measured
 
 OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
 
 
-def test_every_case_is_measured_once_on_its_kind(table, a_crew, a_case):
-    crew = a_crew({"H200": 2, "A100": 1})
+def test_every_case_is_measured_once_on_its_kind(table, gpus, a_case):
+    workers = gpus({"H200": 2, "A100": 1})
     works = [table.work(gpu, [a_case(m) for m in range(1, 6)]) for gpu in ("H200", "A100")]
 
-    table.coordinator(crew).carry_out(works)
+    table.coordinator(workers).carry_out(works)
 
     for work in works:
-        assert table.received(work) == sorted(work.cases)
+        assert table.received(work) == sorted(work.keys)
         assert set(table.states(work).values()) == {"done"}
-    gpus = {member: crew._members[member].gpu for member, _ in crew.started}
+    gpus = {member: workers._members[member].gpu for member, _ in workers.started}
     assert sorted(gpus.values()) == ["A100", "H200", "H200"]
-    assert sum(gpus[member] == "A100" for member, _ in crew.started) == 5
+    assert sum(gpus[member] == "A100" for member, _ in workers.started) == 5
 
 
-def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(table, a_crew, a_case):
+def test_a_case_that_ends_three_workers_is_quarantined_and_the_rest_goes_on(table, gpus, a_case):
     deadly, harmless = a_case(1), [a_case(m) for m in (2, 3, 4)]
-    crew = a_crew(
+    workers = gpus(
         {"H200": 1}, lambda member, case: Lost(member.uuid, "killed") if case == deadly else OK
     )
     work = table.work("H200", [deadly, *harmless])
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
-    assert [case for _, case in crew.started].count(deadly) == 3
+    assert [case for _, case in workers.started].count(deadly) == 3
     assert table.states(work) == {
         deadly.key: "quarantined",
         **dict.fromkeys([c.key for c in harmless], "done"),
     }
     with table.database.session() as session:
-        records = {r.case: r for r in queries.run_records(session, work.run.uuid)}
+        records = {r.case: r for r in queries.run_records(session, work.run.info.uuid)}
         [(run, job)] = queries.quarantined_jobs(session)
     assert records[deadly.key].status == "failed"
     assert "quarantined: 3 workers ended" in records[deadly.key].detail
-    assert (run, job.reason) == (work.run.uuid, "killed")
+    assert (run, job.reason) == (work.run.info.uuid, "killed")
 
 
 @pytest.mark.parametrize("replaces", [True, False])
 def test_another_worker_says_what_fits_where_one_is_lost_over_the_question(
-    table, a_crew, a_case, replaces
+    table, gpus, a_case, replaces
 ):
     case = a_case()
-    coordinator = table.coordinator(a_crew({"H200": 2}, replaces=replaces, speechless=1))
+    coordinator = table.coordinator(gpus({"H200": 2}, replaces=replaces, speechless=1))
     coordinator.gather()
 
     assert coordinator.unfit("H200", [case]) == {case.key: "too large"}
-    assert len(coordinator.members) == 1 + replaces
+    assert len(coordinator.workers) == 1 + replaces
     assert coordinator.unfit("A100", [case]) == {}
 
 
-def test_a_question_that_ends_three_workers_is_an_error(table, a_crew, a_case):
-    coordinator = table.coordinator(a_crew({"H200": 1}, speechless=3))
+def test_a_question_that_ends_three_workers_is_an_error(table, gpus, a_case):
+    coordinator = table.coordinator(gpus({"H200": 1}, speechless=3))
     coordinator.gather()
 
     with pytest.raises(InfrastructureError, match="did not answer: killed"):
         coordinator.unfit("H200", [a_case()])
 
 
-def test_a_lost_node_is_not_held_against_the_case(table, a_crew, a_case):
+def test_a_lost_node_is_not_held_against_the_case(table, gpus, a_case):
     answers = iter([Lost("w1", "the node died", blameless=True)] * 5)
-    crew = a_crew({"H200": 1}, lambda member, case: next(answers, OK))
+    workers = gpus({"H200": 1}, lambda member, case: next(answers, OK))
     work = table.work("H200", [a_case()])
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
     assert table.states(work) == {a_case().key: "done"}
 
 
-def test_a_case_that_hangs_has_its_worker_replaced(table, a_crew, a_case):
+def test_a_case_that_hangs_has_its_worker_replaced(table, gpus, a_case):
     slow = a_case(7)
-    crew = a_crew({"H200": 1}, lambda member, case: None if case == slow else OK)
+    workers = gpus({"H200": 1}, lambda member, case: None if case == slow else OK)
     work = table.work("H200", [slow, a_case(1)])
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
     assert table.states(work) == {slow.key: "quarantined", a_case(1).key: "done"}
-    assert len(crew.ended) == 3
-    assert crew.ended[0][1].startswith("no result after")
+    assert len(workers.ended) == 3
+    assert workers.ended[0][1].startswith("no result after")
 
 
-def test_results_wait_while_the_database_is_away(table, a_crew, a_case, monkeypatch):
+def test_results_wait_while_the_database_is_away(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case(m) for m in range(1, 9)])
     stored = []
-    coordinator = table.coordinator(a_crew({"H200": 2}), stored.append)
+    coordinator = table.coordinator(gpus({"H200": 2}), stored.append)
     session, away = table.database.session, iter(range(20))
 
     @contextmanager
@@ -114,13 +114,13 @@ def test_results_wait_while_the_database_is_away(table, a_crew, a_case, monkeypa
     coordinator.carry_out([work])
 
     assert next(away, None) is None
-    assert sorted(record.case for record in stored) == sorted(work.cases)
-    assert table.received(work) == sorted(work.cases)
+    assert sorted(record.case for record in stored) == sorted(work.keys)
+    assert table.received(work) == sorted(work.keys)
 
 
-def test_a_database_that_is_away_at_the_start_is_waited_for(table, a_crew, a_case, monkeypatch):
+def test_a_database_that_is_away_at_the_start_is_waited_for(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
-    coordinator = table.coordinator(a_crew({"H200": 1}))
+    coordinator = table.coordinator(gpus({"H200": 1}))
     session, away = table.database.session, iter(range(3))
 
     def gone_at_first():
@@ -131,13 +131,13 @@ def test_a_database_that_is_away_at_the_start_is_waited_for(table, a_crew, a_cas
     monkeypatch.setattr(table.database, "session", gone_at_first)
     coordinator.carry_out([work])
 
-    assert table.received(work) == sorted(work.cases)
+    assert table.received(work) == sorted(work.keys)
 
 
-def test_a_database_that_stays_away_ends_the_work(table, a_crew, a_case, monkeypatch):
+def test_a_database_that_stays_away_ends_the_work(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case()])
-    coordinator = table.coordinator(a_crew({"H200": 1}))
-    monkeypatch.setattr(coordinator._ledger, "_write", _gone)
+    coordinator = table.coordinator(gpus({"H200": 1}))
+    monkeypatch.setattr(coordinator._buffer, "_write", _gone)
 
     with pytest.raises(InfrastructureError, match="go on with --resume"):
         coordinator.carry_out([work])
@@ -147,7 +147,7 @@ def _gone(*arguments):
     raise UnreachableError("it is gone")
 
 
-def test_another_coordinator_goes_on_where_one_was_killed(table, a_crew, a_case, monkeypatch):
+def test_another_coordinator_goes_on_where_one_was_killed(table, gpus, a_case, monkeypatch):
     work = table.work("H200", [a_case(m) for m in range(1, 9)])
     answers = iter([OK, OK, OK, SystemExit()])
 
@@ -157,30 +157,30 @@ def test_another_coordinator_goes_on_where_one_was_killed(table, a_crew, a_case,
             raise answer
         return answer
 
-    killed = table.coordinator(a_crew({"H200": 1}, until_killed))
+    killed = table.coordinator(gpus({"H200": 1}, until_killed))
     monkeypatch.setattr(killed, "_abort", lambda: None)  # SIGKILL leaves no time for it
     with pytest.raises(SystemExit):
         killed.carry_out([work])
     assert sorted(table.states(work).values()) == ["done"] * 3 + ["leased"] + ["queued"] * 4
-    crew = a_crew({"H200": 1})
+    workers = gpus({"H200": 1})
     # What the dead one holds is anybody's when its lease runs out, by the database's clock.
     with table.database.session() as session:
         session.connection().exec_driver_sql("UPDATE job SET lease_until = '2020-01-01 00:00:00'")
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
-    assert len(crew.started) == 5
-    assert table.received(work) == sorted(work.cases)
+    assert len(workers.started) == 5
+    assert table.received(work) == sorted(work.keys)
 
 
-def test_stopping_frees_what_is_being_measured(table, a_crew, a_case):
+def test_stopping_frees_what_is_being_measured(table, gpus, a_case):
     work = table.work("H200", [a_case(m) for m in range(1, 5)])
 
     def take_back(record):
         raise CancelledError("taken back")
 
-    crew = a_crew({"H200": 2})
-    coordinator = table.coordinator(crew, take_back)
+    workers = gpus({"H200": 2})
+    coordinator = table.coordinator(workers, take_back)
     with pytest.raises(CancelledError):
         coordinator.carry_out([work])
     assert "leased" not in table.states(work).values()
@@ -188,28 +188,28 @@ def test_stopping_frees_what_is_being_measured(table, a_crew, a_case):
     coordinator._on_record = lambda record: None
     coordinator.carry_out([work])  # the workers' answers to what was stopped change nothing
 
-    assert table.received(work) == sorted(work.cases)
+    assert table.received(work) == sorted(work.keys)
 
 
-def test_cases_that_no_gpu_can_run_are_reported_not_waited_for(table, a_crew, a_case):
+def test_cases_that_no_gpu_can_run_are_reported_not_waited_for(table, gpus, a_case):
     works = [table.work(gpu, [a_case(1), a_case(2)]) for gpu in ("H200", "A100")]
 
-    table.coordinator(a_crew({"H200": 1})).carry_out(works)
+    table.coordinator(gpus({"H200": 1})).carry_out(works)
 
     assert set(table.states(works[0]).values()) == {"done"}
     with table.database.session() as session:
-        jobs = queries.jobs_of(session, works[1].run.uuid)
+        jobs = queries.jobs_of(session, works[1].run.info.uuid)
     assert {(job.state, job.reason) for job in jobs} == {("no-device", "no A100 came within 3 s")}
 
 
-def test_the_longest_expected_goes_first(table, a_crew, a_case):
-    crew = a_crew({"H200": 1})
+def test_the_longest_expected_goes_first(table, gpus, a_case):
+    workers = gpus({"H200": 1})
     shapes = [a_case(m, n) for n in (256, 512) for m in (1, 2)]
     work = table.work("H200", shapes, expected=[1.0, 2.0, 5.0, 9.0])
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
-    assert [(case.gemm.n, case.gemm.m) for _, case in crew.started] == [
+    assert [(case.gemm.n, case.gemm.m) for _, case in workers.started] == [
         (512, 2),
         (512, 1),
         (256, 2),
@@ -217,50 +217,50 @@ def test_the_longest_expected_goes_first(table, a_crew, a_case):
     ]
 
 
-def test_the_last_of_a_shape_is_measured_by_who_was_on_it(table, a_crew, a_case):
-    crew = a_crew({"H200": 2})
+def test_the_last_of_a_shape_is_measured_by_who_was_on_it(table, gpus, a_case):
+    workers = gpus({"H200": 2})
     cases = [a_case(m, n) for m, n in ((1, 256), (2, 256), (3, 256), (1, 512), (2, 512))]
     work = table.work("H200", cases, expected=[0.5, 0.5, 0.5, 0.9, 0.9])
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
-    by_shape = {n: {who for who, case in crew.started if case.gemm.n == n} for n in (256, 512)}
+    by_shape = {n: {who for who, case in workers.started if case.gemm.n == n} for n in (256, 512)}
     assert [len(workers) for workers in by_shape.values()] == [1, 1]
 
 
-def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, a_crew, a_case):
-    crew = a_crew({"H200": 3})
+def test_repetitions_are_spread_over_the_gpus_of_a_kind(table, gpus, a_case):
+    workers = gpus({"H200": 3})
     cases = [a_case(m) for m in range(1, 5)]
     work = table.work("H200", cases, repeat=3)
 
-    table.coordinator(crew).carry_out([work])
+    table.coordinator(workers).carry_out([work])
 
     for case in cases:
-        devices = {member for member, started in crew.started if started == case}
+        devices = {member for member, started in workers.started if started == case}
         assert len(devices) == 3
     assert len(table.received(work)) == 12
 
 
-def test_a_choice_is_told_to_the_others_of_the_kind_once(table, a_crew, a_case):
+def test_a_choice_is_told_to_the_others_of_the_kind_once(table, gpus, a_case):
     choice = ChoiceInfo({"gpu": "H200", "software": "software", "kernel": "k"}, {"block_n": 64})
     first = iter([Report(OK, (choice,))])
-    crew = a_crew({"H200": 1}, lambda member, case: next(first, OK))
+    workers = gpus({"H200": 1}, lambda member, case: next(first, OK))
 
-    table.coordinator(crew).carry_out([table.work("H200", [a_case(m) for m in (1, 2, 3)])])
-    later = a_crew({"H200": 1})
+    table.coordinator(workers).carry_out([table.work("H200", [a_case(m) for m in (1, 2, 3)])])
+    later = gpus({"H200": 1})
     table.coordinator(later).carry_out([replace_gpu(table, a_case)])
 
-    assert [told for _, told in crew.told] == [(), (choice,), ()]
+    assert [told for _, told in workers.told] == [(), (choice,), ()]
     assert later.told[0][1] == (choice,)
 
 
 def replace_gpu(table, a_case):
     work = table.work("H200", [a_case(9)])
-    return replace(work, cases={a_case(9).key: a_case(9)})
+    return replace(work, cases=[a_case(9)])
 
 
-def test_workers_are_seen_in_the_database(table, a_crew, a_case):
-    coordinator = table.coordinator(a_crew({"H200": 1}))
+def test_workers_are_seen_in_the_database(table, gpus, a_case):
+    coordinator = table.coordinator(gpus({"H200": 1}))
     coordinator.carry_out([table.work("H200", [a_case(1), a_case(2)])])
     coordinator.dismiss()
 

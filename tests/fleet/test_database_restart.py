@@ -59,7 +59,7 @@ def database(server):
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, a_crew, a_case):
+def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, gpus, a_case):
     def restart():
         server.stop()
         time.sleep(STOPPED_S)
@@ -75,10 +75,10 @@ def test_nothing_is_lost_nor_doubled_while_the_server_is_stopped(table, server, 
     work = table.work("H200", [a_case(m) for m in range(1, 501)])
     began = time.monotonic()
 
-    table.coordinator(a_crew({"H200": 4}), on_record).carry_out([work])
+    table.coordinator(gpus({"H200": 4}), on_record).carry_out([work])
 
     restarting.join()
     assert time.monotonic() - began > STOPPED_S
     assert set(table.states(work).values()) == {"done"}
-    assert table.received(work) == sorted(work.cases)
+    assert table.received(work) == sorted(work.keys)
     assert len(set(stored)) == len(stored)

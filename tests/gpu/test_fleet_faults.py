@@ -8,9 +8,10 @@ import torch
 from db import queries
 from db.engine import open_database
 from db.records import CommitInfo, RunInfo
-from flexq_bench.fleet import RayCrew, Times, open_fleet
+from flexq_bench.fleet import RayWorkers, Times, Work, open_ray_pool
 from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.measure import Tuning
+from flexq_bench.runs.lifecycle import open_run
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -62,7 +63,7 @@ def test_a_gpu_that_hangs_breaks_or_is_full_costs_one_case_at_most(tmp_path):
     cases = [Case("read-6", GemmWorkload(1, n, 4096)) for n in sizes]
     keys = tuple(case.key for case in cases)
     run = RunInfo("r", "faults", "manual", "running", "2026-01-01T00:00:00+00:00", "r", keys)
-    crew = RayCrew(
+    workers = RayWorkers(
         "local",
         backend="cuda",
         seed=0,
@@ -73,9 +74,12 @@ def test_a_gpu_that_hangs_breaks_or_is_full_costs_one_case_at_most(tmp_path):
 
     found = {}
     with open_database(str(tmp_path / "flexq.sqlite")) as database:
-        with open_fleet(database, crew, COMMIT, TIMES) as fleet:
-            work = fleet.declare(run, fleet.kinds[0].gpu, cases)
-            fleet.measure([work], lambda record: found.setdefault(record.n, record))
+        with (
+            open_ray_pool(database, workers, COMMIT, TIMES) as pool,
+            open_run(database, run, COMMIT) as opened,
+        ):
+            work = Work(opened, pool.kinds[0].gpu, cases)
+            pool.measure([work], lambda record: found.setdefault(record.n, record))
         with database.session() as session:
             lost = {one.detail for one in queries.workers(session) if one.state == "lost"}
             assert len(list(queries.run_records(session, "r"))) == len(cases)

@@ -1,17 +1,18 @@
-"""Cases, results and an executor that measures nothing."""
+"""Cases, results and a pool that measures nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo
+from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
-from flexq_bench.runs.executor import Outcome, Worker
+from flexq_bench.runs.worker import Worker
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -46,18 +47,24 @@ def make_measured(**changes: object) -> Measured:
 
 
 @dataclass
-class ScriptedExecutor:
+class ScriptedMeter:
     """Answers each case by a script: a result to give, or an exception to raise."""
 
-    script: Callable[[Case], Measured | BaseException | None]
+    script: Callable[[Case], Measured | BaseException]
+    backend: str = "cpu"
+    capability: None = None
+    seed: int = 0
+    device_info: DeviceInfo = WORKER.device
+    environment: dict[str, str] = field(default_factory=lambda: {"host": "here"})
 
-    def execute(self, cases: Sequence[Case]) -> Iterator[Outcome]:
-        for case in cases:
-            answer = self.script(case)
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None:
-                yield Outcome(case, answer, WORKER)
+    def check_memory(self, case: Case) -> None:
+        pass
+
+    def measure(self, case: Case) -> Measured:
+        answer = self.script(case)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
 
 
 @pytest.fixture
@@ -71,8 +78,9 @@ def a_result():
 
 
 @pytest.fixture
-def an_executor():
-    return ScriptedExecutor
+def a_pool():
+    """a_pool(script): this process as a pool, which measures by the script."""
+    return lambda script: LocalPool(ScriptedMeter(script), "cpu")
 
 
 @pytest.fixture

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from db import queries
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.runs.lifecycle import execute_plan, new_run, verdict_of_run
+from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes, verdict_of_run
+from flexq_bench.runs.worker import Outcome
 
 
 @pytest.fixture
-def execute(database, commit):
-    """Execute cases with an executor; what is stored afterwards, whatever was raised."""
+def execute(database, commit, worker):
+    """Execute cases by a script; what is stored afterwards, whatever was raised."""
 
-    def go(executor, cases, raises=None):
+    def outcomes(script, cases):
+        for case in cases:
+            answer = script(case)
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                yield Outcome(case, answer, worker)
+
+    def go(script, cases, raises=None):
         run = new_run("smoke", "manual", [case.key for case in cases])
         seen = []
-        arguments = (database, executor, cases, run, commit)
-        if raises is None:
-            execute_plan(*arguments, on_record=seen.append)
-        else:
-            with pytest.raises(raises):
-                execute_plan(*arguments, on_record=seen.append)
+        raised = nullcontext() if raises is None else pytest.raises(raises)
+        with raised, open_run(database, run, commit) as opened:
+            store_outcomes(opened, cases, outcomes(script, cases), on_record=seen.append)
         with database.session() as session:
             summary = queries.run_by_uuid_prefix(session, run.uuid)
             missing = queries.missing_cases(session, run.uuid)
@@ -33,10 +41,10 @@ def execute(database, commit):
     return go
 
 
-def test_a_run_with_a_record_of_every_case_is_complete(execute, an_executor, a_case, a_result):
+def test_a_run_with_a_record_of_every_case_is_complete(execute, a_case, a_result):
     cases = [a_case(m=m) for m in (1, 2, 3)]
 
-    summary, records, missing = execute(an_executor(lambda case: a_result()), cases)
+    summary, records, missing = execute(lambda case: a_result(), cases)
 
     assert summary.status == "complete"
     assert [record.case for record in records] == [case.key for case in cases]
@@ -45,23 +53,23 @@ def test_a_run_with_a_record_of_every_case_is_complete(execute, an_executor, a_c
 
 
 def test_a_failed_case_does_not_stop_the_run_and_is_an_infrastructure_error(
-    execute, an_executor, a_case, a_result
+    execute, a_case, a_result
 ):
     def script(case):
         return a_result(status="failed", detail="boom") if case.gemm.m == 1 else a_result()
 
-    summary, records, missing = execute(an_executor(script), [a_case(m=1), a_case(m=2)])
+    summary, records, missing = execute(script, [a_case(m=1), a_case(m=2)])
 
     assert summary.status == "complete"
     assert [record.status for record in records] == ["failed", "ok"]
     assert verdict_of_run(records, missing) == ExitCode.INFRASTRUCTURE
 
 
-def test_a_planned_case_that_never_arrives_is_missing(execute, an_executor, a_case, a_result):
+def test_a_planned_case_that_never_arrives_is_missing(execute, a_case, a_result):
     def script(case):
         return a_result() if case.gemm.m == 1 else None
 
-    summary, records, missing = execute(an_executor(script), [a_case(m=1), a_case(m=2)])
+    summary, records, missing = execute(script, [a_case(m=1), a_case(m=2)])
 
     assert summary.status == "failed"
     assert missing == (a_case(m=2).key,)
@@ -69,26 +77,24 @@ def test_a_planned_case_that_never_arrives_is_missing(execute, an_executor, a_ca
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])  # Ctrl-C; `| head`
-def test_an_interrupt_keeps_what_came_and_marks_the_run(
-    execute, an_executor, a_case, a_result, stop
-):
+def test_an_interrupt_keeps_what_came_and_marks_the_run(execute, a_case, a_result, stop):
     def script(case):
         return stop() if case.gemm.m == 2 else a_result()
 
     cases = [a_case(m=m) for m in (1, 2, 3)]
-    summary, records, missing = execute(an_executor(script), cases, raises=stop)
+    summary, records, missing = execute(script, cases, raises=stop)
 
     assert summary.status == "interrupted"
     assert [record.m for record in records] == [1]
     assert missing == tuple(case.key for case in cases[1:])
 
 
-def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, an_executor, a_case, a_result):
+def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, a_case, a_result):
     def script(case):
         return InfrastructureError("gone") if case.gemm.m == 2 else a_result()
 
     cases = [a_case(m=1), a_case(m=2)]
-    summary, records, _ = execute(an_executor(script), cases, raises=InfrastructureError)
+    summary, records, _ = execute(script, cases, raises=InfrastructureError)
 
     assert summary.status == "failed"
     assert [record.m for record in records] == [1]
@@ -104,9 +110,7 @@ def test_a_broken_device_keeps_what_came_and_fails_the_run(execute, an_executor,
         ("failed", ExitCode.INFRASTRUCTURE),
     ],
 )
-def test_the_verdict_of_a_run_follows_from_its_statuses(
-    execute, an_executor, a_case, a_result, status, verdict
-):
-    _, records, missing = execute(an_executor(lambda case: a_result(status=status)), [a_case()])
+def test_the_verdict_of_a_run_follows_from_its_statuses(execute, a_case, a_result, status, verdict):
+    _, records, missing = execute(lambda case: a_result(status=status), [a_case()])
 
     assert verdict_of_run(records, missing) == verdict

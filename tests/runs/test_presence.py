@@ -10,7 +10,7 @@ from db.engine import open_database
 from db.errors import LockedError
 from db.records import DeviceInfo
 from flexq_bench.fleet import presence
-from flexq_bench.runs.executor import Worker
+from flexq_bench.runs.worker import Worker
 
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
 

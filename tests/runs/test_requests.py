@@ -10,7 +10,7 @@ from db import queries
 from db.errors import LimitError
 from db.requests import RequestInfo, add_request, cancel_request, renew_request
 from flexq_bench.errors import MeasureError, UsageError
-from flexq_bench.fleet.request_worker import local_station, serve_next
+from flexq_bench.fleet.request_worker import serve_next
 from flexq_bench.fleet.requests import LIMITS, MAX_CASES, checked_request, submit, sweep_request
 from flexq_bench.runs.sweep import Sweep, sweep_of
 from workloads.errors import WorkloadError
@@ -20,19 +20,6 @@ SHAPE = Shape(64, 128, "o_proj", "llama-7b")
 SWEEP = Sweep(("flexq-w6a6",), (1, 2), (SHAPE,), ("gemm",), ("hot",))
 
 
-@pytest.fixture
-def a_device(an_executor):
-    """A station of one CPU that measures by a script."""
-
-    def make(script):
-        executor = an_executor(script)
-        executor.backend, executor.capability, executor.gpu = "cpu", None, "A CPU"
-        executor.check = lambda cases: None
-        return executor
-
-    return make
-
-
 def ask(database, sweep=SWEEP, requester="ada"):
     with database.session() as session:
         request = sweep_request(session, sweep, requester=requester, backend="cpu")
@@ -40,10 +27,9 @@ def ask(database, sweep=SWEEP, requester="ada"):
     return request
 
 
-def served(database, device, commit, on_record=lambda record: None):
-    return serve_next(
-        database, local_station(database, device, commit), commit, "me", on_record=on_record
-    )
+def served(database, pool, commit, on_record=lambda record: None):
+    (kind,) = pool.kinds
+    return serve_next(database, pool, kind, commit, "me", on_record=on_record)
 
 
 def test_a_sweep_survives_the_way_through_data():
@@ -103,7 +89,7 @@ def test_the_cases_of_a_request_are_counted_before_any_is_made(database, monkeyp
         sweep_request(session, Sweep(("flexq-w6a6",), sizes, shapes), requester="ada")
 
 
-def test_a_request_that_is_stored_and_too_large_is_not_served(database, a_device, commit):
+def test_a_request_that_is_stored_and_too_large_is_not_served(database, a_pool, commit):
     sweep = Sweep(("flexq-w6a6",), tuple(range(1, 1001)), (SHAPE, Shape(64, 256, "")))
     info = RequestInfo(
         "1" * 32, "sweep", sweep.as_data(), "ada", "", 1, None, datetime.now(UTC)
@@ -111,14 +97,14 @@ def test_a_request_that_is_stored_and_too_large_is_not_served(database, a_device
     with database.session() as session:
         add_request(session, info, limits=LIMITS)
 
-    done = served(database, a_device(None), commit)
+    done = served(database, a_pool(None), commit)
 
     assert (done.state, done.run) == ("failed", None)
     # each M of both shapes, the floor of each, the empty kernel
     assert "this makes 2,003 cases, and a request may have 2,000" in done.detail
 
 
-def test_a_stored_request_reads_no_file(database, a_device, commit, tmp_path):
+def test_a_stored_request_reads_no_file(database, a_pool, commit, tmp_path):
     secret = tmp_path / "secret.toml"
     secret.write_text('description = "5ec3e7"')
     for number, (kind, content) in enumerate(
@@ -133,16 +119,16 @@ def test_a_stored_request_reads_no_file(database, a_device, commit, tmp_path):
         with database.session() as session:
             add_request(session, info, limits=LIMITS)
 
-        done = served(database, a_device(None), commit)
+        done = served(database, a_pool(None), commit)
 
         assert (done.state, done.run) == ("failed", None)
         assert "5ec3e7" not in done.detail
 
 
-def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result, commit):
+def test_a_served_request_is_a_run_of_trigger_sweep(database, a_pool, a_result, commit):
     request = ask(database)
 
-    done = served(database, a_device(lambda case: a_result()), commit)
+    done = served(database, a_pool(lambda case: a_result()), commit)
 
     assert (done.request, done.state) == (request.uuid, "done")
     with database.session() as session:
@@ -150,43 +136,43 @@ def test_a_served_request_is_a_run_of_trigger_sweep(database, a_device, a_result
         run = queries.run_by_uuid_prefix(session, done.run)
     assert (row.state, row.run, run.trigger, run.status) == ("done", run.uuid, "sweep", "complete")
     assert run.received == request.cases
-    assert served(database, a_device(lambda case: a_result()), commit) is None
+    assert served(database, a_pool(lambda case: a_result()), commit) is None
 
 
 def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
-    database, a_device, a_result, commit
+    database, a_pool, a_result, commit
 ):
     ask(database)
     answers = iter([a_result(), SystemExit()])
     with pytest.raises(SystemExit):
-        served(database, a_device(lambda case: next(answers)), commit)
-    assert served(database, a_device(lambda case: a_result()), commit) is None  # its lease holds
+        served(database, a_pool(lambda case: next(answers)), commit)
+    assert served(database, a_pool(lambda case: a_result()), commit) is None  # its lease holds
     with database.session() as session:
         [row] = queries.requests(session)
         renew_request(session, row.uuid, row.server, until=row.created_at)
 
     measured = []
-    served(database, a_device(lambda case: measured.append(case.key) or a_result()), commit)
+    served(database, a_pool(lambda case: measured.append(case.key) or a_result()), commit)
 
     with database.session() as session:
         assert queries.run_by_uuid_prefix(session, row.run).received == 4
     assert len(measured) == 3
 
 
-def test_what_cannot_be_measured_here_is_a_failed_request(database, a_device, commit):
+def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, commit):
     ask(database, Sweep(("flexq-w6a6",), (1,), SWEEP.shapes))
-    device = a_device(None)
+    pool = a_pool(None)
 
     def refuse(cases):
         raise MeasureError("it would take 9 TiB")
 
-    device.check = refuse
-    done = served(database, device, commit)
+    pool.check = refuse
+    done = served(database, pool, commit)
 
     assert (done.state, done.detail) == ("failed", "it would take 9 TiB")
 
 
-def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result, commit):
+def test_a_request_taken_back_stops_after_its_case(database, a_pool, a_result, commit):
     request = ask(database)
 
     def answer(case):
@@ -194,7 +180,7 @@ def test_a_request_taken_back_stops_after_its_case(database, a_device, a_result,
             cancel_request(session, request.uuid, person="bob", at=datetime.now(UTC))
         return a_result()
 
-    done = served(database, a_device(answer), commit)
+    done = served(database, a_pool(answer), commit)
 
     assert done.state == "cancelled"
     with database.session() as session:

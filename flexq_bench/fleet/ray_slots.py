@@ -1,4 +1,4 @@
-"""Where workers can sit: the GPUs of a Ray cluster's nodes, or their CPU slots."""
+"""The slots for workers: the GPUs of a Ray cluster's nodes, or their CPU slots."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _ACCELERATOR = "accelerator_type:"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Room for one worker on a node. number: of the seat there, not of the GPU: Ray gives that.
+class Slot:
+    """Room for one worker on a node. number: of the slot there, not of the GPU: Ray gives that.
 
     accelerator: Ray's name for the node's GPUs, such as H200 or GeForce-RTX-3090-Ti; empty: none.
     """
@@ -26,7 +26,7 @@ class Seat:
     accelerator: str = ""
 
     def create(self, actor: type, *arguments: object) -> Any:
-        """A new actor(backend, *arguments) here; one at a time can have the seat's device."""
+        """A new actor(backend, *arguments) here; one at a time can have the slot's device."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -40,15 +40,15 @@ class Seat:
         return ray.remote(actor).options(**options).remote(self.backend, *arguments)
 
 
-def seats(backend: Backend, *, local: bool) -> tuple[Seat, ...]:
-    """The seats of the nodes that are alive. local: the cluster is this machine's own."""
+def slots(backend: Backend, *, local: bool) -> tuple[Slot, ...]:
+    """The slots of the nodes that are alive. local: the cluster is this machine's own."""
     import ray
 
-    found: list[Seat] = []
+    free: list[Slot] = []
     for node in ray.nodes():
         if node["Alive"]:
-            found.extend(_of_node(node, backend, local))
-    return tuple(found if backend == "cuda" else found[:MAX_CPU_SLOTS])
+            free.extend(_of_node(node, backend, local))
+    return tuple(free if backend == "cuda" else free[:MAX_CPU_SLOTS])
 
 
 def is_alive(node: str) -> bool:
@@ -58,7 +58,7 @@ def is_alive(node: str) -> bool:
     return any(one["NodeID"] == node and one["Alive"] for one in ray.nodes())
 
 
-def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Seat]:
+def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Slot]:
     resources = node["Resources"]
     if backend == "cuda":
         count = int(resources.get("GPU", 0))
@@ -67,4 +67,4 @@ def _of_node(node: dict[str, Any], backend: Backend, local: bool) -> Iterator[Se
     else:
         count, accelerator = (cpu_slots() if local else int(resources.get("CPU", 0))), ""
     for number in range(count):
-        yield Seat(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator)
+        yield Slot(node["NodeID"], node["NodeManagerHostname"], number, backend, accelerator)

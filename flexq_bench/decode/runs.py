@@ -1,0 +1,124 @@
+"""The run of a decode or a serving: its cases, begun or gone on with, and its stored records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from db import queries
+from db.decode_records import DecodeRecord, ServingRecord
+from db.decode_store import add_decodes
+from db.engine import Database
+from db.records import RunInfo
+from flexq_bench.decode import SUITE, measurement
+from flexq_bench.decode.case import DecodeCase, Setup
+from flexq_bench.decode.records import ServingCase
+from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
+from flexq_bench.errors import UsageError
+from flexq_bench.repository.provenance import current_commit
+from flexq_bench.runs.lifecycle import OpenRun, new_run
+from flexq_bench.runs.resume import check_same_work
+
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """batch_limits: of each serving. memory_gib: None, no limit. lengths: a file; None: drawn.
+
+    step_tokens: of prompts that are read between two steps, at most.
+    """
+
+    batch_limits: tuple[int, ...]
+    memory_gib: float | None
+    requests: int
+    longest: int
+    lengths: str | None
+    step_tokens: int
+
+
+def serving_cases(setup: Setup, wanted: Serving) -> list[ServingCase]:
+    """The same requests under every scheme and batch limit. Raises UsageError."""
+    if wanted.lengths is None:
+        requests = drawn_requests(wanted.requests, wanted.longest, setup.seed)
+        lengths = f"{LOGNORMAL}, cut to {wanted.longest // 2}"
+    else:
+        requests = read_requests(Path(wanted.lengths))[: wanted.requests]
+        lengths = Path(wanted.lengths).name
+    memory = None if wanted.memory_gib is None else round(wanted.memory_gib * _GIB)
+    # With a memory limit it is that, not a list of batches, that decides.
+    limits = wanted.batch_limits if memory is None else wanted.batch_limits[-1:]
+    if not limits:
+        raise UsageError("how many at a time? Give --batch-limit")
+    return [
+        ServingCase(
+            of.scheme, limit, memory, tuple(requests), lengths, wanted.step_tokens, of.kv_bits
+        )
+        for of in setup.schemes
+        for limit in limits
+    ]
+
+
+def run_to_measure(database: Database, keys: Sequence[str], resume: str | None) -> RunInfo:
+    """A new run, or the one to go on with. Raises UsageError if that one is of other cases."""
+    if resume is None:
+        return new_run(SUITE, "manual", keys)
+    with database.session() as session:
+        summary = queries.run_by_uuid_prefix(session, resume)
+        check_same_work(summary, SUITE, current_commit())
+        run = queries.run_info(session, summary.uuid)
+    if run.plan != tuple(keys):
+        raise UsageError(
+            f"run {run.uuid[:8]} was begun with other options: repeat those, or start a new run"
+        )
+    return run
+
+
+def stored_decodes(database: Database, run: RunInfo) -> dict[str, DecodeRecord]:
+    """The decodes that a run has, by case."""
+    with database.session() as session:
+        return {r.case: r for r in queries.decode_results(session, runs=[run.uuid])}
+
+
+def stored_servings(database: Database, run: RunInfo) -> dict[str, ServingRecord]:
+    """The servings that a run has, by case."""
+    with database.session() as session:
+        return {r.case: r for r in queries.serving_results(session, runs=[run.uuid])}
+
+
+def measure_decodes(
+    run: OpenRun,
+    setup: Setup,
+    cases: Sequence[DecodeCase],
+    before: Mapping[str, DecodeRecord],
+    on_record: Callable[[DecodeRecord], None],
+) -> None:
+    """Decode what `before` lacks; store each record, then call on_record with it.
+
+    Raises as measurement.decode_all.
+    """
+    for record in measurement.decode_all(setup, cases, run.info, run.commit, dict(before)):
+        _store(run, record)
+        on_record(record)
+
+
+def measure_servings(
+    run: OpenRun,
+    setup: Setup,
+    cases: Sequence[ServingCase],
+    on_record: Callable[[ServingRecord], None],
+) -> None:
+    """Serve the cases; store each record, then call on_record with it.
+
+    Raises as measurement.serve_all.
+    """
+    if not cases:
+        return
+    for record in measurement.serve_all(setup, cases, run.info, run.commit):
+        _store(run, record)
+        on_record(record)
+
+
+def _store(run: OpenRun, record: DecodeRecord | ServingRecord) -> None:
+    run.store(lambda session: add_decodes(session, [record]))

@@ -1,0 +1,66 @@
+"""A pool of one device: that of this process, which measures one case after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from db.records import Record, RunInfo
+from flexq_bench.errors import UsageError
+from flexq_bench.fleet.pool import Kind, Work
+from flexq_bench.measure import Meter
+from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.local_devices import device_info
+from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
+from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.worker import Outcome, Worker, measure_case, worker_of
+from workloads.case import Case
+
+
+class LocalPool:
+    """meter: measures on the device. device: its name, as torch has it."""
+
+    def __init__(self, meter: Meter, device: str) -> None:
+        self._meter, self._device = meter, device
+        self._worker = worker_of(meter)
+
+    @property
+    def worker(self) -> Worker:
+        """This process."""
+        return self._worker
+
+    @property
+    def kinds(self) -> Sequence[Kind]:
+        return (Kind(self._worker.device.sku, self._meter.backend, self._worker.capability),)
+
+    def refresh(self) -> None:
+        """Do nothing: the device stays."""
+
+    def check(self, cases: Sequence[Case]) -> None:
+        for case in cases:
+            self._meter.check_memory(case)
+
+    def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
+        for work in works:
+            store_outcomes(work.run, work.cases, self._outcomes(work.cases), on_record=on_record)
+
+    def machine(self, gpu: str) -> Machine:
+        return Machine(self._meter.backend, device_info(self._device))
+
+    def compare(
+        self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
+    ) -> list[CaseComparison]:
+        return list(compare_commits(repository, base, head, cases, device=self._device))
+
+    def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
+        (kind,) = self.kinds
+        if first is not None and kind.backend != first.backend:
+            raise UsageError(
+                f"run {run.uuid[:8]} was begun on the {first.backend} backend: add "
+                f"--backend {first.backend}, or start a new run"
+            )
+        return kind
+
+    def _outcomes(self, cases: Sequence[Case]) -> Iterator[Outcome]:
+        for case in cases:
+            yield Outcome(case, measure_case(self._meter, case), self._worker)

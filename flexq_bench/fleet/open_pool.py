@@ -1,0 +1,117 @@
+"""Choose who measures: this process, or the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from db.engine import Database
+from db.records import CommitInfo
+from flexq_bench.errors import UsageError
+from flexq_bench.fleet.local_pool import LocalPool
+from flexq_bench.fleet.pool import Pool
+from flexq_bench.fleet.presence import present
+from flexq_bench.fleet.ray_pool import open_ray_pool
+from flexq_bench.fleet.ray_workers import RayWorkers
+from flexq_bench.fleet.timeouts import parse_times
+from flexq_bench.measure import Meter, Tuning
+from kernels.contract import Backend
+
+NO_CLUSTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """Where to measure, and how.
+
+    cluster: "none" for this process, "local" or a Ray address. backend None: the best there is.
+    device: of this process, as torch names it; None: the backend's first. seed None: of the run
+    that is resumed, or 0.
+    Of a cluster only: gpus, SKUs or globs, empty for every kind; repeat, how often each case is
+    measured, on different GPUs of its kind where there are several; times, as `--times` has it,
+    None for the defaults.
+    """
+
+    cluster: str = NO_CLUSTER
+    backend: Backend | None = None
+    device: str | None = None
+    seed: int | None = None
+    tuning: Tuning = Tuning.REMEMBERED
+    gpus: tuple[str, ...] = ()
+    repeat: int = 1
+    times: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this process measures."""
+        return self.cluster == NO_CLUSTER
+
+
+@contextmanager
+def open_pool(
+    database: Database, options: PoolOptions, commit: CommitInfo, *, registers: bool = False
+) -> Iterator[Pool]:
+    """The pool that was asked for, ready to measure.
+
+    commit: of the code that measures. registers: register this process as a worker in the database
+    while it is the pool; workers of a cluster always are. Raises UsageError if the options don't
+    fit together, DeviceError if there is no such device, InfrastructureError if no worker of the
+    cluster starts.
+    """
+    with ExitStack() as stack:
+        if options.is_local:
+            pool = _local_pool(options)
+            if registers:
+                stack.enter_context(present(database, pool.worker))
+            yield pool
+            return
+        if options.device is not None:
+            raise UsageError(
+                "--device picks a device of this process: leave it out with --cluster, which uses "
+                "all"
+            )
+        times = parse_times(options.times)
+        workers = RayWorkers(
+            options.cluster,
+            backend=options.backend,
+            seed=options.seed or 0,
+            tuning=options.tuning,
+            times=times,
+        )
+        yield stack.enter_context(
+            open_ray_pool(
+                database,
+                workers,
+                commit,
+                times,
+                gpus=options.gpus,
+                repeat=options.repeat,
+                seed=options.seed or 0,
+            )
+        )
+
+
+def device_name(backend: Backend | None, device: str | None) -> str:
+    """The device asked for, else the backend's first, else the best there is.
+
+    Raises UsageError if the device is not of the backend.
+    """
+    if device is not None:
+        if backend is not None and not device.startswith(backend):
+            raise UsageError(f"--device {device} is not of --backend {backend}: drop one of them")
+        return device
+    if backend is not None:
+        return backend
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _local_pool(options: PoolOptions) -> LocalPool:
+    if options.gpus or options.repeat > 1:
+        raise UsageError(
+            "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
+        )
+    device = device_name(options.backend, options.device)
+    return LocalPool(Meter(device, seed=options.seed or 0, tuning=options.tuning), device)

@@ -1,0 +1,274 @@
+"""Ray actors of one class, one on each slot of a cluster: started, called, and replaced when lost.
+
+`RayWorkers` measures cases with them, `flexq_bench.accuracy.ray_evaluation` evaluates schemes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.exit_reasons import reason_of
+from flexq_bench.fleet.ray_session import LOCAL, ray_session
+from flexq_bench.fleet.ray_slots import Slot, is_alive, slots
+from flexq_bench.fleet.retry_policy import MAX_FAILURES, is_blameless, is_given_up, pause_s
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
+from kernels.contract import Backend
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Actor:
+    """An actor on a slot. uuid empty: it is not ready yet; gpu: its SKU, empty if not known."""
+
+    slot: Slot
+    handle: Any
+    waits_for: Any  # the reference to its answer; None: it is idle
+    since: float
+    uuid: str = ""
+    gpu: str = ""
+
+
+@dataclass(slots=True)
+class _Trouble:
+    """The failures of a slot since the last answer that came from there."""
+
+    failures: int = 0
+    retry_at: float = 0.0
+    reason: str = field(default="")
+
+
+class RayActors:
+    """Actors on all devices that a cluster has, also on nodes that join later.
+
+    address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs.
+    actor: the class of the actors, called with the backend and the arguments. most: actors, None:
+    no limit. A subclass names the first call of every actor (`greeting`) and turns its answer
+    into what Joined tells (`introduced`).
+    Opening it raises InfrastructureError if Ray can't be started or reached, or has no GPU where
+    GPUs are asked for.
+    """
+
+    greeting: ClassVar[str]
+    no_gpu_advice: ClassVar[str] = "use --backend cpu, or add a node"
+
+    def __init__(
+        self,
+        address: str,
+        actor: type,
+        *arguments: object,
+        backend: Backend | None,
+        times: Times,
+        most: int | None = None,
+    ) -> None:
+        self._address, self._asked = address, backend
+        self.backend: Backend = backend or "cpu"
+        self._class, self._arguments = actor, arguments
+        self._times, self._most = times, most
+        self._actors: dict[Slot, Actor] = {}
+        self._trouble: dict[Slot, _Trouble] = {}
+        self._slots: tuple[Slot, ...] = ()
+        self._events: list[Event] = []
+        self._next_scan = 0.0
+        self._open = ExitStack()
+
+    def __enter__(self) -> Self:
+        gpus = 0 if self._asked == "cpu" else None
+        with ExitStack() as opening:
+            opening.enter_context(ray_session(self._address, gpus=gpus))
+            import ray
+
+            count = ray.cluster_resources().get("GPU", 0)
+            if self._asked == "cuda" and not count:
+                raise InfrastructureError(
+                    f"the cluster ({self._address}) has no GPU: {self.no_gpu_advice}"
+                )
+            self.backend = self._asked or ("cuda" if count else "cpu")
+            self._scan()
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._actors.clear()
+        self._open.close()
+
+    def introduced(self, actor: Actor, answer: Any) -> Any:
+        """The worker of a Joined, from the answer to the greeting.
+
+        Raises InfrastructureError to refuse the actor for good.
+        """
+        raise NotImplementedError
+
+    @property
+    def arriving(self) -> int:
+        """Actors that are being started."""
+        return sum(
+            not is_given_up(self._troubles(slot).failures)
+            for slot in self._slots
+            if slot not in self._actors or not self._actors[slot].uuid
+        )
+
+    @property
+    def refusals(self) -> tuple[str, ...]:
+        """The reasons why slots have no actor."""
+        ready = {slot for slot, actor in self._actors.items() if actor.uuid}
+        reasons = (t.reason for slot, t in self._trouble.items() if slot not in ready)
+        return tuple(dict.fromkeys(filter(None, reasons)))
+
+    def poll(self, timeout_s: float) -> Sequence[Event]:
+        """What happened since, waiting at most so long for the first of it."""
+        import ray
+
+        if time.monotonic() >= self._next_scan:
+            self._scan()
+        self._start_missing()
+        waiting = {a.waits_for: a for a in self._actors.values() if a.waits_for is not None}
+        if not self._events and waiting:
+            ready, _ = ray.wait(list(waiting), num_returns=1, timeout=timeout_s)
+            if ready:  # all that have come meanwhile are one transaction
+                ready, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=0)
+            for reference in ready:
+                self._answer(waiting[reference], reference)
+        elif not self._events:
+            time.sleep(min(timeout_s, self._times.scan))
+        self._refuse_late()
+        events, self._events = self._events, []
+        return events
+
+    def call(self, worker: str, method: str, *arguments: object) -> None:
+        """Call a method of an idle actor; a Finished or a Lost follows."""
+        actor = self._of(worker)
+        actor.waits_for = getattr(actor.handle, method).remote(*arguments)
+
+    def ask(self, worker: str, method: str, *arguments: object) -> Any:
+        """The answer of an idle actor.
+
+        Raises InfrastructureError if there is none; a Lost follows then.
+        """
+        import ray
+
+        actor = self._of(worker)
+        try:
+            answer = getattr(actor.handle, method).remote(*arguments)
+            return ray.get(answer, timeout=self._times.start)
+        except ray.exceptions.RayError as error:
+            reason = reason_of(error)
+            self._lose(actor, reason, blameless=False)
+            raise InfrastructureError(f"a worker did not answer: {reason}") from error
+
+    def end(self, worker: str, reason: str) -> None:
+        """Kill an actor's process, whatever it does; a Lost follows."""
+        self._lose(self._of(worker), reason, blameless=False)
+
+    def run_instead(self, gpu: str, actor: type, method: str, *arguments: Any) -> Any:
+        """The answer of an actor of another class, in place of an idle one on this kind of GPU.
+
+        That one is lost, and replaced after the call. The other class is called with the arguments
+        of this one. Raises what the method raises, InfrastructureError if no actor is idle.
+        """
+        import ray
+
+        idle = next(
+            (a for a in self._actors.values() if a.gpu == gpu and a.uuid and a.waits_for is None),
+            None,
+        )
+        if idle is None:
+            raise InfrastructureError(f"no {gpu} is free: see `flexq-bench status`")
+        slot = idle.slot
+        self._lose(idle, "its GPU was given to a comparison", blameless=True)
+        self._trouble.pop(slot, None)
+        handle = slot.create(actor, *self._arguments)
+        try:
+            return ray.get(getattr(handle, method).remote(*arguments))
+        except ray.exceptions.RayActorError as error:
+            raise InfrastructureError(f"a comparison on {gpu} ended: {reason_of(error)}") from error
+        finally:
+            ray.kill(handle)
+
+    def _scan(self) -> None:
+        self._next_scan = time.monotonic() + self._times.scan
+        self._slots = slots(self.backend, local=self._address == LOCAL)[: self._most]
+
+    def _start_missing(self) -> None:
+        now = time.monotonic()
+        for slot in self._slots:
+            if slot not in self._actors and self._troubles(slot).retry_at <= now:
+                handle = slot.create(self._class, *self._arguments)
+                answer = getattr(handle, self.greeting).remote()
+                self._actors[slot] = Actor(slot, handle, answer, now)
+
+    def _answer(self, actor: Actor, reference: Any) -> None:
+        import ray
+
+        actor.waits_for = None
+        try:
+            answer = ray.get(reference)
+        except (InfrastructureError, ray.exceptions.RayError) as error:
+            self._fail(actor, error)
+        else:
+            if actor.uuid:
+                self._trouble.pop(actor.slot, None)
+                self._events.append(Finished(actor.uuid, answer))
+            else:
+                self._greet(actor, answer)
+
+    def _fail(self, actor: Actor, error: Exception) -> None:
+        """Lose an actor whose call raised."""
+        reason = reason_of(error)
+        alive = is_alive(actor.slot.node)
+        self._lose(actor, reason, blameless=is_blameless(error, reason, node_is_alive=alive))
+
+    def _greet(self, actor: Actor, answer: Any) -> None:
+        actor.uuid = str(uuid.uuid4())
+        try:
+            joined = Joined(self.introduced(actor, answer))
+        except InfrastructureError as error:
+            actor.uuid = ""
+            self._lose(actor, str(error), blameless=True)
+            self._troubles(actor.slot).failures = MAX_FAILURES
+        else:
+            self._events.append(joined)
+
+    def _refuse_late(self) -> None:
+        now = time.monotonic()
+        for actor in list(self._actors.values()):
+            if not actor.uuid and now - actor.since > self._times.start:
+                reason = (
+                    f"no worker on {actor.slot.host} after {self._times.start:.0f} s: somebody "
+                    "else holds the cluster's devices (see `ray status`)"
+                )
+                self._lose(actor, reason, blameless=True)
+
+    def _lose(self, actor: Actor, reason: str, *, blameless: bool) -> None:
+        import ray
+
+        ray.kill(actor.handle)
+        del self._actors[actor.slot]
+        trouble = self._troubles(actor.slot)
+        trouble.reason = reason
+        trouble.failures += 1
+        trouble.retry_at = time.monotonic() + pause_s(trouble.failures)
+        if actor.uuid:
+            self._events.append(Lost(actor.uuid, reason, blameless))
+        else:
+            log.warning("no worker on %s: %s", actor.slot.host, reason)
+
+    def _troubles(self, slot: Slot) -> _Trouble:
+        return self._trouble.setdefault(slot, _Trouble())
+
+    def _of(self, worker: str) -> Actor:
+        return next(actor for actor in self._actors.values() if actor.uuid == worker)

@@ -1,0 +1,58 @@
+"""The workers of a Ray cluster: actors that measure cases, one on each GPU or CPU slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from db.tuning import ChoiceInfo
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.fleet.ray_actors import Actor, RayActors
+from flexq_bench.fleet.ray_worker import Greeting, MeterActor
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import ReadyWorker
+from flexq_bench.measure import Tuning
+from flexq_bench.repository.provenance import ROOT, source_hash
+from kernels.contract import Backend
+from workloads.case import Case
+
+
+class RayWorkers(RayActors):
+    """Workers for a coordinator (`Workers`).
+
+    actor: the class of the actors, called with backend, seed and tuning. The rest, and the errors,
+    as RayActors.
+    """
+
+    greeting = "describe"
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        backend: Backend | None,
+        seed: int,
+        tuning: Tuning = Tuning.REMEMBERED,
+        times: Times | None = None,
+        actor: type = MeterActor,
+    ) -> None:
+        super().__init__(address, actor, seed, tuning, backend=backend, times=times or Times())
+        self._sources = source_hash(ROOT)
+
+    def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
+        """Refuse a worker with other kernel sources."""
+        greeting: Greeting = answer
+        if greeting.sources != self._sources:
+            host = greeting.worker.environment.get("host", actor.slot.host)
+            raise InfrastructureError(
+                f"{host} has other kernel sources than this machine: install this commit there"
+            )
+        actor.gpu = greeting.worker.device.sku
+        return ReadyWorker(actor.uuid, greeting.worker, greeting.software)
+
+    def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
+        self.call(worker, "measure", case, tuple(choices))
+
+    def unfit(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
+        reasons: dict[str, str] = self.ask(worker, "unfit", tuple(cases))
+        return reasons

@@ -1,0 +1,60 @@
+"""Which failures count against a job or a device, how often each is tried, and how soon again.
+
+| failure                                   | the job                                    |
+| ----------------------------------------- | ------------------------------------------ |
+| the worker's process dies or hangs        | back to the queue with one death more      |
+| the worker reports a broken device        | back to the queue                          |
+| its node is lost, or the work is stopped  | back to the queue                          |
+| the job has `MAX_DEATHS` deaths           | quarantined: `failed` is its result        |
+
+A worker that is lost is replaced at once, and after pauses that double if its device fails again.
+After `MAX_FAILURES` in a row nobody waits for the device, but it is still tried.
+
+A request has no limit of attempts: a server that dies leaves it to the next one. It is over when
+its run is complete, when it was cancelled, or when it can't be measured as asked (the refusals
+below), which no other server mends.
+"""
+
+from __future__ import annotations
+
+from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
+from flexq_bench.fleet.exit_reasons import is_of_node
+from kernels.errors import KernelError
+from workloads.errors import WorkloadError
+
+MAX_DEATHS = 3  # of one job or evaluation
+MAX_FAILURES = 3  # of one slot, in a row
+LONGEST_PAUSE_S = 60.0
+
+# Errors that end a request as failed: while it is planned, and while it is measured.
+PLANNING_REFUSALS = (FlexqError, WorkloadError, KernelError)
+MEASURING_REFUSALS = (MeasureError,)
+
+
+def is_quarantined(deaths: int) -> bool:
+    """Whether a job that ended so many workers is given up."""
+    return deaths >= MAX_DEATHS
+
+
+def quarantine_detail(deaths: int) -> str:
+    """The detail of the result of a job that is given up."""
+    return f"quarantined: {deaths} workers ended while they measured it"
+
+
+def is_blameless(error: BaseException, reason: str, *, node_is_alive: bool) -> bool:
+    """Whether a worker's end is no death of the job that it held.
+
+    error: what Ray raised for the worker's answer, reason: the same in one line.
+    """
+    return isinstance(error, InfrastructureError) or not node_is_alive or is_of_node(reason)
+
+
+def is_given_up(failures: int) -> bool:
+    """Whether nobody waits any more for a slot that failed so often in a row."""
+    return failures >= MAX_FAILURES
+
+
+def pause_s(failures: int) -> float:
+    """Seconds until a slot is tried again after so many failures in a row."""
+    # At once after the first time: a case may have ended the process.
+    return 0.0 if failures == 1 else min(2.0**failures, LONGEST_PAUSE_S)

@@ -1,0 +1,60 @@
+"""The runs of a suite on a pool: one for each kind of device, planned, then measured together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from db.engine import Database
+from db.records import CommitInfo, RunInfo
+from flexq_bench.fleet.pool import Kind, Pool, Work
+from flexq_bench.runs.lifecycle import OnRecord, new_run, open_run
+from flexq_bench.runs.plan import build_plan
+from workloads.case import Case
+from workloads.suite import Suite
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run that is not open yet. cases: those without a result."""
+
+    run: RunInfo
+    kind: Kind
+    cases: tuple[Case, ...]
+
+
+def plan_runs(
+    pool: Pool, suite: Suite, asked_kernels: Sequence[str], trigger: str
+) -> list[PlannedRun]:
+    """A new run of the suite for each kind of device.
+
+    Raises UsageError as build_plan, MeasureError as Pool.check.
+    """
+    planned = []
+    for kind in pool.kinds:
+        plan = build_plan(suite, kind.backend, kind.capability, asked_kernels=asked_kernels)
+        if plan.skipped:
+            log.warning("the %s backend has no %s", plan.backend, ", ".join(plan.skipped))
+        pool.check(plan.cases)
+        planned.append(PlannedRun(new_run(plan.suite, trigger, plan.keys), kind, plan.cases))
+    return planned
+
+
+def measure_runs(
+    database: Database,
+    pool: Pool,
+    planned: Sequence[PlannedRun],
+    commit: CommitInfo,
+    on_record: OnRecord,
+) -> None:
+    """Open the runs, measure their cases, and mark how they ended. Raises as Pool.measure."""
+    with ExitStack() as opened:
+        works = [
+            Work(opened.enter_context(open_run(database, one.run, commit)), one.kind.gpu, one.cases)
+            for one in planned
+        ]
+        pool.measure(works, on_record)

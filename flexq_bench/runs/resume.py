@@ -1,0 +1,81 @@
+"""Going on with a run: the cases that it lacks, if this code may measure them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from db import queries
+from db.engine import Database
+from db.records import CommitInfo, Record, RunInfo
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.plan import cases_of_keys
+from workloads.case import Case
+from workloads.errors import WorkloadError
+from workloads.models import get_model
+from workloads.suite import Shape
+from workloads.suites import load_suite
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A stored run. cases: those without a result. first: a result that it has; None: none."""
+
+    run: RunInfo
+    cases: tuple[Case, ...]
+    first: Record | None
+
+
+def read_unfinished(
+    database: Database,
+    prefix: str,
+    suite_name: str | None,
+    commit: CommitInfo,
+    *,
+    repetitions: bool,
+) -> Unfinished:
+    """The run whose uuid begins with the prefix. suite_name None: whichever it has.
+
+    repetitions: count a case as lacking while repetitions of it are open. Raises NotFoundError,
+    AmbiguousError, and UsageError as check_same_work.
+    """
+    with database.session() as session:
+        summary = queries.run_by_uuid_prefix(session, prefix)
+        run = queries.run_info(session, summary.uuid)
+        to_measure = queries.cases_to_measure if repetitions else queries.missing_cases
+        missing = to_measure(session, summary.uuid)
+        first = next(queries.run_records(session, summary.uuid), None)
+        results = queries.run_results(session, summary.uuid)
+    check_same_work(summary, suite_name, commit)
+    return Unfinished(run, cases_of_keys(missing, _named_shapes(run.suite, results)), first)
+
+
+def check_same_work(
+    summary: queries.RunSummary, suite_name: str | None, commit: CommitInfo
+) -> None:
+    """Raise UsageError if a run is of another suite, or was begun at another commit."""
+    short = summary.uuid[:8]
+    if suite_name is not None and suite_name != summary.suite:
+        raise UsageError(f"run {short} is of suite {summary.suite}, not {suite_name}")
+    if (summary.commit, summary.dirty) != (commit.sha, commit.dirty):
+        raise UsageError(
+            f"run {short} was begun at {_name(summary.commit, summary.dirty)} and this is "
+            f"{_name(commit.sha, commit.dirty)}: go back to that commit, or start a new run"
+        )
+
+
+def _name(sha: str, dirty: bool) -> str:
+    return (sha if sha.startswith("pkg-") else sha[:10]) + (" with changes" if dirty else "")
+
+
+def _named_shapes(suite_name: str, results: Sequence[queries.ResultRow]) -> Iterator[Shape]:
+    """The names of the run's shapes, which a stored key does not have."""
+    for result in results:
+        yield Shape(result.n, result.k, result.layer, result.model)
+    with suppress(WorkloadError):  # a sweep, or a suite file that has moved
+        yield from load_suite(suite_name).shapes
+    for model in dict.fromkeys(result.model for result in results if result.model):
+        with suppress(WorkloadError):
+            spec = get_model(model)
+            yield from (Shape(s.n, s.k, s.name, model) for s in spec.all_layers())
