@@ -1,14 +1,16 @@
-"""The accuracy gate: what was planned against what was found, held against a policy."""
+"""The accuracy gate: evaluate a model under schemes and judge the results by a policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
-from flexq_bench.accuracy.errors import MissingTaskError
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
+from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan
 from flexq_bench.accuracy.parity import SiteParity, kernel_parity
 from flexq_bench.accuracy.records import OnUnit, Unit, execute
 from flexq_bench.accuracy.results import (
@@ -19,7 +21,9 @@ from flexq_bench.accuracy.results import (
     difference,
 )
 from flexq_bench.accuracy.setup import Setup
-from flexq_bench.accuracy.tasks import task_name
+from flexq_bench.accuracy.tasks import check_tasks, task_name
+from flexq_bench.accuracy.texts import Text
+from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 
@@ -63,6 +67,70 @@ class AccuracyReport:
 
     def with_outcome(self, outcome: Outcome) -> tuple[Judged, ...]:
         return tuple(one for one in self.judged if one.outcome is outcome)
+
+
+def planned_evaluation(
+    policy: AccuracyPolicy,
+    schemes: Sequence[str],
+    base: str,
+    texts: Sequence[Text],
+    task_data: Path | None,
+    *,
+    batch: int,
+    calibration: CalibrationPlan | None,
+    seed: int,
+) -> tuple[EvaluationPlan, dict[str, str]]:
+    """The evaluation that a policy needs, and what of it is missing here, with the reason.
+
+    texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
+    segments, or questions, at a time. Raises UsageError if `base` is judged against itself or a
+    text has no limit, MissingResultsError if nothing can be evaluated.
+    """
+    if base in schemes:
+        raise UsageError(f"{base} can't be judged against itself: give another --base")
+    missing = {**_missing_texts(policy, texts), **_missing_tasks(policy, task_data)}
+    names = dict.fromkeys(limit.name for limit in policy.tasks)
+    tasks = tuple(name for name in names if name not in missing)
+    if not texts and not tasks:
+        raise MissingResultsError(
+            f"nothing of policy {policy.name} can be evaluated: "
+            + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        )
+    plan = EvaluationPlan(
+        schemes=tuple(dict.fromkeys((base, *schemes))),
+        texts=tuple({text.name: text for text in texts}.values()),
+        tasks=tasks,
+        task_data=task_data,
+        context=policy.context,
+        max_tokens=policy.max_tokens,
+        limit=policy.limit,
+        batch=batch,
+        calibration=calibration,
+        seed=seed,
+    )
+    return plan, missing
+
+
+def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
+    wanted = dict.fromkeys(limit.text for limit in policy.perplexities)
+    given = dict.fromkeys(text.name for text in texts)
+    for name in given:
+        if name not in wanted:
+            raise UsageError(
+                f"policy {policy.name} has no limit on a text called {name}: its texts are "
+                f"{', '.join(wanted) or 'none'}; name yours with --data NAME=FILE"
+            )
+    return {n: f"no text: give --data {n}=FILE" for n in wanted if n not in given}
+
+
+def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(limit.name for limit in policy.tasks):
+        try:
+            check_tasks([name], data)
+        except AccuracyError as error:  # of this machine, or of lm-eval at all
+            missing[name] = str(error)
+    return missing
 
 
 def gate_accuracy(

@@ -62,6 +62,8 @@ def test_no_room_imports_against_the_arrows():
         ("flexq_bench/stats/new.py", "db", "stats are pure functions"),
         ("kernels/new.py", "ray", "kernels store nothing and decide nothing"),
         ("dashboard/new.py", "sqlalchemy", "SQL is written in db only"),
+        ("ci/new.py", "typer", "ci has no command line"),
+        ("ci/new.py", "flexq_bench.cli", "ci has no command line"),
     ],
 )
 def test_an_import_against_the_arrows_is_noticed(house, module, imported, contract):
