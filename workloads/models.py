@@ -7,27 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Annotated, ClassVar, Literal
 
+from workloads.data_files import Count, DataTable, Entries, Flag, Text, read_toml, validated, wanted
 from workloads.errors import WorkloadError
 from workloads.names import unknown
-from workloads.tomlfile import Table, read_toml
 
 Block = Literal["llama", "opt"]
-_BLOCKS: tuple[Block, ...] = ("llama", "opt")
-
-_FILE_KEYS = ("family", "block", "tied_embeddings", "learned_positions", "source", "model")
-_MODEL_KEYS = (
-    "name",
-    "hidden",
-    "ffn",
-    "layers",
-    "heads",
-    "kv_heads",
-    "vocab",
-    "context",
-    "source",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +138,44 @@ def get_model(name: str) -> ModelSpec:
     return catalog[name]
 
 
+class _ModelTable(DataTable):
+    """One model of a family's file: fields as of ModelSpec."""
+
+    NAME_KEY: ClassVar[str] = "name"
+    name: Text
+    hidden: Count
+    ffn: Count
+    layers: Count
+    heads: Count
+    kv_heads: Count
+    vocab: Count
+    context: Count
+    source: Text
+
+
+class _FamilyTable(DataTable):
+    """A family's file: what its models share, and the models."""
+
+    family: Text
+    block: Annotated[Block, wanted("llama or opt")]
+    tied_embeddings: Flag
+    learned_positions: Flag
+    source: Text
+    model: Entries[_ModelTable]
+
+
 def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
     """The models of one family's file. Raises WorkloadError if it has another form."""
-    table = Table(read_toml(file), file.name, _FILE_KEYS)
-    block = next((b for b in _BLOCKS if b == table.text("block")), None)
-    if block is None:
-        raise table.error("block", " or ".join(_BLOCKS), table.text("block"))
-    return tuple(_read_model(values, table, block) for values in table.tables("model"))
+    family = validated(_FamilyTable, read_toml(file), file.name)
+    shared = family.model_dump(exclude={"model", "source"})
+    return tuple(
+        ModelSpec(
+            **shared,
+            **model.model_dump(exclude={"source"}),
+            source=f"{family.source}; {model.source}",
+        )
+        for model in family.model
+    )
 
 
 @cache
@@ -170,22 +187,3 @@ def _catalog() -> dict[str, ModelSpec]:
 
 def _stem(file: Traversable) -> str:
     return file.name.removesuffix(".toml")
-
-
-def _read_model(values: dict[str, Any], family: Table, block: Block) -> ModelSpec:
-    table = Table(values, f"{family.where}, {values.get('name', 'a model')}", _MODEL_KEYS)
-    return ModelSpec(
-        name=table.text("name"),
-        family=family.text("family"),
-        block=block,
-        hidden=table.integer("hidden"),
-        ffn=table.integer("ffn"),
-        layers=table.integer("layers"),
-        heads=table.integer("heads"),
-        kv_heads=table.integer("kv_heads"),
-        vocab=table.integer("vocab"),
-        context=table.integer("context"),
-        tied_embeddings=family.flag("tied_embeddings"),
-        learned_positions=family.flag("learned_positions"),
-        source=f"{family.text('source')}; {table.text('source')}",
-    )
