@@ -38,9 +38,9 @@ from workloads.data_files import (
     DataTable,
     Day,
     Entries,
+    FormError,
     Text,
     blame,
-    not_wanted,
     parsed_text,
     parsed_texts,
     read_toml,
@@ -63,7 +63,7 @@ def _parse_shapes(texts: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
     for text in texts:
         match = _SHAPE.fullmatch(text)
         if match is None:
-            raise not_wanted("N x K, for example 4096x4096", text)
+            raise FormError("N x K, for example 4096x4096", text)
         shapes.append((int(match["n"]), int(match["k"])))
     return tuple(shapes)
 

@@ -7,7 +7,7 @@ field has is an error, not a silence.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from importlib.resources.abc import Traversable
@@ -22,12 +22,9 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
-from pydantic_core import ErrorDetails, PydanticCustomError
 
 from workloads.errors import WorkloadError
 from workloads.names import nearest_first
-
-_WANTED = "wanted"
 
 
 class DataTable(BaseModel):
@@ -44,9 +41,11 @@ TableT = TypeVar("TableT", bound=DataTable)
 Entries = Annotated[tuple[TableT, ...], Field(min_length=1)]  # of `[[…]]`, at least one
 
 
-def not_wanted(form: str, value: object) -> PydanticCustomError:
-    """The error of a value that must be `form`; a validator raises it."""
-    return PydanticCustomError(_WANTED, "must be {form}", {"form": form, "value": value})
+class FormError(ValueError):
+    """A value that must have another form; a validator raises it."""
+
+    def __init__(self, form: str, value: object) -> None:
+        super().__init__(f"must be {form}, got {value!r}")
 
 
 def wanted(form: str) -> WrapValidator:
@@ -56,7 +55,7 @@ def wanted(form: str) -> WrapValidator:
         try:
             return validate(value)
         except ValidationError:
-            raise not_wanted(form, value) from None
+            raise FormError(form, value) from None
 
     return WrapValidator(check)
 
@@ -66,7 +65,7 @@ def parsed_text(parse: Callable[[str], object]) -> BeforeValidator:
 
     def convert(value: object) -> object:
         if not isinstance(value, str) or not value:
-            raise not_wanted("a string that is not empty", value)
+            raise FormError("a string that is not empty", value)
         return parse(value)
 
     return BeforeValidator(convert)
@@ -78,7 +77,7 @@ def parsed_texts(parse: Callable[[tuple[str, ...]], object]) -> BeforeValidator:
     def convert(value: object) -> object:
         texts = tuple(value) if isinstance(value, list | tuple) else ()
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise not_wanted("a list of strings", value)
+            raise FormError("a list of strings", value)
         return parse(texts)
 
     return BeforeValidator(convert)
@@ -115,7 +114,7 @@ def validated(table: type[TableT], values: dict[str, Any], where: str) -> TableT
     except ValidationError as error:
         # A misspelled key is also a missing one: the first explains the second.
         details = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
-        raise WorkloadError(_one_line(details, table, values, where)) from None
+        raise WorkloadError(_one_line(dict(details), table, values, where)) from None
 
 
 @contextmanager
@@ -127,7 +126,7 @@ def blame(where: str) -> Iterator[None]:
         raise WorkloadError(f"{where}: {error}") from error
 
 
-def _one_line(details: ErrorDetails, table: type[DataTable], values: Any, where: str) -> str:
+def _one_line(details: Mapping[str, Any], table: type[DataTable], values: Any, where: str) -> str:
     kind, path, context = details["type"], list(details["loc"]), details.get("ctx", {})
     of_table = kind == "value_error"  # of a validator of a field, or of a whole table
     while path and (inner := _nested(table.model_fields, path[0])) is not None:
@@ -143,16 +142,17 @@ def _one_line(details: ErrorDetails, table: type[DataTable], values: Any, where:
             where += f", {path[0]}"
         table, path = inner, path[steps:]
     key = str(path[0]) if path else ""
-    got = f"got {context.get('value', details['input'])!r}"
+    got = f"got {details['input']!r}"
     if kind == "extra_forbidden":
         near = nearest_first(key, table.model_fields)
         return f"{where}: no key {key!r} here: the keys are {', '.join(near)}"
     if kind == "missing":
         return f"{where}: {key} is missing"
     if kind == "value_error":
-        return f"{where}: {key}: {context['error']}" if key else f"{where}: {context['error']}"
-    if kind == _WANTED:
-        return f"{where}: {key} {details['msg']}, {got}"
+        reason = context["error"]
+        if isinstance(reason, FormError):
+            return f"{where}: {key} {reason}"
+        return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
     if _nested(table.model_fields, key) is not None:
         if kind == "too_short":
             return f"{where}: needs at least one [[{key}]]"

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.compare import ProcessesOption, RepositoryOption, progress
+from flexq_bench.cli.compare import progress
 from flexq_bench.cli.options import (
     BackendChoice,
     BackendOption,
     DbOption,
     DeviceOption,
     JsonFlag,
+    ProcessesOption,
+    RepositoryOption,
     SeedOption,
 )
 from flexq_bench.cli.output import console, print_json, say

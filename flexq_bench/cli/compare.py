@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.options import (
+    CASES,
     BackendChoice,
     BackendOption,
     CacheOption,
@@ -20,6 +21,8 @@ from flexq_bench.cli.options import (
     KernelsOption,
     LayersOption,
     ModelsOption,
+    ProcessesOption,
+    RepositoryOption,
     SeedOption,
     SizesOption,
     StageOption,
@@ -42,19 +45,6 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
-ProcessesOption = Annotated[
-    int,
-    typer.Option(
-        "--processes",
-        min=1,
-        help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
-    ),
-]
-RepositoryOption = Annotated[
-    str, typer.Option("--repository", metavar="FOLDER", help="The git checkout of commits.")
-]
-
-
 def compare(
     base: Annotated[str, typer.Argument(help="A revision, a kernel's label, or a run's uuid.")],
     head: Annotated[str, typer.Argument(help="The same kind. A dot is the working tree.")],
@@ -62,7 +52,13 @@ def compare(
         Kind, typer.Option("--kind", help="auto: kernels, else revisions, else stored runs.")
     ] = Kind.AUTO,
     suite: Annotated[
-        str, typer.Option("--suite", metavar="SUITE", help="The cases: list suites, or a .toml.")
+        str,
+        typer.Option(
+            "--suite",
+            metavar="SUITE",
+            help="The cases: list suites, or a .toml.",
+            rich_help_panel=CASES,
+        ),
     ] = "smoke",
     models: ModelsOption = None,
     m: SizesOption = None,

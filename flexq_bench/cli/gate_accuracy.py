@@ -8,7 +8,9 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.accuracy import (
+from flexq_bench.cli.accuracy import progress
+from flexq_bench.cli.interrupts import ended_by_terminate
+from flexq_bench.cli.model_options import (
     BatchOption,
     CalibrationOption,
     DataOption,
@@ -17,20 +19,19 @@ from flexq_bench.cli.accuracy import (
     ModelOption,
     SegmentsOption,
     TaskDataOption,
-    progress,
 )
-from flexq_bench.cli.interrupts import ended_by_terminate
-from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption, split_names
-from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import (
-    STDOUT,
+from flexq_bench.cli.options import (
+    DbOption,
+    DeviceOption,
     JsonReportOption,
     JunitOption,
     MarkdownOption,
     PolicyOption,
-    check_folders,
-    write_reports,
+    SeedOption,
+    split_names,
 )
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 
 
 def accuracy(

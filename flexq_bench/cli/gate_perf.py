@@ -13,17 +13,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.interrupts import ended_by_terminate
-from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption
-from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import (
-    STDOUT,
+from flexq_bench.cli.options import (
+    DbOption,
+    DeviceOption,
     JsonReportOption,
     JunitOption,
     MarkdownOption,
     PolicyOption,
-    check_folders,
-    write_reports,
+    SeedOption,
 )
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.runs.command_lines import command
 from workloads.case import Case
