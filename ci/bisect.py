@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one commit's comparison with good said. log_ratio: ln(commit / good); None: skipped."""
+    """Result of one commit's comparison with good. log_ratio: ln(commit / good); None: skipped."""
 
     commit: str
     outcome: Outcome
@@ -45,8 +45,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where the change lies.
+class ChangeLocation:
+    """The commits between which the change lies.
 
     suspects: the commit that made it; several where those between had no answer, oldest first.
     last_unchanged: the commit before them. steps: of the search, by commit.
@@ -61,23 +61,23 @@ class Found:
 class BisectReport:
     """Result of a bisection of `case` between two commits.
 
-    ends: the comparison of bad with good; None: known from an interrupted search. found: where the
-    change lies; None: bad and good do not differ, so nothing was searched. change: ln(bad / good)
-    in time; None: nothing was searched.
+    ends: the comparison of bad with good; None: known from an interrupted search. location: None:
+    bad and good do not differ, so nothing was searched. change: ln(bad / good) in time; None:
+    nothing was searched.
     """
 
     case: Case
     good: str
     bad: str
     ends: CaseComparison | None
-    found: Found | None = None
+    location: ChangeLocation | None = None
     change: float | None = None
 
     @property
     def exit_code(self) -> ExitCode:
         """Whether one commit that made the case slower was found; else what the ends mean."""
-        if self.found is not None and self.change is not None:
-            if len(self.found.suspects) > 1:
+        if self.location is not None and self.change is not None:
+            if len(self.location.suspects) > 1:
                 return ExitCode.AMBIGUOUS
             return ExitCode.REGRESSION if self.change > 0 else ExitCode.PASS
         if self.ends is None:
@@ -130,9 +130,9 @@ def bisect(
         on_step(step)
         return step
 
-    found = search(good, commits, ask, steps)
+    location = search(good, commits, ask, steps)
     journal.forget()
-    return BisectReport(case, good, bad, ends, found, whole)
+    return BisectReport(case, good, bad, ends, location, whole)
 
 
 def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
@@ -173,7 +173,7 @@ def search(
     commits: Sequence[str],
     ask: Callable[[str], Step],
     known: Mapping[str, Step] | None = None,
-) -> Found:
+) -> ChangeLocation:
     """Find the commit that made the change.
 
     good: unchanged. commits: after it, oldest first, the last one changed. ask: compares a commit
@@ -201,28 +201,28 @@ def search(
             high = middle
         elif outcome is Outcome.UNCHANGED:
             low = middle
-    return Found(
+    return ChangeLocation(
         suspects=tuple(commits[low + 1 : high + 1]),
         last_unchanged=good if low < 0 else commits[low],
         steps=steps,
     )
 
 
-def step_of(commit: str, found: Confirmation, whole: float, detail: str = "") -> Step:
-    """What a comparison with good says about a commit, when bad is `whole` (ln) away from good.
+def step_of(commit: str, confirmed: Confirmation, whole: float, detail: str = "") -> Step:
+    """The answer of a comparison with good about a commit, when bad is `whole` (ln) away from good.
 
     The line is half of the whole: a commit that the 99 % bounds put on neither side has no answer.
     """
-    if found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-        return Step(commit, Outcome.SKIPPED, detail or found.reason)
+    if confirmed.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+        return Step(commit, Outcome.SKIPPED, detail or confirmed.reason)
     towards = 1 if whole > 0 else -1
-    low, high = sorted((towards * found.low, towards * found.high))
+    low, high = sorted((towards * confirmed.low, towards * confirmed.high))
     half = abs(whole) / 2
     if low > half:
-        return Step(commit, Outcome.CHANGED, found.reason, found.log_ratio)
+        return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
     if high < half:
-        return Step(commit, Outcome.UNCHANGED, found.reason, found.log_ratio)
-    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {found.reason}")
+        return Step(commit, Outcome.UNCHANGED, confirmed.reason, confirmed.log_ratio)
+    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {confirmed.reason}")
 
 
 class Journal:

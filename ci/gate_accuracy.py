@@ -29,7 +29,7 @@ from kernels.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LimitOutcome:
     """One limit of the policy for one scheme.
 
     change, low, high: in `unit`; None: nothing was judged, the reason says why. limit: in words.
@@ -58,14 +58,14 @@ class AccuracyReport:
     policy: str
     commit: str
     device: str
-    judged: tuple[Judged, ...]
+    judged: tuple[LimitOutcome, ...]
 
     @property
     def exit_code(self) -> ExitCode:
         """What the worst outcome means."""
         return exit_code_of(one.outcome for one in self.judged)
 
-    def with_outcome(self, outcome: Outcome) -> tuple[Judged, ...]:
+    def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
         return tuple(one for one in self.judged if one.outcome is outcome)
 
 
@@ -149,7 +149,7 @@ def gate_accuracy(
     with the reason. Raises what the evaluation and the database raise.
     """
     absent = dict(missing)
-    judged: list[Judged] = []
+    judged: list[LimitOutcome] = []
     found: list[Finding] = []
     for scheme in (base, *schemes):
         units = [unit for unit in setup.plan.units if unit[0] == scheme]
@@ -195,20 +195,20 @@ def _judge_text(
     base: str,
     found: Sequence[Finding],
     absent: dict[str, str],
-) -> Judged:
+) -> LimitOutcome:
     check = f"perplexity of {limit.text}"
     words = _in_words(limit)
     first, second = (_find(found, s, limit.text, PERPLEXITY) for s in (base, scheme))
     if first is None or second is None or first.value is None or second.value is None:
         broken = second.detail if second is not None and second.value is None else ""
         if broken and first is not None and first.value is not None:
-            return Judged(scheme, check, Outcome.REGRESSION, broken, words, base=first.value)
+            return LimitOutcome(scheme, check, Outcome.REGRESSION, broken, words, base=first.value)
         reason = broken or absent.get(limit.text, "no result arrived")
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     paired = difference(first, second)
     percent = 100 * (second.value / first.value - 1)
     outcome, reason = _text_outcome(limit, first.value, second.value, paired)
-    return Judged(
+    return LimitOutcome(
         scheme,
         check,
         outcome,
@@ -243,7 +243,7 @@ def _text_outcome(
 
 def _judge_task(
     limit: TaskLimit, scheme: str, base: str, found: Sequence[Finding], absent: dict[str, str]
-) -> Judged:
+) -> LimitOutcome:
     name = task_name(limit.name)
     check = f"{limit.metric} of {name}"
     words = f"-{limit.margin_points:g} points"
@@ -256,7 +256,7 @@ def _judge_task(
             reason = f"{name} has no {limit.metric}: there are {', '.join(known)}"
         elif known:
             reason = "too few questions to compare"
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     sign = 1 if first.direction == "higher" else -1
     low, high = sorted((100 * sign * paired.interval.low, 100 * sign * paired.interval.high))
     change = 100 * sign * paired.interval.estimate
@@ -266,7 +266,7 @@ def _judge_task(
     elif low < -limit.margin_points:
         outcome = Outcome.AMBIGUOUS
         reason = f"may be worse by {-low:.3g} points: more questions would tell"
-    return Judged(
+    return LimitOutcome(
         scheme,
         check,
         outcome,
@@ -281,14 +281,14 @@ def _judge_task(
     )
 
 
-def _judge_parity(limit: ParityLimit, scheme: str, setup: Setup) -> Judged:
+def _judge_parity(limit: ParityLimit, scheme: str, setup: Setup) -> LimitOutcome:
     check = "parity of kernels"
     words = f"{limit.tolerance:g}"
     evaluator = setup.evaluator
     segment = evaluator.first_segment()
     if segment is None:
         reason = "no text makes inputs for the layers: give --data NAME=FILE"
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     try:
         sites = kernel_parity(
             evaluator.model_under(FULL_PRECISION).model,
@@ -298,11 +298,13 @@ def _judge_parity(limit: ParityLimit, scheme: str, setup: Setup) -> Judged:
             backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
         )
     except KernelError as error:
-        return Judged(scheme, check, Outcome.MISSING, str(error), words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), words)
     return _parity_of(sites, scheme, check, limit.tolerance)
 
 
-def _parity_of(sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float) -> Judged:
+def _parity_of(
+    sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float
+) -> LimitOutcome:
     words = f"{tolerance:g}"
     broken = [site for site in sites if site.kernel and site.max_rel_error is None]
     wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
@@ -318,7 +320,7 @@ def _parity_of(sites: Sequence[SiteParity], scheme: str, check: str, tolerance: 
     elif without:  # what was evaluated is nothing that would run
         outcome = Outcome.REGRESSION
         reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
-    return Judged(scheme, check, outcome, reason, words, value=worst, unit="relative error")
+    return LimitOutcome(scheme, check, outcome, reason, words, value=worst, unit="relative error")
 
 
 def _find(found: Sequence[Finding], scheme: str, task: str, metric: str) -> Finding | None:
