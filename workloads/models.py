@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Annotated, ClassVar, Literal
+from typing import Literal
 
-from workloads.data_files import Count, DataTable, Entries, Flag, Text, read_toml, validated, wanted
 from workloads.errors import WorkloadError
 from workloads.names import unknown
 
@@ -138,48 +137,11 @@ def get_model(name: str) -> ModelSpec:
     return catalog[name]
 
 
-class _ModelTable(DataTable):
-    """One model of a family's file: fields as of ModelSpec."""
-
-    NAME_KEY: ClassVar[str] = "name"
-    name: Text
-    hidden: Count
-    ffn: Count
-    layers: Count
-    heads: Count
-    kv_heads: Count
-    vocab: Count
-    context: Count
-    source: Text
-
-
-class _FamilyTable(DataTable):
-    """A family's file: what its models share, and the models."""
-
-    family: Text
-    block: Annotated[Block, wanted("llama or opt")]
-    tied_embeddings: Flag
-    learned_positions: Flag
-    source: Text
-    model: Entries[_ModelTable]
-
-
-def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
-    """The models of one family's file. Raises WorkloadError if it has another form."""
-    family = validated(_FamilyTable, read_toml(file), file.name)
-    shared = family.model_dump(exclude={"model", "source"})
-    return tuple(
-        ModelSpec(
-            **shared,
-            **model.model_dump(exclude={"source"}),
-            source=f"{family.source}; {model.source}",
-        )
-        for model in family.model
-    )
-
-
 @cache
 def _catalog() -> dict[str, ModelSpec]:
+    # Here: pydantic takes longer to import than `flexq-bench --help` should take.
+    from workloads.family_files import read_family
+
     files = (resources.files("workloads") / "catalog").iterdir()
     families = [read_family(f) for f in sorted(files, key=_stem) if f.name.endswith(".toml")]
     return {model.name: model for family in families for model in family}
