@@ -28,48 +28,56 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
 
 from ci.policy import check_version, find_policy
 from db.hashing import fingerprint
 from flexq_bench.accuracy import FULL_PRECISION
+from workloads.data_files import (
+    Amount,
+    Count,
+    DataTable,
+    Entries,
+    Text,
+    Texts,
+    read_toml,
+    validated,
+)
 from workloads.errors import WorkloadError
-from workloads.tomlfile import Table, read_toml
 
 _FOLDER = "policies/accuracy"
-_TOP_KEYS = (
-    *("version", "schemes", "base", "context", "max_tokens", "limit"),
-    *("perplexity", "task", "parity"),
-)
-_PERPLEXITY_KEYS = ("text", "increase", "percent", "upper_percent")
-_TASK_KEYS = ("name", "metric", "margin_points")
-_PARITY_KEYS = ("kernels", "tolerance")
 
 
-@dataclass(frozen=True, slots=True)
-class PerplexityLimit:
+class PerplexityLimit(DataTable):
     """How much a perplexity may grow on a text; None: this is not limited."""
 
-    text: str
-    increase: float | None
-    percent: float | None
-    upper_percent: float | None
+    text: Text
+    increase: Amount | None = None
+    percent: Amount | None = None
+    upper_percent: Amount | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if self.increase is None and self.percent is None and self.upper_percent is None:
+            raise WorkloadError("limits nothing: add increase, percent or upper_percent")
+        return self
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLimit:
+class TaskLimit(DataTable):
     """By how many points the metric of a task may be worse."""
 
-    name: str
-    metric: str
-    margin_points: float
+    name: Text
+    metric: Text
+    margin_points: Amount
 
 
-@dataclass(frozen=True, slots=True)
-class ParityLimit:
+class ParityLimit(DataTable):
     """How far kernels may be from what was evaluated: see flexq_bench.accuracy.parity."""
 
-    kernels: tuple[str, ...]
-    tolerance: float
+    kernels: Texts
+    tolerance: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,26 @@ class AccuracyPolicy:
     parity: ParityLimit | None
 
 
+class _PolicyTable(DataTable):
+    """A policy's file, as the module's head describes it."""
+
+    version: Count
+    schemes: Texts
+    base: Text = FULL_PRECISION
+    context: Count | None = None
+    max_tokens: Count | None = None
+    limit: Count | None = None
+    perplexity: Entries[PerplexityLimit] = ()
+    task: Entries[TaskLimit] = ()
+    parity: ParityLimit | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        if not self.perplexity and not self.task:
+            raise WorkloadError("limits nothing: add a [[perplexity]] or a [[task]]")
+        return self
+
+
 def load_accuracy_policy(name_or_path: str) -> AccuracyPolicy:
     """A policy of the package by name, or one of the user's own by the path of its `.toml`.
 
@@ -102,67 +130,24 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
     """As load_accuracy_policy, of a file."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
-    table = Table(values, file.name, _TOP_KEYS)
-    perplexities = tuple(
-        _perplexity(Table(entry, f"{file.name}, perplexity {position}", _PERPLEXITY_KEYS))
-        for position, entry in enumerate(_entries(table, "perplexity"), start=1)
-    )
-    tasks = tuple(
-        _task(Table(entry, f"{file.name}, task {position}", _TASK_KEYS), file)
-        for position, entry in enumerate(_entries(table, "task"), start=1)
-    )
-    if not perplexities and not tasks:
-        raise WorkloadError(f"{file.name}: limits nothing: add a [[perplexity]] or a [[task]]")
+    table = validated(_PolicyTable, values, file.name)
     return AccuracyPolicy(
         name=file.name.removesuffix(".toml"),
-        version=table.integer("version"),
+        version=table.version,
         fingerprint=fingerprint(values),
-        schemes=table.texts("schemes"),
-        base=table.text("base", default=FULL_PRECISION),
-        context=_integer(table, "context"),
-        max_tokens=_integer(table, "max_tokens"),
-        limit=_integer(table, "limit"),
-        perplexities=perplexities,
-        tasks=tasks,
-        parity=_parity(table, file.name),
+        schemes=table.schemes,
+        base=table.base,
+        context=table.context,
+        max_tokens=table.max_tokens,
+        limit=table.limit,
+        perplexities=table.perplexity,
+        tasks=tuple(_located(task, file) for task in table.task),
+        parity=table.parity,
     )
 
 
-def _perplexity(table: Table) -> PerplexityLimit:
-    found = PerplexityLimit(
-        table.text("text"),
-        _number(table, "increase"),
-        _number(table, "percent"),
-        _number(table, "upper_percent"),
-    )
-    if found.increase is None and found.percent is None and found.upper_percent is None:
-        raise WorkloadError(
-            f"{table.where}: limits nothing: add increase, percent or upper_percent"
-        )
-    return found
-
-
-def _task(table: Table, file: Traversable) -> TaskLimit:
-    name = table.text("name")
-    if name.endswith((".yaml", ".yml")) and isinstance(file, Path):
-        name = str(file.parent / name)
-    return TaskLimit(name, table.text("metric"), table.number("margin_points"))
-
-
-def _parity(table: Table, file: str) -> ParityLimit | None:
-    if "parity" not in table:
-        return None
-    limits = Table(table.table("parity"), f"{file}, parity", _PARITY_KEYS)
-    return ParityLimit(limits.texts("kernels"), limits.number("tolerance"))
-
-
-def _entries(table: Table, key: str) -> tuple[dict[str, object], ...]:
-    return table.tables(key) if key in table else ()
-
-
-def _integer(table: Table, key: str) -> int | None:
-    return table.integer(key) if key in table else None
-
-
-def _number(table: Table, key: str) -> float | None:
-    return table.number(key) if key in table else None
+def _located(task: TaskLimit, file: Traversable) -> TaskLimit:
+    """The task; of one in a file beside the policy, with the path of that file as its name."""
+    if task.name.endswith((".yaml", ".yml")) and isinstance(file, Path):
+        return task.model_copy(update={"name": str(file.parent / task.name)})
+    return task

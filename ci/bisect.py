@@ -10,8 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
+from db import queries
+from db.engine import open_database
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.measure.ab import CaseComparison
+from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import Confirmation, Verdict
 from kernels.runtime.files import cache_folder
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+_NOTHING_TO_SEARCH = {
+    Verdict.SAME: ExitCode.PASS,
+    Verdict.AMBIGUOUS: ExitCode.AMBIGUOUS,
+    Verdict.INCORRECT: ExitCode.REGRESSION,
+}
 
 
 class Outcome(StrEnum):
@@ -22,7 +36,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one commit's comparison with good said. log_ratio: ln(commit / good); None: skipped."""
+    """Result of one commit's comparison with good. log_ratio: ln(commit / good); None: skipped."""
 
     commit: str
     outcome: Outcome
@@ -31,8 +45,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where the change lies.
+class ChangeLocation:
+    """The commits between which the change lies.
 
     suspects: the commit that made it; several where those between had no answer, oldest first.
     last_unchanged: the commit before them. steps: of the search, by commit.
@@ -43,12 +57,123 @@ class Found:
     steps: Mapping[str, Step]
 
 
+@dataclass(frozen=True, slots=True)
+class BisectReport:
+    """Result of a bisection of `case` between two commits.
+
+    ends: the comparison of bad with good; None: known from an interrupted search. location: None:
+    bad and good do not differ, so nothing was searched. change: ln(bad / good) in time; None:
+    nothing was searched.
+    """
+
+    case: Case
+    good: str
+    bad: str
+    ends: CaseComparison | None
+    location: ChangeLocation | None = None
+    change: float | None = None
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Whether one commit that made the case slower was found; else what the ends mean."""
+        if self.location is not None and self.change is not None:
+            if len(self.location.suspects) > 1:
+                return ExitCode.AMBIGUOUS
+            return ExitCode.REGRESSION if self.change > 0 else ExitCode.PASS
+        if self.ends is None:
+            return ExitCode.MISSING
+        return _NOTHING_TO_SEARCH.get(self.ends.confirmation.verdict, ExitCode.MISSING)
+
+
+def bisect(
+    case: Case,
+    good: str,
+    commits: Sequence[str],
+    compare: Callable[[str], CaseComparison],
+    journal: Journal,
+    *,
+    on_step: Callable[[Step], None],
+    on_resume: Callable[[int], None],
+) -> BisectReport:
+    """Find the commit that changed a case, by comparisons with `good`.
+
+    commits: after good, oldest first; the last one is bad. compare: measures a commit against
+    good. journal: answers of an interrupted search of the same; forgotten when this one ends.
+    on_step: called with each answer; on_resume: with the number of answers of an interrupted
+    search. A commit whose comparison raises InfrastructureError or UsageError is skipped; of the
+    bad commit they are raised.
+    """
+    bad, steps = commits[-1], journal.read()
+    ends = None
+    if bad in steps:
+        on_resume(len(steps))
+    else:
+        ends = compare(bad)
+        confirmed = ends.confirmation
+        if confirmed.verdict not in (Verdict.SLOWER, Verdict.FASTER):
+            return BisectReport(case, good, bad, ends)
+        steps[bad] = Step(bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
+        journal.write(steps)
+    whole = steps[bad].log_ratio
+    assert whole is not None  # it was judged
+    on_step(steps[bad])
+
+    def ask(commit: str) -> Step:
+        try:
+            compared = compare(commit)
+        except (InfrastructureError, UsageError) as error:  # or a commit that has no worker
+            step = Step(commit, Outcome.SKIPPED, str(error))
+        else:
+            step = step_of(commit, compared.confirmation, whole, compared.detail)
+        steps[commit] = step
+        journal.write(steps)
+        on_step(step)
+        return step
+
+    location = search(good, commits, ask, steps)
+    journal.forget()
+    return BisectReport(case, good, bad, ends, location, whole)
+
+
+def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:
+    """The case of a stored series and its GPU, or of a case's key (None: any GPU).
+
+    Raises UsageError if there is no such series, WorkloadError if the key has another form, and
+    what opening the database `db` raises.
+    """
+    if not series.isdecimal():
+        return Case.from_key(series), None
+    with open_database(db, read_only=True) as database, database.session() as session:
+        rows = [row for row in queries.list_series(session) if row.id == int(series)]
+    if not rows:
+        raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
+    (row,) = rows
+    keyed = Case(
+        row.kernel,
+        GemmWorkload(row.m, row.n, row.k),
+        variant=row.variant,
+        stage="linear" if row.stage == "linear" else "gemm",
+        cache="hot" if row.cache == "hot" else "cold",
+    )
+    return keyed, row.gpu
+
+
+def device_uuid(device: str, gpu: str | None) -> str:
+    """The UUID of a device by name. Raises UsageError if it is not a `gpu`; None: any will do."""
+    info = describe_device(find_device(device), None)
+    if gpu is not None and info.sku != gpu:
+        raise UsageError(
+            f"the series is of {gpu} and {device} is {info.sku}: bisect where such a one is"
+        )
+    return info.uuid
+
+
 def search(
     good: str,
     commits: Sequence[str],
     ask: Callable[[str], Step],
     known: Mapping[str, Step] | None = None,
-) -> Found:
+) -> ChangeLocation:
     """Find the commit that made the change.
 
     good: unchanged. commits: after it, oldest first, the last one changed. ask: compares a commit
@@ -76,28 +201,28 @@ def search(
             high = middle
         elif outcome is Outcome.UNCHANGED:
             low = middle
-    return Found(
+    return ChangeLocation(
         suspects=tuple(commits[low + 1 : high + 1]),
         last_unchanged=good if low < 0 else commits[low],
         steps=steps,
     )
 
 
-def step_of(commit: str, found: Confirmation, whole: float, detail: str = "") -> Step:
-    """What a comparison with good says about a commit, when bad is `whole` (ln) away from good.
+def step_of(commit: str, confirmed: Confirmation, whole: float, detail: str = "") -> Step:
+    """The answer of a comparison with good about a commit, when bad is `whole` (ln) away from good.
 
     The line is half of the whole: a commit that the 99 % bounds put on neither side has no answer.
     """
-    if found.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-        return Step(commit, Outcome.SKIPPED, detail or found.reason)
+    if confirmed.verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
+        return Step(commit, Outcome.SKIPPED, detail or confirmed.reason)
     towards = 1 if whole > 0 else -1
-    low, high = sorted((towards * found.low, towards * found.high))
+    low, high = sorted((towards * confirmed.low, towards * confirmed.high))
     half = abs(whole) / 2
     if low > half:
-        return Step(commit, Outcome.CHANGED, found.reason, found.log_ratio)
+        return Step(commit, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
     if high < half:
-        return Step(commit, Outcome.UNCHANGED, found.reason, found.log_ratio)
-    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {found.reason}")
+        return Step(commit, Outcome.UNCHANGED, confirmed.reason, confirmed.log_ratio)
+    return Step(commit, Outcome.SKIPPED, f"neither side of half the change: {confirmed.reason}")
 
 
 class Journal:

@@ -1,9 +1,10 @@
-"""The accuracy gate: what was planned against what was found, held against a policy."""
+"""The accuracy gate: evaluate a model under schemes and judge the results by a policy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
 from ci.gate_perf import Outcome, exit_code_of
@@ -11,22 +12,28 @@ from db.engine import Database
 from flexq_bench.accuracy import (
     FULL_PRECISION,
     PERPLEXITY,
+    AccuracyError,
+    CalibrationPlan,
     Difference,
+    EvaluationPlan,
     MetricResult,
     MissingTaskError,
     SiteParity,
+    check_tasks,
     difference,
     kernel_parity,
     task_name,
 )
 from flexq_bench.accuracy.records import OnUnit, Unit, execute
 from flexq_bench.accuracy.setup import PreparedModel
+from flexq_bench.accuracy.texts import Text
+from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class LimitOutcome:
     """One limit of the policy for one scheme.
 
     change, low, high: in `unit`; None: nothing was judged, the reason says why. limit: in words.
@@ -55,15 +62,79 @@ class AccuracyReport:
     policy: str
     commit: str
     device: str
-    judged: tuple[Judged, ...]
+    judged: tuple[LimitOutcome, ...]
 
     @property
     def exit_code(self) -> ExitCode:
         """What the worst outcome means."""
         return exit_code_of(one.outcome for one in self.judged)
 
-    def with_outcome(self, outcome: Outcome) -> tuple[Judged, ...]:
+    def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
         return tuple(one for one in self.judged if one.outcome is outcome)
+
+
+def planned_evaluation(
+    policy: AccuracyPolicy,
+    schemes: Sequence[str],
+    base: str,
+    texts: Sequence[Text],
+    task_data: Path | None,
+    *,
+    batch: int,
+    calibration: CalibrationPlan | None,
+    seed: int,
+) -> tuple[EvaluationPlan, dict[str, str]]:
+    """The evaluation that a policy needs, and what of it is missing here, with the reason.
+
+    texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
+    segments, or questions, at a time. Raises UsageError if `base` is judged against itself or a
+    text has no limit, MissingResultsError if nothing can be evaluated.
+    """
+    if base in schemes:
+        raise UsageError(f"{base} can't be judged against itself: give another --base")
+    missing = {**_missing_texts(policy, texts), **_missing_tasks(policy, task_data)}
+    names = dict.fromkeys(limit.name for limit in policy.tasks)
+    tasks = tuple(name for name in names if name not in missing)
+    if not texts and not tasks:
+        raise MissingResultsError(
+            f"nothing of policy {policy.name} can be evaluated: "
+            + "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        )
+    plan = EvaluationPlan(
+        schemes=tuple(dict.fromkeys((base, *schemes))),
+        texts=tuple({text.name: text for text in texts}.values()),
+        tasks=tasks,
+        task_data=task_data,
+        context=policy.context,
+        max_tokens=policy.max_tokens,
+        limit=policy.limit,
+        batch=batch,
+        calibration=calibration,
+        seed=seed,
+    )
+    return plan, missing
+
+
+def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
+    wanted = dict.fromkeys(limit.text for limit in policy.perplexities)
+    given = dict.fromkeys(text.name for text in texts)
+    for name in given:
+        if name not in wanted:
+            raise UsageError(
+                f"policy {policy.name} has no limit on a text called {name}: its texts are "
+                f"{', '.join(wanted) or 'none'}; name yours with --data NAME=FILE"
+            )
+    return {n: f"no text: give --data {n}=FILE" for n in wanted if n not in given}
+
+
+def _missing_tasks(policy: AccuracyPolicy, data: Path | None) -> dict[str, str]:
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(limit.name for limit in policy.tasks):
+        try:
+            check_tasks([name], data)
+        except AccuracyError as error:  # of this machine, or of lm-eval at all
+            missing[name] = str(error)
+    return missing
 
 
 def gate_accuracy(
@@ -82,7 +153,7 @@ def gate_accuracy(
     with the reason. Raises what the evaluation and the database raise.
     """
     absent = dict(missing)
-    judged: list[Judged] = []
+    judged: list[LimitOutcome] = []
     found: list[MetricResult] = []
     for scheme in (base, *schemes):
         units = [unit for unit in setup.plan.units if unit[0] == scheme]
@@ -128,20 +199,20 @@ def _judge_text(
     base: str,
     found: Sequence[MetricResult],
     absent: dict[str, str],
-) -> Judged:
+) -> LimitOutcome:
     check = f"perplexity of {limit.text}"
     words = _in_words(limit)
     first, second = (_find(found, s, limit.text, PERPLEXITY) for s in (base, scheme))
     if first is None or second is None or first.value is None or second.value is None:
         broken = second.detail if second is not None and second.value is None else ""
         if broken and first is not None and first.value is not None:
-            return Judged(scheme, check, Outcome.REGRESSION, broken, words, base=first.value)
+            return LimitOutcome(scheme, check, Outcome.REGRESSION, broken, words, base=first.value)
         reason = broken or absent.get(limit.text, "no result arrived")
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     paired = difference(first, second)
     percent = 100 * (second.value / first.value - 1)
     outcome, reason = _text_outcome(limit, first.value, second.value, paired)
-    return Judged(
+    return LimitOutcome(
         scheme,
         check,
         outcome,
@@ -176,7 +247,7 @@ def _text_outcome(
 
 def _judge_task(
     limit: TaskLimit, scheme: str, base: str, found: Sequence[MetricResult], absent: dict[str, str]
-) -> Judged:
+) -> LimitOutcome:
     name = task_name(limit.name)
     check = f"{limit.metric} of {name}"
     words = f"-{limit.margin_points:g} points"
@@ -189,7 +260,7 @@ def _judge_task(
             reason = f"{name} has no {limit.metric}: there are {', '.join(known)}"
         elif known:
             reason = "too few questions to compare"
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     sign = 1 if first.direction == "higher" else -1
     low, high = sorted((100 * sign * paired.interval.low, 100 * sign * paired.interval.high))
     change = 100 * sign * paired.interval.estimate
@@ -199,7 +270,7 @@ def _judge_task(
     elif low < -limit.margin_points:
         outcome = Outcome.AMBIGUOUS
         reason = f"may be worse by {-low:.3g} points: more questions would tell"
-    return Judged(
+    return LimitOutcome(
         scheme,
         check,
         outcome,
@@ -214,14 +285,14 @@ def _judge_task(
     )
 
 
-def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Judged:
+def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
     check = "parity of kernels"
     words = f"{limit.tolerance:g}"
     evaluator = setup.evaluator
     segment = evaluator.first_segment()
     if segment is None:
         reason = "no text makes inputs for the layers: give --data NAME=FILE"
-        return Judged(scheme, check, Outcome.MISSING, reason, words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     try:
         sites = kernel_parity(
             evaluator.model_under(FULL_PRECISION).model,
@@ -231,11 +302,13 @@ def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Judg
             backend="cpu" if setup.origin.device.backend == "cpu" else "cuda",
         )
     except KernelError as error:
-        return Judged(scheme, check, Outcome.MISSING, str(error), words)
+        return LimitOutcome(scheme, check, Outcome.MISSING, str(error), words)
     return _parity_of(sites, scheme, check, limit.tolerance)
 
 
-def _parity_of(sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float) -> Judged:
+def _parity_of(
+    sites: Sequence[SiteParity], scheme: str, check: str, tolerance: float
+) -> LimitOutcome:
     words = f"{tolerance:g}"
     broken = [site for site in sites if site.kernel and site.max_rel_error is None]
     wrong = [s for s in sites if s.max_rel_error is not None and s.max_rel_error > tolerance]
@@ -251,7 +324,7 @@ def _parity_of(sites: Sequence[SiteParity], scheme: str, check: str, tolerance: 
     elif without:  # what was evaluated is nothing that would run
         outcome = Outcome.REGRESSION
         reason = f"{without[0].site} ({len(without)} of {len(sites)}): {without[0].detail}"
-    return Judged(scheme, check, outcome, reason, words, value=worst, unit="relative error")
+    return LimitOutcome(scheme, check, outcome, reason, words, value=worst, unit="relative error")
 
 
 def _find(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from ci.accuracy_policy import AccuracyPolicy
-from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_accuracy import AccuracyReport, LimitOutcome
 from ci.gate_perf import Outcome, exit_code_of
 from db.gate_records import GateLimit, GateRecord
 from flexq_bench.accuracy.records import Origin
@@ -29,7 +29,7 @@ def gate_records(
 
 def _record(
     scheme: str,
-    judged: Sequence[Judged],
+    judged: Sequence[LimitOutcome],
     report: AccuracyReport,
     policy: AccuracyPolicy,
     origin: Origin,
@@ -57,7 +57,7 @@ def _record(
     )
 
 
-def _limit(one: Judged) -> GateLimit:
+def _limit(one: LimitOutcome) -> GateLimit:
     return GateLimit(
         check=one.check,
         limit=one.limit,

@@ -28,49 +28,72 @@ from datetime import date
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Annotated
 
 from workloads.case import Case
+from workloads.data_files import (
+    Amount,
+    AnyText,
+    Count,
+    DataTable,
+    Day,
+    Entries,
+    FormError,
+    Text,
+    blame,
+    parsed_text,
+    parsed_texts,
+    read_toml,
+    validated,
+)
 from workloads.errors import WorkloadError
 from workloads.names import unknown
-from workloads.patterns import check_pattern, is_glob, matches
+from workloads.patterns import check_patterns, is_glob, matches
 from workloads.probes import is_probe
 from workloads.ranges import parse_ranges
 from workloads.suite import Suite
 from workloads.suites import load_suite
-from workloads.tomlfile import Table, read_toml
 
 VERSION = 1
-_TOP_KEYS = ("version", "suite", "slower_percent", "owner", "limit", "waiver")
-_LIMIT_KEYS = ("kernels", "slower_percent", "owner")
-_WAIVER_KEYS = ("kernels", "shapes", "m", "reason", "owner", "expires")
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
+def _parse_shapes(texts: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
+    shapes = []
+    for text in texts:
+        match = _SHAPE.fullmatch(text)
+        if match is None:
+            raise FormError("N x K, for example 4096x4096", text)
+        shapes.append((int(match["n"]), int(match["k"])))
+    return tuple(shapes)
+
+
+Patterns = Annotated[tuple[str, ...], parsed_texts(check_patterns)]
+
+
+class Limit(DataTable):
     """The largest accepted slow-down of these kernels, in percent, and who answers for them."""
 
-    kernels: tuple[str, ...]
-    slower_percent: float
-    owner: str = ""
+    kernels: Patterns
+    slower_percent: Amount
+    owner: AnyText = ""
 
     def fits(self, case: Case) -> bool:
         return _fits(self.kernels, case)
 
 
-@dataclass(frozen=True, slots=True)
-class Waiver:
+class Waiver(DataTable):
     """Cases whose slow-down is known and accepted until the end of `expires`.
 
     shapes: (N, K); m: tokens; empty: all.
     """
 
-    kernels: tuple[str, ...]
-    reason: str
-    owner: str
-    expires: date
-    shapes: tuple[tuple[int, int], ...] = ()
-    m: tuple[int, ...] = ()
+    kernels: Patterns
+    reason: Text
+    owner: Text
+    expires: Day
+    shapes: Annotated[tuple[tuple[int, int], ...], parsed_texts(_parse_shapes)] = ()
+    m: Annotated[tuple[int, ...], parsed_text(parse_ranges)] = ()
 
     def fits(self, case: Case) -> bool:
         return (
@@ -113,6 +136,17 @@ class Policy:
         return next(fitting, None)
 
 
+class _PolicyTable(DataTable):
+    """A policy's file, as the module's head describes it."""
+
+    version: Count
+    suite: Text
+    slower_percent: Amount
+    owner: AnyText = ""
+    limit: Entries[Limit] = ()
+    waiver: Entries[Waiver] = ()
+
+
 def load_policy(name_or_path: str) -> Policy:
     """A policy of the package by name, or one of the user's own by the path of its `.toml`.
 
@@ -141,18 +175,18 @@ def read_policy(file: Traversable) -> Policy:
     """As load_policy, of a file."""
     values = read_toml(file)
     check_version(file.name, values.get("version"))
-    table = Table(values, file.name, _TOP_KEYS)
-    suite = _suite(table, file)
-    default = Limit(("*",), table.number("slower_percent"), table.text("owner", default=""))
-    limits = tuple(
-        _limit(Table(entry, f"{file.name}, limit {position}", _LIMIT_KEYS), suite)
-        for position, entry in enumerate(_entries(table, "limit"), start=1)
-    )
-    waivers = tuple(
-        _waiver(Table(entry, f"{file.name}, waiver {position}", _WAIVER_KEYS), suite)
-        for position, entry in enumerate(_entries(table, "waiver"), start=1)
-    )
-    return Policy(file.name.removesuffix(".toml"), suite, default, limits, waivers)
+    table = validated(_PolicyTable, values, file.name)
+    with blame(f"{file.name}: suite"):
+        suite = _suite(table.suite, file)
+    for kind, lists in (
+        ("limit", [limit.kernels for limit in table.limit]),
+        ("waiver", [waiver.kernels for waiver in table.waiver]),
+    ):
+        for position, kernels in enumerate(lists, start=1):
+            with blame(f"{file.name}, {kind} {position}: kernels"):
+                _check_measured(kernels, suite)
+    default = Limit(kernels=("*",), slower_percent=table.slower_percent, owner=table.owner)
+    return Policy(file.name.removesuffix(".toml"), suite, default, table.limit, table.waiver)
 
 
 def check_version(name: str, version: object) -> None:
@@ -166,64 +200,20 @@ def check_version(name: str, version: object) -> None:
         )
 
 
-def _suite(table: Table, file: Traversable) -> Suite:
-    name = table.text("suite")
-    with table.blame("suite"):
-        beside = isinstance(file, Path) and name.endswith(".toml")
-        return load_suite(file.parent / name if isinstance(file, Path) and beside else name)
+def _suite(name: str, file: Traversable) -> Suite:
+    beside = isinstance(file, Path) and name.endswith(".toml")
+    return load_suite(file.parent / name if isinstance(file, Path) and beside else name)
 
 
-def _entries(table: Table, key: str) -> tuple[dict[str, object], ...]:
-    return table.tables(key) if key in table else ()
+def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:
+    """Raise WorkloadError for a label that the suite does not measure: it would guard nothing.
 
-
-def _limit(table: Table, suite: Suite) -> Limit:
-    return Limit(
-        _kernels(table, suite), table.number("slower_percent"), table.text("owner", default="")
-    )
-
-
-def _waiver(table: Table, suite: Suite) -> Waiver:
-    return Waiver(
-        kernels=_kernels(table, suite),
-        reason=table.text("reason"),
-        owner=table.text("owner"),
-        expires=table.day("expires"),
-        shapes=_shapes(table),
-        m=_sizes(table),
-    )
-
-
-def _kernels(table: Table, suite: Suite) -> tuple[str, ...]:
-    """Labels and globs. A limit of a kernel that nobody measures would guard nothing; a glob that
-    fits nothing is said when the gate knows its plan."""
-    patterns = table.texts("kernels")
-    with table.blame("kernels"):
-        for pattern in patterns:
-            check_pattern(pattern)
-            # Floors come with every plan, whatever the suite.
-            if not is_glob(pattern) and not is_probe(pattern):
-                suite.restrict(kernels=(pattern,))
-    return patterns
-
-
-def _shapes(table: Table) -> tuple[tuple[int, int], ...]:
-    if "shapes" not in table:
-        return ()
-    found = []
-    for text in table.texts("shapes"):
-        match = _SHAPE.fullmatch(text)
-        if match is None:
-            raise table.error("shapes", "N x K, for example 4096x4096", text)
-        found.append((int(match["n"]), int(match["k"])))
-    return tuple(found)
-
-
-def _sizes(table: Table) -> tuple[int, ...]:
-    if "m" not in table:
-        return ()
-    with table.blame("m"):
-        return parse_ranges(table.text("m"))
+    A glob that fits nothing is reported when the gate knows its plan.
+    """
+    for pattern in patterns:
+        # Floors come with every plan, whatever the suite.
+        if not is_glob(pattern) and not is_probe(pattern):
+            suite.restrict(kernels=(pattern,))
 
 
 def _fits(patterns: tuple[str, ...], case: Case) -> bool:

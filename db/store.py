@@ -47,15 +47,6 @@ def advance_run(session: Session, run_uuid: str, status: str) -> None:
     )
 
 
-def plan_cases(session: Session, run_uuid: str, case_keys: Iterable[str]) -> None:
-    """Append cases to a run's plan; those in it already stay where they are.
-
-    Raises NotFoundError if the run is not stored.
-    """
-    writer = Writer(session)
-    writer.plan(_run_id(session, run_uuid), case_keys)
-
-
 def add_record(session: Session, record: Record) -> bool:
     """Store a record with all that it refers to; False: it was stored before, nothing changed.
 

@@ -7,27 +7,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, Literal
+from typing import Literal
 
 from workloads.errors import WorkloadError
 from workloads.names import unknown
-from workloads.tomlfile import Table, read_toml
 
 Block = Literal["llama", "opt"]
-_BLOCKS: tuple[Block, ...] = ("llama", "opt")
-
-_FILE_KEYS = ("family", "block", "tied_embeddings", "learned_positions", "source", "model")
-_MODEL_KEYS = (
-    "name",
-    "hidden",
-    "ffn",
-    "layers",
-    "heads",
-    "kv_heads",
-    "vocab",
-    "context",
-    "source",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +131,11 @@ def get_model(name: str) -> ModelSpec:
     return catalog[name]
 
 
-def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
-    """The models of one family's file. Raises WorkloadError if it has another form."""
-    table = Table(read_toml(file), file.name, _FILE_KEYS)
-    block = next((b for b in _BLOCKS if b == table.text("block")), None)
-    if block is None:
-        raise table.error("block", " or ".join(_BLOCKS), table.text("block"))
-    return tuple(_read_model(values, table, block) for values in table.tables("model"))
-
-
 @cache
 def _catalog() -> dict[str, ModelSpec]:
+    # Here: pydantic takes longer to import than `flexq-bench --help` should take.
+    from workloads.family_files import read_family
+
     files = (resources.files("workloads") / "catalog").iterdir()
     families = [read_family(f) for f in sorted(files, key=_stem) if f.name.endswith(".toml")]
     return {model.name: model for family in families for model in family}
@@ -164,22 +143,3 @@ def _catalog() -> dict[str, ModelSpec]:
 
 def _stem(file: Traversable) -> str:
     return file.name.removesuffix(".toml")
-
-
-def _read_model(values: dict[str, Any], family: Table, block: Block) -> ModelSpec:
-    table = Table(values, f"{family.where}, {values.get('name', 'a model')}", _MODEL_KEYS)
-    return ModelSpec(
-        name=table.text("name"),
-        family=family.text("family"),
-        block=block,
-        hidden=table.integer("hidden"),
-        ffn=table.integer("ffn"),
-        layers=table.integer("layers"),
-        heads=table.integer("heads"),
-        kv_heads=table.integer("kv_heads"),
-        vocab=table.integer("vocab"),
-        context=table.integer("context"),
-        tied_embeddings=family.flag("tied_embeddings"),
-        learned_positions=family.flag("learned_positions"),
-        source=f"{family.text('source')}; {table.text('source')}",
-    )

@@ -32,6 +32,11 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
+def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
+    """The patterns, each checked by check_pattern. Raises WorkloadError for the first bad one."""
+    return tuple(map(check_pattern, patterns))
+
+
 def matches(pattern: str, label: str) -> bool:
     """Whether a label is the pattern, or fits it.
 

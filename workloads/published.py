@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from functools import cache
 from importlib import resources
-from typing import Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field
+
+from workloads.data_files import AnyText, Count, DataTable, Text, Texts, read_toml, validated
 from workloads.errors import WorkloadError
 
 Metric = Literal[
@@ -22,8 +23,7 @@ Metric = Literal[
 Bound = Literal["", "up to", "at most"]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedValue:
+class PublishedValue(DataTable):
     """One number of a paper.
 
     table: table, figure or part of it. kernel: a label, or a scheme of a whole model. baseline:
@@ -32,19 +32,19 @@ class PublishedValue:
     note: how it differs from what is measured here.
     """
 
-    source: str
-    table: str
-    kernel: str
+    source: Text
+    table: Text
+    kernel: Text
     metric: Metric
-    value: float
-    baseline: str = ""
-    suite: str = ""
-    model: str = ""
-    m: int | None = None
-    task: str = ""
+    value: Annotated[float, Field(strict=True, allow_inf_nan=False)]
+    baseline: AnyText = ""
+    suite: AnyText = ""
+    model: AnyText = ""
+    m: Count | None = None
+    task: AnyText = ""
     bound: Bound = ""
-    hardware: str = ""
-    note: str = ""
+    hardware: AnyText = ""
+    note: AnyText = ""
 
     @property
     def unit(self) -> str:
@@ -52,30 +52,45 @@ class PublishedValue:
         return "" if self.metric.startswith("perplexity") else "×"
 
 
-@dataclass(frozen=True, slots=True)
-class AbsentTable:
+class AbsentTable(DataTable):
     """A table that we would set beside ours, whose numbers we could not find. why: in words."""
 
-    source: str
-    table: str
-    about: str
-    why: str
+    source: Text
+    table: Text
+    about: Text
+    why: Text
+
+
+class _SetTable(DataTable):
+    """Values of a paper: other keys are fields of PublishedValue that all of them share.
+
+    by: what differs from value to value. values: rows of that and the number.
+    """
+
+    model_config = ConfigDict(extra="allow")
+    by: Texts = ()
+    values: tuple[tuple[Any, ...], ...]
+
+
+class _PublishedTable(DataTable):
+    set: tuple[_SetTable, ...] = ()
+    absent: tuple[AbsentTable, ...] = ()
 
 
 @cache
 def published_values() -> tuple[PublishedValue, ...]:
-    """What papers state, in the order of the file. Raises WorkloadError if it is damaged."""
-    found = [value for values in _read("set") for value in _values(values)]
-    return tuple(found)
+    """The numbers that papers state, in the order of the file.
+
+    Raises WorkloadError if it is damaged.
+    """
+    sets = enumerate(_read().set, start=1)
+    return tuple(value for position, one in sets for value in _values(one, position))
 
 
 @cache
 def absent_tables() -> tuple[AbsentTable, ...]:
     """The tables whose numbers are not in the file. Raises WorkloadError if it is damaged."""
-    try:
-        return tuple(AbsentTable(**values) for values in _read("absent"))
-    except TypeError as error:
-        raise WorkloadError(f"published.toml: an absent table is wrong: {error}") from error
+    return _read().absent
 
 
 def published_speedups(suite: str) -> tuple[PublishedValue, ...]:
@@ -87,23 +102,16 @@ def published_speedups(suite: str) -> tuple[PublishedValue, ...]:
     )
 
 
-def _read(section: str) -> list[dict[str, Any]]:
-    text = (resources.files("workloads") / "published.toml").read_text(encoding="utf-8")
-    return cast("list[dict[str, Any]]", tomllib.loads(text).get(section, []))
+def _read() -> _PublishedTable:
+    file = resources.files("workloads") / "published.toml"
+    return validated(_PublishedTable, read_toml(file), file.name)
 
 
-def _values(shared: dict[str, Any]) -> Iterator[PublishedValue]:
-    """The values of a set: `values` has what is different in each, under the names in `by`."""
-    names = ["value"] if "by" not in shared else [*shared["by"], "value"]
-    same = {name: value for name, value in shared.items() if name not in ("by", "values")}
-    unknown = {*same, *names} - {field.name for field in fields(PublishedValue)}
-    if unknown:
-        raise WorkloadError(f"published.toml: a set has {', '.join(sorted(unknown))}: no such key")
-    try:
-        for row in shared["values"]:
-            found = PublishedValue(**same, **dict(zip(names, row, strict=True)))
-            if found.metric not in get_args(Metric) or found.bound not in get_args(Bound):
-                raise ValueError(f"metric {found.metric} or bound {found.bound!r}")
-            yield found
-    except (KeyError, TypeError, ValueError) as error:
-        raise WorkloadError(f"published.toml: a set lacks or has a wrong {error}") from error
+def _values(one: _SetTable, position: int) -> Iterator[PublishedValue]:
+    where = f"published.toml, set {position}"
+    names = (*one.by, "value")
+    for row in one.values:
+        if len(row) != len(names):
+            raise WorkloadError(f"{where}: a row must have {', '.join(names)}, got {row!r}")
+        own = dict(zip(names, row, strict=True))
+        yield validated(PublishedValue, (one.model_extra or {}) | own, where)

@@ -7,18 +7,33 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import ClassVar
 
+from workloads.data_files import DataTable, Entries, Text, read_toml, validated
 from workloads.errors import WorkloadError
 from workloads.models import Block
 from workloads.names import unknown
-from workloads.tomlfile import Table, read_toml
 
-_BLOCK_LAYERS: dict[Block, tuple[str, ...]] = {
-    "llama": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    "opt": ("qkv_proj", "out_proj", "fc1", "fc2"),
-}
-_KEYS = ("name", "summary", "source", "kernel", *_BLOCK_LAYERS)
+
+class _LlamaTable(DataTable):
+    """Exceptions of a LLaMA block."""
+
+    qkv_proj: Text | None = None
+    o_proj: Text | None = None
+    gate_up_proj: Text | None = None
+    down_proj: Text | None = None
+
+
+class _OptTable(DataTable):
+    """Exceptions of an OPT block."""
+
+    qkv_proj: Text | None = None
+    out_proj: Text | None = None
+    fc1: Text | None = None
+    fc2: Text | None = None
+
+
+_LAYERS: Mapping[Block, type[DataTable]] = {"llama": _LlamaTable, "opt": _OptTable}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +52,8 @@ class Scheme:
 
     def kernels(self, block: Block) -> tuple[str, ...]:
         """Every label that a model of this block needs, each once."""
-        return tuple(dict.fromkeys(self.kernel_of(block, name) for name in _BLOCK_LAYERS[block]))
+        layers = _LAYERS[block].model_fields
+        return tuple(dict.fromkeys(self.kernel_of(block, name) for name in layers))
 
 
 def get_scheme(name: str) -> Scheme:
@@ -54,25 +70,33 @@ def load_schemes() -> Mapping[str, Scheme]:
     return read_schemes(resources.files("workloads") / "schemes.toml")
 
 
+class _SchemeTable(DataTable):
+    """One scheme: fields as of Scheme."""
+
+    NAME_KEY: ClassVar[str] = "name"
+    name: Text
+    summary: Text
+    source: Text
+    kernel: Text
+    llama: _LlamaTable | None = None
+    opt: _OptTable | None = None
+
+    def scheme(self) -> Scheme:
+        blocks: tuple[tuple[Block, DataTable | None], ...] = (
+            ("llama", self.llama),
+            ("opt", self.opt),
+        )
+        exceptions = {
+            block: layers.model_dump(exclude_none=True) for block, layers in blocks if layers
+        }
+        return Scheme(self.name, self.summary, self.source, self.kernel, exceptions)
+
+
+class _SchemesTable(DataTable):
+    scheme: Entries[_SchemeTable]
+
+
 def read_schemes(file: Traversable) -> Mapping[str, Scheme]:
     """The schemes of a file. Raises WorkloadError if it has another form."""
-    top = Table(read_toml(file), file.name, ("scheme",))
-    schemes = [_read_scheme(values, file.name) for values in top.tables("scheme")]
-    return {scheme.name: scheme for scheme in schemes}
-
-
-def _read_scheme(values: dict[str, Any], file: str) -> Scheme:
-    where = f"{file}, {values.get('name', 'a scheme')}"
-    table = Table(values, where, _KEYS)
-    exceptions: dict[Block, Mapping[str, str]] = {}
-    for block, layers in _BLOCK_LAYERS.items():
-        if block in table:
-            of_block = Table(values[block], f"{where}, {block}", layers)
-            exceptions[block] = {name: of_block.text(name) for name in layers if name in of_block}
-    return Scheme(
-        table.text("name"),
-        table.text("summary"),
-        table.text("source"),
-        table.text("kernel"),
-        exceptions,
-    )
+    tables = validated(_SchemesTable, read_toml(file), file.name).scheme
+    return {table.name: table.scheme() for table in tables}

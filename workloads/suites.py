@@ -20,27 +20,100 @@ import re
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Annotated, Self, TypeVar, get_args
+
+from pydantic import model_validator
 
 from workloads.case import CacheMode, Stage
+from workloads.data_files import (
+    AnyText,
+    DataTable,
+    Entries,
+    Text,
+    Texts,
+    blame,
+    parsed_text,
+    parsed_texts,
+    read_toml,
+    validated,
+    wanted,
+)
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
-from workloads.models import get_model
+from workloads.models import ModelSpec, get_model
 from workloads.names import unknown
-from workloads.patterns import check_pattern
+from workloads.patterns import check_patterns
 from workloads.ranges import parse_ranges
 from workloads.suite import Group, Shape, Suite, layer_shapes
-from workloads.tomlfile import Table, read_toml
 
 __all__ = ["Group", "Shape", "Suite", "layer_shapes", "list_suites", "load_suite"]
 
-_FILE_KEYS = ("description", "source", "group")
-_GROUP_KEYS = ("kernels", "m", "models", "layers", "shapes", "stages", "caches")
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
 
 Word = TypeVar("Word", Stage, CacheMode)
+
+
+def _parse_shape(text: str) -> Shape:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise WorkloadError(f"a shape is written NxK, for example 4096x11008, got {text!r}")
+    gemm = GemmWorkload(1, int(match["n"]), int(match["k"]))
+    return Shape(gemm.n, gemm.k, layer=f"{gemm.n}x{gemm.k}")
+
+
+def _words(kind: str, asked: tuple[str, ...], known: tuple[Word, ...]) -> tuple[Word, ...]:
+    for word in asked:
+        if word not in known:
+            raise WorkloadError(unknown(kind, word, known))
+    return tuple(word for word in known if word in asked)
+
+
+class _GroupTable(DataTable):
+    """One group of a suite's file."""
+
+    kernels: Annotated[tuple[str, ...], parsed_texts(check_patterns)]
+    m: Annotated[tuple[int, ...], parsed_text(parse_ranges)]
+    models: Annotated[
+        tuple[ModelSpec, ...], parsed_texts(lambda names: tuple(map(get_model, names)))
+    ] = ()
+    layers: Annotated[Text | Texts | None, wanted("a string or a list of strings")] = None
+    shapes: Annotated[
+        tuple[Shape, ...], parsed_texts(lambda texts: tuple(map(_parse_shape, texts)))
+    ] = ()
+    stages: Annotated[
+        tuple[Stage, ...], parsed_texts(lambda names: _words("stage", names, _STAGES))
+    ] = ("gemm",)
+    caches: Annotated[
+        tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))
+    ] = ("cold",)
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> Self:
+        if bool(self.models) == bool(self.shapes):
+            raise WorkloadError("give either models or shapes")
+        if self.shapes and self.layers is not None:
+            raise WorkloadError("layers go with models, shapes have none")
+        self._shapes()
+        return self
+
+    def group(self) -> Group:
+        return Group(self.kernels, self.m, self._shapes(), self.stages, self.caches)
+
+    def _shapes(self) -> tuple[Shape, ...]:
+        if self.shapes:
+            return self.shapes
+        with blame("layers"):
+            return layer_shapes(self.models, self.layers or "fused")
+
+
+class _SuiteTable(DataTable):
+    """A suite's file."""
+
+    description: Text
+    source: AnyText = ""
+    group: Entries[_GroupTable]
 
 
 def list_suites() -> tuple[str, ...]:
@@ -64,65 +137,15 @@ def load_suite(name_or_path: str | Path) -> Suite:
 
 def read_suite(file: Traversable) -> Suite:
     """A suite named after its file. Raises WorkloadError that names the file, group and key."""
-    table = Table(read_toml(file), file.name, _FILE_KEYS)
-    groups = tuple(
-        _read_group(Table(values, f"{file.name}, group {position}", _GROUP_KEYS))
-        for position, values in enumerate(table.tables("group"), start=1)
-    )
+    table = validated(_SuiteTable, read_toml(file), file.name)
     return Suite(
         name=file.name.removesuffix(".toml"),
-        description=table.text("description"),
-        source=table.text("source", default=""),
-        groups=groups,
+        description=table.description,
+        source=table.source,
+        groups=tuple(group.group() for group in table.group),
     )
 
 
 def _bundled() -> dict[str, Traversable]:
     files = (resources.files("workloads") / "suites").iterdir()
     return {f.name.removesuffix(".toml"): f for f in files if f.name.endswith(".toml")}
-
-
-def _read_group(table: Table) -> Group:
-    kernels, m = table.texts("kernels"), table.text("m")
-    stages = table.texts("stages", default=("gemm",))
-    caches = table.texts("caches", default=("cold",))
-    with table.blame("kernels"):
-        kernels = tuple(map(check_pattern, kernels))
-    with table.blame("m"):
-        sizes = parse_ranges(m)
-    with table.blame("stages"):
-        known_stages = _words("stage", stages, _STAGES)
-    with table.blame("caches"):
-        known_caches = _words("cache", caches, _CACHES)
-    return Group(kernels, sizes, _read_shapes(table), known_stages, known_caches)
-
-
-def _read_shapes(table: Table) -> tuple[Shape, ...]:
-    if ("models" in table) == ("shapes" in table):
-        raise WorkloadError(f"{table.where}: give either models or shapes")
-    if "shapes" in table:
-        if "layers" in table:
-            raise WorkloadError(f"{table.where}: layers go with models, shapes have none")
-        shapes = table.texts("shapes")
-        with table.blame("shapes"):
-            return tuple(map(_parse_shape, shapes))
-    models, layers = table.texts("models"), table.text_or_texts("layers", default="fused")
-    with table.blame("models"):
-        specs = [get_model(name) for name in models]
-    with table.blame("layers"):
-        return layer_shapes(specs, layers)
-
-
-def _parse_shape(text: str) -> Shape:
-    match = _SHAPE.fullmatch(text)
-    if match is None:
-        raise WorkloadError(f"a shape is written NxK, for example 4096x11008, got {text!r}")
-    gemm = GemmWorkload(1, int(match["n"]), int(match["k"]))
-    return Shape(gemm.n, gemm.k, layer=f"{gemm.n}x{gemm.k}")
-
-
-def _words(kind: str, asked: tuple[str, ...], known: tuple[Word, ...]) -> tuple[Word, ...]:
-    for word in asked:
-        if word not in known:
-            raise WorkloadError(unknown(kind, word, known))
-    return tuple(word for word in known if word in asked)

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from rich import box
 from rich.table import Table
 
-from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_accuracy import AccuracyReport, LimitOutcome
 from ci.gate_perf import Outcome
 from ci.reports.headline import SAID
 from ci.reports.junit import clean
@@ -86,7 +86,7 @@ def as_json(report: AccuracyReport) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def change(one: Judged) -> str:
+def change(one: LimitOutcome) -> str:
     """`+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
     if one.change is not None:
         told = f"{one.change:+.2f} {one.unit}"
@@ -108,7 +108,7 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     yield from _table(report.judged)
 
 
-def _table(judged: Sequence[Judged]) -> Iterator[str]:
+def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
     yield "| scheme | check | change | limit | outcome | |"
     yield "| --- | --- | ---: | ---: | --- | --- |"
     for one in judged:

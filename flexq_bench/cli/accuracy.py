@@ -11,6 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from flexq_bench.cli.model_options import (
+    BatchOption,
+    CalibrationOption,
+    ContextOption,
+    DataOption,
+    DtypeOption,
+    LengthOption,
+    LimitOption,
+    MaxTokensOption,
+    ModelOption,
+    SegmentsOption,
+    TaskDataOption,
+    TasksOption,
+)
 from flexq_bench.cli.options import (
     ClusterOption,
     DbOption,
@@ -39,98 +53,6 @@ if TYPE_CHECKING:
     Evaluate = Callable[[], list[MetricResult]]
 
 log = logging.getLogger(__name__)
-
-ModelOption = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        metavar="MODEL",
-        help="A folder with config.json and safetensors, a .gguf file, or owner/name on the "
-        "Hugging Face hub.",
-        show_default=False,
-    ),
-]
-DataOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--data",
-        metavar="[NAME=][KIND:]PATH",
-        help="A text for the perplexity; may be given several times. KIND: wikitext (.raw), c4 "
-        "(.jsonl), ptb or text. Online also wikitext2 and c4.",
-        show_default=False,
-    ),
-]
-TasksOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tasks",
-        metavar="NAMES",
-        help="Tasks of lm-eval, by name or .yaml file; zero-shot: the six of the papers.",
-        show_default=False,
-    ),
-]
-TaskDataOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task-data",
-        metavar="DIR",
-        help="A folder with the zero-shot tasks' data, for machines that are offline.",
-        show_default=False,
-    ),
-]
-CalibrationOption = Annotated[
-    str | None,
-    typer.Option(
-        "--calibration",
-        metavar="[KIND:]PATH",
-        help="A text that calibrated schemes learn from; not one that is evaluated on.",
-        show_default=False,
-    ),
-]
-SegmentsOption = Annotated[
-    int, typer.Option("--calibration-segments", min=1, help="How many segments of it.")
-]
-LengthOption = Annotated[
-    int | None,
-    typer.Option(
-        "--calibration-length",
-        min=2,
-        help="Tokens of each. Default: the context.",
-        show_default=False,
-    ),
-]
-ContextOption = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        min=2,
-        help="Tokens of a segment. Default: 2048, or what the model has.",
-        show_default=False,
-    ),
-]
-MaxTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--max-tokens",
-        min=1,
-        help="Predict at most so many tokens of each text.",
-        show_default=False,
-    ),
-]
-LimitOption = Annotated[
-    int | None,
-    typer.Option("--limit", min=1, help="Only so many questions of each task.", show_default=False),
-]
-BatchOption = Annotated[int, typer.Option("--batch", min=1, help="Questions at once.")]
-DtypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype",
-        metavar="NAME",
-        help="float16, bfloat16 or float32. Default: float16 on a GPU, float32 on a CPU.",
-        show_default=False,
-    ),
-]
 
 
 def accuracy(

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.compare import ProcessesOption, RepositoryOption, progress
+from flexq_bench.cli.compare import progress
 from flexq_bench.cli.options import (
     BackendChoice,
     BackendOption,
     DbOption,
     DeviceOption,
     JsonFlag,
+    ProcessesOption,
+    RepositoryOption,
     SeedOption,
 )
-from flexq_bench.cli.output import console, plain, print_json, say
+from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
-    from ci.bisect import Found, Journal, Step
-    from flexq_bench.measure.ab import CaseComparison, InterleaveRules
-    from workloads.case import Case
+    from flexq_bench.measure.ab import CaseComparison
 
 
 def bisect(
@@ -55,9 +52,11 @@ def bisect(
     the commit that made it slower was found; 3: it is one of several, or GOOD and BAD can't be told
     apart; 4: BAD or GOOD has no data; 130: interrupted.
     """
-    from ci.bisect import Journal
+    from ci.bisect import Journal, case_of_series, device_uuid
+    from ci.bisect import bisect as find_change
+    from ci.reports import bisect as reports
     from flexq_bench.cli.case_selection import chosen_device
-    from flexq_bench.measure.ab import InterleaveRules
+    from flexq_bench.measure.ab import InterleaveRules, compare_commits
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository.worktrees import repository_of
 
@@ -67,184 +66,45 @@ def bisect(
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
     name = chosen_device(backend, device)
-    case, gpu = _case_of(series, db)
-    device_key = _check_device(name, gpu)
+    case, gpu = case_of_series(series, db)
     rules = InterleaveRules.with_processes(processes)
-    journal = Journal(case.key, first, last, device_key, seed, rules)
+    journal = Journal(case.key, first, last, device_uuid(name, gpu), seed, rules)
     if fresh:
         journal.forget()
-    hunt = _Hunt(folder, first, commits, case, name, seed, rules, journal, as_json)
+    out = console(stderr=as_json)
+
+    def compare(commit: str) -> CaseComparison:
+        with progress(rules.blocks_at_first) as on_block:
+            (compared,) = compare_commits(
+                folder,
+                first,
+                commit,
+                [case],
+                device=name,
+                seed=seed,
+                rules=rules,
+                on_block=on_block,
+            )
+        return compared
+
     try:
-        raise typer.Exit(hunt.run())
+        report = find_change(
+            case,
+            first,
+            commits,
+            compare,
+            journal,
+            on_step=lambda step: say(out, reports.step_line(step)),
+            on_resume=lambda count: say(
+                out, f"going on with {count} answers of an interrupted search"
+            ),
+        )
     except KeyboardInterrupt:
         say(console(stderr=True), "interrupted: the same command goes on where this one was")
         raise typer.Exit(INTERRUPTED) from None
-
-
-@dataclass(frozen=True)
-class _Hunt:
-    repository: Path
-    good: str
-    commits: Sequence[str]  # the last one is bad
-    case: Case
-    device: str
-    seed: int
-    rules: InterleaveRules
-    journal: Journal
-    as_json: bool
-
-    def run(self) -> int:
-        from ci.bisect import Outcome, Step, search
-
-        journal = self.journal
-        bad = self.commits[-1]
-        steps = journal.read()
-        if bad not in steps:
-            compared = self._compare(bad)
-            ends = _ends(compared)
-            if ends is not None:
-                self._say_ends(compared, ends)
-                return int(ends)
-            confirmed = compared.confirmation
-            steps[bad] = Step(bad, Outcome.CHANGED, confirmed.reason, confirmed.log_ratio)
-            journal.write(steps)
-        else:
-            self._say(f"going on with {len(steps)} answers of an interrupted search")
-        whole = steps[bad].log_ratio
-        assert whole is not None  # it was judged
-        self._say_step(steps[bad])
-        found = search(self.good, self.commits, self._asking(steps, whole), steps)
-        journal.forget()
-        return self._report(found, whole)
-
-    def _asking(self, steps: dict[str, Step], whole: float) -> Callable[[str], Step]:
-        from ci.bisect import Outcome, Step, step_of
-        from flexq_bench.errors import InfrastructureError
-
-        def ask(commit: str) -> Step:
-            try:
-                compared = self._compare(commit)
-            except InfrastructureError as error:
-                step = Step(commit, Outcome.SKIPPED, str(error))
-            except UsageError as error:  # a commit that has no worker
-                step = Step(commit, Outcome.SKIPPED, str(error))
-            else:
-                step = step_of(commit, compared.confirmation, whole, compared.detail)
-            steps[commit] = step
-            self.journal.write(steps)
-            self._say_step(step)
-            return step
-
-        return ask
-
-    def _compare(self, commit: str) -> CaseComparison:
-        from flexq_bench.measure.ab import compare_commits
-
-        with progress(self.rules.blocks_at_first) as on_block:
-            (found,) = compare_commits(
-                self.repository,
-                self.good,
-                commit,
-                [self.case],
-                device=self.device,
-                seed=self.seed,
-                rules=self.rules,
-                on_block=on_block,
-            )
-        return found
-
-    def _report(self, found: Found, whole: float) -> int:
-        from flexq_bench.measure.ab.revisions import subject_of
-
-        single = len(found.suspects) == 1
-        code = ExitCode.AMBIGUOUS
-        if single:
-            code = ExitCode.REGRESSION if whole > 0 else ExitCode.PASS
-        if self.as_json:
-            print_json(
-                {
-                    "case": self.case.key,
-                    "good": self.good,
-                    "bad": self.commits[-1],
-                    "relative_change": math.expm1(whole),
-                    "suspects": found.suspects,
-                    "last_unchanged": found.last_unchanged,
-                    "steps": plain(list(found.steps.values())),
-                    "exit_code": int(code),
-                }
-            )
-            return int(code)
-        word = "slower" if whole > 0 else "faster"
-        if single:
-            self._say(f"the commit that made it {word}:")
-        else:
-            self._say(f"one of these made it {word}; those between could not be judged:")
-        for suspect in found.suspects:
-            self._say(f"  {suspect[:10]} {subject_of(self.repository, suspect)}")
-        return int(code)
-
-    def _say_ends(self, found: CaseComparison, code: ExitCode) -> None:
-        from flexq_bench.runs.comparison_report import as_plain
-
-        if self.as_json:
-            print_json({**as_plain(found), "suspects": [], "exit_code": int(code)})
-            return
-        reason = found.detail or found.confirmation.reason
-        self._say(f"nothing to search: bad against good is {found.confirmation.verdict} ({reason})")
-
-    def _say_step(self, step: Step) -> None:
-        self._say(f"{step.commit[:10]} {step.outcome}: {step.reason}")
-
-    def _say(self, text: str) -> None:
-        say(console(stderr=self.as_json), text)
-
-
-def _ends(found: CaseComparison) -> ExitCode | None:
-    """The exit code where there is nothing to search between good and bad; None: there is."""
-    from flexq_bench.verdicts import Verdict
-
-    verdict = found.confirmation.verdict
-    if verdict in (Verdict.SLOWER, Verdict.FASTER):
-        return None
-    ends = {
-        Verdict.SAME: ExitCode.PASS,
-        Verdict.AMBIGUOUS: ExitCode.AMBIGUOUS,
-        Verdict.INCORRECT: ExitCode.REGRESSION,
-    }
-    return ends.get(verdict, ExitCode.MISSING)
-
-
-def _case_of(series: str, db: str | None) -> tuple[Case, str | None]:
-    """The case of a stored series and its GPU, or of a key typed (any GPU)."""
-    from db import queries
-    from db.engine import open_database
-    from workloads.case import Case
-    from workloads.gemm import GemmWorkload
-
-    if not series.isdecimal():
-        return Case.from_key(series), None
-    with open_database(db, read_only=True) as database, database.session() as session:
-        rows = [row for row in queries.list_series(session) if row.id == int(series)]
-    if not rows:
-        raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
-    (row,) = rows
-    keyed = Case(
-        row.kernel,
-        GemmWorkload(row.m, row.n, row.k),
-        variant=row.variant,
-        stage="linear" if row.stage == "linear" else "gemm",
-        cache="hot" if row.cache == "hot" else "cold",
-    )
-    return keyed, row.gpu
-
-
-def _check_device(device: str, gpu: str | None) -> str:
-    """What tells this device from others. Raises UsageError if it is not the series' kind."""
-    from flexq_bench.measure.device import describe_device, find_device
-
-    found = describe_device(find_device(device), None)
-    if gpu is not None and found.sku != gpu:
-        raise UsageError(
-            f"the series is of {gpu} and {device} is {found.sku}: bisect where such a one is"
-        )
-    return found.uuid
+    if as_json:
+        print_json(reports.as_plain(report))
+    else:
+        for line in reports.lines(report, folder):
+            say(out, line)
+    raise typer.Exit(int(report.exit_code))

@@ -1,4 +1,4 @@
-"""Which cases a comparison is about: a suite, narrowed by options, on one device."""
+"""Cases of a comparison: a suite, narrowed by options, on one device."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workloads.suites import load_suite
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What a person asked for. restrictions: as Suite.restrict takes them, without m."""
+class CaseSelection:
+    """The suite and what narrows it. restrictions: as Suite.restrict takes them, without m."""
 
     suite: str
     m: Sequence[int] | None
@@ -34,18 +34,18 @@ def chosen_device(backend: BackendChoice, device: str | None) -> str:
     return name
 
 
-def chosen_cases(choice: Choice, device: str) -> tuple[Case, ...]:
+def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
     """The cases of a suite; probes only where they are asked for."""
-    asked = choice.restrictions.get("kernels") or ()
-    suite = load_suite(choice.suite).restrict(m=choice.m, **choice.restrictions)
+    asked = selection.restrictions.get("kernels") or ()
+    suite = load_suite(selection.suite).restrict(m=selection.m, **selection.restrictions)
     return _planned(suite, device, asked, keep_probes=bool(asked))
 
 
-def chosen_shapes(choice: Choice, label: str, device: str) -> tuple[Case, ...]:
+def chosen_shapes(selection: CaseSelection, label: str, device: str) -> tuple[Case, ...]:
     """A kernel on the shapes of a suite, whichever kernels the suite names."""
-    if choice.restrictions.get("kernels"):
+    if selection.restrictions.get("kernels"):
         raise UsageError("the kernels are BASE and HEAD: leave out --kernels")
-    suite = load_suite(choice.suite).restrict(m=choice.m, **choice.restrictions)
+    suite = load_suite(selection.suite).restrict(m=selection.m, **selection.restrictions)
     groups = tuple(
         replace(group, kernels=(label,))
         for group in suite.groups
@@ -57,9 +57,9 @@ def chosen_shapes(choice: Choice, label: str, device: str) -> tuple[Case, ...]:
 def _planned(
     suite: Suite, device: str, asked: Sequence[str], *, keep_probes: bool
 ) -> tuple[Case, ...]:
-    found = find_device(device)
-    backend: Backend = "cpu" if found.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(found), asked_kernels=asked)
+    opened = find_device(device)
+    backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
+    plan = build_plan(suite, backend, capability(opened), asked_kernels=asked)
     offered = list(dict.fromkeys(case.label for case in plan.cases))
     # A plan adds the probes that put a time in proportion: two times side by side need none.
     cases = (c for c in suite.cases(offered) if keep_probes or not is_probe(c.kernel))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.options import (
+    CASES,
     BackendChoice,
     BackendOption,
     CacheOption,
@@ -20,6 +21,8 @@ from flexq_bench.cli.options import (
     KernelsOption,
     LayersOption,
     ModelsOption,
+    ProcessesOption,
+    RepositoryOption,
     SeedOption,
     SizesOption,
     StageOption,
@@ -42,19 +45,6 @@ class Kind(StrEnum):
     RUNS = "runs"
 
 
-ProcessesOption = Annotated[
-    int,
-    typer.Option(
-        "--processes",
-        min=1,
-        help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
-    ),
-]
-RepositoryOption = Annotated[
-    str, typer.Option("--repository", metavar="FOLDER", help="The git checkout of commits.")
-]
-
-
 def compare(
     base: Annotated[str, typer.Argument(help="A revision, a kernel's label, or a run's uuid.")],
     head: Annotated[str, typer.Argument(help="The same kind. A dot is the working tree.")],
@@ -62,7 +52,13 @@ def compare(
         Kind, typer.Option("--kind", help="auto: kernels, else revisions, else stored runs.")
     ] = Kind.AUTO,
     suite: Annotated[
-        str, typer.Option("--suite", metavar="SUITE", help="The cases: list suites, or a .toml.")
+        str,
+        typer.Option(
+            "--suite",
+            metavar="SUITE",
+            help="The cases: list suites, or a .toml.",
+            rich_help_panel=CASES,
+        ),
     ] = "smoke",
     models: ModelsOption = None,
     m: SizesOption = None,
@@ -87,12 +83,12 @@ def compare(
     Exit code 0: none is slower; 1: one is slower or wrong; 3: one is ambiguous; 4: one has no data;
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
-    from flexq_bench.cli.case_selection import Choice
+    from flexq_bench.cli.case_selection import CaseSelection
 
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
-    choice = Choice(suite, split_sizes(m), restrictions)
+    selection = CaseSelection(suite, split_sizes(m), restrictions)
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
@@ -102,7 +98,7 @@ def compare(
     rules = InterleaveRules.with_processes(processes)
     compared = _commits if kind is Kind.COMMITS else _kernels
     raise typer.Exit(
-        compared(base, head, choice, (backend, device), Path(repository), rules, seed, as_json)
+        compared(base, head, selection, (backend, device), Path(repository), rules, seed, as_json)
     )
 
 
@@ -146,7 +142,7 @@ def _are_runs(base: str, head: str, db: str | None) -> bool:
 def _commits(
     base: str,
     head: str,
-    choice: Any,
+    selection: Any,
     where: tuple[BackendChoice, str | None],
     repository: Path,
     rules: InterleaveRules,
@@ -160,7 +156,7 @@ def _commits(
 
     resolve_pair(repository_of(repository), base, head)  # before the device is looked for
     device = chosen_device(*where)
-    cases = chosen_cases(choice, device)
+    cases = chosen_cases(selection, device)
     with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
             compare_commits(
@@ -180,7 +176,7 @@ def _commits(
 def _kernels(
     base: str,
     head: str,
-    choice: Any,
+    selection: Any,
     where: tuple[BackendChoice, str | None],
     _repository: Path,
     rules: InterleaveRules,
@@ -191,8 +187,8 @@ def _kernels(
     from flexq_bench.measure.ab import compare_kernels
 
     device = chosen_device(*where)
-    chosen_shapes(choice, head, device)  # says whether this backend has it
-    cases = chosen_shapes(choice, base, device)
+    chosen_shapes(selection, head, device)  # says whether this backend has it
+    cases = chosen_shapes(selection, base, device)
     with progress(len(cases) * rules.blocks_at_first) as on_block:
         results = list(
             compare_kernels(

@@ -22,18 +22,18 @@ def doctor(db: DbOption = None, as_json: JsonFlag = False) -> None:
     """
     from flexq_bench.cli.machine_checks import examine
 
-    findings = examine(db)
-    broken = any(finding.state == "broken" for finding in findings)
+    checks = examine(db)
+    broken = any(check.state == "broken" for check in checks)
     if as_json:
-        print_json(findings)
+        print_json(checks)
     else:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for name in ("what", "state", "found"):
             table.add_column(name, overflow="fold")
-        for finding in findings:
-            advice = f"\n-> {finding.advice}" if finding.advice else ""
-            state = Text(finding.state, style=_STYLE[finding.state])
-            table.add_row(finding.name, state, finding.detail + advice)
+        for check in checks:
+            advice = f"\n-> {check.advice}" if check.advice else ""
+            state = Text(check.state, style=_STYLE[check.state])
+            table.add_row(check.name, state, check.detail + advice)
         show_by_words(console(), table)
     if broken:
         raise typer.Exit(int(ExitCode.INFRASTRUCTURE))

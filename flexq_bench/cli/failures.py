@@ -1,4 +1,4 @@
-"""Which exit code an error means, and its message as one line."""
+"""The exit code of an error, and its message as one line."""
 
 from __future__ import annotations
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from flexq_bench.accuracy import AccuracyError
-from flexq_bench.cli.accuracy import (
+from flexq_bench.cli.accuracy import progress
+from flexq_bench.cli.model_options import (
     BatchOption,
     CalibrationOption,
     DataOption,
@@ -19,25 +18,20 @@ from flexq_bench.cli.accuracy import (
     ModelOption,
     SegmentsOption,
     TaskDataOption,
-    progress,
 )
-from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption, split_names
-from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import (
-    STDOUT,
+from flexq_bench.cli.options import (
+    DbOption,
+    DeviceOption,
     JsonReportOption,
     JunitOption,
     MarkdownOption,
     PolicyOption,
-    check_folders,
-    write_reports,
+    SeedOption,
+    split_names,
 )
-from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.interrupts import ended_by_terminate
-
-if TYPE_CHECKING:
-    from ci.accuracy_policy import AccuracyPolicy
-    from flexq_bench.accuracy import Text
 
 
 def accuracy(
@@ -73,12 +67,12 @@ def accuracy(
     can't be told; 4: planned results are missing. Results are stored.
     """
     from ci.accuracy_policy import load_accuracy_policy
-    from ci.gate_accuracy import gate_accuracy
+    from ci.gate_accuracy import gate_accuracy, planned_evaluation
     from ci.gate_accuracy_records import gate_records
     from ci.reports import accuracy as reports
     from db.engine import open_database
     from db.gate_store import add_gates
-    from flexq_bench.accuracy import CalibrationPlan, EvaluationPlan, read_text
+    from flexq_bench.accuracy import CalibrationPlan, read_text
     from flexq_bench.accuracy.setup import prepare
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
@@ -86,25 +80,12 @@ def accuracy(
     rules = load_accuracy_policy(policy)
     judged = split_names(schemes) or rules.schemes
     compared = base or rules.base
-    if compared in judged:
-        raise UsageError(f"{compared} can't be judged against itself: give another --base")
-    texts, missing = _texts(rules, [read_text(spec) for spec in data or ()])
-    folder = None if task_data is None else Path(task_data)
-    tasks, without = _tasks(rules, folder)
-    absent = {**missing, **without}
-    if not texts and not tasks:
-        raise MissingResultsError(
-            f"nothing of policy {rules.name} can be evaluated: "
-            + "; ".join(f"{name}: {reason}" for name, reason in absent.items())
-        )
-    plan = EvaluationPlan(
-        schemes=tuple(dict.fromkeys((compared, *judged))),
-        texts=texts,
-        tasks=tasks,
-        task_data=folder,
-        context=rules.context,
-        max_tokens=rules.max_tokens,
-        limit=rules.limit,
+    plan, absent = planned_evaluation(
+        rules,
+        judged,
+        compared,
+        [read_text(spec) for spec in data or ()],
+        None if task_data is None else Path(task_data),
         batch=batch,
         calibration=None
         if calibration is None
@@ -130,31 +111,3 @@ def accuracy(
     show_by_words(out, reports.terminal(report))
     say(out, reports.headline(report))
     raise typer.Exit(int(report.exit_code))
-
-
-def _texts(rules: AccuracyPolicy, given: Sequence[Text]) -> tuple[tuple[Text, ...], dict[str, str]]:
-    """The texts that the policy limits, and those of them that nobody gave, with the reason."""
-    wanted = dict.fromkeys(limit.text for limit in rules.perplexities)
-    files = {text.name: text for text in given}
-    for name in files:
-        if name not in wanted:
-            raise UsageError(
-                f"policy {rules.name} has no limit on a text called {name}: its texts are "
-                f"{', '.join(wanted) or 'none'}; name yours with --data NAME=FILE"
-            )
-    absent = {n: f"no text: give --data {n}=FILE" for n in wanted if n not in files}
-    return tuple(files.values()), absent
-
-
-def _tasks(rules: AccuracyPolicy, data: Path | None) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The tasks that the policy limits, and those of them that can't be evaluated here."""
-    from flexq_bench.accuracy import check_tasks
-
-    names = dict.fromkeys(limit.name for limit in rules.tasks)
-    absent: dict[str, str] = {}
-    for name in names:
-        try:
-            check_tasks([name], data)
-        except AccuracyError as error:  # of this machine, or of lm-eval at all
-            absent[name] = str(error)
-    return tuple(name for name in names if name not in absent), absent

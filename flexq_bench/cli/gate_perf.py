@@ -12,17 +12,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.options import DbOption, DeviceOption, SeedOption
-from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import (
-    STDOUT,
+from flexq_bench.cli.options import (
+    DbOption,
+    DeviceOption,
     JsonReportOption,
     JunitOption,
     MarkdownOption,
     PolicyOption,
-    check_folders,
-    write_reports,
+    SeedOption,
 )
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
@@ -30,11 +30,7 @@ from workloads.case import Case
 
 if TYPE_CHECKING:
     from ci.gate_perf import GateReport
-    from db.records import CommitInfo
-    from flexq_bench.runs.machine import Machine
     from flexq_bench.verdicts import Compared, Comparer
-    from kernels.contract import Backend
-    from workloads.suite import Suite
 
 
 def perf(
@@ -61,6 +57,7 @@ def perf(
     missing. Verdicts are stored with their evidence. A revision against itself measures the noise.
     """
     from ci.gate_perf import gate_perf
+    from ci.judged import judged_commit, planned_cases
     from ci.policy import load_policy
     from db.engine import open_database
     from flexq_bench.repository.worktrees import repository_of
@@ -68,10 +65,9 @@ def perf(
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
     rules = load_policy(policy)
-    name = _device_name(device)
-    machine, plan = _plan(rules.suite, name)
+    machine, name, plan = planned_cases(rules.suite, device)
     tree = repository_of(repository)
-    first, second = _commits(tree, (base, head))
+    first, second = (judged_commit(tree, revision) for revision in (base, head))
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
         report = gate_perf(
@@ -103,41 +99,6 @@ def _comparer(repository: Path, base: str, head: str, device: str, seed: int) ->
         return compare_commits(repository, base, head, cases, device=device, seed=seed)
 
     return compare
-
-
-def _device_name(device: str | None) -> str:
-    if device is not None:
-        return device
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _plan(suite: Suite, device: str) -> tuple[Machine, tuple[Case, ...]]:
-    """The suite's cases on this device with their floors; not the empty kernel, which is no GEMM
-    that a commit could slow down."""
-    from flexq_bench.measure.device import capability, find_device
-    from flexq_bench.measure.local_devices import device_info
-    from flexq_bench.runs.machine import Machine
-    from flexq_bench.runs.plan import build_plan
-    from workloads.probes import EMPTY_KERNEL
-
-    found = find_device(device)
-    backend: Backend = "cpu" if found.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(found))
-    cases = tuple(case for case in plan.cases if case.kernel != EMPTY_KERNEL)
-    return Machine(backend, device_info(device)), cases
-
-
-def _commits(repository: Path, revisions: Sequence[str]) -> list[CommitInfo]:
-    """What git says of them. Raises UsageError for a revision that can't be judged."""
-    from flexq_bench.repository.provenance import commit_at
-    from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
-
-    found = [resolve_revision(repository, revision) for revision in revisions]
-    for sha in found:
-        refuse_local_changes(repository, sha)
-    return [commit_at(repository, sha) for sha in found]
 
 
 def _write(report: GateReport, files: dict[str, str | None]) -> None:

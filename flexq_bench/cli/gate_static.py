@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.options import KernelsOption, split_names
-from flexq_bench.cli.output import console, plain, say, show_by_words
-from flexq_bench.cli.report_files import (
-    STDOUT,
-    JsonReportOption,
-    MarkdownOption,
-    check_folders,
-    write_reports,
-)
-from flexq_bench.errors import UsageError
-from flexq_bench.exit_codes import ExitCode
+from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption, split_names
+from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.interrupts import ended_by_terminate
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.machine_code.comparison import OnProgress, StaticReport
+    from flexq_bench.measure.machine_code.comparison import OnProgress
 
 
 def static(
@@ -76,68 +66,31 @@ def static(
     are the same in both are not compiled. Exit code 0: none; 1: a regression; 4: a build of the
     head does not compile.
     """
-    from flexq_bench.measure.machine_code.comparison import compare_revisions
-    from flexq_bench.measure.machine_code.limits import Limits
-    from flexq_bench.measure.machine_code.report import as_markdown
+    from ci.gate_static import Limits, gate_static
+    from ci.reports import static as reports
     from flexq_bench.repository.worktrees import repository_of
 
     files = {"--markdown": markdown, "--json": as_json}
     check_folders(files)
-    wanted = _targets(targets)
     with ended_by_terminate(), _progress() as on_progress:
-        report = compare_revisions(
+        report = gate_static(
             repository_of(repository),
             base,
             head,
             patterns=split_names(kernels),
-            targets=wanted,
+            targets=split_names(targets),
             limits=Limits(max_occupancy_loss, max_instruction_growth),
             on_progress=on_progress,
         )
-    write_reports(report, files, {"--markdown": as_markdown, "--json": _json})
-    _print(report, console(stderr=STDOUT in files.values()))
-    raise typer.Exit(int(_exit_code(report)))
-
-
-def _targets(text: str | None) -> tuple[str, ...]:
-    from kernels.runtime.occupancy import TARGETS
-    from workloads.names import unknown
-
-    asked = split_names(text) or TARGETS
-    for target in asked:
-        if target not in TARGETS:
-            raise UsageError(unknown("target", target, TARGETS))
-    return tuple(target for target in TARGETS if target in asked)
-
-
-def _exit_code(report: StaticReport) -> ExitCode:
-    # First whether everything planned is there, as in every gate.
-    if report.broken:
-        return ExitCode.MISSING
-    return ExitCode.REGRESSION if report.is_regression else ExitCode.PASS
-
-
-def _print(report: StaticReport, out: Console) -> None:
-    from flexq_bench.measure.machine_code.report import (
-        coverage,
-        further_lines,
-        headline,
-        regressions_table,
-    )
-
-    say(out, headline(report))
-    table = regressions_table(report)
+    write_reports(report, files, {"--markdown": reports.markdown, "--json": reports.as_json})
+    out = console(stderr=STDOUT in files.values())
+    say(out, reports.headline(report))
+    table = reports.terminal(report)
     if table is not None:
         show_by_words(out, table)
-    for line in (*further_lines(report), coverage(report)):
+    for line in (*reports.further_lines(report), reports.coverage(report)):
         say(out, line)
-
-
-def _json(report: StaticReport) -> str:
-    from flexq_bench.measure.machine_code.report import headline
-
-    said = {"verdict": headline(report), "exit_code": int(_exit_code(report))}
-    return json.dumps(plain(report) | said, indent=2, ensure_ascii=False) + "\n"
+    raise typer.Exit(int(report.exit_code))
 
 
 @contextmanager

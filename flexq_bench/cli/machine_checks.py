@@ -1,4 +1,4 @@
-"""What a machine has of what we use, what is missing, and how to get it."""
+"""Checks of a machine: what is installed, what is missing, how to get it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SUPPORTED_PYTHON = ((3, 11), (3, 13))
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at. missing: some uses need it; broken: every use does.
+class Check:
+    """Result of one check. missing: some uses need it; broken: every use does.
 
     advice: what to do about it; empty: nothing.
     """
@@ -34,14 +34,14 @@ class Finding:
     advice: str = ""
 
 
-def examine(db: str | None) -> list[Finding]:
-    """Look at everything; nothing is changed, and nothing raises."""
+def examine(db: str | None) -> list[Check]:
+    """Run every check. Changes nothing and raises nothing."""
     driver = _driver()
     has_gpu = driver.state == "ok"
     extra = _cuda_extra(driver.detail)
     return [
         _python(),
-        Finding("flexq-bench", "ok", package_version()),
+        Check("flexq-bench", "ok", package_version()),
         _module("torch", "torch", required=True, show=_torch),
         driver,
         *_gpus(has_gpu),
@@ -58,12 +58,12 @@ def examine(db: str | None) -> list[Finding]:
     ]
 
 
-def _python() -> Finding:
+def _python() -> Check:
     low, high = _SUPPORTED_PYTHON
     version = platform.python_version()
     if low <= sys.version_info[:2] < high:
-        return Finding("python", "ok", f"{version} ({sys.executable})")
-    return Finding("python", "broken", version, "install Python 3.11 or 3.12")
+        return Check("python", "ok", f"{version} ({sys.executable})")
+    return Check("python", "broken", version, "install Python 3.11 or 3.12")
 
 
 def _torch() -> str:
@@ -73,41 +73,41 @@ def _torch() -> str:
     return f"{torch.__version__}, {built}"
 
 
-def _driver() -> Finding:
+def _driver() -> Check:
     try:
         import pynvml
 
         pynvml.nvmlInit()
     except ImportError:
-        return Finding("CUDA driver", "missing", "nvidia-ml-py is not installed", _pip(None))
+        return Check("CUDA driver", "missing", "nvidia-ml-py is not installed", _pip(None))
     except pynvml.NVMLError as error:
         advice = "for GPUs, install an NVIDIA driver; the CPU works"
-        return Finding("CUDA driver", "missing", f"{error}", advice)
+        return Check("CUDA driver", "missing", f"{error}", advice)
     try:
         driver = pynvml.nvmlSystemGetDriverVersion()
         cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return Finding("CUDA driver", "ok", f"{driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}")
+        return Check("CUDA driver", "ok", f"{driver}, CUDA {cuda // 1000}.{cuda % 1000 // 10}")
     except pynvml.NVMLError as error:
-        return Finding("CUDA driver", "missing", f"{error}", "install the NVIDIA driver again")
+        return Check("CUDA driver", "missing", f"{error}", "install the NVIDIA driver again")
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpus(has_driver: bool) -> list[Finding]:
+def _gpus(has_driver: bool) -> list[Check]:
     if not has_driver:
-        return [Finding("GPU", "missing", "none", "kernels run on the CPU backend instead")]
+        return [Check("GPU", "missing", "none", "kernels run on the CPU backend instead")]
     import torch
 
     if not torch.cuda.is_available():
         return [
-            Finding(
+            Check(
                 "GPU",
                 "missing",
                 "torch can't use it",
                 "install a torch built for CUDA no newer than the driver's",
             )
         ]
-    findings = []
+    checks = []
     for i in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(i)
         detail = (
@@ -115,30 +115,30 @@ def _gpus(has_driver: bool) -> list[Finding]:
             f"{properties.total_memory / 2**30:.0f} GiB"
         )
         enough = (properties.major, properties.minor) >= (8, 0)
-        findings.append(
-            Finding(f"cuda:{i}", "ok", detail)
+        checks.append(
+            Check(f"cuda:{i}", "ok", detail)
             if enough
-            else Finding(f"cuda:{i}", "missing", detail, "our kernels need capability 8.0")
+            else Check(f"cuda:{i}", "missing", detail, "our kernels need capability 8.0")
         )
-    return findings
+    return checks
 
 
 def _cuda_extra(driver: str) -> str:
     return "cuda12" if "CUDA 12." in driver else "cuda13"
 
 
-def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Finding:
+def _for_gpu(name: str, module: str, extra: str, has_gpu: bool) -> Check:
     advice = _pip(extra) if has_gpu else f"only GPUs need it: {_pip(extra)}"
     return _module(name, module, required=False, advice=advice)
 
 
-def _peer(package: Package) -> Finding:
-    """Whether a package is there whose kernels are measured beside ours; it is not imported."""
+def _peer(package: Package) -> Check:
+    """Check a package whose kernels are measured beside ours, without importing it."""
     try:
         check(package)
     except UnsupportedError as error:
-        return Finding(package.name, "missing", f"{error}".partition(":")[0], _pip("peers"))
-    return Finding(package.name, "ok", _version(package.module))
+        return Check(package.name, "missing", f"{error}".partition(":")[0], _pip("peers"))
+    return Check(package.name, "ok", _version(package.module))
 
 
 def _module(
@@ -148,16 +148,16 @@ def _module(
     required: bool,
     advice: str | None = None,
     show: Callable[[], str] | None = None,
-) -> Finding:
-    """Whether a module is there. required: also whether it can be imported, which may be slow."""
+) -> Check:
+    """Check that a module is there; `show` imports it. required: every use needs it."""
     state: State = "broken" if required else "missing"
     hint = advice or _pip(None)
     try:
         if util.find_spec(module) is None:
-            return Finding(name, state, "not installed", hint)
-        return Finding(name, "ok", show() if show else _version(module))
+            return Check(name, state, "not installed", hint)
+        return Check(name, "ok", show() if show else _version(module))
     except Exception as error:  # whatever a broken installation raises is what we are looking for
-        return Finding(name, state, f"{type(error).__name__}: {error}".splitlines()[0], hint)
+        return Check(name, state, f"{type(error).__name__}: {error}".splitlines()[0], hint)
 
 
 @cache
@@ -171,29 +171,29 @@ def _version(module: str) -> str:
     return ", ".join(versions) or "found"
 
 
-def _database(db: str | None) -> Finding:
+def _database(db: str | None) -> Check:
     try:
         with open_database(db, read_only=True) as database:
-            return Finding("database", "ok", f"{database.url}, revision {revision_of(database)}")
+            return Check("database", "ok", f"{database.url}, revision {revision_of(database)}")
     except MissingDatabaseError as error:
-        return Finding("database", "ok", f"{error}")
+        return Check("database", "ok", f"{error}")
     except DatabaseError as error:
-        return Finding("database", "broken", f"{error}", "name another one with --db")
+        return Check("database", "broken", f"{error}", "name another one with --db")
 
 
-def _tree() -> Finding:
+def _tree() -> Check:
     commit = current_commit()
     if commit.sha.startswith("pkg-"):
-        return Finding("code", "ok", f"{commit.sha}, not a git tree")
+        return Check("code", "ok", f"{commit.sha}, not a git tree")
     changed = "; has changes: its results never become a baseline" if commit.dirty else ""
-    return Finding("code", "ok", f"{commit.sha[:10]} {commit.subject}{changed}")
+    return Check("code", "ok", f"{commit.sha[:10]} {commit.subject}{changed}")
 
 
-def _tool(name: str, advice: str) -> Finding:
+def _tool(name: str, advice: str) -> Check:
     path = shutil.which(name)
     if path is None:
-        return Finding(name, "missing", "not found on PATH", advice)
-    return Finding(name, "ok", path)
+        return Check(name, "missing", "not found on PATH", advice)
+    return Check(name, "ok", path)
 
 
 def _pip(extra: str | None) -> str:

@@ -24,37 +24,59 @@ class BackendChoice(StrEnum):
     CPU = "cpu"
 
 
-DbOption = Annotated[
+# Panels of --help, which group the options.
+CASES = "Cases"
+DEVICE = "Device and cluster"
+MEASURING = "Measuring"
+COMMITS = "Commits"
+REPORTS = "Policy and reports"
+OUTPUT = "Output"
+DATABASE = "Database"
+
+# Cases
+KernelsOption = Annotated[
     str | None,
     typer.Option(
-        "--db",
-        metavar="URL",
-        help="SQLite file or postgresql:// URL. Default: $FLEXQ_BENCH_DB, else a file in your "
-        "data folder.",
+        "--kernels",
+        metavar="LABELS",
+        help="Comma-separated labels or globs: flexq-w6a6,cublas*,abq-w{2..8}a8.",
         show_default=False,
+        rich_help_panel=CASES,
     ),
 ]
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-JsonFileOption = Annotated[
+ModelsOption = Annotated[
     str | None,
     typer.Option(
-        "--json",
-        metavar="FILE",
-        help="Write the records as JSON lines; - for stdout, all else then goes to stderr.",
-        show_default=False,
+        "--models", metavar="NAMES", help="Only these models' layers.", rich_help_panel=CASES
     ),
 ]
-OutOption = Annotated[
+SizesOption = Annotated[
     str | None,
     typer.Option(
-        "--out",
-        metavar="FILE",
-        help="Write the records to a .parquet or .jsonl file.",
-        show_default=False,
+        "--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2.", rich_help_panel=CASES
     ),
 ]
+LayersOption = Annotated[
+    str | None,
+    typer.Option("--layers", metavar="NAMES", help="Only these layers.", rich_help_panel=CASES),
+]
+StageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stage", metavar="STAGES", help="Only gemm, or only linear.", rich_help_panel=CASES
+    ),
+]
+CacheOption = Annotated[
+    str | None,
+    typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.", rich_help_panel=CASES),
+]
+
+# Device and cluster
 BackendOption = Annotated[
-    BackendChoice, typer.Option("--backend", help="auto: GPUs if there are any, else the CPU.")
+    BackendChoice,
+    typer.Option(
+        "--backend", help="auto: GPUs if there are any, else the CPU.", rich_help_panel=DEVICE
+    ),
 ]
 DeviceOption = Annotated[
     str | None,
@@ -63,6 +85,7 @@ DeviceOption = Annotated[
         metavar="NAME",
         help="cpu, cuda or cuda:1. Default: the first of the backend.",
         show_default=False,
+        rich_help_panel=DEVICE,
     ),
 ]
 ClusterOption = Annotated[
@@ -72,6 +95,7 @@ ClusterOption = Annotated[
         metavar="WHERE",
         help="none: in this process; local: Ray on this machine; auto: the Ray cluster that this "
         "machine is in; or an address: ray://HOST:10001.",
+        rich_help_panel=DEVICE,
     ),
 ]
 GpusOption = Annotated[
@@ -81,6 +105,7 @@ GpusOption = Annotated[
         metavar="SKUS",
         help="With --cluster: only these kinds, names or globs: 'NVIDIA H200,*A6000*'.",
         show_default=False,
+        rich_help_panel=DEVICE,
     ),
 ]
 RepeatOption = Annotated[
@@ -90,6 +115,7 @@ RepeatOption = Annotated[
         min=1,
         max=100,
         help="With --cluster: measure each case so often, on different GPUs of its kind.",
+        rich_help_panel=DEVICE,
     ),
 ]
 TimesOption = Annotated[
@@ -100,43 +126,124 @@ TimesOption = Annotated[
         envvar="FLEXQ_BENCH_TIMES",
         help="With --cluster: seconds, such as start=180,case=300,beat=10,lease=60,device=120.",
         show_default=False,
+        rich_help_panel=DEVICE,
     ),
 ]
+
+# Measuring
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the random inputs.")
+    int,
+    typer.Option(
+        "--seed", min=0, max=LARGEST_SEED, help="Of the random inputs.", rich_help_panel=MEASURING
+    ),
 ]
 NoTuneOption = Annotated[
     bool,
-    typer.Option("--no-tune", help="Time no configurations: each kernel's own heuristic chooses."),
+    typer.Option(
+        "--no-tune",
+        help="Time no configurations: each kernel's own heuristic chooses.",
+        rich_help_panel=MEASURING,
+    ),
 ]
 RetuneOption = Annotated[
     bool,
-    typer.Option("--retune", help="Time configurations anew, also where a choice is remembered."),
-]
-KernelsOption = Annotated[
-    str | None,
     typer.Option(
-        "--kernels",
-        metavar="LABELS",
-        help="Comma-separated labels or globs: flexq-w6a6,cublas*,abq-w{2..8}a8.",
-        show_default=False,
+        "--retune",
+        help="Time configurations anew, also where a choice is remembered.",
+        rich_help_panel=MEASURING,
     ),
 ]
-ModelsOption = Annotated[
-    str | None, typer.Option("--models", metavar="NAMES", help="Only these models' layers.")
+
+ProcessesOption = Annotated[
+    int,
+    typer.Option(
+        "--processes",
+        min=1,
+        help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
+        rich_help_panel=MEASURING,
+    ),
 ]
-SizesOption = Annotated[
+
+# Commits
+RepositoryOption = Annotated[
+    str,
+    typer.Option(
+        "--repository",
+        metavar="FOLDER",
+        help="The git checkout of commits.",
+        rich_help_panel=COMMITS,
+    ),
+]
+
+# Policy and reports
+PolicyOption = Annotated[
+    str,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="A .toml file, or the name of ours.",
+        rich_help_panel=REPORTS,
+    ),
+]
+MarkdownOption = Annotated[
     str | None,
-    typer.Option("--m", metavar="RANGES", help="Only these M: 1,4 or 1:8 or 4:64:x2."),
+    typer.Option(
+        "--markdown",
+        metavar="FILE",
+        help="Write a comment for a pull request.",
+        rich_help_panel=REPORTS,
+    ),
 ]
-LayersOption = Annotated[
-    str | None, typer.Option("--layers", metavar="NAMES", help="Only these layers.")
+JunitOption = Annotated[
+    str | None,
+    typer.Option("--junit", metavar="FILE", help="Write JUnit XML.", rich_help_panel=REPORTS),
 ]
-StageOption = Annotated[
-    str | None, typer.Option("--stage", metavar="STAGES", help="Only gemm, or only linear.")
+JsonReportOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write JSON; - for stdout, and nothing else.",
+        rich_help_panel=REPORTS,
+    ),
 ]
-CacheOption = Annotated[
-    str | None, typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.")
+
+# Output
+JsonFlag = Annotated[
+    bool, typer.Option("--json", help="Print JSON for machines.", rich_help_panel=OUTPUT)
+]
+JsonFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--json",
+        metavar="FILE",
+        help="Write the records as JSON lines; - for stdout, all else then goes to stderr.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="Write the records to a .parquet or .jsonl file.",
+        show_default=False,
+        rich_help_panel=OUTPUT,
+    ),
+]
+
+# Database
+DbOption = Annotated[
+    str | None,
+    typer.Option(
+        "--db",
+        metavar="URL",
+        help="SQLite file or postgresql:// URL. Default: $FLEXQ_BENCH_DB, else a file in your "
+        "data folder.",
+        show_default=False,
+        rich_help_panel=DATABASE,
+    ),
 ]
 
 

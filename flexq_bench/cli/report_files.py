@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 import typer
 
@@ -12,21 +12,6 @@ from flexq_bench.errors import UsageError
 
 STDOUT = "-"
 ReportT = TypeVar("ReportT")
-
-PolicyOption = Annotated[
-    str, typer.Option("--policy", metavar="FILE", help="A .toml file, or the name of ours.")
-]
-MarkdownOption = Annotated[
-    str | None,
-    typer.Option("--markdown", metavar="FILE", help="Write a comment for a pull request."),
-]
-JunitOption = Annotated[
-    str | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
-]
-JsonReportOption = Annotated[
-    str | None,
-    typer.Option("--json", metavar="FILE", help="Write JSON; - for stdout, and nothing else."),
-]
 
 
 def check_folders(files: Mapping[str, str | None]) -> None:

@@ -13,7 +13,7 @@ from rich import box
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from flexq_bench.cli.accuracy import (
+from flexq_bench.cli.model_options import (
     CalibrationOption,
     ContextOption,
     DtypeOption,

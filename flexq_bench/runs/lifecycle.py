@@ -7,7 +7,7 @@
 | its last line                                             | `OpenRun.status`, else complete |
 | Ctrl-C, SIGTERM                                           | interrupted                     |
 | CancelledError: the work was taken back                   | interrupted                     |
-| BrokenPipeError, SystemExit, typer.Exit: nobody reads on  | interrupted                     |
+| BrokenPipeError, SystemExit: nobody reads on              | interrupted                     |
 | GeneratorExit: the caller took no more results            | interrupted                     |
 | any other exception                                       | failed                          |
 
@@ -24,8 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-import typer
-
 from db.engine import Database, Session
 from db.errors import DatabaseError
 from db.records import CommitInfo, Record, RunInfo
@@ -40,7 +38,7 @@ from workloads.case import Case
 OnRecord = Callable[[Record], None]
 # Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
 # SystemExit, GeneratorExit).
-_STOPS = (CancelledError, BrokenPipeError, typer.Exit)
+_STOPS = (CancelledError, BrokenPipeError)
 
 log = logging.getLogger(__name__)
 

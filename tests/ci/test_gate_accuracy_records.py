@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from ci.accuracy_policy import load_accuracy_policy
-from ci.gate_accuracy import AccuracyReport, Judged
+from ci.gate_accuracy import AccuracyReport, LimitOutcome
 from ci.gate_accuracy_records import gate_records
 from ci.gate_perf import Outcome
 from db.records import CommitInfo, DeviceInfo
@@ -35,15 +35,15 @@ def policy(tmp_path):
     return load_accuracy_policy(str(path))
 
 
-def a_report(*judged: Judged) -> AccuracyReport:
+def a_report(*judged: LimitOutcome) -> AccuracyReport:
     return AccuracyReport("tiny", "ab" * 32, "fp16", "mine", COMMIT.sha, "H200", judged)
 
 
 def test_each_scheme_has_a_record_with_its_own_verdict(policy):
     report = a_report(
-        Judged("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %", 12.0, 12.1, 0.8),
-        Judged("w4a4", "perplexity of wikitext", Outcome.PASS, "", "+1 %"),
-        Judged("w4a4", "parity of kernels", Outcome.REGRESSION, "28 layers", "0.001"),
+        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %", 12.0, 12.1, 0.8),
+        LimitOutcome("w4a4", "perplexity of wikitext", Outcome.PASS, "", "+1 %"),
+        LimitOutcome("w4a4", "parity of kernels", Outcome.REGRESSION, "28 layers", "0.001"),
     )
 
     found = gate_records(report, policy, ORIGIN, at=NOW)
@@ -61,8 +61,8 @@ def test_each_scheme_has_a_record_with_its_own_verdict(policy):
 
 def test_missing_results_outweigh_a_regression_as_in_the_exit_code(policy):
     report = a_report(
-        Judged("w6a6", "perplexity of wikitext", Outcome.REGRESSION, "", "+1 %"),
-        Judged("w6a6", "acc of piqa", Outcome.MISSING, "no data", "-2 points"),
+        LimitOutcome("w6a6", "perplexity of wikitext", Outcome.REGRESSION, "", "+1 %"),
+        LimitOutcome("w6a6", "acc of piqa", Outcome.MISSING, "no data", "-2 points"),
     )
 
     (found,) = gate_records(report, policy, ORIGIN, at=NOW)
@@ -74,7 +74,7 @@ def test_another_policy_of_the_same_name_is_told_apart(policy, tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text(POLICY.replace("percent = 1", "percent = 2"))
     stricter = load_accuracy_policy(str(path))
-    report = a_report(Judged("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %"))
+    report = a_report(LimitOutcome("w6a6", "perplexity of wikitext", Outcome.PASS, "", "+1 %"))
 
     (one,) = gate_records(report, policy, ORIGIN, at=NOW)
     (other,) = gate_records(report, stricter, ORIGIN, at=NOW)

@@ -10,7 +10,7 @@ from sqlalchemy import func, select
 from db import queries
 from db.errors import ConflictError, NotFoundError, RecordError
 from db.queries.records import export_records
-from db.store import add_record, begin_run, finish_run, plan_cases
+from db.store import add_record, begin_run, finish_run
 from db.tables import Commit, Device, Epoch, Measurement, Run, Series
 
 
@@ -157,7 +157,7 @@ def test_planning_more_cases_appends_them(session, build):
     run = build.a_run(plan=("a",))
     begin_run(session, run, build.a_commit())
 
-    plan_cases(session, run.uuid, ["b", "a", "c"])
+    begin_run(session, build.a_run(plan=("b", "a", "c")), build.a_commit())
 
     assert queries.run_info(session, run.uuid).plan == ("a", "b", "c")
 

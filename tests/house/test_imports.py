@@ -77,6 +77,8 @@ def test_no_room_imports_against_the_arrows():
         ("flexq_bench/decode/new.py", "flexq_bench.accuracy", WITHIN_THE_SERVICE),
         ("flexq_bench/without_a_layer.py", "flexq_bench.errors", WITHIN_THE_SERVICE),
         ("dashboard/new.py", "flexq_bench.cli", "Nothing imports the command line"),
+        ("ci/new.py", "typer", "ci has no command line"),
+        ("ci/new.py", "flexq_bench.cli", "ci has no command line"),
     ],
 )
 def test_an_import_against_the_arrows_is_noticed(house, module, imported, contract):

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import typer
 
 from ci.nightly import Rules, measure_night
 from db import queries
@@ -54,7 +53,6 @@ ENDS = {
     "the work is taken back": (raising(CancelledError("taken back")), "interrupted"),
     "the reader's end of the pipe is closed": (raising(BrokenPipeError()), "interrupted"),
     "SystemExit": (raising(SystemExit(1)), "interrupted"),
-    "typer.Exit": (raising(typer.Exit(141)), "interrupted"),
     "the generator is closed": (raising(GeneratorExit()), "interrupted"),
     "the device fails": (raising(InfrastructureError("gone")), "failed"),
     "the options don't fit": (raising(UsageError("drop one")), "failed"),

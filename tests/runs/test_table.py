@@ -82,11 +82,11 @@ def test_problems_with_one_cause_are_one_line_and_the_worst_come_first(result):
 def test_a_paper_s_speed_up_stands_beside_the_mean_of_ours(result):
     stated = [
         PublishedValue(
-            "Paper",
-            "Table 1",
-            "flexq-w6a6",
-            "speedup",
-            1.24,
+            source="Paper",
+            table="Table 1",
+            kernel="flexq-w6a6",
+            metric="speedup",
+            value=1.24,
             baseline="abq-w6a6",
             m=m,
             hardware="RTX 3090 Ti",

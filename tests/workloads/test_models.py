@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 from workloads.errors import WorkloadError
-from workloads.models import ModelSpec, get_model, load_catalog, read_family
+from workloads.family_files import read_family
+from workloads.models import ModelSpec, get_model, load_catalog
 
 # Parameters, in units of 10^9. LLaMA: arXiv:2302.13971, Table 2. The others: tensor sizes of the
 # checkpoints on the hub (Llama-2-*-hf, Meta-Llama-3-8B) and the names of the OPT models.

@@ -1,4 +1,4 @@
-"""Two revisions' builds side by side: what has to be compiled, and what came out different."""
+"""Two revisions' builds side by side: what has to be compiled, and which metrics differ."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
-from flexq_bench.measure.machine_code.limits import (
-    Change,
+from flexq_bench.measure.machine_code.differences import (
+    Difference,
     Function,
-    Limits,
     Values,
     changed_metrics,
-    is_regression,
 )
 from flexq_bench.measure.machine_code.metrics import instruction_values, resource_values
 from flexq_bench.measure.machine_code.revision_builds import (
@@ -51,8 +49,8 @@ class Broken:
 
 
 @dataclass(frozen=True, slots=True)
-class StaticReport:
-    """What `gate static` found. Counts are of builds for one target each.
+class RevisionComparison:
+    """Differences of two revisions' machine code. Counts are of builds for one target each.
 
     same_source: not compiled, since the compiler would be given the same. same_code: compiled to
     the same machine code. uncompared: of the differing ones, those whose base does not compile.
@@ -69,13 +67,9 @@ class StaticReport:
     uncompared: int
     added: int
     removed: int
-    changes: tuple[Change, ...]
+    differences: tuple[Difference, ...]
     broken: tuple[Broken, ...]
     kernels: dict[str, tuple[str, ...]]
-
-    @property
-    def is_regression(self) -> bool:
-        return is_regression(self.changes)
 
 
 def short_name(revision: str) -> str:
@@ -113,10 +107,9 @@ def compare_revisions(
     *,
     patterns: Sequence[str] | None = None,
     targets: Sequence[str] = TARGETS,
-    limits: Limits | None = None,
     on_progress: OnProgress = lambda _done, _all: None,
-) -> StaticReport:
-    """Compile what differs between two revisions and judge what comes of it. Needs no GPU.
+) -> RevisionComparison:
+    """Compile what differs between two revisions and list the metrics that differ. Needs no GPU.
 
     base, head: as git understands them, or "." for the working tree with its local changes.
     patterns: labels or globs of kernels; None: all of them, with their variants. Raises UsageError
@@ -145,11 +138,10 @@ def compare_revisions(
         work = [pair for pair in pairs if not pair.is_same]
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         codes = _compile(revisions, work, out, on_progress)
-        limits = limits or Limits()
-        same_code, changes, broken = _judged(work, codes, limits)
+        same_code, differences, broken = _compared(work, codes)
     kept = {build.build.name for build in bases.values()}
     removed = [build for name, build in old.items() if name not in kept]
-    return StaticReport(
+    return RevisionComparison(
         base=names[0],
         head=names[1],
         targets=tuple(targets),
@@ -162,7 +154,7 @@ def compare_revisions(
         differing=sum(pair.base is not None for pair in work) - same_code,
         added=sum(pair.base is None for pair in work),
         removed=sum(build.build.runs_on(target) for build in removed for target in targets),
-        changes=tuple(changes),
+        differences=tuple(differences),
         broken=tuple(broken),
         kernels={name: build.kernels for name, build in new.items()},
     )
@@ -254,12 +246,11 @@ def _compile(
     return codes
 
 
-def _judged(
+def _compared(
     work: Sequence[_Pair],
     codes: tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]],
-    limits: Limits,
-) -> tuple[int, list[Change], list[Broken]]:
-    """How many are the same machine code after all, what changed, and what does not compile."""
+) -> tuple[int, list[Difference], list[Broken]]:
+    """Count those of the same machine code, list what differs and what does not compile."""
     same_code = 0
     broken: list[Broken] = []
     differing: list[tuple[_Pair, Cubin | None, Cubin]] = []
@@ -274,20 +265,20 @@ def _judged(
         else:
             differing.append((pair, before, after))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # each waits for a tool
-        parts = pool.map(lambda d: _changes(d[0], d[1], d[2], limits), differing)
-        return same_code, [change for part in parts for change in part], broken
+        parts = pool.map(lambda d: _differences(*d), differing)
+        return same_code, [difference for part in parts for difference in part], broken
 
 
-def _changes(pair: _Pair, before: Cubin | None, after: Cubin, limits: Limits) -> list[Change]:
+def _differences(pair: _Pair, before: Cubin | None, after: Cubin) -> list[Difference]:
     # Disassembling takes time: only defaults are counted, and only where there is a base.
     counted = pair.is_a_default and before is not None
     old = _functions(pair.base.build, before, counted) if pair.base and before else {}
     new = _functions(pair.head.build, after, counted)
     return [
-        change
+        difference
         for name, values in new.items()
-        for change in changed_metrics(
-            old.get(name), values, Function(pair.head.build.name, pair.target, name), limits
+        for difference in changed_metrics(
+            old.get(name), values, Function(pair.head.build.name, pair.target, name)
         )
     ]
 

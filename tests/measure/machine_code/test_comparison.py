@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ci.gate_static import Limits, StaticReport, gate_static
 from flexq_bench.errors import InfrastructureError, UsageError
-from flexq_bench.measure.machine_code import comparison as comparing
-from flexq_bench.measure.machine_code.comparison import StaticReport
-from flexq_bench.measure.machine_code.limits import Limits
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +20,7 @@ def compare(repository, tmp_path, monkeypatch):
 
     def run(base: str, head: str, **options) -> StaticReport:
         options = {"targets": ("sm_86",)} | options
-        report = comparing.compare_revisions(repository.folder, base, head, **options)
+        report = gate_static(repository.folder, base, head, **options)
         assert len(repository.git("worktree", "list").splitlines()) == 1
         assert list((tmp_path / "cache" / "worktrees").iterdir()) == []
         return report

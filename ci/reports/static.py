@@ -1,16 +1,17 @@
-"""What `gate static` says: regressions one by one, all other changes summed up."""
+"""A static gate's report: regressions one by one, all other changes summed up."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from rich import box
 from rich.table import Table
 
-from flexq_bench.measure.machine_code.comparison import Broken, StaticReport, short_name
-from flexq_bench.measure.machine_code.limits import Change
+from ci.gate_static import Change, StaticReport
+from flexq_bench.measure.machine_code.comparison import Broken, short_name
 
 _SHOWN = 30  # regressions, and builds that don't compile, that are listed by name
 _ERROR_LENGTH = 200  # of what the compiler says
@@ -65,7 +66,7 @@ def summarize(changes: Sequence[Change]) -> list[Summary]:
 
 
 def headline(report: StaticReport) -> str:
-    """One line: the verdict."""
+    """The verdict in one line."""
     what = f"{short_name(report.head)} against {short_name(report.base)}"
     if report.broken:
         return f"{what}: does not compile for {_counted(len(report.broken), 'build')}"
@@ -76,7 +77,7 @@ def headline(report: StaticReport) -> str:
 
 
 def coverage(report: StaticReport) -> str:
-    """One line: what was looked at, so that silence means something."""
+    """The builds that were compared, in one line."""
     parts = (
         f"{report.same_source} of unchanged sources",
         f"{report.same_code} with the same machine code",
@@ -87,8 +88,8 @@ def coverage(report: StaticReport) -> str:
     return f"builds for {', '.join(report.targets)}: {', '.join(parts)}"
 
 
-def regressions_table(report: StaticReport) -> Table | None:
-    """What is worse, one row a function and metric; None: nothing is."""
+def terminal(report: StaticReport) -> Table | None:
+    """A row for each function and metric that is worse; None: nothing is."""
     worse = regressions(report.changes)
     if not worse:
         return None
@@ -101,7 +102,7 @@ def regressions_table(report: StaticReport) -> Table | None:
 
 
 def further_lines(report: StaticReport) -> list[str]:
-    """What stands below the table: what was left out of it, broken builds, other changes."""
+    """Lines below the table: what it leaves out, broken builds, other changes."""
     lines = []
     if report.uncompared:
         builds = _counted(report.uncompared, "build")
@@ -115,7 +116,7 @@ def further_lines(report: StaticReport) -> list[str]:
     return lines + [_summary_line(s) for s in summarize(report.changes) if s.verdict != "worse"]
 
 
-def as_markdown(report: StaticReport) -> str:
+def markdown(report: StaticReport) -> str:
     """The same as a comment on a pull request: its first line stays equal when it is updated."""
     lines = ["## Static gate", "", f"**{headline(report)}**", "", coverage(report)]
     worse = regressions(report.changes)
@@ -127,6 +128,14 @@ def as_markdown(report: StaticReport) -> str:
     if further := further_lines(report):
         lines += ["", *(f"- {line}" for line in further)]
     return "\n".join(lines) + "\n"
+
+
+def as_json(report: StaticReport) -> str:
+    """One object: the verdict, the counts, and every change."""
+    values = asdict(report)
+    del values["differences"]  # the changes have them with their verdicts
+    said = {"verdict": headline(report), "exit_code": int(report.exit_code)}
+    return json.dumps(values | said, indent=2, ensure_ascii=False) + "\n"
 
 
 _COLUMNS = (

@@ -1,0 +1,131 @@
+"""The static gate: differences of two revisions' machine code against limits. Needs no GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Literal
+
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.measure.machine_code.comparison import (
+    OnProgress,
+    RevisionComparison,
+    compare_revisions,
+)
+from flexq_bench.measure.machine_code.differences import Difference
+from flexq_bench.measure.machine_code.metrics import (
+    INSTRUCTIONS,
+    LOCAL_BYTES,
+    SPILL_BYTES,
+    WARPS_PER_SM,
+    Metric,
+)
+from kernels.runtime.occupancy import TARGETS
+from workloads.names import unknown
+
+Verdict = Literal["worse", "better", "changed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a change may cost, in percent of the base.
+
+    occupancy_loss: of the warps that an SM holds; 0: none may be lost. instruction_growth: of each
+    kind of instruction; None: it is reported, and never a regression.
+    """
+
+    occupancy_loss: float = 0.0
+    instruction_growth: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Difference):
+    """A difference with its verdict."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StaticReport(RevisionComparison):
+    """A comparison of two revisions with the verdict of each difference."""
+
+    changes: tuple[Change, ...]
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether any difference is worse."""
+        return any(change.verdict == "worse" for change in self.changes)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        """Missing before regression, as in every gate: a build of head that does not compile."""
+        if self.broken:
+            return ExitCode.MISSING
+        return ExitCode.REGRESSION if self.is_regression else ExitCode.PASS
+
+
+def gate_static(
+    repository: Path,
+    base: str,
+    head: str,
+    *,
+    patterns: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    limits: Limits | None = None,
+    on_progress: OnProgress = lambda _done, _all: None,
+) -> StaticReport:
+    """Compile what differs between two revisions and judge every difference.
+
+    targets: architectures; None: all of the fleet. Other arguments and errors: as
+    `compare_revisions`. Raises UsageError for a target that is not known.
+    """
+    compared = compare_revisions(
+        repository,
+        base,
+        head,
+        patterns=patterns,
+        targets=_known(targets),
+        on_progress=on_progress,
+    )
+    bounds = limits or Limits()
+    return StaticReport(
+        **{field.name: getattr(compared, field.name) for field in fields(compared)},
+        changes=tuple(judge(difference, bounds) for difference in compared.differences),
+    )
+
+
+def judge(difference: Difference, limits: Limits) -> Change:
+    """The verdict of one difference.
+
+    More bytes spilled are worse, and so are fewer warps an SM, as far as `limits` go. Registers and
+    shared memory are worse by the warps that they cost, and otherwise merely changed.
+    """
+    metric, base, head = difference.metric, difference.base, difference.head
+    verdict = "worse" if base is None else _verdict(metric, base, head, limits)
+    return Change(difference.function, metric, base, head, verdict)
+
+
+def _verdict(metric: Metric, base: float, head: float, limits: Limits) -> Verdict:
+    if metric in (SPILL_BYTES, LOCAL_BYTES):
+        return "worse" if head > base else "better"
+    if metric == WARPS_PER_SM:
+        if head > base:
+            return "better"
+        # Where not even one block fits any more, no limit allows it.
+        lost = head == 0 or head < base * (1 - limits.occupancy_loss / 100)
+        return "worse" if lost else "changed"
+    growth = limits.instruction_growth
+    if metric in INSTRUCTIONS and growth is not None and head > base * (1 + growth / 100):
+        return "worse"
+    return "changed"
+
+
+def _known(targets: Sequence[str] | None) -> tuple[str, ...]:
+    if targets is None:
+        return TARGETS
+    for target in targets:
+        if target not in TARGETS:
+            raise UsageError(unknown("target", target, TARGETS))
+    return tuple(target for target in TARGETS if target in targets)

@@ -1,0 +1,40 @@
+"""Inputs of the performance gate: the commits, the device, and the cases that it must compare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from db.records import CommitInfo
+from flexq_bench.measure.device import capability, find_device
+from flexq_bench.measure.local_devices import device_info
+from flexq_bench.repository.provenance import commit_at
+from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision
+from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.plan import build_plan
+from kernels.contract import Backend
+from workloads.case import Case
+from workloads.probes import EMPTY_KERNEL
+from workloads.suite import Suite
+
+
+def planned_cases(suite: Suite, device: str | None) -> tuple[Machine, str, tuple[Case, ...]]:
+    """The device, its name, and the suite's cases on it with their probes.
+
+    device: None: the first GPU, else the CPU. The empty kernel is left out: it is no GEMM that a
+    commit could slow down. Raises UsageError for a device that is not there.
+    """
+    name = device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu")
+    opened = find_device(name)
+    backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
+    plan = build_plan(suite, backend, capability(opened))
+    cases = tuple(case for case in plan.cases if case.kernel != EMPTY_KERNEL)
+    return Machine(backend, device_info(name)), name, cases
+
+
+def judged_commit(repository: Path, revision: str) -> CommitInfo:
+    """The commit of a revision. Raises UsageError for one that can't be judged."""
+    sha = resolve_revision(repository, revision)
+    refuse_local_changes(repository, sha)
+    return commit_at(repository, sha)

@@ -1,0 +1,55 @@
+"""A bisection's report: lines for a terminal, plain values for JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ci.bisect import BisectReport, Step
+from flexq_bench.measure.ab.revisions import subject_of
+from flexq_bench.runs.comparison_report import as_plain as comparison_as_plain
+
+_SHA = 10
+
+
+def step_line(step: Step) -> str:
+    """`abcdef1234 changed: 4 % slower`."""
+    return f"{step.commit[:_SHA]} {step.outcome}: {step.reason}"
+
+
+def lines(report: BisectReport, repository: Path) -> Iterator[str]:
+    """The suspects with the subjects of their commits, or why there was nothing to search."""
+    if report.location is None or report.change is None:
+        if report.ends is not None:
+            confirmed = report.ends.confirmation
+            reason = report.ends.detail or confirmed.reason
+            yield f"nothing to search: bad against good is {confirmed.verdict} ({reason})"
+        return
+    word = "slower" if report.change > 0 else "faster"
+    if len(report.location.suspects) == 1:
+        yield f"the commit that made it {word}:"
+    else:
+        yield f"one of these made it {word}; those between could not be judged:"
+    for suspect in report.location.suspects:
+        yield f"  {suspect[:_SHA]} {subject_of(repository, suspect)}"
+
+
+def as_plain(report: BisectReport) -> dict[str, Any]:
+    """The report as JSON's values; of a search that was not begun, the comparison of the ends."""
+    code = int(report.exit_code)
+    if report.location is None or report.change is None:
+        ends = {} if report.ends is None else comparison_as_plain(report.ends)
+        return {**ends, "suspects": [], "exit_code": code}
+    return {
+        "case": report.case.key,
+        "good": report.good,
+        "bad": report.bad,
+        "relative_change": math.expm1(report.change),
+        "suspects": list(report.location.suspects),
+        "last_unchanged": report.location.last_unchanged,
+        "steps": [asdict(step) for step in report.location.steps.values()],
+        "exit_code": code,
+    }

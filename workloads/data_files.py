@@ -1,0 +1,173 @@
+"""Data files (TOML) as validated values; an error is one line with the file, the entry and the key.
+
+A table of a file is a subclass of `DataTable`, whose fields have the types below. A key that no
+field has is an error, not a silence.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date
+from importlib.resources.abc import Traversable
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from workloads.errors import WorkloadError
+from workloads.names import nearest_first
+
+
+class DataTable(BaseModel):
+    """One table of a file, as a frozen value.
+
+    NAME_KEY: the key whose text names an entry of `[[…]]` in errors; empty: its number does.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    NAME_KEY: ClassVar[str] = ""
+
+
+TableT = TypeVar("TableT", bound=DataTable)
+Entries = Annotated[tuple[TableT, ...], Field(min_length=1)]  # of `[[…]]`, at least one
+
+
+class FormError(ValueError):
+    """A value that must have another form; a validator raises it."""
+
+    def __init__(self, form: str, value: object) -> None:
+        super().__init__(f"must be {form}, got {value!r}")
+
+
+def wanted(form: str) -> WrapValidator:
+    """Report any error of a field as `must be <form>`."""
+
+    def check(value: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(value)
+        except ValidationError:
+            raise FormError(form, value) from None
+
+    return WrapValidator(check)
+
+
+def parsed_text(parse: Callable[[str], object]) -> BeforeValidator:
+    """Validate a string that is not empty and parse it; `parse` may raise WorkloadError."""
+
+    def convert(value: object) -> object:
+        if not isinstance(value, str) or not value:
+            raise FormError("a string that is not empty", value)
+        return parse(value)
+
+    return BeforeValidator(convert)
+
+
+def parsed_texts(parse: Callable[[tuple[str, ...]], object]) -> BeforeValidator:
+    """Validate a list of at least one string and parse it; `parse` may raise WorkloadError."""
+
+    def convert(value: object) -> object:
+        texts = tuple(value) if isinstance(value, list | tuple) else ()
+        if not texts or not all(isinstance(text, str) and text for text in texts):
+            raise FormError("a list of strings", value)
+        return parse(texts)
+
+    return BeforeValidator(convert)
+
+
+Text = Annotated[str, Field(strict=True, min_length=1), wanted("a string that is not empty")]
+AnyText = Annotated[str, Field(strict=True), wanted("a string")]
+Texts = Annotated[tuple[str, ...], parsed_texts(lambda texts: texts)]
+Count = Annotated[int, Field(strict=True, ge=1), wanted("an integer of at least 1")]
+Amount = Annotated[
+    float, Field(strict=True, ge=0, allow_inf_nan=False), wanted("a number of at least 0")
+]
+Flag = Annotated[bool, Field(strict=True), wanted("true or false")]
+Day = Annotated[date, Field(strict=True), wanted("a date like 2026-01-31, without quotes")]
+
+
+def read_toml(file: Traversable) -> dict[str, Any]:
+    """A file's top table. Raises WorkloadError if it can't be read or is not TOML."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WorkloadError(f"can't read {file}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
+        raise WorkloadError(f"{file.name} is not TOML: {error}") from error
+
+
+def validated(table: type[TableT], values: dict[str, Any], where: str) -> TableT:
+    """The values of a table. where: its name in errors, for example `smoke.toml`.
+
+    Raises WorkloadError with the first thing that is wrong.
+    """
+    try:
+        return table.model_validate(values)
+    except ValidationError as error:
+        # A misspelled key is also a missing one: the first explains the second.
+        details = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+        raise WorkloadError(_one_line(dict(details), table, values, where)) from None
+
+
+@contextmanager
+def blame(where: str) -> Iterator[None]:
+    """Put `where` before the message of a WorkloadError that is raised inside."""
+    try:
+        yield
+    except WorkloadError as error:
+        raise WorkloadError(f"{where}: {error}") from error
+
+
+def _one_line(details: Mapping[str, Any], table: type[DataTable], values: Any, where: str) -> str:
+    kind, path, context = details["type"], list(details["loc"]), details.get("ctx", {})
+    of_table = kind == "value_error"  # of a validator of a field, or of a whole table
+    while path and (inner := _nested(table.model_fields, path[0])) is not None:
+        steps = 2 if len(path) > 1 and isinstance(path[1], int) else 1
+        if len(path) == steps and not of_table:
+            break  # the entry itself is wrong
+        values = values[path[0]]
+        if steps == 2:
+            values = values[path[1]]
+            name = values.get(inner.NAME_KEY)
+            where += f", {name}" if isinstance(name, str) else f", {path[0]} {int(path[1]) + 1}"
+        else:
+            where += f", {path[0]}"
+        table, path = inner, path[steps:]
+    key = str(path[0]) if path else ""
+    got = f"got {details['input']!r}"
+    if kind == "extra_forbidden":
+        near = nearest_first(key, table.model_fields)
+        return f"{where}: no key {key!r} here: the keys are {', '.join(near)}"
+    if kind == "missing":
+        return f"{where}: {key} is missing"
+    if kind == "value_error":
+        reason = context["error"]
+        if isinstance(reason, FormError):
+            return f"{where}: {key} {reason}"
+        return f"{where}: {key}: {reason}" if key else f"{where}: {reason}"
+    if _nested(table.model_fields, key) is not None:
+        if kind == "too_short":
+            return f"{where}: needs at least one [[{key}]]"
+        if kind == "model_type" and len(path) == 1:
+            return f"{where}: {key} must be a table, under [{key}], {got}"
+        return f"{where}: {key} must be tables, each under [[{key}]], got {values[key]!r}"
+    return f"{where}: {key}: {details['msg']}, {got}"
+
+
+def _nested(fields: Any, key: int | str) -> type[DataTable] | None:
+    """The tables that a field holds, one or several; None: it holds plain values."""
+    return _table_in(fields[key].annotation) if key in fields else None
+
+
+def _table_in(annotation: Any) -> type[DataTable] | None:
+    if isinstance(annotation, type) and issubclass(annotation, DataTable):
+        return annotation
+    return next(filter(None, map(_table_in, get_args(annotation))), None)
