@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,6 +85,10 @@ class Operand:
         """Rows start … stop - 1, or to the end."""
         return self._mapped(lambda tensor: tensor[start:stop])
 
+    def take_rows(self, rows: torch.Tensor) -> Operand:
+        """The rows of these indices, int64 [count], in their order."""
+        return self._mapped(lambda tensor: tensor[rows])
+
     def dequantize(self) -> torch.Tensor:
         """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
         values = self.values.double()
@@ -104,6 +108,23 @@ class Operand:
         own = torch.empty_like(values)
         own[:, self.order.to(values.device).long()] = values
         return own
+
+    @staticmethod
+    def stacked(operands: Sequence[Operand]) -> Operand:
+        """All rows of operands of one format, k and order, below each other."""
+
+        def joined(name: str) -> torch.Tensor | None:
+            parts = [getattr(operand, name) for operand in operands]
+            return None if parts[0] is None else torch.cat(parts)
+
+        first = operands[0]
+        return replace(
+            first,
+            values=torch.cat([operand.values for operand in operands]),
+            scales=joined("scales"),
+            zero_points=joined("zero_points"),
+            row_scales=joined("row_scales"),
+        )
 
     def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
         wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
