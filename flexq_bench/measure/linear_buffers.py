@@ -75,6 +75,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._place_outputs(budget)
         self._first = 0  # content that the first slot has
         self._is_announced = False
+        self._plan: list[int] = []
         self._looks: list[_Look] = []
         self._looked_for = 0
         self._look_at: int | None = None
@@ -91,8 +92,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._xs = Slots(inputs[0], count)
         # So long that the slots can be filled by one copy from any content on.
         self._bank = Slots(inputs[0], len(inputs) + count)
-        for i, operand in enumerate(self._bank.operands):
-            operand.copy_from(inputs[i % len(inputs)])
+        self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
         self._used = count
 
@@ -114,20 +114,26 @@ class LinearBuffers(Buffers, BetweenSamples):
         Each output is looked at as its last launch leaves it. These launches are spread evenly over
         the sample, and the others write to an output that a later one writes to.
         """
+        if count != len(self._plan):
+            self._plan = self._planned(count)
+        self._position = 0
+        self._written: dict[int, tuple[int, int]] = {}
+        self._used = min(len(self._xs), -(-count // self.copies))
+
+    def _planned(self, count: int) -> list[int]:
+        """Indices of outputs, one a launch."""
         outs = range(len(self._outs))
         last = sorted(self._draw.sample(range(count - 1), min(len(outs), count) - 1))
         last.append(count - 1)
         slots = self._draw.sample(outs, len(last))
-        self._plan, passed = [], 0
+        plan, passed = [], 0
         for position in range(count):
             if position == last[passed]:
-                self._plan.append(slots[passed])
+                plan.append(slots[passed])
                 passed += 1
             else:
-                self._plan.append(slots[self._draw.randrange(passed, len(last))])
-        self._position = 0
-        self._written: dict[int, tuple[int, int]] = {}
-        self._used = min(len(self._xs.operands), -(-count // self.copies))
+                plan.append(slots[self._draw.randrange(passed, len(last))])
+        return plan
 
     def launch(self, i: int, config: Config | None) -> None:
         position = self._position
@@ -135,7 +141,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         slot = self._plan[position % len(self._plan)]
         x = position // self.copies % self._used
         self._written[slot] = x, i
-        self._launch(self._xs.operands[x], self.weights[i], self._outs[slot], config)
+        self._launch(self._xs[x], self.weights[i], self._outs[slot], config)
 
     def begin_batch(self, count: int) -> None:
         if self._is_announced:
@@ -175,8 +181,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     def poison(self) -> None:
         self._is_announced = True
-        for operand in self._xs.operands:
-            operand.copy_from(self._contents.inputs[0])
+        self._xs.fill(self._contents.inputs[:1])
         self._memory.fill_(torch.nan)
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
@@ -190,26 +195,23 @@ class LinearBuffers(Buffers, BetweenSamples):
         known = self._contents.reference
         rows, columns = self._contents.rows, self._contents.columns
         kept = self._kept.view(_LOOKS, len(self._outs), len(rows), len(columns))
-        wrong_count = count = 0
-        first = ""
-        for i, look in enumerate(self._looks):
-            y = kept[i, list(look.slots)]
-            of = list(look.weights), list(look.activations)
-            reference = replace(known, y=known.y[of], magnitude=known.magnitude[of])
-            wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
-            count += wrong.numel()
-            wrong_count += int(wrong.sum())
-            if wrong_count and not first:
-                at = tuple(torch.nonzero(wrong)[0].tolist())
-                first = (
-                    f"y[{int(rows[at[1]])},{int(columns[at[2]])}] = {float(y[at]):.6g}, "
-                    f"expected {float(reference.y[at]):.6g}"
-                )
-        if not wrong_count:
+        if not self._looks:
             return ""
+        y = torch.cat([kept[i, list(look.slots)] for i, look in enumerate(self._looks)])
+        of = (
+            [content for look in self._looks for content in look.weights],
+            [content for look in self._looks for content in look.activations],
+        )
+        reference = replace(known, y=known.y[of], magnitude=known.magnitude[of])
+        wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
+        if not bool(wrong.any()):
+            return ""
+        _, row, column = at = tuple(torch.nonzero(wrong)[0].tolist())
         return (
             f"timed launches are wrong on inputs that change in place between samples: "
-            f"{wrong_count:,} of {count:,} elements looked at unannounced, first {first}"
+            f"{int(wrong.sum()):,} of {wrong.numel():,} elements looked at unannounced, first "
+            f"y[{int(rows[row])},{int(columns[column])}] = {float(y[at]):.6g}, expected "
+            f"{float(reference.y[at]):.6g}"
         )
 
     def _judge_announced(self, tolerance: float) -> str:

@@ -103,24 +103,38 @@ class Slots:
     """Operands of one layout side by side in memory, so that one copy rewrites many of them."""
 
     def __init__(self, like: PackedOperand, count: int) -> None:
-        layout = like.clone()  # without what lies between the rows of a view
-        sizes = {name: _extent_bytes(buffer) for name, buffer in layout.buffers.items()}
-        self._stride = sum(_aligned(size) for size in sizes.values())
-        device = next(iter(layout.buffers.values())).device
-        self._bytes = torch.empty(count * self._stride, dtype=torch.uint8, device=device)
-        self.operands: list[PackedOperand] = []
-        for i in range(count):
-            start, buffers = i * self._stride, {}
-            for name, buffer in layout.buffers.items():
-                part = self._bytes[start : start + sizes[name]].view(buffer.dtype)
+        self._layout = like.clone()  # without what lies between the rows of a view
+        device = next(iter(self._layout.buffers.values())).device
+        self._bytes = torch.empty(count, Slots.bytes_each(like), dtype=torch.uint8, device=device)
+        self._operands: dict[int, PackedOperand] = {}
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def __getitem__(self, i: int) -> PackedOperand:
+        """Operand i; writing to it changes the slot."""
+        if i not in self._operands:
+            start, buffers = 0, {}
+            for name, buffer in self._layout.buffers.items():
+                size = _extent_bytes(buffer)
+                part = self._bytes[i, start : start + size].view(buffer.dtype)
                 buffers[name] = part.as_strided(buffer.shape, buffer.stride())
-                start += _aligned(sizes[name])
-            self.operands.append(PackedOperand(buffers, like.rows, like.k))
+                start += _aligned(size)
+            self._operands[i] = PackedOperand(buffers, self._layout.rows, self._layout.k)
+        return self._operands[i]
 
     def copy_from(self, other: Slots, first: int, count: int) -> None:
         """Fill the first `count` with those of the other from `first` on."""
-        start, size = first * self._stride, count * self._stride
-        self._bytes[:size].copy_(other._bytes[start : start + size])
+        self._bytes[:count].copy_(other._bytes[first : first + count])
+
+    def fill(self, operands: Sequence[PackedOperand]) -> None:
+        """Fill all, in turn, with operands of the same layout; these are at most as many."""
+        count = len(operands)
+        for i, operand in enumerate(operands):
+            self[i].copy_from(operand)
+        for start in range(count, len(self), count):
+            part = self._bytes[start : start + count]
+            part.copy_(self._bytes[: len(part)])
 
     @staticmethod
     def bytes_each(like: PackedOperand) -> int:

@@ -114,18 +114,18 @@ def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
         3,
     )
     bank, slots = Slots(like, 3), Slots(like, 2)
-    for i, operand in enumerate(bank.operands):
-        operand.copy_from(like)
-        operand.buffers["codes"].add_(i)
+    bank.fill([like])
+    for i in range(3):
+        bank[i].buffers["codes"].add_(i)
 
     slots.copy_from(bank, 1, 2)
 
-    for i, operand in enumerate(slots.operands, start=1):
+    for i, operand in enumerate((slots[0], slots[1]), start=1):
         assert operand.buffers["codes"].stride() == like.buffers["codes"].stride()
         assert torch.equal(operand.buffers["codes"], like.buffers["codes"] + i)
         assert torch.equal(operand.buffers["scales"], like.buffers["scales"])
         assert all(buffer.data_ptr() % 8 == 0 for buffer in operand.buffers.values())
-    addresses = [operand.buffers["codes"].data_ptr() for operand in slots.operands]
+    addresses = [slots[i].buffers["codes"].data_ptr() for i in range(2)]
     assert (addresses[1] - addresses[0]) % 512 == 0
 
 
