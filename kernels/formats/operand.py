@@ -87,7 +87,11 @@ class Operand:
 
     def take_rows(self, rows: torch.Tensor) -> Operand:
         """The rows of these indices, int64 [count], in their order."""
-        return self._mapped(lambda tensor: tensor[rows])
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            return _indexable(tensor)[rows].view(tensor.dtype)
+
+        return self._mapped(taken)
 
     def dequantize(self) -> torch.Tensor:
         """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
@@ -115,12 +119,16 @@ class Operand:
 
         def joined(name: str) -> torch.Tensor | None:
             parts = [getattr(operand, name) for operand in operands]
-            return None if parts[0] is None else torch.cat(parts)
+            if parts[0] is None:
+                return None
+            return torch.cat([_indexable(part) for part in parts]).view(parts[0].dtype)
 
         first = operands[0]
+        values = joined("values")
+        assert values is not None  # every operand has them
         return replace(
             first,
-            values=torch.cat([operand.values for operand in operands]),
+            values=values,
             scales=joined("scales"),
             zero_points=joined("zero_points"),
             row_scales=joined("row_scales"),
@@ -141,3 +149,8 @@ class Operand:
             zero_points=changed(self.zero_points),
             row_scales=changed(self.row_scales),
         )
+
+
+def _indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes as integers where torch has no indexing of the type: E4M3."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

@@ -10,7 +10,7 @@ import torch
 
 from flexq_bench.measure.rewriting import Slots, second_order
 from kernels.contract import PackedOperand
-from kernels.formats import quantize_symmetric
+from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
 
 
 @pytest.fixture
@@ -129,8 +129,16 @@ def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
     assert (addresses[1] - addresses[0]) % 512 == 0
 
 
-def test_rows_are_taken_with_all_that_belongs_to_them():
-    operand = quantize_symmetric(torch.randn(6, 200), 6, 128)
+@pytest.mark.parametrize(
+    "operand",
+    [
+        quantize_symmetric(torch.randn(6, 200, generator=torch.Generator().manual_seed(0)), 6, 128),
+        quantize_e4m3(torch.randn(6, 200, generator=torch.Generator().manual_seed(1))),
+        quantize_dual_grained(torch.randn(6, 256, generator=torch.Generator().manual_seed(2)), 128),
+    ],
+    ids=["int6", "e4m3", "dual-grained"],
+)
+def test_rows_are_taken_with_all_that_belongs_to_them(operand):
     rows = torch.tensor([4, 0, 4])
 
     taken = operand.take_rows(rows)
