@@ -22,12 +22,24 @@ _NEARLY = 1.25  # times as many launches as there are: not worth another graph
 class BetweenSamples:
     """What is done between samples, outside the time of each. Here: nothing.
 
-    On a GPU the device operations of before_sample and after_sample are queued on the stream of the
-    launches, and the host doesn't wait for them.
+    On a GPU the device operations of these methods are queued on the stream of the launches, and
+    the host doesn't wait for them.
     """
+
+    keeps_outputs = False  # whether there are samples whose outputs are kept
 
     def begin_launches(self, count: int) -> None:
         """So many launches come now: those of a sample. A GPU captures them in a graph once."""
+
+    def captures_kept_first(self) -> bool:
+        """Draw by lot which graph is captured first: that of samples whose outputs are kept?
+
+        A launch function on the host sees captures only, and must not know which one is timed.
+        """
+        return False
+
+    def after_launch(self) -> None:
+        """A launch of a sample whose outputs are kept is over, or queued before what comes now."""
 
     def begin_batch(self, count: int) -> None:
         """A batch of so many samples comes now; the device is idle."""
@@ -35,8 +47,15 @@ class BetweenSamples:
     def before_sample(self) -> None:
         """A sample, or what is launched untimed before the first of a batch, comes now."""
 
-    def after_sample(self, index: int) -> None:
-        """Sample `index` of the batch is over, or queued before what is queued now."""
+    def is_kept(self, index: int) -> bool:
+        """Whether a sample whose outputs are kept, and which is not timed, precedes sample `index`.
+
+        To a kernel it is a sample like the others: the same launches on the same addresses.
+        """
+        return False
+
+    def after_kept_sample(self) -> None:
+        """A sample whose outputs are kept is over, or queued before what is queued now."""
 
 
 class Rotation(ABC):
@@ -138,16 +157,25 @@ class _CpuRotation(Rotation):
         times = []
         self._between.begin_batch(count)
         for index in range(count):
-            self._between.begin_launches(self.launches)
-            self._between.before_sample()
+            if self._between.is_kept(index):
+                self._begin_sample()
+                for i in range(self._next, self._next + self.launches):
+                    self._launch(i % self._copies)
+                    self._between.after_launch()
+                self._between.after_kept_sample()
+                self._next = (self._next + self.launches) % self._copies
+            self._begin_sample()
             start = self._now_ns()
             for i in range(self._next, self._next + self.launches):
                 self._launch(i % self._copies)
             elapsed_ns = self._now_ns() - start
-            self._between.after_sample(index)
             self._next = (self._next + self.launches) % self._copies
             times.append(elapsed_ns / 1000 / self.launches)
         return times
+
+    def _begin_sample(self) -> None:
+        self._between.begin_launches(self.launches)
+        self._between.before_sample()
 
     def close(self) -> None:
         del self._launch, self._between
@@ -197,8 +225,15 @@ class _CudaRotation(Rotation):
             launch(0)  # loading a module or creating a handle can't be captured
         stream.synchronize()
         self.launches = copies
+        self._kept_graph: torch.cuda.CUDAGraph | None = None
         self._graph = self._capture()
         fit_launches(copies, protocol, self._launch_us)
+        if between.keeps_outputs:
+            first = between.captures_kept_first()
+            self._kept_graph = self._capture(between.after_launch)
+            if first:
+                self._graph.reset()
+                self._graph = self._capture()
 
     def _launch_us(self, launches: int) -> float:
         """Time of a launch in a graph of so many, which samples have from now on."""
@@ -208,7 +243,7 @@ class _CudaRotation(Rotation):
             self._graph = self._capture()
         return statistics.median(self.sample(_CALIBRATIONS))
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         self._between.begin_launches(self.launches)
         # thread_local: what other threads of this process do is not part of the capture. The outer
@@ -219,6 +254,8 @@ class _CudaRotation(Rotation):
         ):
             for i in range(self.launches):
                 self._launch(i % self._copies)
+                if after_launch is not None:
+                    after_launch()
         return graph
 
     def sample(self, count: int) -> list[float]:
@@ -228,11 +265,14 @@ class _CudaRotation(Rotation):
             self._between.before_sample()
             self._graph.replay()  # untimed: behind it the host queues the rest without a gap
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+                if self._kept_graph is not None and self._between.is_kept(index):
+                    self._between.before_sample()
+                    self._kept_graph.replay()
+                    self._between.after_kept_sample()
                 self._between.before_sample()
                 start.record(self._stream)
                 self._graph.replay()
                 stop.record(self._stream)
-                self._between.after_sample(index)
         self._stream.synchronize()
         return [
             start.elapsed_time(stop) * 1000 / self.launches
@@ -242,6 +282,8 @@ class _CudaRotation(Rotation):
     def close(self) -> None:
         self._stream.synchronize()
         self._graph.reset()
+        if self._kept_graph is not None:
+            self._kept_graph.reset()
         del self._launch, self._between
 
 
