@@ -43,8 +43,8 @@ class Protocol:
     telemetry_period_s: between readings of clocks and power while samples are taken.
     tolerance:          of max_rel_error (see check.relative_error).
     contents:           activations that samples draw from, fewer where these are large.
-    pool_share:         of the L2: most bytes of the activations, and of the outputs, that the
-                        launches of a sample rotate over; two of each at least.
+    pool_share:         of the L2: most bytes of the activations that the launches of a sample
+                        rotate over; two of them at least.
     floor_margin:       a cold kernel is refused whose interval lies below the time of its floor
                         without the launch, divided by this. Launches that overlap save more than
                         the launch: 1.09 was the most on an H200. Up to 1 / min_cache_factor of the

@@ -37,7 +37,7 @@ class Rewriting:
     l2_bytes: int
 
     def pool_bytes(self, case: Case, copy_bytes: int) -> int:
-        """Bytes of activations, and of outputs, that launches of a sample may rotate over.
+        """Bytes of activations that launches of a sample may rotate over.
 
         Little of the L2, where a layer finds its input; hot, little of what the weights leave.
         """
