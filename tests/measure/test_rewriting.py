@@ -15,7 +15,7 @@ from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symme
 
 @pytest.fixture
 def recorded(a_meter, a_case, fake_linear):
-    """Samples of one placement: of each launch the addresses and the contents of X and W."""
+    """Timed samples of one placement: of each launch the addresses and contents of X and W."""
 
     class Recording(fake_linear):
         def __init__(self):
@@ -39,7 +39,8 @@ def recorded(a_meter, a_case, fake_linear):
                 found = []
                 for _ in range(samples):
                     placed.rotation.sample(1)
-                    found.append(list(kernel.seen))
+                    assert len(kernel.seen) == 2 * launches  # one sample is kept, one timed
+                    found.append(kernel.seen[-launches:])
                     kernel.seen.clear()
                 assert placed.inspect() == ""
         return found
