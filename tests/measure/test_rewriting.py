@@ -15,7 +15,8 @@ from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symme
 
 @pytest.fixture
 def recorded(a_meter, a_case, fake_linear):
-    """Timed samples of one placement: of each launch the addresses and contents of X and W."""
+    """Batches of one placement, each a kept and a timed sample: of each launch the addresses and
+    contents of X and W."""
 
     class Recording(fake_linear):
         def __init__(self):
@@ -27,7 +28,7 @@ def recorded(a_meter, a_case, fake_linear):
             of = [operand.buffers["real"] for operand in (x, w)]
             self.seen.append([(t.data_ptr(), float(t.sum()), t.clone()) for t in of])
 
-    def run(samples, *, secret=1, launches=6, **fields):
+    def run(batches, *, secret=1, launches=6, **fields):
         kernel = Recording()
         protocol = replace(a_meter().protocol, target_sample_us=0.0, min_sample_us=0.0)
         meter = a_meter(kernel, protocol=protocol, secret=secret)
@@ -37,10 +38,10 @@ def recorded(a_meter, a_case, fake_linear):
                 placed.rotation.launches = launches
                 kernel.seen.clear()
                 found = []
-                for _ in range(samples):
+                for _ in range(batches):
                     placed.rotation.sample(1)
-                    assert len(kernel.seen) == 2 * launches  # one sample is kept, one timed
-                    found.append(kernel.seen[-launches:])
+                    assert len(kernel.seen) == 2 * launches
+                    found.append((kernel.seen[:launches], kernel.seen[launches:]))
                     kernel.seen.clear()
                 assert placed.inspect() == ""
         return found
@@ -50,7 +51,7 @@ def recorded(a_meter, a_case, fake_linear):
 
 @pytest.mark.parametrize("stage", ["gemm", "linear"])
 def test_activations_at_an_address_are_others_in_each_sample(recorded, stage):
-    samples = recorded(5, cache="hot", stage=stage)
+    samples = [sample for batch in recorded(5, cache="hot", stage=stage) for sample in batch]
 
     firsts = [sample[0][0] for sample in samples]
     assert len({address for address, _, _ in firsts}) == 1
@@ -58,30 +59,32 @@ def test_activations_at_an_address_are_others_in_each_sample(recorded, stage):
 
 
 def test_weights_at_an_address_change_between_batches(recorded):
-    samples = recorded(4, cache="hot")
+    batches = recorded(4, cache="hot")
 
-    weights = [launch[1] for sample in samples for launch in sample]
+    weights = [launch[1] for batch in batches for sample in batch for launch in sample]
     assert len({address for address, _, _ in weights}) == 1
-    contents = [sample[0][1][2] for sample in samples]
+    contents = [timed[0][1][2] for _, timed in batches]
     assert not any(torch.equal(a, b) for a, b in pairwise(contents))
 
 
 def test_no_launch_of_a_sample_has_the_operands_of_another(recorded):
-    for sample in recorded(3, cache="hot"):
+    for sample in (sample for batch in recorded(3, cache="hot") for sample in batch):
         pairs = {(x[0], w[0]) for x, w in sample}
         assert len(pairs) == len(sample) == 6
 
 
 def test_launches_of_one_turn_over_cold_weights_share_their_activations(recorded):
-    (sample,) = recorded(1, cache="cold", launches=8)
+    (batch,) = recorded(1, cache="cold", launches=8)
 
-    assert len({w[0] for _, w in sample}) == 8
-    assert len({x[0] for x, _ in sample}) == 1
+    for sample in batch:
+        assert len({w[0] for _, w in sample}) == 8
+        assert len({x[0] for x, _ in sample}) == 1
 
 
 def test_what_changes_is_drawn_from_the_secret(recorded):
     def sums(secret):
-        return [x[1] for sample in recorded(6, secret=secret, cache="hot") for x, _ in sample]
+        batches = recorded(6, secret=secret, cache="hot")
+        return [x[1] for batch in batches for sample in batch for x, _ in sample]
 
     assert sums(1) == sums(1)
     assert sums(1) != sums(2)
