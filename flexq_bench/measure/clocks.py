@@ -19,6 +19,45 @@ _FITTINGS = 3
 _NEARLY = 1.25  # times as many launches as there are: not worth another graph
 
 
+class BetweenSamples:
+    """What is done between samples, outside the time of each. Here: nothing.
+
+    On a GPU the device operations of these methods are queued on the stream of the launches, and
+    the host doesn't wait for them.
+    """
+
+    keeps_outputs = False  # whether there are samples whose outputs are kept
+
+    def begin_launches(self, count: int) -> None:
+        """So many launches come now: those of a sample. A GPU captures them in a graph once."""
+
+    def captures_kept_first(self) -> bool:
+        """Draw by lot which graph is captured first: that of samples whose outputs are kept?
+
+        A launch function on the host sees captures only, and must not know which one is timed.
+        """
+        return False
+
+    def after_launch(self) -> None:
+        """A launch of a sample whose outputs are kept is over, or queued before what comes now."""
+
+    def begin_batch(self, count: int) -> None:
+        """A batch of so many samples comes now; the device is idle."""
+
+    def before_sample(self) -> None:
+        """A sample, or what is launched untimed before the first of a batch, comes now."""
+
+    def is_kept(self, index: int) -> bool:
+        """Whether a sample whose outputs are kept, and which is not timed, precedes sample `index`.
+
+        To a kernel it is a sample like the others: the same launches on the same addresses.
+        """
+        return False
+
+    def after_kept_sample(self) -> None:
+        """A sample whose outputs are kept is over, or queued before what is queued now."""
+
+
 class Rotation(ABC):
     """Launches over copies 0, 1, …, copies - 1, 0, … that are timed together.
 
@@ -41,7 +80,13 @@ class Clock(ABC):
     """Builds rotations on one device and owns how its time is read."""
 
     @abstractmethod
-    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
+    def rotation(
+        self,
+        launch: Launch,
+        copies: int,
+        protocol: Protocol,
+        between: BetweenSamples | None = None,
+    ) -> Rotation:
         """A rotation whose samples have the protocol's length. Runs the launches a few times."""
 
     @abstractmethod
@@ -67,8 +112,14 @@ class CpuClock(Clock):
     def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
         self._now_ns = now_ns
 
-    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
-        return _CpuRotation(launch, copies, protocol, self._now_ns)
+    def rotation(
+        self,
+        launch: Launch,
+        copies: int,
+        protocol: Protocol,
+        between: BetweenSamples | None = None,
+    ) -> Rotation:
+        return _CpuRotation(launch, copies, protocol, between or BetweenSamples(), self._now_ns)
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
@@ -88,9 +139,15 @@ class CpuClock(Clock):
 
 class _CpuRotation(Rotation):
     def __init__(
-        self, launch: Launch, copies: int, protocol: Protocol, now_ns: Callable[[], int]
+        self,
+        launch: Launch,
+        copies: int,
+        protocol: Protocol,
+        between: BetweenSamples,
+        now_ns: Callable[[], int],
     ) -> None:
         self._launch, self._copies, self._now_ns = launch, copies, now_ns
+        self._between = between
         self._next = 0
         self.launches = 1
         launch_us = statistics.median(self.sample(_CALIBRATIONS))
@@ -98,7 +155,16 @@ class _CpuRotation(Rotation):
 
     def sample(self, count: int) -> list[float]:
         times = []
-        for _ in range(count):
+        self._between.begin_batch(count)
+        for index in range(count):
+            if self._between.is_kept(index):
+                self._begin_sample()
+                for i in range(self._next, self._next + self.launches):
+                    self._launch(i % self._copies)
+                    self._between.after_launch()
+                self._between.after_kept_sample()
+                self._next = (self._next + self.launches) % self._copies
+            self._begin_sample()
             start = self._now_ns()
             for i in range(self._next, self._next + self.launches):
                 self._launch(i % self._copies)
@@ -107,8 +173,12 @@ class _CpuRotation(Rotation):
             times.append(elapsed_ns / 1000 / self.launches)
         return times
 
+    def _begin_sample(self) -> None:
+        self._between.begin_launches(self.launches)
+        self._between.before_sample()
+
     def close(self) -> None:
-        del self._launch
+        del self._launch, self._between
 
 
 class CudaClock(Clock):
@@ -119,8 +189,14 @@ class CudaClock(Clock):
         with torch.cuda.device(device):
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def rotation(self, launch: Launch, copies: int, protocol: Protocol) -> Rotation:
-        return _CudaRotation(launch, copies, protocol, self._stream)
+    def rotation(
+        self,
+        launch: Launch,
+        copies: int,
+        protocol: Protocol,
+        between: BetweenSamples | None = None,
+    ) -> Rotation:
+        return _CudaRotation(launch, copies, protocol, between or BetweenSamples(), self._stream)
 
     def device_guard(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self._device)
@@ -134,16 +210,30 @@ class CudaClock(Clock):
 
 class _CudaRotation(Rotation):
     def __init__(
-        self, launch: Launch, copies: int, protocol: Protocol, stream: torch.cuda.Stream
+        self,
+        launch: Launch,
+        copies: int,
+        protocol: Protocol,
+        between: BetweenSamples,
+        stream: torch.cuda.Stream,
     ) -> None:
         self._launch, self._copies, self._stream = launch, copies, stream
+        self._between = between
         torch.cuda.synchronize()  # the buffers were filled on another stream
+        between.begin_launches(1)
         with torch.cuda.stream(stream):
             launch(0)  # loading a module or creating a handle can't be captured
         stream.synchronize()
         self.launches = copies
+        self._kept_graph: torch.cuda.CUDAGraph | None = None
         self._graph = self._capture()
         fit_launches(copies, protocol, self._launch_us)
+        if between.keeps_outputs:
+            first = between.captures_kept_first()
+            self._kept_graph = self._capture(between.after_launch)
+            if first:
+                self._graph.reset()
+                self._graph = self._capture()
 
     def _launch_us(self, launches: int) -> float:
         """Time of a launch in a graph of so many, which samples have from now on."""
@@ -153,8 +243,9 @@ class _CudaRotation(Rotation):
             self._graph = self._capture()
         return statistics.median(self.sample(_CALIBRATIONS))
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
+    def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
+        self._between.begin_launches(self.launches)
         # thread_local: what other threads of this process do is not part of the capture. The outer
         # stream context restores the current stream also where ending a spoilt capture raises.
         with (
@@ -163,13 +254,22 @@ class _CudaRotation(Rotation):
         ):
             for i in range(self.launches):
                 self._launch(i % self._copies)
+                if after_launch is not None:
+                    after_launch()
         return graph
 
     def sample(self, count: int) -> list[float]:
         starts, stops = _timing_events(count), _timing_events(count)
         with torch.cuda.stream(self._stream):
+            self._between.begin_batch(count)
+            self._between.before_sample()
             self._graph.replay()  # untimed: behind it the host queues the rest without a gap
-            for start, stop in zip(starts, stops, strict=True):
+            for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
+                if self._kept_graph is not None and self._between.is_kept(index):
+                    self._between.before_sample()
+                    self._kept_graph.replay()
+                    self._between.after_kept_sample()
+                self._between.before_sample()
                 start.record(self._stream)
                 self._graph.replay()
                 stop.record(self._stream)
@@ -182,7 +282,9 @@ class _CudaRotation(Rotation):
     def close(self) -> None:
         self._stream.synchronize()
         self._graph.reset()
-        del self._launch
+        if self._kept_graph is not None:
+            self._kept_graph.reset()
+        del self._launch, self._between
 
 
 def _timing_events(count: int) -> list[torch.cuda.Event]:

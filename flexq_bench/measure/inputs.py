@@ -67,12 +67,17 @@ def realistic_inputs(
     """
     generator = torch.Generator(device).manual_seed(seed)
     w = torch.randn(gemm.n, gemm.k, generator=generator, device=device).mul_(WEIGHT_STD).half()
-    x = torch.randn(gemm.m, gemm.k, generator=generator, device=device)
-    count = max(1, round(gemm.k * OUTLIER_CHANNELS))
-    channels = torch.randperm(gemm.k, generator=generator, device=device)[:count]
-    x[:, channels] *= OUTLIER_FACTOR
-    x_real = x.half()
+    x_real = realistic_activations(gemm, generator)
     return LinearInputs(x_real, kernel.quantize_activation(x_real), kernel.quantize_weight(w))
+
+
+def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:
+    """The activations of INPUT_DISTRIBUTION, FP16 [M,K], on the generator's device."""
+    x = torch.randn(gemm.m, gemm.k, generator=generator, device=generator.device)
+    count = max(1, round(gemm.k * OUTLIER_CHANNELS))
+    channels = torch.randperm(gemm.k, generator=generator, device=generator.device)[:count]
+    x[:, channels] *= OUTLIER_FACTOR
+    return x.half()
 
 
 def full_range_inputs(

@@ -11,7 +11,8 @@ class Measured:
     """The measured part of a db.records.Record: same names, same meanings, same units.
 
     extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
-    samples, device states before and after, other processes on the GPU.
+    samples, device states before and after, other processes on the GPU, and the secret that inputs
+    which change between samples were drawn from.
     """
 
     status: str  # one of db.records.STATUSES

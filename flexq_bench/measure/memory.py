@@ -14,6 +14,7 @@ from workloads.gemm import GemmWorkload
 _WEIGHT_BYTES = 24
 _ACTIVATION_BYTES = 40
 _OUTPUT_BYTES = 80
+_CONTENTS = 2  # of the weights
 # The reference's float64 copies of a chunk of weights.
 _REFERENCE_CHUNK = 1 << 26
 _REFERENCE_BYTES = 24
@@ -49,7 +50,8 @@ def estimate_memory(spec: KernelSpec, gemm: GemmWorkload, cold_bytes: int | None
     cold_bytes: what the weight copies must exceed; None: one copy, the hot cache mode.
     """
     weights = gemm.weight_bytes(spec.weight.bits, spec.weight.group) if spec.reads_weights else 0
-    copies = weights if cold_bytes is None else weights + cold_bytes
+    # Each content that the copies can have is held once more.
+    copies = (1 + _CONTENTS) * weights + (cold_bytes or 0)
     values = gemm.n * gemm.k
     drawing = (
         values * _WEIGHT_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -23,7 +24,7 @@ from flexq_bench.measure.device import (
 from flexq_bench.measure.measured import Measured
 from flexq_bench.measure.memory import MemoryEstimate, estimate_memory
 from flexq_bench.measure.nvml import open_handle
-from flexq_bench.measure.outcome import extra_facts, status_of, with_times
+from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, with_times
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
@@ -34,10 +35,11 @@ from kernels.autotune import TuningMemory
 from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
 from workloads.case import Case
-from workloads.probes import EMPTY_KERNEL, floor_kernel
+from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
 # What of the environment decides which configuration is fastest.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
+_SECRET_BITS = 52  # every JSON reader has integers of so many bits
 _COOLS_S = 1.0  # clocks stay up for seconds between cases
 Resolve = Callable[[str, Backend], Kernel]
 
@@ -46,6 +48,8 @@ class Meter:
     """Measures cases by one protocol on one device that it has to itself.
 
     device: "cpu", "cuda" or "cuda:<index>". protocol None: the device's own.
+    secret: what inputs that change between samples are drawn from, so that no kernel can know them
+    before; a record tells it afterwards. None: drawn by the operating system.
     tuning: where configurations come from.
     clock, sensor, resolve: how time is read, the device's state is read and kernels are found;
     None: what the device has.
@@ -58,6 +62,7 @@ class Meter:
         protocol: Protocol | None = None,
         seed: int = 0,
         *,
+        secret: int | None = None,
         tuning: Tuning = Tuning.REMEMBERED,
         clock: Clock | None = None,
         sensor: Sensor | None = None,
@@ -68,12 +73,13 @@ class Meter:
         self._nvml = None if self.backend == "cpu" else open_handle(self._device)
         self.protocol = protocol or (PROTOCOL_CPU if self.backend == "cpu" else PROTOCOL_CUDA)
         self.seed = seed
+        self._secret = secrets.randbits(_SECRET_BITS) if secret is None else secret
         self._clock = clock or (CpuClock() if self.backend == "cpu" else CudaClock(self._device))
         self.sensor = sensor or (NvmlSensor(self._nvml) if self._nvml else NoSensor())
         self._resolve = resolve
         self._tuning = tuning
         self._choices = tuning.memory()
-        self._probe_us: dict[tuple[object, ...], float | None] = {}
+        self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
         self.capability = capability(self._device)
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
@@ -249,6 +255,7 @@ class Meter:
                 telemetry,
                 copies=prepared.copies,
                 launches=launches,
+                secret=self._secret,
                 other_processes=other_processes(self._nvml),
             ),
         )
@@ -262,30 +269,32 @@ class Meter:
             self.protocol,
             l2_bytes=self.device_info.l2_bytes,
             seed=self.seed,
+            secret=self._secret,
             warm=time.monotonic() - self._measured_at < _COOLS_S,
         )
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
         """The result with the floor of its weights and the empty launch beside it."""
         spec = self._find(case).spec
-        floor_us = None
-        if spec.reads_weights:
-            floor_us = self._probe(floor_kernel(spec.weight.bits), case, measured)
-        return replace(
-            measured,
-            floor_us=floor_us,
-            launch_us=self._probe(EMPTY_KERNEL, case, measured),
-        )
+        launch = self._probe(EMPTY_KERNEL, case, measured)
+        launch_us = launch.median_us if launch.is_comparable else None
+        measured = replace(measured, launch_us=launch_us)
+        if not spec.reads_weights:
+            return measured
+        floor = self._probe(floor_kernel(spec.weight.bits), case, measured)
+        if case.cache == "cold" and not is_probe(case.label):
+            measured = judge_speed(measured, floor, launch_us or 0.0, self.protocol)
+        return replace(measured, floor_us=floor.median_us if floor.is_comparable else None)
 
-    def _probe(self, label: str, case: Case, measured: Measured) -> float | None:
-        """Median of a probe at the case's shape, measured once a shape and cache mode."""
+    def _probe(self, label: str, case: Case, measured: Measured) -> Measured:
+        """A probe at the case's shape, measured once a shape and cache mode."""
         shape = () if label == EMPTY_KERNEL else (case.gemm.n, case.gemm.k, case.cache)
         key = (label, *shape)
-        if key not in self._probe_us:
+        if key not in self._probes:
             if case.label != label:
                 measured = self._measure_probe(label, case)
-            self._probe_us[key] = measured.median_us if measured.is_comparable else None
-        return self._probe_us[key]
+            self._probes[key] = measured
+        return self._probes[key]
 
     def _measure_probe(self, label: str, case: Case) -> Measured:
         probe_case = Case(kernel=label, gemm=case.gemm, cache=case.cache)

@@ -53,6 +53,36 @@ def with_times(measured: Measured, sampling: Sampling) -> Measured:
     )
 
 
+def judge_speed(
+    measured: Measured, floor: Measured, launch_us: float, protocol: Protocol
+) -> Measured:
+    """The result, or an incorrect one where it took less time than its weights take to be read.
+
+    measured: of cold weights. floor: of the probe that reads as many bytes. launch_us: of an empty
+    launch, 0 where that is unknown.
+    """
+    if not (measured.is_comparable and floor.is_comparable):
+        return measured
+    # is_comparable: both were timed.
+    assert measured.ci_high_us is not None
+    assert measured.median_us is not None
+    assert floor.ci_low_us is not None
+    assert floor.median_us is not None
+    least_us = (floor.ci_low_us - launch_us) / protocol.floor_margin
+    if measured.ci_high_us >= least_us:
+        return measured
+    share = 100 * floor.median_us / measured.median_us
+    return replace(
+        measured,
+        status="incorrect",
+        detail=(
+            f"faster than reading its weights allows: {measured.median_us:.4g} us, the floor is "
+            f"{floor.median_us:.4g} us ({share:.0f} % of floor) and {least_us:.4g} us is the least "
+            "that is believed: find out which of its launches don't do their work"
+        ),
+    )
+
+
 def extra_facts(
     sampling: Sampling, protocol: Protocol, telemetry: Telemetry, **facts: Any
 ) -> dict[str, Any]:

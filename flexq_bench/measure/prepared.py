@@ -10,12 +10,14 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import MeasureError
+from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
 from flexq_bench.measure.copies import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
-from flexq_bench.measure.subject import Buffers, bind
+from flexq_bench.measure.rewriting import Rewriting
+from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
 from kernels.contract import Config, Kernel
@@ -35,7 +37,11 @@ class Placed:
     tolerance: float
 
     def inspect(self) -> str:
-        """What is wrong with what the timed launches themselves compute; empty: nothing."""
+        """Describe what is wrong with what the timed launches compute; empty: nothing.
+
+        Outputs of samples that were looked at unannounced come first, then those of one more sample
+        on outputs filled with NaN.
+        """
         self.buffers.poison()
         self.clock.synchronize()
         self.rotation.sample(1)
@@ -54,9 +60,9 @@ class PreparedCase:
     """A kernel at one shape, with its inputs drawn from the seed and packed.
 
     config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
-    weights, in a rotation. seed: of the run. warm: the device was just at work. All methods want
-    the clock's device to be the current one. Raises UnsupportedError where the cache mode can't be
-    had, and whatever the kernel raises.
+    weights, in a rotation. seed: of the run. secret: what changes between samples is drawn from it.
+    warm: the device was just at work. All methods want the clock's device to be the current one.
+    Raises UnsupportedError where the cache mode can't be had, and whatever the kernel raises.
     """
 
     def __init__(
@@ -69,11 +75,13 @@ class PreparedCase:
         *,
         l2_bytes: int | None,
         seed: int,
+        secret: int,
         warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
-        self._subject = bind(kernel, case, device, seed)
+        rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
+        self._subject = bind(kernel, case, device, seed, rewriting)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
         self.copies = self._needed_copies()
@@ -166,7 +174,9 @@ class PreparedCase:
         seed = derive_seed(self._seed, self.case.key, "placement", index)
         self._clock.release_memory()
         buffers = self._subject.place(self.copies, seed=seed, beside=beside)
-        rotation = self._clock.rotation(buffers.bound(self.config), self.copies, self._protocol)
+        rotation = self._clock.rotation(
+            buffers.bound(self.config), self.copies, self._protocol, buffers.between
+        )
         try:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:

@@ -42,6 +42,15 @@ class Protocol:
     min_clock_fraction: a sample whose SM clock is below this fraction of the default is invalid.
     telemetry_period_s: between readings of clocks and power while samples are taken.
     tolerance:          of max_rel_error (see check.relative_error).
+    contents:           activations that samples draw from, fewer where these are large.
+    pool_share:         of the L2: most bytes of the activations that the launches of a sample
+                        rotate over; two of them at least.
+    floor_margin:       a cold kernel is refused whose interval lies below the time of its floor
+                        without the launch, divided by this. Launches that overlap save more than
+                        the launch: 1.09 was the most on an H200. Up to 1 / min_cache_factor of the
+                        weights may still lie in the L2. A CPU's floor is torch's sum, which takes
+                        several times what reading takes.
+    rewritten_bytes:    of weight copies rewritten in place before a batch, one copy at least.
     """
 
     version: int
@@ -51,6 +60,9 @@ class Protocol:
     min_sample_us: float
     target_sample_us: float
     batch_s: float
+    contents: int
+    rewritten_bytes: int
+    floor_margin: float
     ci_tolerance: float
     min_samples: int
     min_device_s: float
@@ -65,6 +77,7 @@ class Protocol:
     min_clock_fraction: float = 0.75
     telemetry_period_s: float = 0.02
     tolerance: float = 1e-3
+    pool_share: float = 1 / 32
 
     def cold_bytes(self, l2_bytes: int | None, factor: float) -> int:
         """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
@@ -87,6 +100,9 @@ PROTOCOL_CUDA = Protocol(
     min_sample_us=50.0,
     target_sample_us=400.0,
     batch_s=0.02,
+    contents=16,
+    rewritten_bytes=256 << 20,
+    floor_margin=1.5,
     ci_tolerance=0.0025,
     min_samples=50,
     min_device_s=0.2,
@@ -105,6 +121,9 @@ PROTOCOL_CPU = Protocol(
     min_sample_us=50.0,
     target_sample_us=200.0,
     batch_s=0.01,
+    contents=4,
+    rewritten_bytes=1 << 20,
+    floor_margin=8.0,
     ci_tolerance=1.0,
     min_samples=10,
     min_device_s=0.1,

@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
+import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
-from flexq_bench.measure.check import CheckResult, check_linear, judge_error
+from flexq_bench.measure.buffers import Buffers, random_pad
+from flexq_bench.measure.check import CheckResult, check_linear
+from flexq_bench.measure.clocks import BetweenSamples
 from flexq_bench.measure.inputs import (
     INPUT_DISTRIBUTION,
     LinearInputs,
     derive_seed,
     realistic_inputs,
 )
+from flexq_bench.measure.linear_buffers import Launch, LinearBuffers
+from flexq_bench.measure.rewriting import (
+    Rewriting,
+    WeightCopies,
+    draw_contents,
+    second_order,
+    stage_input,
+)
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
-from kernels.reference import Reference, reference_gemm
+from kernels.reference import reference_gemm
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 PROBE_DISTRIBUTION = "random-bytes-v1"
-_PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
-
-
-class Buffers(ABC):
-    """One placement: copies of the weights at fresh addresses and what a launch needs beside."""
-
-    weights: Sequence[PackedOperand]
-
-    @property
-    def copies(self) -> int:
-        return len(self.weights)
-
-    def holds(self, operand: PackedOperand) -> bool:
-        """Whether each copy of the weights is this operand: the same bytes in the same layout."""
-        mine = self.weights[0].buffers
-        return mine.keys() == operand.buffers.keys() and all(
-            buffer.dtype == mine[name].dtype and torch.equal(buffer, mine[name])
-            for name, buffer in operand.buffers.items()
-        )
-
-    @abstractmethod
-    def launch(self, i: int, config: Config | None) -> None:
-        """One launch on copy i."""
-
-    def bound(self, config: Config | None) -> Callable[[int], None]:
-        """`launch` with its configuration given."""
-        return lambda i: self.launch(i, config)
-
-    @abstractmethod
-    def poison(self) -> None:
-        """Fill the output with what no right launch leaves there."""
-
-    @abstractmethod
-    def inspect(self, config: Config | None, tolerance: float) -> str:
-        """What is wrong with the output of the launches since `poison`; empty: nothing."""
 
 
 class Subject(ABC):
@@ -93,36 +69,51 @@ class Subject(ABC):
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
         """Allocate everything that a launch touches anew.
 
-        beside: another subject's; as many weight copies of the same bytes in the same layout are
+        beside: another subject's; as many weight copies of the same contents in the same layout are
         taken from there.
         """
 
 
-def bind(kernel: Kernel, case: Case, device: torch.device, seed: int) -> Subject:
+def bind(
+    kernel: Kernel, case: Case, device: torch.device, seed: int, rewriting: Rewriting
+) -> Subject:
     """The subject of a case: draws its inputs from the seed and packs them.
 
-    The kernel's name is not part of what is drawn: all kernels are timed on the same real values.
+    The kernel's name is not part of what is drawn: all kernels have the same real values. Where
+    they change between samples, the others are drawn from the secret of `rewriting`.
     """
     drawn = derive_seed(seed, case.gemm, "timed")
     if isinstance(kernel, Probe):
         return _ProbeSubject(kernel, case.gemm, device, drawn)
-    return _LinearSubject(kernel, case, device, drawn)
+    return _LinearSubject(kernel, case, device, drawn, rewriting)
 
 
 class _LinearSubject(Subject):
     input_distribution = INPUT_DISTRIBUTION
 
-    def __init__(self, kernel: LinearKernel, case: Case, device: torch.device, seed: int) -> None:
+    def __init__(
+        self,
+        kernel: LinearKernel,
+        case: Case,
+        device: torch.device,
+        seed: int,
+        rewriting: Rewriting,
+    ) -> None:
         self.spec = kernel.spec
         self._kernel, self._case, self._device = kernel, case, device
+        self._rewriting = rewriting
         self._inputs = realistic_inputs(kernel, case.gemm, device, seed)
         exact = reference_gemm(self._inputs.x, self._inputs.w)
         self._reference = exact.rounded_to(kernel.spec.rounds_to)
-        self._w = kernel.pack_weight(self._inputs.w)
+        n = case.gemm.n
+        order = second_order(n, derive_seed(rewriting.secret, case.gemm, "rows"))
+        self._orders = (torch.arange(n), order)
+        second = self._inputs.w.take_rows(order.to(device))
+        self._weights = tuple(kernel.pack_weight(w) for w in (self._inputs.w, second))
 
     @property
     def copy_bytes(self) -> int:
-        return self._w.nbytes
+        return self._weights[0].nbytes
 
     def candidates(self) -> Sequence[Config]:
         return self._kernel.candidates(self._case.gemm)
@@ -132,7 +123,7 @@ class _LinearSubject(Subject):
         return self._kernel.tuning_bucket(self._case.gemm.m)
 
     def narrow(self, config: Config | None) -> None:
-        self._w = self._kernel.narrow(self._w, config)
+        self._weights = tuple(self._kernel.narrow(w, config) for w in self._weights)
 
     def default_config(self) -> Config | None:
         return self._kernel.default_config(self._case.gemm)
@@ -141,54 +132,38 @@ class _LinearSubject(Subject):
         gemm = self._case.gemm
 
         def run(inputs: LinearInputs, out: torch.Tensor) -> None:
-            launch = _launcher(self._kernel, self._case, inputs, out)
-            launch(self._kernel.pack_weight(inputs.w), config)
+            x = stage_input(self._kernel, self._case, inputs).clone()  # may share the codes
+            launch = _launcher(self._kernel, self._case, self._device)
+            launch(x, self._kernel.pack_weight(inputs.w), out, config)
 
         return check_linear(
             self._kernel, gemm, self._case.stage, self._device, run, seed=seed, tolerance=tolerance
         )
 
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
-        pad = _pad(self._device, seed)
-        gemm = self._case.gemm
-        weights: Sequence[PackedOperand]
-        if beside is not None and beside.copies == copies and beside.holds(self._w):
-            weights = beside.weights
-        else:
-            weights = [self._w.clone() for _ in range(copies)]
-        out = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device=self._device)
-        return _LinearBuffers(
-            weights=weights,
-            launch=_launcher(self._kernel, self._case, self._inputs, out),
-            out=out,
-            reference=self._reference,
+        pad = random_pad(self._device, seed)
+        drawn = derive_seed(self._rewriting.secret, self._case.key, seed)
+        weights = None if beside is None else beside.weights
+        if not (
+            isinstance(weights, WeightCopies)
+            and len(weights) == copies
+            and weights.have(self._weights)
+        ):
+            weights = WeightCopies(self._weights, copies, random.Random(drawn))
+        contents = draw_contents(
+            self._kernel, self._case, self._inputs, self._orders, self._rewriting, drawn
+        )
+        return LinearBuffers(
+            self._case,
+            weights,
+            _launcher(self._kernel, self._case, self._device),
+            contents,
+            self._reference,
+            self._orders,
+            self._rewriting,
+            seed=drawn,
             pad=pad,
         )
-
-
-class _LinearBuffers(Buffers):
-    """Only the weights rotate: a layer finds its input in the cache, where it was just written."""
-
-    def __init__(
-        self,
-        weights: Sequence[PackedOperand],
-        launch: Callable[[PackedOperand, Config | None], None],
-        out: torch.Tensor,
-        reference: Reference,
-        pad: torch.Tensor,
-    ) -> None:
-        self.weights, self._launch = weights, launch
-        self._out, self._reference = out, reference
-        self._pad = pad  # held, so that the others don't get the addresses of the last placement
-
-    def launch(self, i: int, config: Config | None) -> None:
-        self._launch(self.weights[i], config)
-
-    def poison(self) -> None:
-        self._out.fill_(torch.nan)
-
-    def inspect(self, config: Config | None, tolerance: float) -> str:
-        return judge_error(self._out, self._reference, tolerance).detail
 
 
 class _ProbeSubject(Subject):
@@ -223,13 +198,18 @@ class _ProbeSubject(Subject):
         return CheckResult(None, result.exact, wrong)
 
     def place(self, copies: int, *, seed: int, beside: Buffers | None = None) -> Buffers:
-        pad = _pad(self._device, seed)
+        pad = random_pad(self._device, seed)
         return _ProbeBuffers(self._probe, [self._operand.clone() for _ in range(copies)], pad)
 
 
 class _ProbeBuffers(Buffers):
     def __init__(self, probe: Probe, operands: list[PackedOperand], pad: torch.Tensor) -> None:
         self._probe, self.weights, self._pad = probe, operands, pad
+
+    @property
+    def between(self) -> BetweenSamples:
+        """Nothing: a probe is ours, and its bytes have no meaning."""
+        return BetweenSamples()
 
     def launch(self, i: int, config: Config | None) -> None:
         self._probe.launch(self.weights[i], config)
@@ -242,30 +222,21 @@ class _ProbeBuffers(Buffers):
         return "" if result.exact else f"wrong on the timed buffers: {result.detail}"
 
 
-def _launcher(
-    kernel: LinearKernel, case: Case, inputs: LinearInputs, out: torch.Tensor
-) -> Callable[[PackedOperand, Config | None], None]:
-    """A launch of the case's stage on given weights, with activations allocated now."""
+def _launcher(kernel: LinearKernel, case: Case, device: torch.device) -> Launch:
+    """A launch of the case's stage, with what it needs beside allocated now."""
     if case.stage == "gemm":
-        x = kernel.pack_activation(inputs.x).clone()  # packing may share the codes it was given
 
-        def gemm(w: PackedOperand, config: Config | None) -> None:
+        def gemm(
+            x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
+        ) -> None:
             kernel.gemm(x, w, out, config=config)
 
         return gemm
-    if inputs.x_real is None:
-        raise ValueError("the linear stage needs real activations, these inputs are codes")
-    x_real = inputs.x_real.clone()
-    packed = kernel.empty_activation(case.gemm.m, case.gemm.k, x_real.device)
+    packed = kernel.empty_activation(case.gemm.m, case.gemm.k, device)
 
-    def linear(w: PackedOperand, config: Config | None) -> None:
-        kernel.linear(x_real, packed, w, out, config=config)
+    def linear(
+        x: PackedOperand, w: PackedOperand, out: torch.Tensor, config: Config | None
+    ) -> None:
+        kernel.linear(x.buffers["real"], packed, w, out, config=config)
 
     return linear
-
-
-def _pad(device: torch.device, seed: int) -> torch.Tensor:
-    """A block of random size: what is allocated after it lies elsewhere than without it."""
-    generator = torch.Generator().manual_seed(seed)
-    size = int(torch.randint(1, _PAD_BYTES[device.type], (), generator=generator))
-    return torch.empty(size, dtype=torch.uint8, device=device)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import StrEnum
 
+from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.clocks import Clock
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.sampling import warm_up
-from flexq_bench.measure.subject import Buffers
 from kernels.autotune import TuningMemory, tuning_folder
 from kernels.contract import Config
 

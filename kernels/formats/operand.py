@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -85,6 +85,14 @@ class Operand:
         """Rows start … stop - 1, or to the end."""
         return self._mapped(lambda tensor: tensor[start:stop])
 
+    def take_rows(self, rows: torch.Tensor) -> Operand:
+        """The rows of these indices, int64 [count], in their order."""
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            return _indexable(tensor)[rows].view(tensor.dtype)
+
+        return self._mapped(taken)
+
     def dequantize(self) -> torch.Tensor:
         """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
         values = self.values.double()
@@ -105,6 +113,27 @@ class Operand:
         own[:, self.order.to(values.device).long()] = values
         return own
 
+    @staticmethod
+    def stacked(operands: Sequence[Operand]) -> Operand:
+        """All rows of operands of one format, k and order, below each other."""
+
+        def joined(name: str) -> torch.Tensor | None:
+            parts = [getattr(operand, name) for operand in operands]
+            if parts[0] is None:
+                return None
+            return torch.cat([_indexable(part) for part in parts]).view(parts[0].dtype)
+
+        first = operands[0]
+        values = joined("values")
+        assert values is not None  # every operand has them
+        return replace(
+            first,
+            values=values,
+            scales=joined("scales"),
+            zero_points=joined("zero_points"),
+            row_scales=joined("row_scales"),
+        )
+
     def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
         wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
         return wide[:, : self.k]
@@ -120,3 +149,8 @@ class Operand:
             zero_points=changed(self.zero_points),
             row_scales=changed(self.row_scales),
         )
+
+
+def _indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bytes as integers where torch has no indexing of the type: E4M3."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-for _room in ("kernels", "decode"):  # their helpers `operands`, `decoders`
+for _room in ("kernels", "decode", "measure"):  # their helpers `operands`, `decoders`, `cheats`
     sys.path.insert(0, str(Path(__file__).parents[1] / _room))
 
 

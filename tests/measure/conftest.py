@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from kernels.errors import UnknownKernelError
 from kernels.formats import FP16, NumberFormat
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
+
+sys.path.insert(0, str(Path(__file__).parent))  # its helper `cheats`
 
 INT6 = NumberFormat(6, 128)
 
@@ -135,12 +139,18 @@ def a_case():
 
 @pytest.fixture
 def a_meter():
-    def build(kernel=None, *, protocol=FAST, probes=(), sensor=None, clock=None, seed=0):
+    def build(kernel=None, *, protocol=FAST, probes=(), sensor=None, clock=None, seed=0, **fields):
         shelf = {probe.spec.label: probe for probe in probes}
         if kernel is not None:
             shelf[kernel.spec.label] = kernel
         return Meter(
-            "cpu", protocol, seed, sensor=sensor, clock=clock, resolve=Shelf(shelf).resolve
+            "cpu",
+            protocol,
+            seed,
+            sensor=sensor,
+            clock=clock,
+            resolve=Shelf(shelf).resolve,
+            **fields,
         )
 
     return build

@@ -1,0 +1,55 @@
+"""One placement: what a launch touches, at fresh addresses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+
+from flexq_bench.measure.clocks import BetweenSamples
+from kernels.contract import Config, PackedOperand
+
+_PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
+
+
+class Buffers(ABC):
+    """Copies of the weights at fresh addresses and what a launch needs beside."""
+
+    weights: Sequence[PackedOperand]
+
+    @property
+    def copies(self) -> int:
+        return len(self.weights)
+
+    @property
+    @abstractmethod
+    def between(self) -> BetweenSamples:
+        """What changes between samples."""
+
+    @abstractmethod
+    def launch(self, i: int, config: Config | None) -> None:
+        """One launch on copy i."""
+
+    def bound(self, config: Config | None) -> Callable[[int], None]:
+        """`launch` with its configuration given."""
+        return lambda i: self.launch(i, config)
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Fill the output with what no right launch leaves there, for one sample."""
+
+    @abstractmethod
+    def inspect(self, config: Config | None, tolerance: float) -> str:
+        """Describe what is wrong with outputs; empty: nothing.
+
+        With those of the launches since `poison`, and with those of samples that were looked at
+        unannounced.
+        """
+
+
+def random_pad(device: torch.device, seed: int) -> torch.Tensor:
+    """A block of random size: what is allocated after it lies elsewhere than without it."""
+    generator = torch.Generator().manual_seed(seed)
+    size = int(torch.randint(1, _PAD_BYTES[device.type], (), generator=generator))
+    return torch.empty(size, dtype=torch.uint8, device=device)

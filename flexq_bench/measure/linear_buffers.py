@@ -1,0 +1,217 @@
+"""Buffers of a GEMM: launches over copies of the weights, checked unannounced between samples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from flexq_bench.measure.buffers import Buffers
+from flexq_bench.measure.check import judge_error, relative_error
+from flexq_bench.measure.clocks import BetweenSamples
+from flexq_bench.measure.rewriting import Contents, Rewriting, Slots, WeightCopies
+from kernels.contract import Config, PackedOperand
+from kernels.reference import Reference
+from workloads.case import Case
+
+_MIN_SLOTS, _MAX_SLOTS = 2, 256
+_MAX_COLD_SLOTS = 8  # of activations; a cold sample has few turns over the weights
+_KEPT_SAMPLES = 16  # samples of a placement whose outputs are kept
+_KEPT_LAUNCHES = 16  # of such a sample
+
+# launch(x, w, out, config)
+Launch = Callable[[PackedOperand, PackedOperand, torch.Tensor, Config | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the launches were given whose outputs are kept: contents of X and of the weights."""
+
+    activations: tuple[int, ...]
+    weights: tuple[int, ...]
+
+
+class LinearBuffers(Buffers, BetweenSamples):
+    """Weights rotate launch by launch, activations turn by turn over the weights.
+
+    A layer finds its input in the cache, where it was just written: there are few activations, and
+    the launches of a turn share one. No launch of a sample has both the activations and the weights
+    of another, as far as there are activations for it.
+
+    All launches write to one output, which stays in the cache as a layer's output does. Activations
+    are rewritten before each sample and some weights before each batch, so what the output holds
+    before a launch is the result of other inputs. In one untimed sample a batch, elements of the
+    output are copied away after launches drawn by lot, and judged when the placement ends.
+
+    seed: what changes is drawn from it; of a secret.
+    """
+
+    weights: WeightCopies
+
+    def __init__(
+        self,
+        case: Case,
+        weights: WeightCopies,
+        launch: Launch,
+        contents: Contents,
+        reference: Reference,
+        orders: tuple[torch.Tensor, ...],
+        rewriting: Rewriting,
+        *,
+        seed: int,
+        pad: torch.Tensor,
+    ) -> None:
+        self.weights = weights
+        self._case, self._launch, self._contents = case, launch, contents
+        self._reference, self._orders = reference, orders
+        self._pad = pad  # held, so that the others don't get the addresses of the last placement
+        self._draw = random.Random(seed)
+        self._rewritten_bytes = rewriting.protocol.rewritten_bytes
+        budget = rewriting.pool_bytes(case, weights[0].nbytes)
+        self._place_activations(budget)
+        self._place_output()
+        self._first = 0  # content that the first slot has
+        self._is_announced = False
+        self._last_copy = 0
+        self._kept: list[_Kept] = []
+        self._kept_in_all = 0
+        self._kept_at: int | None = None
+        self.begin_launches(1)
+
+    @property
+    def between(self) -> BetweenSamples:
+        return self
+
+    def _place_activations(self, budget: int) -> None:
+        inputs = self._contents.inputs
+        most = _MAX_SLOTS if self.copies == 1 else _MAX_COLD_SLOTS
+        count = _clamped(budget // Slots.bytes_each(inputs[0]), most)
+        self._xs = Slots(inputs[0], count)
+        # So long that the slots can be filled by one copy from any content on.
+        self._bank = Slots(inputs[0], len(inputs) + count)
+        self._bank.fill(inputs)
+        self._xs.copy_from(self._bank, 0, count)
+        self._used = count
+
+    def _place_output(self) -> None:
+        m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
+        self._out = torch.randn(m, n, device=device).half()  # as good as any result
+        rows, columns = self._contents.rows, self._contents.columns
+        self._elements = (rows[:, None] * n + columns[None, :]).flatten()
+        size = len(self._elements)
+        self._copied = torch.empty(_KEPT_LAUNCHES, size, dtype=torch.float16, device=device)
+        self._kept_outputs = torch.empty(
+            _KEPT_SAMPLES, _KEPT_LAUNCHES, size, dtype=torch.float16, device=device
+        )
+
+    @property
+    def keeps_outputs(self) -> bool:  # type: ignore[override]
+        return True
+
+    def captures_kept_first(self) -> bool:
+        return self._draw.random() < 0.5
+
+    def begin_launches(self, count: int) -> None:
+        self._position = 0
+        self._used = min(len(self._xs), -(-count // self.copies))
+        # The outputs of these launches are copied away where the sample is one that is kept.
+        self._positions = self._draw.sample(range(count), min(count, _KEPT_LAUNCHES))
+        self._of_kept: list[tuple[int, int]] = []
+
+    def launch(self, i: int, config: Config | None) -> None:
+        self._last_x = self._position // self.copies % self._used
+        self._last_copy = i
+        self._position += 1
+        self._launch(self._xs[self._last_x], self.weights[i], self._out, config)
+
+    def after_launch(self) -> None:
+        if self._position - 1 in self._positions:
+            kept = self._copied[len(self._of_kept)]
+            torch.index_select(self._out.view(-1), 0, self._elements, out=kept)
+            self._of_kept.append((self._last_x, self._last_copy))
+
+    def begin_batch(self, count: int) -> None:
+        if self._is_announced:
+            return
+        self._kept_at = self._draw.randrange(count)
+        # Copies whose results can be kept come first.
+        copies = sorted({copy for _, copy in self._of_kept}) or range(self.copies)
+        most = max(1, self._rewritten_bytes // max(1, self.weights[0].nbytes))
+        for copy in self._draw.sample(copies, min(len(copies), most)):
+            self.weights.rewrite(copy)
+
+    def before_sample(self) -> None:
+        if self._is_announced:
+            return
+        count = len(self._contents.inputs)
+        self._first = (self._first + self._draw.randrange(1, count)) % count
+        self._xs.copy_from(self._bank, self._first, self._used)
+
+    def is_kept(self, index: int) -> bool:
+        return not self._is_announced and index == self._kept_at
+
+    def after_kept_sample(self) -> None:
+        # Every such sample of the placement is equally likely to be among those that stay.
+        place = len(self._kept)
+        if place == _KEPT_SAMPLES:
+            place = self._draw.randrange(self._kept_in_all + 1)
+        self._kept_in_all += 1
+        if place >= _KEPT_SAMPLES:
+            return
+        inputs = len(self._contents.inputs)
+        kept = _Kept(
+            activations=tuple((self._first + x) % inputs for x, _ in self._of_kept),
+            weights=tuple(self.weights.held[copy] for _, copy in self._of_kept),
+        )
+        self._kept[place : place + 1] = [kept]
+        self._kept_outputs[place].copy_(self._copied)
+
+    def poison(self) -> None:
+        self._is_announced = True
+        self._xs.fill(self._contents.inputs[:1])
+        self._out.fill_(torch.nan)
+
+    def inspect(self, config: Config | None, tolerance: float) -> str:
+        unannounced = self._judge_kept(tolerance)
+        announced = self._judge_announced(tolerance) if self._is_announced else ""
+        self._is_announced = False
+        return unannounced or announced
+
+    def _judge_kept(self, tolerance: float) -> str:
+        """Describe what is wrong with the outputs that were kept; empty: nothing."""
+        if not self._kept:
+            return ""
+        known = self._contents.reference
+        rows, columns = self._contents.rows, self._contents.columns
+        outputs = self._kept_outputs.view(_KEPT_SAMPLES, _KEPT_LAUNCHES, len(rows), len(columns))
+        y = torch.cat([outputs[i, : len(kept.weights)] for i, kept in enumerate(self._kept)])
+        of = (
+            [content for kept in self._kept for content in kept.weights],
+            [content for kept in self._kept for content in kept.activations],
+        )
+        reference = replace(known, y=known.y[of], magnitude=known.magnitude[of])
+        wrong = ~(relative_error(y, reference) <= tolerance)  # true for NaN
+        if not bool(wrong.any()):
+            return ""
+        _, row, column = at = tuple(torch.nonzero(wrong)[0].tolist())
+        return (
+            f"launches are wrong on inputs that change in place between samples: "
+            f"{int(wrong.sum()):,} of {wrong.numel():,} elements looked at unannounced, first "
+            f"y[{int(rows[row])},{int(columns[column])}] = {float(y[at]):.6g}, expected "
+            f"{float(reference.y[at]):.6g}"
+        )
+
+    def _judge_announced(self, tolerance: float) -> str:
+        order = self._orders[self.weights.held[self._last_copy]].to(self._out.device)
+        reference = replace(
+            self._reference,
+            y=self._reference.y[:, order],
+            magnitude=self._reference.magnitude[:, order],
+        )
+        return judge_error(self._out, reference, tolerance).detail
+
+
+def _clamped(count: int, most: int) -> int:
+    return max(_MIN_SLOTS, min(most, count))

@@ -1,0 +1,152 @@
+"""Operands between samples: what changes, where it lies, and what it is drawn from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from flexq_bench.measure.rewriting import Slots, second_order
+from kernels.contract import PackedOperand
+from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
+
+
+@pytest.fixture
+def recorded(a_meter, a_case, fake_linear):
+    """Batches of one placement, each a kept and a timed sample: of each launch the addresses and
+    contents of X and W."""
+
+    class Recording(fake_linear):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def gemm(self, x, w, out, *, bias=None, config=None):
+            super().gemm(x, w, out, config=config)
+            of = [operand.buffers["real"] for operand in (x, w)]
+            self.seen.append([(t.data_ptr(), float(t.sum()), t.clone()) for t in of])
+
+    def run(batches, *, secret=1, launches=6, **fields):
+        kernel = Recording()
+        protocol = replace(a_meter().protocol, target_sample_us=0.0, min_sample_us=0.0)
+        meter = a_meter(kernel, protocol=protocol, secret=secret)
+        with meter.device_guard():
+            prepared = meter.prepare(a_case(**fields))
+            with prepared.placed(0) as placed:
+                placed.rotation.launches = launches
+                kernel.seen.clear()
+                found = []
+                for _ in range(batches):
+                    placed.rotation.sample(1)
+                    assert len(kernel.seen) == 2 * launches
+                    found.append((kernel.seen[:launches], kernel.seen[launches:]))
+                    kernel.seen.clear()
+                assert placed.inspect() == ""
+        return found
+
+    return run
+
+
+@pytest.mark.parametrize("stage", ["gemm", "linear"])
+def test_activations_at_an_address_are_others_in_each_sample(recorded, stage):
+    samples = [sample for batch in recorded(5, cache="hot", stage=stage) for sample in batch]
+
+    firsts = [sample[0][0] for sample in samples]
+    assert len({address for address, _, _ in firsts}) == 1
+    assert all(a[1] != b[1] for a, b in pairwise(firsts))
+
+
+def test_weights_at_an_address_change_between_batches(recorded):
+    batches = recorded(4, cache="hot")
+
+    weights = [launch[1] for batch in batches for sample in batch for launch in sample]
+    assert len({address for address, _, _ in weights}) == 1
+    contents = [timed[0][1][2] for _, timed in batches]
+    assert not any(torch.equal(a, b) for a, b in pairwise(contents))
+
+
+def test_no_launch_of_a_sample_has_the_operands_of_another(recorded):
+    for sample in (sample for batch in recorded(3, cache="hot") for sample in batch):
+        pairs = {(x[0], w[0]) for x, w in sample}
+        assert len(pairs) == len(sample) == 6
+
+
+def test_launches_of_one_turn_over_cold_weights_share_their_activations(recorded):
+    (batch,) = recorded(1, cache="cold", launches=8)
+
+    for sample in batch:
+        assert len({w[0] for _, w in sample}) == 8
+        assert len({x[0] for x, _ in sample}) == 1
+
+
+def test_what_changes_is_drawn_from_the_secret(recorded):
+    def sums(secret):
+        batches = recorded(6, secret=secret, cache="hot")
+        return [x[1] for batch in batches for sample in batch for x, _ in sample]
+
+    assert sums(1) == sums(1)
+    assert sums(1) != sums(2)
+
+
+def test_a_record_tells_the_secret_and_no_two_meters_have_the_same(a_meter, a_case, fake_linear):
+    first, second = (a_meter(fake_linear()).measure(a_case()) for _ in range(2))
+
+    assert first.extra["secret"] != second.extra["secret"]
+    told = a_meter(fake_linear(), secret=first.extra["secret"]).measure(a_case())
+    assert told.extra["secret"] == first.extra["secret"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 4096])
+def test_the_second_content_of_weights_is_the_same_rows_with_an_eighth_of_them_moved(rows):
+    order = second_order(rows, seed=3)
+
+    assert sorted(order.tolist()) == list(range(rows))
+    moved = int((order != torch.arange(rows)).sum())
+    assert moved == (0 if rows == 1 else max(2, rows // 8))
+
+
+def test_slots_hold_operands_of_any_layout_at_aligned_addresses():
+    like = PackedOperand(
+        {
+            "codes": torch.arange(15, dtype=torch.int8).view(3, 5).T,
+            "scales": torch.ones(3, 1, dtype=torch.float16),
+            "none": torch.empty(0, dtype=torch.int32),
+        },
+        5,
+        3,
+    )
+    bank, slots = Slots(like, 3), Slots(like, 2)
+    bank.fill([like])
+    for i in range(3):
+        bank[i].buffers["codes"].add_(i)
+
+    slots.copy_from(bank, 1, 2)
+
+    for i, operand in enumerate((slots[0], slots[1]), start=1):
+        assert operand.buffers["codes"].stride() == like.buffers["codes"].stride()
+        assert torch.equal(operand.buffers["codes"], like.buffers["codes"] + i)
+        assert torch.equal(operand.buffers["scales"], like.buffers["scales"])
+        assert all(buffer.data_ptr() % 8 == 0 for buffer in operand.buffers.values())
+    addresses = [slots[i].buffers["codes"].data_ptr() for i in range(2)]
+    assert (addresses[1] - addresses[0]) % 512 == 0
+
+
+@pytest.mark.parametrize(
+    "operand",
+    [
+        quantize_symmetric(torch.randn(6, 200, generator=torch.Generator().manual_seed(0)), 6, 128),
+        quantize_e4m3(torch.randn(6, 200, generator=torch.Generator().manual_seed(1))),
+        quantize_dual_grained(torch.randn(6, 256, generator=torch.Generator().manual_seed(2)), 128),
+    ],
+    ids=["int6", "e4m3", "dual-grained"],
+)
+def test_rows_are_taken_with_all_that_belongs_to_them(operand):
+    rows = torch.tensor([4, 0, 4])
+
+    taken = operand.take_rows(rows)
+
+    assert torch.equal(taken.dequantize(), operand.dequantize()[rows])
+    both = type(operand).stacked([taken, operand])
+    assert torch.equal(both.dequantize(), torch.cat([taken.dequantize(), operand.dequantize()]))
