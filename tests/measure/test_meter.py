@@ -13,6 +13,7 @@ from flexq_bench.measure import Measured, Meter
 from flexq_bench.measure.clocks import CpuClock
 from kernels.contract import Config
 from kernels.errors import UnsupportedError
+from kernels.formats import FP16
 
 CHECK_LAUNCHES = 3  # realistic, full-range and small inputs
 
@@ -85,8 +86,7 @@ def test_nan_output_is_an_infinite_error_not_a_missing_one(a_meter, a_case, fake
 
 
 def test_a_kernel_without_integers_is_judged_by_its_error_alone(a_meter, a_case, fake_linear):
-    dense = {"weight": replace(fake_linear().spec.weight, bits=16, group=None)}
-    dense["activation"] = dense["weight"]
+    dense = {"weight": FP16, "activation": FP16}
 
     right = a_meter(fake_linear(**dense)).measure(a_case())
     wrong = a_meter(fake_linear(one_element_ten_percent_off, **dense)).measure(a_case())
