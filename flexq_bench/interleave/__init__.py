@@ -1,6 +1,7 @@
 """Two commits, or two kernels, that take turns on one device."""
 
 from flexq_bench.interleave.commits import compare_commits, compare_trees
+from flexq_bench.interleave.judged import compare_judged
 from flexq_bench.interleave.kernels import compare_kernels
 from flexq_bench.interleave.values import Block, CaseComparison, Comparer, InterleaveRules, judge
 
@@ -10,6 +11,7 @@ __all__ = [
     "Comparer",
     "InterleaveRules",
     "compare_commits",
+    "compare_judged",
     "compare_kernels",
     "compare_trees",
     "judge",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """One side of a comparison: its name in results, and the folder whose code it runs."""
+    """One side of a comparison: its name in results, and the folder whose code it runs.
+
+    environment: its worker's; None: ours.
+    """
 
     name: str
     tree: Path
+    environment: Mapping[str, str] | None = None
 
     @property
     def short_name(self) -> str:
@@ -44,11 +48,17 @@ class Contender:
         return sha[:10] + dash + rest if len(sha) >= 40 else self.name
 
 
+def plain_match(base: Case, head: Case) -> Match:
+    """A match whose workers are believed."""
+    return Match(Side("base", base), Side("head", head))
+
+
 @dataclass(frozen=True, slots=True)
 class Contest:
     """Two sides that take turns, and how.
 
-    one_process: both run in the same worker. command: what a worker is.
+    one_process: both run in the same worker. command: what a worker is. match: who measures a pair
+    of cases, base's and head's.
     """
 
     base: Contender
@@ -60,6 +70,7 @@ class Contest:
     command: Sequence[str] = COMMAND
     on_result: OnResult | None = None
     on_block: OnBlock | None = None
+    match: Callable[[Case, Case], Match] = plain_match
 
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """One result a pair of cases (base's and head's), those decided early first.
@@ -67,9 +78,7 @@ class Contest:
         Raises WorkerError if workers don't start at all, InfrastructureError if the two are not on
         one device or don't measure by one protocol.
         """
-        matches: Sequence[Match] = [
-            Match(Side("base", base), Side("head", head)) for base, head in pairs
-        ]
+        matches: Sequence[Match] = [self.match(base, head) for base, head in pairs]
         for look in range(self.rules.looks):
             for start in range(0, len(matches), _TOGETHER):
                 self._look(matches[start : start + _TOGETHER], look)
@@ -143,6 +152,7 @@ class Contest:
             seed=self.seed,
             timeout_s=self.rules.timeout_s,
             command=self.command,
+            environment=contender.environment,
         )
         return stack.enter_context(worker)
 

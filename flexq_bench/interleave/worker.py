@@ -21,7 +21,10 @@ from flexq_bench.measure import Meter
 from kernels.errors import UnknownKernelError, UnsupportedError
 from workloads.errors import WorkloadError
 
-_OPERATIONS = ("describe", "memory", "prepare", "place", "turn", "leave", "release")
+_OPERATIONS = (
+    *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
+    *("fill", "output"),  # for a gate, which judges results by inputs of its own
+)
 _REFUSALS = (FlexqError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 

@@ -56,6 +56,17 @@ class Buffers(ABC):
     def inspect(self, config: Config | None, tolerance: float) -> str:
         """What is wrong with the output of the launches since `poison`; empty: nothing."""
 
+    def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
+        """Replace the activations in place, and the weights if told; the output is poisoned.
+
+        Raises ValueError if these buffers have no inputs.
+        """
+        raise ValueError("these buffers have no inputs that can be given")
+
+    def output(self) -> torch.Tensor:
+        """FP16 [M,N], as the latest launch left it. Raises ValueError where there is none."""
+        raise ValueError("these buffers have no output")
+
 
 class Subject(ABC):
     """A kernel at one shape, ready to be checked and placed."""
@@ -141,7 +152,7 @@ class _LinearSubject(Subject):
         gemm = self._case.gemm
 
         def run(inputs: LinearInputs, out: torch.Tensor) -> None:
-            launch = _launcher(self._kernel, self._case, inputs, out)
+            launch = _Launch(self._kernel, self._case, inputs, out)
             launch(self._kernel.pack_weight(inputs.w), config)
 
         return check_linear(
@@ -159,7 +170,7 @@ class _LinearSubject(Subject):
         out = torch.empty(gemm.m, gemm.n, dtype=torch.float16, device=self._device)
         return _LinearBuffers(
             weights=weights,
-            launch=_launcher(self._kernel, self._case, self._inputs, out),
+            launch=_Launch(self._kernel, self._case, self._inputs, out),
             out=out,
             reference=self._reference,
             pad=pad,
@@ -172,7 +183,7 @@ class _LinearBuffers(Buffers):
     def __init__(
         self,
         weights: Sequence[PackedOperand],
-        launch: Callable[[PackedOperand, Config | None], None],
+        launch: _Launch,
         out: torch.Tensor,
         reference: Reference,
         pad: torch.Tensor,
@@ -189,6 +200,17 @@ class _LinearBuffers(Buffers):
 
     def inspect(self, config: Config | None, tolerance: float) -> str:
         return judge_error(self._out, self._reference, tolerance).detail
+
+    def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
+        self._launch.fill(inputs)
+        if weights:
+            packed = self._launch.packed_weight(inputs, config)
+            for copy in self.weights:
+                copy.copy_from(packed)
+        self.poison()
+
+    def output(self) -> torch.Tensor:
+        return self._out
 
 
 class _ProbeSubject(Subject):
@@ -242,26 +264,42 @@ class _ProbeBuffers(Buffers):
         return "" if result.exact else f"wrong on the timed buffers: {result.detail}"
 
 
-def _launcher(
-    kernel: LinearKernel, case: Case, inputs: LinearInputs, out: torch.Tensor
-) -> Callable[[PackedOperand, Config | None], None]:
+class _Launch:
     """A launch of the case's stage on given weights, with activations allocated now."""
-    if case.stage == "gemm":
-        x = kernel.pack_activation(inputs.x).clone()  # packing may share the codes it was given
 
-        def gemm(w: PackedOperand, config: Config | None) -> None:
-            kernel.gemm(x, w, out, config=config)
+    def __init__(
+        self, kernel: LinearKernel, case: Case, inputs: LinearInputs, out: torch.Tensor
+    ) -> None:
+        self._kernel, self._stage, self._out = kernel, case.stage, out
+        if self._stage == "gemm":
+            # Packing may share the codes it was given.
+            self._packed = kernel.pack_activation(inputs.x).clone()
+            return
+        self._real = _real(inputs).clone()
+        self._packed = kernel.empty_activation(case.gemm.m, case.gemm.k, self._real.device)
 
-        return gemm
+    def __call__(self, w: PackedOperand, config: Config | None) -> None:
+        if self._stage == "gemm":
+            self._kernel.gemm(self._packed, w, self._out, config=config)
+        else:
+            self._kernel.linear(self._real, self._packed, w, self._out, config=config)
+
+    def fill(self, inputs: LinearInputs) -> None:
+        """Replace the activations in place."""
+        if self._stage == "gemm":
+            self._packed.copy_from(self._kernel.pack_activation(inputs.x))
+        else:
+            self._real.copy_(_real(inputs))
+
+    def packed_weight(self, inputs: LinearInputs, config: Config | None) -> PackedOperand:
+        """The weights as a launch under this configuration reads them."""
+        return self._kernel.narrow(self._kernel.pack_weight(inputs.w), config)
+
+
+def _real(inputs: LinearInputs) -> torch.Tensor:
     if inputs.x_real is None:
         raise ValueError("the linear stage needs real activations, these inputs are codes")
-    x_real = inputs.x_real.clone()
-    packed = kernel.empty_activation(case.gemm.m, case.gemm.k, x_real.device)
-
-    def linear(w: PackedOperand, config: Config | None) -> None:
-        kernel.linear(x_real, packed, w, out, config=config)
-
-    return linear
+    return inputs.x_real
 
 
 def _pad(device: torch.device, seed: int) -> torch.Tensor:

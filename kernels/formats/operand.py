@@ -85,6 +85,16 @@ class Operand:
         """Rows start … stop - 1, or to the end."""
         return self._mapped(lambda tensor: tensor[start:stop])
 
+    def take_rows(self, rows: torch.Tensor) -> Operand:
+        """These rows, in the order given; rows: int64."""
+
+        def taken(tensor: torch.Tensor) -> torch.Tensor:
+            # torch picks rows of bytes, but not of FP8 codes.
+            is_fp8 = tensor.dtype == torch.float8_e4m3fn
+            return tensor.view(torch.uint8)[rows].view(tensor.dtype) if is_fp8 else tensor[rows]
+
+        return self._mapped(taken)
+
     def dequantize(self) -> torch.Tensor:
         """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
         values = self.values.double()
