@@ -1,4 +1,4 @@
-"""The environment of a process that runs code nobody has reviewed: no secrets, a cache of its own."""
+"""The environment of a process that runs unreviewed code: no secrets, a cache of its own."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,14 +113,16 @@ class Revision:
 class _Process:
     """The worker of one checkout: JSON lines to and from it."""
 
-    def __init__(self, name: str, folder: Path, errors: IO[str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, environment: Mapping[str, str], errors: IO[str]
+    ) -> None:
         shapes = json.dumps([[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
         self._name = name
         self._errors = errors
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(Path(worker.__file__)), str(folder), shapes],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(folder)},
+            env={**environment, "PYTHONPATH": str(folder)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -163,10 +165,13 @@ class _Process:
 
 
 @contextmanager
-def open_revision(name: str, folder: Path) -> Iterator[Revision]:
-    """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c"."""
+def open_revision(name: str, folder: Path, environment: Mapping[str, str]) -> Iterator[Revision]:
+    """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c".
+
+    environment: all of its variables but PYTHONPATH.
+    """
     with tempfile.TemporaryFile("w+") as errors:
-        process = _Process(name, folder, errors)
+        process = _Process(name, folder, environment, errors)
         try:
             yield Revision(name, folder, process)
         finally:

@@ -57,13 +57,14 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
     """gate(1.05, "--markdown", …): the kernel takes 1.05 times as long; None: no result."""
 
     def run(ratio, *options, **changes):
-        def compare_commits(repository, base, head, cases, *, device, seed):
+        def compare(repository, base, head, cases, *, device, seed):
             for case in cases if ratio is not None else ():
                 steady = is_probe(case.kernel)
                 made = compared(case.kernel, 1.0 if steady else ratio, **changes)
                 yield replace(made, case=case, base=base, head=head)
 
-        monkeypatch.setattr(interleave, "compare_commits", compare_commits)
+        of = "compare_commits" if "--trust-head" in options else "compare_judged"
+        monkeypatch.setattr(interleave, of, compare)
         where = ("--repository", str(repository), "--device", "cpu", "--policy", policy)
         return cli("gate", "perf", "--base", "base", *where, *options)
 

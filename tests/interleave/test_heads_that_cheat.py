@@ -136,12 +136,14 @@ def zeros(project: Project) -> None:
 def small_shapes(project: Project) -> None:
     project.edit(
         "workloads/case.py",
-        'gemm = GemmWorkload(',
-        'gemm = GemmWorkload(',
+        "gemm = GemmWorkload(",
+        "gemm = GemmWorkload(",
     )
 
 
-@pytest.mark.parametrize("attack", [honest, edited_meter, slow_clock, small_samples, blind_checks, zeros])
+@pytest.mark.parametrize(
+    "attack", [honest, edited_meter, slow_clock, small_samples, blind_checks, zeros]
+)
 def test_it(project, attack):
     attack(project)
     found = judged(project)
