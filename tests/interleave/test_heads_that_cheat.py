@@ -124,7 +124,7 @@ def judge(project, monkeypatch) -> Callable[[], CaseComparison]:
 @pytest.mark.slow
 def test_an_honest_head_is_measured_without_secrets_and_leaves_nothing(project, judge, cache):
     project.append(KERNEL, NEEDS_NO_SECRET.format(cache=str(cache)))
-    project.edit("flexq_bench/measure/clocks.py", "launches that are timed", "what is timed")
+    project.edit("flexq_bench/measure/clocks.py", "monotonic clock on a CPU", "clock on a CPU")
 
     found = judge()
 
