@@ -14,7 +14,7 @@ from db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts import Cause, Compared, Comparer, Confirmation, Judged, Verdict
-from flexq_bench.verdicts.nightly import Night, record_night
+from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.probes import calibrates
 
@@ -71,7 +71,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """What a gate found. notes: about the policy itself. opened: ids of new alerts."""
+    """What a gate found. notes: on what was judged, and about the policy itself.
+
+    opened: ids of new alerts. trusts_head: whether head was measured with its own program.
+    """
 
     base: CommitInfo
     head: CommitInfo
@@ -83,6 +86,7 @@ class GateReport:
     opened: tuple[int, ...] = ()
     joined: tuple[int, ...] = ()
     fixed: tuple[int, ...] = ()
+    trusts_head: bool = False
 
     @property
     def exit_code(self) -> ExitCode:
@@ -112,12 +116,15 @@ def gate_perf(
     alerting: bool,
     today: date,
     on_result: Callable[[Compared], None],
+    notes: Sequence[str] = (),
+    trusts_head: bool = False,
 ) -> GateReport:
     """Compare the planned cases, store every verdict, and hold them against the policy.
 
     plan: what must come back. comparer: goes through it, a result a case. alerting: as in
-    record_night. today: what waivers expire by. on_result: told of each result as it comes. Raises
-    what the comparer and the database raise; nothing is stored then.
+    record_night. today: what waivers expire by. on_result: told of each result as it comes. notes:
+    for the report, on what is judged. trusts_head: whether the comparer measures head with its own
+    program. Raises what the comparer and the database raise; nothing is stored then.
     """
     received: dict[str, Compared] = {}
     for compared in comparer(plan):
@@ -133,18 +140,6 @@ def gate_perf(
         )
     judged = {one.case.key: one for one in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
-    return _report(policy, machine, base, head, findings, night, today)
-
-
-def _report(
-    policy: Policy,
-    machine: Machine,
-    base: CommitInfo,
-    head: CommitInfo,
-    findings: tuple[Finding, ...],
-    night: Night,
-    today: date,
-) -> GateReport:
     return GateReport(
         base=base,
         head=head,
@@ -152,10 +147,11 @@ def _report(
         policy=policy.name,
         suite=policy.suite.name,
         findings=findings,
-        notes=tuple(_notes(policy, findings, today)),
+        notes=(*notes, *_notes(policy, findings, today)),
         opened=night.opened,
         joined=night.joined,
         fixed=night.fixed,
+        trusts_head=trusts_head,
     )
 
 

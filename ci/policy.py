@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
 from importlib import resources
@@ -156,12 +157,17 @@ def load_policy(name_or_path: str) -> Policy:
     return read_policy(find_policy(name_or_path))
 
 
+def is_path(name_or_path: str) -> bool:
+    """Whether a policy or a suite is named by its file."""
+    return name_or_path.endswith(".toml") or os.sep in name_or_path
+
+
 def find_policy(name_or_path: str, folder: str = "policies") -> Traversable:
     """The file of a policy; folder: where the package has those of this kind.
 
     Raises WorkloadError if none of them has the name.
     """
-    if name_or_path.endswith(".toml") or os.sep in name_or_path:
+    if is_path(name_or_path):
         return Path(name_or_path)
     files = (resources.files("ci") / folder).iterdir()
     bundled = {f.name.removesuffix(".toml"): f for f in files if f.name.endswith("toml")}
@@ -171,13 +177,26 @@ def find_policy(name_or_path: str, folder: str = "policies") -> Traversable:
     return bundled[name_or_path]
 
 
-def read_policy(file: Traversable) -> Policy:
-    """As load_policy, of a file."""
+def _as_named(path: Path) -> Path:
+    return path
+
+
+def read_policy(
+    file: Traversable,
+    *,
+    locate: Callable[[Path], Path] = _as_named,
+    suites: Traversable | None = None,
+) -> Policy:
+    """As load_policy, of a file.
+
+    locate: where to read a suite that is named by its file. suites: the folder of those that have
+    names; None: the package's.
+    """
     values = read_toml(file)
     check_version(file.name, values.get("version"))
     table = validated(_PolicyTable, values, file.name)
     with blame(f"{file.name}: suite"):
-        suite = _suite(table.suite, file)
+        suite = _suite(table.suite, file, locate, suites)
     for kind, lists in (
         ("limit", [limit.kernels for limit in table.limit]),
         ("waiver", [waiver.kernels for waiver in table.waiver]),
@@ -200,9 +219,14 @@ def check_version(name: str, version: object) -> None:
         )
 
 
-def _suite(name: str, file: Traversable) -> Suite:
+def _suite(
+    name: str, file: Traversable, locate: Callable[[Path], Path], suites: Traversable | None
+) -> Suite:
+    if not is_path(name):
+        return load_suite(name, suites)
     beside = isinstance(file, Path) and name.endswith(".toml")
-    return load_suite(file.parent / name if isinstance(file, Path) and beside else name)
+    path = file.parent / name if isinstance(file, Path) and beside else Path(name)
+    return load_suite(locate(path))
 
 
 def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:

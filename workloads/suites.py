@@ -121,15 +121,16 @@ def list_suites() -> tuple[str, ...]:
     return tuple(sorted(_bundled()))
 
 
-def load_suite(name_or_path: str | Path) -> Suite:
+def load_suite(name_or_path: str | Path, folder: Traversable | None = None) -> Suite:
     """A suite of the package by name, or one of the user's own by the path of its `.toml`.
 
+    folder: where the suites are that have names; None: in the package.
     Raises WorkloadError if there is none (the nearest names first) or its file has another form.
     """
     text = os.fspath(name_or_path)
     if text.endswith(".toml") or os.sep in text:
         return read_suite(Path(text))
-    bundled = _bundled()
+    bundled = _bundled(folder)
     if text not in bundled:
         raise WorkloadError(f"{unknown('suite', text, sorted(bundled))}; or give a .toml file")
     return read_suite(bundled[text])
@@ -146,6 +147,6 @@ def read_suite(file: Traversable) -> Suite:
     )
 
 
-def _bundled() -> dict[str, Traversable]:
-    files = (resources.files("workloads") / "suites").iterdir()
+def _bundled(folder: Traversable | None = None) -> dict[str, Traversable]:
+    files = (folder or resources.files("workloads") / "suites").iterdir()
     return {f.name.removesuffix(".toml"): f for f in files if f.name.endswith(".toml")}

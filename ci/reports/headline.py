@@ -11,6 +11,7 @@ SAID = {
     ExitCode.AMBIGUOUS: "undecided",
     ExitCode.MISSING: "incomplete",
 }
+TRUSTING = "head was measured with its own program (--trust-head)"
 _SHA = 10
 
 
@@ -24,7 +25,8 @@ def headline(report: GateReport) -> str:
             plural = "s" if countable and count > 1 else ""
             counts.append(f"{count} {outcome}{plural}")
     compared = f"{report.compared} of {len(report.findings)} cases compared"
-    return f"{SAID[report.exit_code]}: {', '.join(counts) or 'nothing planned'}; {compared}"
+    said = f"{SAID[report.exit_code]}: {', '.join(counts) or 'nothing planned'}; {compared}"
+    return f"{said}; {TRUSTING}" if report.trusts_head else said
 
 
 def between(report: GateReport) -> str:

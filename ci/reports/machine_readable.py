@@ -22,6 +22,7 @@ def as_json(report: GateReport) -> str:
         "gpu": report.gpu,
         "suite": report.suite,
         "policy": report.policy,
+        "trusts_head": report.trusts_head,
         "notes": list(report.notes),
         "alerts": {
             "opened": list(report.opened),

@@ -49,13 +49,19 @@ def perf(
     ] = Path(),
     device: DeviceOption = None,
     seed: SeedOption = 0,
+    trust_head: Annotated[
+        bool,
+        typer.Option("--trust-head", help="Measure each with its own program, for reviewed code."),
+    ] = False,
     db: DbOption = None,
 ) -> None:
     """Compare two revisions, taking turns on one device, and hold every case against a policy.
 
-    Exit code 0: within the limits; 1: slower or wrong; 3: it can't be told; 4: planned results are
-    missing. Verdicts are stored with their evidence. A revision against itself measures the noise.
+    Only kernels are head's: meter, checks, policy and suite are base's. Exit code 0: within the
+    limits; 1: slower or wrong; 3: it can't be told; 4: planned results are missing. Verdicts are
+    stored with their evidence. A revision against itself measures the noise.
     """
+    from ci.base_policy import load_policy_of
     from ci.gate_perf import gate_perf
     from ci.judged import judged_commit, planned_cases
     from ci.policy import load_policy
@@ -64,16 +70,17 @@ def perf(
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
-    rules = load_policy(policy)
-    machine, name, plan = planned_cases(rules.suite, device)
     tree = repository_of(repository)
     first, second = (judged_commit(tree, revision) for revision in (base, head))
+    rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
+    machine, name, plan = planned_cases(rules.suite, device)
+    notes = () if trust_head else _notes(tree, first.sha, second.sha)
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
         report = gate_perf(
             rules,
             plan,
-            _comparer(tree, first.sha, second.sha, name, seed),
+            _comparer(tree, first.sha, second.sha, name, seed, trust_head=trust_head),
             database,
             machine,
             first,
@@ -81,6 +88,8 @@ def perf(
             alerting=alert,
             today=datetime.now(UTC).date(),
             on_result=advance,
+            notes=notes,
+            trusts_head=trust_head,
         )
     _write(report, files)
     if plan and report.compared == 0:
@@ -92,13 +101,31 @@ def perf(
     raise typer.Exit(int(report.exit_code))
 
 
-def _comparer(repository: Path, base: str, head: str, device: str, seed: int) -> Comparer:
-    from flexq_bench.measure.ab import compare_commits
+def _comparer(
+    repository: Path, base: str, head: str, device: str, seed: int, *, trust_head: bool
+) -> Comparer:
+    from flexq_bench.measure import ab as interleave
+
+    by = interleave.compare_commits if trust_head else interleave.compare_judged
 
     def compare(cases: Sequence[Case]) -> Iterator[Compared]:
-        return compare_commits(repository, base, head, cases, device=device, seed=seed)
+        return by(repository, base, head, cases, device=device, seed=seed)
 
     return compare
+
+
+def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:
+    """What head changes and is not judged by."""
+    from flexq_bench.measure.ab.judged_tree import judged_tree
+    from flexq_bench.repository.provenance import current_commit
+
+    notes = judged_tree(repository, base, head).notes
+    if base != head == current_commit().sha:
+        return (
+            "this program is head's own: run the gate from an installation of base or of a release",
+            *notes,
+        )
+    return notes
 
 
 def _write(report: GateReport, files: dict[str, str | None]) -> None:

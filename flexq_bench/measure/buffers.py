@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from flexq_bench.measure.clocks import BetweenSamples
+from flexq_bench.measure.inputs import LinearInputs
 from kernels.contract import Config, PackedOperand
 
 _PAD_BYTES = {"cuda": 64 << 20, "cpu": 1 << 20}
@@ -46,6 +47,17 @@ class Buffers(ABC):
         With those of the launches since `poison`, and with those of samples that were looked at
         unannounced.
         """
+
+    def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
+        """Replace the activations in place, and the weights if told; the output is poisoned.
+
+        Raises ValueError if these buffers have no inputs.
+        """
+        raise ValueError("these buffers have no inputs that can be given")
+
+    def output(self) -> torch.Tensor:
+        """FP16 [M,N], as the latest launch left it. Raises ValueError where there is none."""
+        raise ValueError("these buffers have no output")
 
 
 def random_pad(device: torch.device, seed: int) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import judge_error, relative_error
 from flexq_bench.measure.clocks import BetweenSamples
-from flexq_bench.measure.rewriting import Contents, Rewriting, Slots, WeightCopies
-from kernels.contract import Config, PackedOperand
+from flexq_bench.measure.inputs import LinearInputs
+from flexq_bench.measure.rewriting import Contents, Rewriting, Slots, WeightCopies, stage_input
+from kernels.contract import Config, LinearKernel, PackedOperand
 from kernels.reference import Reference
 from workloads.case import Case
 
@@ -52,6 +53,7 @@ class LinearBuffers(Buffers, BetweenSamples):
 
     def __init__(
         self,
+        kernel: LinearKernel,
         case: Case,
         weights: WeightCopies,
         launch: Launch,
@@ -64,7 +66,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         pad: torch.Tensor,
     ) -> None:
         self.weights = weights
-        self._case, self._launch, self._contents = case, launch, contents
+        self._kernel, self._case = kernel, case
+        self._launch, self._contents = launch, contents
         self._reference, self._orders = reference, orders
         self._pad = pad  # held, so that the others don't get the addresses of the last placement
         self._draw = random.Random(seed)
@@ -74,6 +77,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._place_output()
         self._first = 0  # content that the first slot has
         self._is_announced = False
+        self._is_given = False  # operands come from outside, and results are judged there
         self._last_copy = 0
         self._kept: list[_Kept] = []
         self._kept_in_all = 0
@@ -133,7 +137,7 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._of_kept.append((self._last_x, self._last_copy))
 
     def begin_batch(self, count: int) -> None:
-        if self._is_announced:
+        if self._is_announced or self._is_given:
             return
         self._kept_at = self._draw.randrange(count)
         # Copies whose results can be kept come first.
@@ -143,14 +147,14 @@ class LinearBuffers(Buffers, BetweenSamples):
             self.weights.rewrite(copy)
 
     def before_sample(self) -> None:
-        if self._is_announced:
+        if self._is_announced or self._is_given:
             return
         count = len(self._contents.inputs)
         self._first = (self._first + self._draw.randrange(1, count)) % count
         self._xs.copy_from(self._bank, self._first, self._used)
 
     def is_kept(self, index: int) -> bool:
-        return not self._is_announced and index == self._kept_at
+        return not (self._is_announced or self._is_given) and index == self._kept_at
 
     def after_kept_sample(self) -> None:
         # Every such sample of the placement is equally likely to be among those that stay.
@@ -178,6 +182,18 @@ class LinearBuffers(Buffers, BetweenSamples):
         announced = self._judge_announced(tolerance) if self._is_announced else ""
         self._is_announced = False
         return unannounced or announced
+
+    def fill(self, inputs: LinearInputs, config: Config | None, *, weights: bool) -> None:
+        self._is_given = True
+        self._xs.fill([stage_input(self._kernel, self._case, inputs)])
+        if weights:
+            packed = self._kernel.narrow(self._kernel.pack_weight(inputs.w), config)
+            for copy in self.weights:
+                copy.copy_from(packed)
+        self._out.fill_(torch.nan)
+
+    def output(self) -> torch.Tensor:
+        return self._out
 
     def _judge_kept(self, tolerance: float) -> str:
         """Describe what is wrong with the outputs that were kept; empty: nothing."""

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
+import torch
+
 from db.records import DeviceInfo
 from flexq_bench.errors import FlexqError, InfrastructureError, MeasureError
 from flexq_bench.measure.check import CheckResult
@@ -140,6 +142,11 @@ class Meter:
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
         return self._prepare(kernel, case)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the buffers of cases lie."""
+        return self._device
 
     @property
     def choices(self) -> TuningMemory:

@@ -154,6 +154,7 @@ class _LinearSubject(Subject):
             self._kernel, self._case, self._inputs, self._orders, self._rewriting, drawn
         )
         return LinearBuffers(
+            self._kernel,
             self._case,
             weights,
             _launcher(self._kernel, self._case, self._device),

@@ -15,6 +15,13 @@ import json
 from typing import Any
 
 VERSION = 1
+# Of `fill` and `output`, and of `launches` in the reply to `turn`: what a gate needs beside.
+JUDGED_VERSION = 1
+
+
+def printable(text: str) -> str:
+    """Text of others for a terminal or a report: no control characters, on one line."""
+    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def encode(message: dict[str, Any]) -> bytes:

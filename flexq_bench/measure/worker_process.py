@@ -12,14 +12,14 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from flexq_bench.errors import FlexqError, InfrastructureError
-from flexq_bench.measure.worker_messages import VERSION, decode, encode
+from flexq_bench.measure.worker_messages import VERSION, decode, encode, printable
 
 _READ_BYTES = 1 << 16
 _GRACE_S = 5.0
@@ -38,6 +38,7 @@ class WorkerProcess:
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.
     timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
+    environment: all of its variables but PYTHONPATH; None: ours.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class WorkerProcess:
         command: Sequence[str],
         *,
         timeout_s: float | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.tree = name, tree
         self._timeout_s = timeout_s
@@ -57,7 +59,7 @@ class WorkerProcess:
         self._process = subprocess.Popen(
             list(command),
             cwd=tree,
-            env={**os.environ, "PYTHONPATH": _first_on_path(tree)},
+            env=_variables(tree, environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -121,8 +123,18 @@ class WorkerProcess:
         if "reply" in answer:
             return dict(answer["reply"])
         if answer.get("refused"):
-            raise RefusedError(f"{self.name}: {answer['error']}")
-        raise WorkerError(f"{self.name}: {answer.get('error', 'an answer without a reply')}")
+            raise RefusedError(f"{self.name}: {printable(str(answer['error']))}")
+        error = printable(str(answer.get("error", "an answer without a reply")))
+        raise WorkerError(f"{self.name}: {error}")
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It and what it started stand still, so that they can't disturb another worker's turn."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
 
     def close(self) -> None:
         """End the process and all that it started."""
@@ -142,9 +154,12 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it now."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self._process.wait()
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def _answer(self) -> dict[str, Any]:
         line = self._line()
@@ -185,10 +200,13 @@ class WorkerProcess:
         how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        last = f": {lines[-1].strip()}" if lines else ""
+        last = f": {printable(lines[-1].strip())}" if lines else ""
         return f"{self.name} died ({how}) at {self._operation!r}{last}"
 
 
-def _first_on_path(tree: Path) -> str:
+def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
+    if environment is not None:
+        return {**environment, "PYTHONPATH": str(tree)}
     others = os.environ.get("PYTHONPATH")
-    return os.pathsep.join([str(tree), others] if others else [str(tree)])
+    path = os.pathsep.join([str(tree), others] if others else [str(tree)])
+    return {**os.environ, "PYTHONPATH": path}

@@ -12,6 +12,8 @@ from flexq_bench.errors import InfrastructureError
 _TIMEOUT_S = 120.0  # a checkout of a large tree on a slow disk
 # Inside a git hook these point at the hook's repository, whichever folder git is told.
 _OF_A_HOOK = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"}
+# A repository may have its hooks in the tree: code of the revision that is checked out.
+_NO_PROGRAMS = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false")
 
 
 class GitError(InfrastructureError):
@@ -19,18 +21,25 @@ class GitError(InfrastructureError):
 
 
 def run_git(
-    folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    given: str | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """A git command in a folder, whatever its exit code. Raises GitError if it doesn't run."""
+    """A git command in a folder, without its hooks, whatever the exit code.
+
+    given: for its stdin. Raises GitError if it doesn't run.
+    """
     inherited = {name: value for name, value in os.environ.items() if name not in _OF_A_HOOK}
     own = {"LC_ALL": "C", "GIT_LFS_SKIP_SMUDGE": "1"}
     try:
         return subprocess.run(
-            ["git", "-C", str(folder), *arguments],
+            ["git", *_NO_PROGRAMS, "-C", str(folder), *arguments],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a file may have any name
             timeout=_TIMEOUT_S,
-            stdin=subprocess.DEVNULL,
+            input=given or "",
             env={**inherited, **own, **(environment or {})},
             check=False,
         )
@@ -38,9 +47,14 @@ def run_git(
         raise GitError(f"git {arguments[0]} does not run: {error}") from error
 
 
-def git_output(folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> str:
+def git_output(
+    folder: Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    given: str | None = None,
+) -> str:
     """Output of a git command in a folder. Raises GitError with what git says if it fails."""
-    done = run_git(folder, *arguments, environment=environment)
+    done = run_git(folder, *arguments, environment=environment, given=given)
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         raise GitError(f"git {arguments[0]}: {said[-1]}")

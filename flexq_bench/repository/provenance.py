@@ -62,7 +62,9 @@ def _described(root: Path, revision: str, *, dirty: bool) -> CommitInfo | None:
     described = _git(root, "log", "-1", form, revision)
     if not described:
         return None
-    sha, author, committed_at, subject = described.split(_FIELD_SEPARATOR, 3)
+    # Whoever commits may write bytes that are no text, which no database and no report takes.
+    text = described.encode(errors="replace").decode()
+    sha, author, committed_at, subject = text.split(_FIELD_SEPARATOR, 3)
     parent = _git(root, "rev-parse", "--verify", "--quiet", f"{revision}^")
     count = _git(root, "rev-list", "--first-parent", "--count", revision)
     return CommitInfo(

@@ -70,6 +70,50 @@ def test_a_workflow_asks_for_few_rights(path):
             assert "${{" not in step.get("run", "")
 
 
+@pytest.mark.parametrize("path", [*WORKFLOWS, OWN], ids=lambda path: path.stem)
+def test_a_checkout_leaves_no_token_behind(path):
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        for step in job["steps"]:
+            if step.get("uses", "").startswith("actions/checkout@"):
+                assert step["with"]["persist-credentials"] is False
+
+
+def test_a_pull_request_is_judged_by_its_base():
+    workflow = yaml.safe_load((ROOT / "ci/github/pull-request.yml").read_text())
+    gate = workflow["jobs"]["gate"]
+    checkouts = [step for step in gate["steps"] if "checkout@" in step.get("uses", "")]
+
+    assert [step["with"]["ref"] for step in checkouts] == [
+        "${{ github.event.pull_request.base.sha }}"
+    ]
+    for job in workflow["jobs"].values():
+        for step in job["steps"]:
+            assert not re.search(r"git (checkout|switch|merge|reset|pull)", step.get("run", ""))
+    assert "--trust-head" not in yaml.dump(gate)
+
+
+def test_only_the_step_that_comments_has_the_token():
+    workflow = yaml.safe_load((ROOT / "ci/github/pull-request.yml").read_text())
+    holders = [
+        (name, step["name"])
+        for name, job in workflow["jobs"].items()
+        for step in job["steps"]
+        if "token" in yaml.dump(step)
+    ]
+
+    assert holders == [("comment", "Comment")]
+    assert workflow["permissions"] == {"contents": "read"}
+    assert "permissions" not in workflow["jobs"]["gate"]
+    assert workflow["jobs"]["comment"]["permissions"] == {"pull-requests": "write"}
+    for scope in (workflow, *workflow["jobs"].values()):
+        assert "token" not in yaml.dump(scope.get("env", {}))
+    # Nothing that head wrote runs where the token is: no checkout, no program of ours.
+    commenting = yaml.dump(workflow["jobs"]["comment"])
+    assert "checkout" not in commenting
+    assert "bin/flexq-bench" not in commenting
+    assert workflow["jobs"]["comment"]["runs-on"] == "ubuntu-latest"
+
+
 @pytest.mark.parametrize(
     "path",
     [*WORKFLOWS, CLUSTER / "kuberay.yaml", CLUSTER / "flexq-bench-worker.service"],

@@ -57,13 +57,14 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
     """gate(1.05, "--markdown", …): the kernel takes 1.05 times as long; None: no result."""
 
     def run(ratio, *options, **changes):
-        def compare_commits(repository, base, head, cases, *, device, seed):
+        def compare(repository, base, head, cases, *, device, seed):
             for case in cases if ratio is not None else ():
                 steady = is_probe(case.kernel)
                 made = compared(case.kernel, 1.0 if steady else ratio, **changes)
                 yield replace(made, case=case, base=base, head=head)
 
-        monkeypatch.setattr(interleave, "compare_commits", compare_commits)
+        of = "compare_commits" if "--trust-head" in options else "compare_judged"
+        monkeypatch.setattr(interleave, of, compare)
         where = ("--repository", str(repository), "--device", "cpu", "--policy", policy)
         return cli("gate", "perf", "--base", "base", *where, *options)
 
@@ -187,3 +188,37 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(gat
 
     assert ran.code == ExitCode.USAGE
     assert "--junit" in ran.error
+
+
+def test_a_policy_of_head_does_not_count(gate, repository):
+    """Base has none of this name: the package's counts, whatever head says."""
+    folder = repository / "ci" / "policies"
+    folder.mkdir(parents=True)
+    (folder / "lax.toml").write_text(POLICY.replace("mine.toml", "smoke").replace("2", "99"))
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "Anything goes")
+
+    ran = gate(1.2, "--policy", str(folder / "lax.toml"))
+
+    assert ran.code == ExitCode.USAGE
+    assert "has no ci/policies/lax.toml" in ran.error
+
+
+def test_what_head_changes_of_the_program_is_said(gate):
+    ran = gate(1.0, "--json", "-")
+
+    assert json.loads(ran.out)["notes"][0] == (
+        "not judged: flexq_bench/__init__.py changed by head; measured with base's"
+    )
+    assert json.loads(ran.out)["trusts_head"] is False
+
+
+def test_trusting_head_is_said_at_once(gate, tmp_path):
+    report = tmp_path / "report.md"
+
+    ran = gate(1.0, "--trust-head", "--markdown", str(report))
+
+    assert ran.code == ExitCode.PASS
+    assert "head was measured with its own program (--trust-head)" in ran.out
+    assert "own program" in report.read_text().splitlines()[1]
+    assert "not judged" not in ran.out

@@ -61,6 +61,16 @@ def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
         commit_at(tree, "0" * 40)
 
 
+def test_a_subject_that_is_no_text_can_be_stored(tree):
+    # As a program may write it; `git commit` would take the byte for Latin-1.
+    raw = git(tree, "cat-file", "commit", "HEAD").encode().replace(b"second", b"caf\xe9")
+    (tree / ".git" / "raw").write_bytes(raw)
+    sha = git(tree, "hash-object", "-w", "-t", "commit", "--literally", ".git/raw")
+    git(tree, "reset", "-q", "--hard", sha)
+
+    assert commit_of(tree).subject.encode() == b"caf?"
+
+
 def test_the_root_commit_has_no_parent(tree):
     git(tree, "checkout", "-q", "HEAD^")
 

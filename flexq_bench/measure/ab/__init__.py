@@ -11,6 +11,7 @@ from flexq_bench.measure.ab.case_comparison import (
     confirm_comparisons,
 )
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
+from flexq_bench.measure.ab.judged import compare_judged
 from flexq_bench.measure.ab.kernels import compare_kernels
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Comparer",
     "InterleaveRules",
     "compare_commits",
+    "compare_judged",
     "compare_kernels",
     "compare_trees",
     "confirm_comparisons",

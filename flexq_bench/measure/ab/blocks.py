@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +16,8 @@ class Worker(Protocol):
     """What answers requests: a WorkerProcess, whose operations are those of WorkerOperations."""
 
     def ask(self, what: str, **arguments: Any) -> dict[str, Any]: ...
+
+    def paused(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass

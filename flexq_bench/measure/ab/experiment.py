@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: its name in results, and the folder whose code it runs."""
+    """One side of a comparison: its name in results, and the folder whose code it runs.
+
+    environment: its worker's; None: ours.
+    """
 
     name: str
     tree: Path
+    environment: Mapping[str, str] | None = None
 
     @property
     def short_name(self) -> str:
@@ -45,12 +49,17 @@ class Side:
         return sha[:10] + dash + rest if len(sha) >= 40 else self.name
 
 
+def trusted_pair(base: Case, head: Case) -> CasePair:
+    """A pair of cases whose workers are trusted."""
+    return CasePair(CaseSide("base", base), CaseSide("head", head))
+
+
 @dataclass(frozen=True, slots=True)
 class ABExperiment:
     """An interleaved A/B measurement (ABBA) of two sides on one device.
 
     one_process: both run in the same worker. command: of a worker, without its options; None: the
-    one of each side's tree.
+    one of each side's tree. pair: who measures a pair of cases, base's and head's.
     """
 
     base: Side
@@ -62,6 +71,7 @@ class ABExperiment:
     command: Sequence[str] | None = None
     on_result: OnResult | None = None
     on_block: OnBlock | None = None
+    pair: Callable[[Case, Case], CasePair] = trusted_pair
 
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """One result a pair of cases (base's and head's), those decided early first.
@@ -69,9 +79,7 @@ class ABExperiment:
         Raises WorkerError if workers don't start at all, InfrastructureError if the two are not on
         one device or don't measure by one protocol.
         """
-        undecided: Sequence[CasePair] = [
-            CasePair(CaseSide("base", base), CaseSide("head", head)) for base, head in pairs
-        ]
+        undecided: Sequence[CasePair] = [self.pair(base, head) for base, head in pairs]
         for look in range(self.rules.looks):
             for start in range(0, len(undecided), _TOGETHER):
                 self._look(undecided[start : start + _TOGETHER], look)
@@ -144,6 +152,7 @@ class ABExperiment:
             side.tree,
             (*command, "--device", self.device, "--seed", str(self.seed)),
             timeout_s=self.rules.timeout_s,
+            environment=side.environment,
         )
         return stack.enter_context(worker)
 

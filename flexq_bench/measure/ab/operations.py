@@ -11,22 +11,27 @@ from typing import Any
 
 import flexq_bench
 from flexq_bench.measure import Meter
+from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
 from flexq_bench.measure.sampling import batch_size, warm_up
 from flexq_bench.measure.telemetry import DeviceState, Telemetry
-from flexq_bench.measure.worker_messages import VERSION
+from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from kernels.autotune import TuningMemory
 from workloads.case import Case
 
 
 @dataclass
 class _Slot:
-    """A prepared case, and its placement while there is one. samples: of a batch."""
+    """A prepared case, and its placement while there is one.
+
+    samples: of a batch. filled: whether inputs came from outside, where results are judged then.
+    """
 
     prepared: PreparedCase
     held: ExitStack = field(default_factory=ExitStack)
     placed: Placed | None = None
     samples: int = 1
+    filled: bool = False
 
 
 class WorkerOperations:
@@ -47,6 +52,7 @@ class WorkerOperations:
         device = self._meter.device_info
         return {
             "version": VERSION,
+            "judged": JUDGED_VERSION,
             "protocol": self._meter.protocol.version,
             "root": str(Path(flexq_bench.__file__).resolve().parents[1]),
             "device": {"uuid": device.uuid, "sku": device.sku},
@@ -88,6 +94,7 @@ class WorkerOperations:
         """
         mine = self._slots[slot]
         mine.held.close()
+        mine.filled = False
         other = self._slots[beside].placed if beside is not None else None
         buffers = None if other is None else other.buffers
         mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
@@ -98,6 +105,23 @@ class WorkerOperations:
         self._is_warm = True
         shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
         return {"copies": mine.prepared.copies, "shared": shared}
+
+    def fill(self, slot: str, path: str, weights: bool) -> dict[str, Any]:
+        """Put inputs from a file (see given_inputs) into the buffers that are timed.
+
+        weights: those too, not only activations.
+        """
+        placed = self._placed(slot)
+        inputs = read_inputs(Path(path), self._meter.torch_device)
+        placed.buffers.fill(inputs, placed.config, weights=weights)
+        placed.clock.synchronize()  # they are timed on another stream
+        self._slots[slot].filled = True
+        return {}
+
+    def output(self, slot: str, path: str) -> dict[str, Any]:
+        """Write what the latest launch computed to a file: FP16 [M,N], row by row."""
+        Path(path).write_bytes(self._placed(slot).buffers.output().cpu().numpy().tobytes())
+        return {}
 
     def turn(self, slot: str) -> dict[str, Any]:
         """A batch of samples on the placement, with the clock around it."""
@@ -113,11 +137,13 @@ class WorkerOperations:
             samples = placed.rotation.sample(self._slots[slot].samples)
             valid = telemetry.is_clock_valid(began, time.perf_counter())
         mhz = _mean_clock(telemetry.before, telemetry.after)
-        return {"samples_us": samples, "mhz": mhz, "valid": valid}
+        launches = placed.rotation.launches
+        return {"samples_us": samples, "launches": launches, "mhz": mhz, "valid": valid}
 
     def leave(self, slot: str) -> dict[str, Any]:
         """Look at what the timed launches computed, and free the placement."""
-        wrong = self._placed(slot).inspect()
+        placed = self._placed(slot)
+        wrong = "" if self._slots[slot].filled else placed.inspect()
         self._slots[slot].held.close()
         self._slots[slot].placed = None
         return {"wrong": wrong}

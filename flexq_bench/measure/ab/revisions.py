@@ -15,8 +15,8 @@ from flexq_bench.repository.worktrees import resolve_revision
 
 WORKING_TREE = "."
 _FULL_ID = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
-# A commit of the working tree is nobody's: it is made for a comparison and no branch holds it.
-_NOBODY = {
+# A commit that is made for a comparison is nobody's, and no branch holds it.
+NOBODY = {
     f"GIT_{who}_{what}": value
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
@@ -118,7 +118,7 @@ def _working_tree(repository: Path) -> Revision:
     if tree == _tree_of(repository, head):
         return Revision(head, head)
     message = ("-m", "the working tree, for a comparison")
-    made = git_output(repository, "commit-tree", tree, "-p", head, *message, environment=_NOBODY)
+    made = git_output(repository, "commit-tree", tree, "-p", head, *message, environment=NOBODY)
     return Revision(f"{head}-dirty", made)
 
 

@@ -15,7 +15,10 @@ from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
 from flexq_bench.measure.worker_server import own_stdout, serve
 
-OPERATIONS = ("describe", "memory", "prepare", "place", "turn", "leave", "release")
+OPERATIONS = (
+    *("describe", "memory", "prepare", "place", "turn", "leave", "release"),
+    *("fill", "output"),  # for a gate, which judges results by inputs of its own
+)
 
 
 def main() -> int:

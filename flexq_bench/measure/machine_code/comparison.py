@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.machine_code.differences import (
     Difference,
     Function,
@@ -26,6 +27,7 @@ from flexq_bench.measure.machine_code.revision_builds import (
 )
 from flexq_bench.repository.provenance import is_dirty
 from flexq_bench.repository.worktrees import refuse_local_changes, resolve_revision, worktree
+from kernels.runtime.files import cache_folder
 from kernels.runtime.machine_code import instructions, resources
 from kernels.runtime.nvrtc import Build, Cubin
 from kernels.runtime.occupancy import TARGETS
@@ -171,7 +173,11 @@ def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tupl
         if side == "head" and written != name:
             refuse_local_changes(repository, name)
         folder = stack.enter_context(worktree(repository, name))
-    revision = open_revision(f"{side} {short_name(name)}", folder)
+    environment = stack.enter_context(clean_environment())
+    if side == "base" or written == WORKING_TREE:
+        # What a head compiled must not be read by anybody later; these two are trusted.
+        environment["FLEXQ_BENCH_CACHE"] = str(cache_folder().absolute())
+    revision = open_revision(f"{side} {short_name(name)}", folder, environment)
     return name, stack.enter_context(revision)
 
 

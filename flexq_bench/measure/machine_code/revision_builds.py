@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,9 +107,13 @@ class Revision:
 
 
 @contextmanager
-def open_revision(name: str, folder: Path) -> Iterator[Revision]:
-    """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c"."""
+def open_revision(name: str, folder: Path, environment: Mapping[str, str]) -> Iterator[Revision]:
+    """The process of the checkout in `folder`. name: for people, for example "base 1a2b3c".
+
+    environment: all of its variables but PYTHONPATH.
+    """
     # -P: the folder of the script holds modules of ours, which are not the revision's.
     command = (sys.executable, "-P", str(Path(worker.__file__)), str(folder))
-    with WorkerProcess(name, folder, command) as process:  # compiling everything may take hours
+    # Without a time limit: compiling everything may take hours.
+    with WorkerProcess(name, folder, command, environment=environment) as process:
         yield Revision(process)

@@ -1,0 +1,74 @@
+"""A policy and its suite as a commit has them, whatever is checked out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ci.policy import Policy, find_policy, is_path, read_policy
+from flexq_bench.repository.git import git_output
+from workloads.errors import WorkloadError
+
+_POLICIES, _SUITES = Path("ci/policies"), Path("workloads/suites")
+_FILE_MODES = ("100644", "100755")
+
+
+def load_policy_of(repository: Path, commit: str, name_or_path: str) -> Policy:
+    """As load_policy, of a commit: what a pull request edits does not count.
+
+    A name: the commit's, else this program's. A path inside of the repository: the commit's file. A
+    path elsewhere is the operator's own and read as it is. The same holds for the policy's suite.
+    Raises WorkloadError as load_policy does, and where the commit has no such file.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        files = _Files(repository, commit, Path(name))
+        if is_path(name_or_path):
+            found = read_policy(
+                files.locate(Path(name_or_path)), locate=files.locate, suites=files.suites
+            )
+        else:
+            own = files.folder / _POLICIES / f"{name_or_path}.toml"
+            file = own if own.is_file() else find_policy(name_or_path)
+            found = read_policy(file, locate=files.locate, suites=files.suites)
+    return found
+
+
+class _Files:
+    """All `.toml` files of a commit, in a folder."""
+
+    def __init__(self, repository: Path, commit: str, folder: Path) -> None:
+        self.folder = folder
+        self._repository, self._commit = repository.resolve(), commit
+        listed = git_output(repository, "ls-tree", "-r", "-z", "--full-tree", commit)
+        for line in filter(None, listed.split("\0")):
+            described, _, path = line.partition("\t")
+            mode, _, name = described.split(" ")
+            if mode in _FILE_MODES and path.endswith(".toml"):
+                file = folder / path
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(git_output(repository, "cat-file", "blob", name), "utf-8")
+
+    @property
+    def suites(self) -> Path | None:
+        """Where the commit's suites are; None: it has none, this program's count."""
+        found = self.folder / _SUITES
+        return found if found.is_dir() else None
+
+    def locate(self, path: Path) -> Path:
+        """Where to read a file that somebody named. Raises WorkloadError if the commit lacks it."""
+        if path.is_relative_to(self.folder):
+            inside = Path(os.path.normpath(path)).relative_to(self.folder)
+        else:
+            # As it is written and as it is: a link of the tree that is checked out leads nowhere.
+            ways = Path(os.path.abspath(path)), path.resolve()
+            known = [way for way in ways if way.is_relative_to(self._repository)]
+            if not known:
+                return path
+            inside = known[0].relative_to(self._repository)
+        if not (self.folder / inside).is_file():
+            raise WorkloadError(
+                f"{self._commit[:10]} has no {inside}: a gate reads base's, or a file outside of "
+                "the repository; --trust-head reads what is here"
+            )
+        return self.folder / inside

@@ -1,0 +1,52 @@
+"""Files by which a gate hands inputs to a worker and takes outputs from it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+from flexq_bench.measure.inputs import LinearInputs
+from kernels.formats import Operand
+
+
+def write_inputs(path: Path, inputs: LinearInputs) -> None:
+    """For read_inputs: codes and scales of both operands, and the real activations if any."""
+    torch.save(
+        {"x_real": _on_cpu(inputs.x_real), "x": _parts(inputs.x), "w": _parts(inputs.w)}, path
+    )
+
+
+def read_inputs(path: Path, device: torch.device) -> LinearInputs:
+    """What write_inputs wrote, on a device."""
+    found = torch.load(path, map_location=device, weights_only=True)
+    return LinearInputs(found["x_real"], Operand(**found["x"]), Operand(**found["w"]))
+
+
+def read_output(path: Path, rows: int, columns: int) -> torch.Tensor:
+    """FP16 [rows, columns], from a file that nobody is trusted to have written.
+
+    Raises ValueError if it is no such matrix, OSError if it can't be read.
+    """
+    size = 2 * rows * columns
+    # A link may lead anywhere, and what it leads to may have no end.
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+        content = file.read(size + 1) or b""
+    if len(content) != size:
+        raise ValueError(f"an output of {rows}x{columns} has {size:,} bytes")
+    return torch.frombuffer(bytearray(content), dtype=torch.float16).view(rows, columns)
+
+
+def _parts(operand: Operand) -> dict[str, object]:
+    values = {field.name: getattr(operand, field.name) for field in fields(operand)}
+    return {
+        name: _on_cpu(value) if isinstance(value, torch.Tensor) else value
+        for name, value in values.items()
+    }
+
+
+def _on_cpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    # A view would be written with all that it is a view of.
+    return None if tensor is None else tensor.cpu().clone()

@@ -1,0 +1,106 @@
+"""A commit that is judged against its base: measured with base's meter, believed in nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from flexq_bench.errors import MissingResultsError
+from flexq_bench.measure.ab.case_comparison import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab.experiment import ABExperiment, Side
+from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
+from flexq_bench.measure.ab.judged_tree import JudgedTree, judged_tree
+from flexq_bench.measure.ab.revisions import resolve_pair
+from flexq_bench.measure.ab.worker_command import worker_command
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.worker_messages import JUDGED_VERSION
+from flexq_bench.measure.worker_process import WorkerError, WorkerProcess
+from flexq_bench.repository.worktrees import repository_of, worktree
+from workloads.case import Case
+from workloads.probes import is_probe
+
+_DEFAULT_RULES = InterleaveRules()
+
+
+def compare_judged(
+    repository: Path,
+    base: str,
+    head: str,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+    command: Sequence[str] | None = None,
+) -> Iterator[CaseComparison]:
+    """As compare_commits, for a head that nobody has reviewed.
+
+    Both sides are measured with base's program; only the code under test is head's (judged_tree).
+    Probes, which others are held against, are base's on both sides. Results are checked and times
+    are watched by this process (judged_sides). Workers get a clean environment each, and a cache
+    that goes with it. Raises MissingResultsError if base can't judge head.
+    """
+    repository = repository_of(repository)
+    first, second = resolve_pair(repository, base, head)
+    tree = judged_tree(repository, first.commit, second.commit)
+    with ExitStack() as stack:
+        judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        folder = stack.enter_context(worktree(repository, first.commit))
+        sides = (
+            Side(first.name, folder, stack.enter_context(clean_environment())),
+            Side(
+                second.name,
+                stack.enter_context(worktree(repository, tree.commit)),
+                stack.enter_context(clean_environment()),
+            ),
+        )
+        _check_workers(sides, tree, device, rules, command)
+        steady = Side(second.name, folder, stack.enter_context(clean_environment()))
+        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed, command=command)
+        pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
+        probes = [(case, case) for case in cases if is_probe(case.kernel)]
+        kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
+        yield from experiment(sides[0], steady).compare(probes)
+        yield from experiment(*sides, pair=pair).compare(kernels)
+
+
+def _check_workers(
+    sides: tuple[Side, Side],
+    tree: JudgedTree,
+    device: str,
+    rules: InterleaveRules,
+    command: Sequence[str] | None,
+) -> None:
+    """Raise MissingResultsError unless base's program runs, judges, and runs head's code."""
+    base, head = sides
+    found = _identity(base, device, rules, command)
+    if found.get("judged") != JUDGED_VERSION:
+        raise MissingResultsError(
+            f"{base.short_name} is from before a base judged its head: take a later base, or "
+            "measure each by its own program (--trust-head)"
+        )
+    try:
+        _identity(head, device, rules, command)
+    except WorkerError as error:
+        raise MissingResultsError(
+            f"{head.short_name}'s kernels do not run in base's program ({error}): if it changes "
+            "what both share, have it reviewed and measure each by its own (--trust-head)"
+        ) from error
+
+
+def _identity(
+    side: Side, device: str, rules: InterleaveRules, command: Sequence[str] | None
+) -> dict[str, object]:
+    program = worker_command(side.tree) if command is None else command
+    worker = WorkerProcess(
+        side.short_name,
+        side.tree,
+        (*program, "--device", device, "--seed", "0"),
+        timeout_s=rules.timeout_s,
+        environment=side.environment,
+    )
+    with worker:
+        return worker.check_identity()

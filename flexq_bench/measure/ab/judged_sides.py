@@ -1,0 +1,253 @@
+"""A side of a comparison whose worker is not believed: results and times are checked from outside.
+
+The worker runs code of a pull request, which may have replaced the meter in its process. So this
+process draws the inputs of each turn and judges what comes out of it, reads the device's clock, and
+holds the times that the worker tells against its own.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.measure.ab.blocks import CasePair, CaseSide, Worker
+from flexq_bench.measure.ab.case_comparison import SampleBatch
+from flexq_bench.measure.ab.given_inputs import read_output, write_inputs
+from flexq_bench.measure.check import check_linear, judge_error
+from flexq_bench.measure.device import find_device
+from flexq_bench.measure.inputs import LinearInputs, realistic_inputs
+from flexq_bench.measure.nvml import open_handle
+from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
+from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
+from flexq_bench.measure.worker_process import WorkerError
+from kernels.contract import LinearKernel
+from kernels.reference import reference_gemm
+from kernels.registry import resolve
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+# Cells of each turn's output that are compared: a kernel that leaves out 1 % of the columns passes
+# one turn in a hundred thousand.
+_ROWS, _COLUMNS = 64, 1024
+# Of a turn, by which head may be unaccounted for longer than base is: above what honest turns
+# differ by for the scheduler's sake, once nearly all of them do.
+TOLERATED = 0.05
+_CHANCE = 1e-3
+_FEWEST_TURNS = 12
+_CLOCKS_DIFFER = 1.01  # of this process and of a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class JudgingDevice:
+    """What this process judges with. folder: for files to and from workers; nobody else's."""
+
+    device: torch.device
+    protocol: Protocol
+    sensor: Sensor
+    folder: Path
+
+    @classmethod
+    def on(cls, device: str, folder: Path) -> JudgingDevice:
+        """The judge on a device. Raises DeviceError if this machine has no such device."""
+        found = find_device(device)
+        if found.type == "cpu":
+            return cls(found, PROTOCOL_CPU, NoSensor(), folder)
+        nvml = open_handle(found)
+        return cls(found, PROTOCOL_CUDA, NvmlSensor(nvml) if nvml else NoSensor(), folder)
+
+    @property
+    def untimed_samples(self) -> int:
+        """A turn's samples that no time is told of: on a GPU the first fills the queue."""
+        return 0 if self.device.type == "cpu" else 1
+
+    def telemetry(self) -> Telemetry:
+        return Telemetry(
+            self.sensor,
+            min_clock_fraction=self.protocol.min_clock_fraction,
+            period_s=self.protocol.telemetry_period_s,
+        )
+
+    def kernel_of(self, case: Case) -> LinearKernel:
+        """The kernel as this program knows it: its formats and how exact it has to be."""
+        kernel = resolve(case.label, "cpu" if self.device.type == "cpu" else "cuda")
+        assert isinstance(kernel, LinearKernel)  # probes have no inputs, and run base's code
+        return kernel
+
+
+@dataclass
+class JudgedSide(CaseSide):
+    """A side whose results are judged here. Its worker computes what the timed launches compute.
+
+    opponent: the side that is trusted; None: this one is. believes_binary: whether the hash of the
+    machine code may be taken from the worker. left_s: of each turn, seconds that its samples leave
+    unaccounted for, and seconds in all.
+    """
+
+    judge: JudgingDevice = field(kw_only=True)
+    believes_binary: bool = field(default=True, kw_only=True)
+    opponent: JudgedSide | None = field(default=None, kw_only=True)
+    left_s: list[tuple[float, float]] = field(default_factory=list, kw_only=True)
+    _worker: Worker | None = field(default=None, init=False)
+    _weights: LinearInputs | None = field(default=None, init=False)
+
+    def prepare(self, worker: Worker, favourite: dict[str, Any] | None) -> None:
+        self._worker = worker
+        super().prepare(worker, favourite)
+        if not self.believes_binary:
+            self.binary = None
+
+    def place(self, worker: Worker, index: int, beside: str | None) -> None:
+        super().place(worker, index, beside)
+        self._weights = None
+
+    def sample(self, worker: Worker) -> SampleBatch:
+        inputs = self._draw()
+        self._fill(worker, inputs, weights=self._weights is None)
+        self._weights = self._weights or inputs
+        turn = self._timed(worker)
+        wrong = self._wrong_cells(inputs, self._output(worker))
+        self.wrong = self.wrong or wrong
+        return turn
+
+    def leave(self, worker: Worker) -> None:
+        self.wrong = self.wrong or self._wrong_result(worker)
+        super().leave(worker)
+        if self.opponent is not None:
+            self.wrong = self.wrong or _unaccounted(self.left_s, self.opponent.left_s)
+
+    def _draw(self) -> LinearInputs:
+        """Inputs that no worker can know before: new activations, and the placement's weights."""
+        kernel, gemm = self.judge.kernel_of(self.case), self.case.gemm
+        if self._weights is None:
+            return realistic_inputs(kernel, gemm, self.judge.device, _seed())
+        one_row = GemmWorkload(gemm.m, 1, gemm.k)
+        drawn = realistic_inputs(kernel, one_row, self.judge.device, _seed())
+        return replace(drawn, w=self._weights.w)
+
+    def _fill(self, worker: Worker, inputs: LinearInputs, *, weights: bool) -> None:
+        path = self._file("inputs")
+        # Weights that stay need not be written again.
+        write_inputs(path, inputs if weights else replace(inputs, w=inputs.w.slice_rows(0, 1)))
+        worker.ask("fill", slot=self.slot, path=str(path), weights=weights)
+        path.unlink(missing_ok=True)
+
+    def _timed(self, worker: Worker) -> SampleBatch:
+        with ExitStack() as stack:
+            other = None if self.opponent is None else self.opponent._worker
+            if other is not None and other is not worker:
+                stack.enter_context(other.paused())
+            telemetry = stack.enter_context(self.judge.telemetry())
+            began = time.perf_counter()
+            reply = worker.ask("turn", slot=self.slot)
+            ended = time.perf_counter()
+            valid = telemetry.is_clock_valid(began, ended)
+        samples, told_s = self._told(reply)
+        if told_s > _CLOCKS_DIFFER * (ended - began):
+            self.wrong = self.wrong or (
+                f"its samples add up to {1e3 * told_s:.3g} ms in a turn of "
+                f"{1e3 * (ended - began):.3g} ms: its clock is not the device's"
+            )
+        self.left_s.append((ended - began - told_s, ended - began))
+        state = telemetry.summary()
+        return SampleBatch(samples, state.sm_clock_mhz, valid)
+
+    def _told(self, reply: dict[str, Any]) -> tuple[tuple[float, ...], float]:
+        """Samples in microseconds a launch, and the seconds that the whole turn's launches took."""
+        try:
+            samples = tuple(float(sample) for sample in reply["samples_us"])
+            launches = int(reply["launches"])
+        except (KeyError, TypeError, ValueError):
+            samples, launches = (), 0
+        if not samples or launches < 1 or not all(0 < s < math.inf for s in samples):
+            raise WorkerError(f"{self.case.label}: a worker told no times of its turn")
+        untimed = self.judge.untimed_samples * statistics.median(samples)
+        return samples, (sum(samples) + untimed) * launches / 1e6
+
+    def _output(self, worker: Worker) -> torch.Tensor:
+        path = self._file("output")
+        worker.ask("output", slot=self.slot, path=str(path))
+        try:
+            found = read_output(path, self.case.gemm.m, self.case.gemm.n)
+        except (OSError, ValueError) as error:
+            raise WorkerError(f"{self.case.label}: a worker gave no output: {error}") from None
+        finally:
+            path.unlink(missing_ok=True)
+        return found.to(self.judge.device)
+
+    def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
+        """What is wrong with cells that are chosen now; empty: nothing."""
+        gemm = self.case.gemm
+        rows, columns = self._some(gemm.m, _ROWS), self._some(gemm.n, _COLUMNS)
+        reference = reference_gemm(inputs.x.take_rows(rows), inputs.w.take_rows(columns))
+        reference = reference.rounded_to(self.judge.kernel_of(self.case).spec.rounds_to)
+        wrong = judge_error(output[rows][:, columns], reference, self.judge.protocol.tolerance)
+        return f"wrong in a timed turn: {wrong.detail}" if wrong.detail else ""
+
+    def _wrong_result(self, worker: Worker) -> str:
+        """As the meter checks a kernel, bit for bit where that is due, on the timed buffers."""
+
+        def run(inputs: LinearInputs, out: torch.Tensor) -> None:
+            self._fill(worker, inputs, weights=True)
+            worker.ask("turn", slot=self.slot)
+            out.copy_(self._output(worker))
+
+        found = check_linear(
+            self.judge.kernel_of(self.case),
+            self.case.gemm,
+            self.case.stage,
+            self.judge.device,
+            run,
+            seed=_seed(),
+            tolerance=self.judge.protocol.tolerance,
+        )
+        return found.detail
+
+    def _some(self, count: int, most: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(_seed())
+        chosen = torch.randperm(count, generator=generator)[:most].sort().values
+        return chosen.to(self.judge.device)
+
+    def _file(self, what: str) -> Path:
+        return self.judge.folder / f"{self.slot}-{what}-{secrets.token_hex(8)}"
+
+
+def judged_pair(base: Case, head: Case, judge: JudgingDevice, *, believes_binary: bool) -> CasePair:
+    """A pair of cases whose sides are both judged by this process, and head's times by base's."""
+    first = JudgedSide("base", base, judge=judge)
+    second = JudgedSide("head", head, judge=judge, believes_binary=believes_binary, opponent=first)
+    first.opponent = None
+    return CasePair(first, second)
+
+
+def _unaccounted(head: Sequence[tuple[float, float]], base: Sequence[tuple[float, float]]) -> str:
+    """What is wrong with head's times; empty: nothing.
+
+    A turn is its samples, one after the other, and what a turn costs besides, which is base's code
+    on both sides. Head's samples are too short if they leave more of its turns unaccounted for.
+    """
+    if len(head) < _FEWEST_TURNS or len(base) < _FEWEST_TURNS:
+        return ""
+    usual_s = statistics.median(left for left, _ in base)
+    excess = [(left - usual_s) / whole for left, whole in head]
+    over = sum(share > TOLERATED for share in excess)
+    # Of turns that are as often above as below it, so many are above so rarely.
+    chance = sum(math.comb(len(excess), k) for k in range(over, len(excess) + 1))
+    if chance > _CHANCE * 2 ** len(excess):
+        return ""
+    return (
+        f"its samples leave {statistics.median(excess):.0%} more of its turns unaccounted for than "
+        f"base's do, in {over} of {len(excess)}: its clock is not the device's"
+    )
+
+
+def _seed() -> int:
+    return secrets.randbits(62)

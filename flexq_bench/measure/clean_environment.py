@@ -1,0 +1,47 @@
+"""The environment of a process that runs unreviewed code: no secrets, a cache of its own."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import site
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# By name or pattern. A variable that is not here does not pass: a token may have any name.
+_PASSED = (
+    "PATH",
+    "LANG",
+    "LANGUAGE",
+    "LC_*",
+    "TZ",
+    "LD_LIBRARY_PATH",
+    "CUDA_*",
+    "NVIDIA_*",
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VIRTUAL_ENV",
+)
+
+
+@contextmanager
+def clean_environment() -> Iterator[dict[str, str]]:
+    """Variables for one run's processes; HOME, TMPDIR and the cache lie in a folder that goes."""
+    with tempfile.TemporaryDirectory(prefix="flexq-bench-", ignore_cleanup_errors=True) as name:
+        home = Path(name)
+        own = {"HOME": home, "TMPDIR": home / "tmp", "FLEXQ_BENCH_CACHE": home / "cache"}
+        for folder in own.values():
+            folder.mkdir(exist_ok=True)
+        yield {
+            **{name: value for name, value in os.environ.items() if _passes(name)},
+            **{name: str(folder) for name, folder in own.items()},
+            # Packages that were installed for the user lie in the real home.
+            "PYTHONUSERBASE": site.getuserbase(),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+
+def _passes(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _PASSED)

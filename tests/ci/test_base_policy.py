@@ -1,0 +1,124 @@
+"""Policies as base has them: what a pull request edits does not count."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ci.base_policy import load_policy_of
+from ci.policy import load_policy
+from workloads.errors import WorkloadError
+
+SUITE = 'description = "x"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["{shape}"]\n'
+POLICY = 'version = 1\nsuite = "{suite}"\nslower_percent = {percent}\n'
+WAIVER = (
+    '[[waiver]]\nkernels = ["cublas-fp16"]\nreason = "mine"\nowner = "Eve"\nexpires = 2099-01-01\n'
+)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Base's files are committed; head's, which are laxer in all they say, are checked out."""
+    folder = tmp_path / "repository"
+    for path, text in (
+        ("ci/policies/default.toml", POLICY.format(suite="nightly", percent=1)),
+        ("ci/policies/beside.toml", POLICY.format(suite="own.toml", percent=1)),
+        ("ci/policies/above.toml", POLICY.format(suite="../../mine/own.toml", percent=1)),
+        ("ci/policies/own.toml", SUITE.format(shape="512x512")),
+        ("mine/own.toml", SUITE.format(shape="512x512")),
+        ("workloads/suites/nightly.toml", SUITE.format(shape="512x512")),
+    ):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=A", "-c", "user.email=a@b", "commit", "-q", "-m", "base")
+    for path in folder.rglob("*.toml"):
+        text = path.read_text().replace("512x512", "8x8").replace("percent = 1", "percent = 99")
+        path.write_text(text + (WAIVER if "version" in text else ""))
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> None:
+    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
+
+
+@pytest.fixture
+def load(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+
+    def load(name_or_path):
+        return load_policy_of(repository, "HEAD", name_or_path)
+
+    return load
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["default", "ci/policies/default.toml", "ci/policies/beside.toml", "ci/policies/above.toml"],
+)
+def test_limits_waivers_and_shapes_are_bases(load, named):
+    found = load(named)
+
+    assert (found.default.slower_percent, found.waivers) == (1.0, ())
+    assert [(shape.n, shape.k) for shape in found.suite.shapes] == [(512, 512)]
+
+
+def test_an_absolute_path_into_the_repository_is_bases_too(load, repository):
+    found = load(str(repository / "ci/policies/default.toml"))
+
+    assert found.default.slower_percent == 1.0
+
+
+def test_a_link_of_head_leads_to_no_other_file(load, repository, tmp_path):
+    lax = tmp_path / "lax.toml"
+    lax.write_text(POLICY.format(suite="nightly", percent=99))
+    policy = repository / "ci/policies/default.toml"
+    policy.unlink()
+    policy.symlink_to(lax)
+
+    assert load("ci/policies/default.toml").default.slower_percent == 1.0
+
+
+def test_a_policy_of_the_operator_is_read_as_it_is_and_its_suite_is_bases(load, tmp_path):
+    own = tmp_path / "operator.toml"
+    own.write_text(POLICY.format(suite="nightly", percent=5))
+
+    found = load(str(own))
+
+    assert (found.name, found.default.slower_percent) == ("operator", 5.0)
+    assert [(shape.n, shape.k) for shape in found.suite.shapes] == [(512, 512)]
+
+
+def test_a_suite_of_the_operator_lies_beside_the_policy(load, tmp_path):
+    (tmp_path / "few.toml").write_text(SUITE.format(shape="64x64"))
+    own = tmp_path / "operator.toml"
+    own.write_text(POLICY.format(suite="few.toml", percent=5))
+
+    assert [(shape.n, shape.k) for shape in load(str(own)).suite.shapes] == [(64, 64)]
+
+
+def test_a_suite_in_the_repository_is_bases_whoever_names_it(load, repository, tmp_path):
+    own = tmp_path / "operator.toml"
+    own.write_text(POLICY.format(suite=f"{repository}/mine/own.toml", percent=5))
+
+    assert [(shape.n, shape.k) for shape in load(str(own)).suite.shapes] == [(512, 512)]
+
+
+def test_a_policy_that_only_head_has_is_refused(load, repository):
+    (repository / "ci/policies/new.toml").write_text(POLICY.format(suite="nightly", percent=99))
+
+    with pytest.raises(WorkloadError, match=r"has no ci/policies/new.toml: a gate reads base's"):
+        load("ci/policies/new.toml")
+    with pytest.raises(WorkloadError, match="no policy 'new'"):
+        load("new")
+
+
+def test_a_base_without_policies_has_those_of_this_program(tmp_path):
+    git(tmp_path, "init", "-q", "-b", "main")
+    who = ("-c", "user.name=A", "-c", "user.email=a@b")
+    git(tmp_path, *who, "commit", "-q", "--allow-empty", "-m", "empty")
+
+    assert load_policy_of(tmp_path, "HEAD", "default") == load_policy("default")

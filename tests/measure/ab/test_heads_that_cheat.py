@@ -1,0 +1,202 @@
+"""Heads of a pull request that try to look fast or right: none of them passes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import MissingResultsError
+from flexq_bench.measure.ab import CaseComparison, InterleaveRules, compare_judged
+from flexq_bench.verdicts import Verdict
+from workloads.case import Case
+
+ROOT = Path(__file__).parents[3]
+KERNEL = "kernels/cpu/dense.py"
+CASE = Case.from_key("cublas-fp16 gemm hot m4n256k256")
+# One pair of processes: they take longer to start than to measure.
+RULES = InterleaveRules(processes=1, placements=6, blocks=2, looks=1, timeout_s=60.0)
+
+LAUNCH = '        y = x.buffers["values"].float() @ w.buffers["values"].float().T\n'
+ZEROS = "        y = torch.zeros(x.rows, w.rows)\n"
+SLEEP = "        import time\n        time.sleep(0.001)\n"
+
+# Threads, since the meter imports the kernels while it is imported itself.
+WHEN_THERE = """
+import threading
+import time as _time
+
+def _patch():
+    while True:
+        try:
+            _replace()
+            return
+        except (ImportError, AttributeError):
+            _time.sleep(0.001)
+
+threading.Thread(target=_patch).start()
+"""
+SMALL_SAMPLES = (
+    """
+def _replace():
+    from flexq_bench.measure.clocks import _CpuRotation
+    real = _CpuRotation.sample
+    _CpuRotation.sample = lambda self, count: [0.7 * t for t in real(self, count)]
+"""
+    + WHEN_THERE
+)
+FAST_CLOCK = (
+    """
+def _replace():
+    from flexq_bench.measure.clocks import CpuClock
+    real = _time.perf_counter_ns
+    CpuClock.__init__.__defaults__ = (lambda: 4 * real(),)
+"""
+    + WHEN_THERE
+)
+BLIND_CHECKS = (
+    """
+def _replace():
+    from flexq_bench.measure import check, linear_buffers, subject
+    subject.check_linear, linear_buffers.judge_error
+    fine = check.CheckResult(0.0, True)
+    subject.check_linear = lambda *given, **named: fine
+    linear_buffers.judge_error = lambda *given, **named: fine
+"""
+    + WHEN_THERE
+)
+NEEDS_NO_SECRET = """
+import os
+_found = [name for name, value in os.environ.items() if value == "a secret"]
+if _found or os.environ["FLEXQ_BENCH_CACHE"] == "{cache}":
+    raise RuntimeError(f"this process knows {{_found}}")
+"""
+
+
+class Project:
+    """A copy of this project in a git repository of its own."""
+
+    def __init__(self, path: Path, git: Callable[..., str]) -> None:
+        self.path, self.git = path, git
+
+    def edit(self, path: str, old: str, new: str) -> None:
+        file = self.path / path
+        text = file.read_text()
+        assert text.count(old) == 1, f"{path} has {text.count(old)} of {old!r}"
+        file.write_text(text.replace(old, new))
+
+    def append(self, path: str, text: str) -> None:
+        file = self.path / path
+        file.write_text(file.read_text() + text)
+
+    def commit(self) -> str:
+        self.git("add", "--all")
+        self.git("commit", "-q", "--allow-empty", "-m", "change")
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def project(repository) -> Project:
+    for room in ("workloads", "kernels", "flexq_bench", "db"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / room, repository.path / room, ignore=ignored)
+    found = Project(repository.path, repository.git)
+    repository.git("tag", "base", found.commit())
+    return found
+
+
+@pytest.fixture
+def judge(project, monkeypatch) -> Callable[[], CaseComparison]:
+    """Judge the files as they are now."""
+    for name in ("GH_TOKEN", "GITHUB_TOKEN", "FLEXQ_BENCH_DB", "MY_SECRET"):
+        monkeypatch.setenv(name, "a secret")
+
+    def run() -> CaseComparison:
+        where, head = project.path, project.commit()
+        (found,) = compare_judged(where, "base", head, [CASE], device="cpu", rules=RULES)
+        return found
+
+    return run
+
+
+@pytest.mark.slow
+def test_an_honest_head_is_measured_without_secrets_and_leaves_nothing(project, judge, cache):
+    project.append(KERNEL, NEEDS_NO_SECRET.format(cache=str(cache)))
+    project.edit("flexq_bench/measure/clocks.py", "monotonic clock on a CPU", "clock on a CPU")
+
+    found = judge()
+
+    assert found.detail == ""
+    assert found.confirmation.verdict not in (Verdict.INCORRECT, Verdict.NO_DATA)
+    assert list((cache / "worktrees").iterdir()) == []
+    assert list(cache.iterdir()) == [cache / "worktrees"]
+
+
+@pytest.mark.slow
+def test_a_meter_of_its_own_is_not_used(project, judge):
+    project.edit(KERNEL, LAUNCH, SLEEP + ZEROS)
+    project.edit(
+        "flexq_bench/measure/clocks.py",
+        "            times.append(elapsed_ns / 1000 / self.launches)\n",
+        "            times.append(7.0 + elapsed_ns % 7 * 1e-3)\n",
+    )
+    check = "flexq_bench/measure/check.py"
+    project.append(check, "\n\ndef judge_error(*given):\n    return CheckResult(0.0, None)\n")
+    project.append(check, "\n\ndef _judge_exact(*given):\n    return CheckResult(None, True)\n")
+
+    found = judge()
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert "relative error" in found.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("clock", "said"),
+    [(SMALL_SAMPLES, "unaccounted for"), (FAST_CLOCK, "in a turn of")],
+    ids=["small samples", "fast clock"],
+)
+def test_a_kernel_that_replaces_the_clock_is_refused(project, judge, clock, said):
+    project.append(KERNEL, clock)
+
+    found = judge()
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert said in found.detail
+
+
+@pytest.mark.slow
+def test_a_kernel_that_replaces_the_check_is_found_wrong(project, judge):
+    project.edit(KERNEL, LAUNCH, ZEROS)
+    project.append(KERNEL, BLIND_CHECKS)
+
+    found = judge()
+
+    assert found.confirmation.verdict is Verdict.INCORRECT
+    assert "wrong in a timed turn" in found.detail
+
+
+@pytest.mark.slow
+def test_a_kernel_that_sleeps_is_slower(project, judge):
+    project.edit(KERNEL, LAUNCH, SLEEP + LAUNCH)
+
+    assert judge().confirmation.verdict is Verdict.SLOWER
+
+
+@pytest.mark.slow
+def test_smaller_shapes_under_the_same_name_are_not_measured(project, judge):
+    project.edit("workloads/case.py", 'int(match["n"]), int(match["k"])', "8, 8")
+    project.edit(KERNEL, LAUNCH, SLEEP + LAUNCH)
+
+    assert judge().confirmation.verdict is Verdict.SLOWER
+
+
+@pytest.mark.slow
+def test_a_head_that_base_cannot_run_is_one_line(project, judge):
+    project.append("kernels/contract.py", "\n\nclass Precision:\n    pass\n")
+    project.append(KERNEL, "\nfrom kernels.contract import Precision\n")
+
+    with pytest.raises(MissingResultsError, match=r"ImportError: .*Precision.* \(--trust-head\)"):
+        judge()

@@ -1,0 +1,207 @@
+"""A worker that is not believed: wrong results and made-up times are found from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexq_bench.measure import PROTOCOL_CPU, Meter
+from flexq_bench.measure.ab.blocks import CasePair, measure_blocks
+from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
+from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.protocol import WarmUp
+from flexq_bench.measure.worker_process import WorkerError
+from workloads.case import Case
+
+FAST = replace(
+    PROTOCOL_CPU,
+    warm_up=WarmUp(0.0, 0.005, agreement=1.0),
+    rewarm=WarmUp(0.0, 0.005, agreement=1.0),
+    batch_s=0.005,
+)
+CASES = (
+    "cublas-fp16 gemm hot m4n64k96",
+    "flexq-w6a6 linear hot m3n40k200",
+    "cublaslt-fp8 gemm hot m4n64k96",
+    "atom-w4a4 linear hot m4n64k256",
+    "dgq-w4a8 gemm hot m4n64k256",
+    "w4a16 gemm hot m1n64k256",
+)
+Answer = Callable[[dict[str, Any], dict[str, Any]], object]
+
+
+class Inside:
+    """A worker in this process. answers: what becomes of the replies to an operation."""
+
+    def __init__(self, meter: Meter, **answers: Answer) -> None:
+        self._operations, self._answers = WorkerOperations(meter), answers
+
+    def ask(self, what: str, **arguments: Any) -> dict[str, Any]:
+        reply: dict[str, Any] = getattr(self._operations, what)(**arguments)
+        return self._answers.get(what, lambda reply, _: reply)(reply, arguments)
+
+    def paused(self):
+        return nullcontext()
+
+
+@pytest.fixture
+def meter():
+    made = Meter("cpu", FAST)
+    with made.device_guard():
+        yield made
+
+
+@pytest.fixture
+def judged(meter, tmp_path) -> Callable[..., CasePair]:
+    """judged(case, turn=…): a pair of cases measured with a head that changes its replies."""
+
+    def run(case: str = CASES[0], *, believes_binary: bool = True, **answers: Answer) -> CasePair:
+        found = Case.from_key(case)
+        judge = replace(JudgingDevice.on("cpu", tmp_path), protocol=FAST)
+        match = judged_pair(found, found, judge, believes_binary=believes_binary)
+        workers = Inside(meter), Inside(meter, **answers)
+        for process in range(2):
+            measure_blocks(match, workers, process, placements=3, blocks=2, on_block=lambda _: None)
+        return match
+
+    return run
+
+
+def scaled(by: float) -> Answer:
+    def change(reply, _):
+        return {**reply, "samples_us": [by * sample for sample in reply["samples_us"]]}
+
+    return change
+
+
+def of_the_file(change: Callable[[Path], object]) -> Answer:
+    def write(reply, arguments):
+        change(Path(arguments["path"]))
+        return reply
+
+    return write
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def one_column(path: Path) -> None:
+    values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.float16).clone()
+    values.view(4, 64)[:, 17] *= 1.01
+    path.write_bytes(values.numpy().tobytes())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_honest_kernel_is_believed(judged, case):
+    match = judged(case)
+
+    assert match.problem == ""
+    assert len(match.blocks) == 12
+    assert all(block.head_us > 0 for block in match.blocks)
+
+
+@pytest.mark.parametrize("change", [zeros, one_column], ids=["zeros", "one column"])
+def test_outputs_of_timed_turns_are_judged_here(judged, change):
+    assert "wrong in a timed turn" in judged(output=of_the_file(change)).head.wrong
+
+
+def test_outputs_of_the_turn_before_are_wrong(judged):
+    kept: list[bytes] = []
+
+    def stale(path: Path) -> None:
+        kept.append(path.read_bytes())
+        path.write_bytes(kept[0])
+
+    assert "wrong in a timed turn" in judged(output=of_the_file(stale)).head.wrong
+
+
+def test_integer_kernels_have_to_be_exact_on_the_timed_buffers(judged):
+    asked = iter(range(1000))
+
+    def nearly(path: Path) -> None:
+        if next(asked) % 7 != 5:  # four turns, then realistic, full-range and small inputs
+            return
+        values = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.int16).clone()
+        values[0] += 1  # the next FP16 number
+        path.write_bytes(values.numpy().tobytes())
+
+    match = judged("flexq-w6a6 gemm hot m3n40k256", output=of_the_file(nearly))
+
+    assert "not bit-exact: 1 of 120 elements wrong" in match.head.wrong
+    assert match.base.wrong == ""
+
+
+def test_times_that_leave_much_of_each_turn_unaccounted_for_are_refused(judged):
+    wrong = judged(turn=scaled(0.8)).head.wrong
+
+    assert "unaccounted for" in wrong
+    assert "its clock is not the device's" in wrong
+
+
+def test_fewer_samples_than_were_taken_are_refused(judged):
+    def half(reply, _):
+        samples = reply["samples_us"]
+        return {**reply, "samples_us": samples[: max(1, len(samples) // 2)]}
+
+    assert "unaccounted for" in judged(turn=half).head.wrong
+
+
+def test_times_longer_than_their_turn_are_refused(judged):
+    assert "in a turn of" in judged(turn=scaled(3.0)).head.wrong
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {},
+        {"samples_us": [], "launches": 1},
+        {"samples_us": [1.0], "launches": 0},
+        {"samples_us": ["x"], "launches": 1},
+        {"samples_us": [float("nan")], "launches": 1},
+        {"samples_us": [-1.0], "launches": 1},
+    ],
+)
+def test_a_turn_without_times_is_a_broken_worker(judged, reply):
+    with pytest.raises(WorkerError, match="told no times"):
+        judged(turn=lambda _reply, _arguments: reply)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"short"),
+        lambda path: path.write_bytes(path.read_bytes() + b"x"),
+        lambda path: path.unlink(),
+        lambda path: (path.unlink(), path.symlink_to("/dev/zero")),
+    ],
+    ids=["short", "long", "none", "link"],
+)
+def test_an_output_of_another_size_is_a_broken_worker(judged, change):
+    with pytest.raises(WorkerError, match="gave no output"):
+        judged(output=of_the_file(change))
+
+
+def test_clocks_of_the_device_are_read_here(judged):
+    turns = judged(turn=lambda reply, _: {**reply, "mhz": 1.0, "valid": False}).blocks[0].head
+
+    assert [(turn.mhz, turn.valid) for turn in turns] == [(None, True)] * 2
+
+
+def test_machine_code_is_not_believed_where_code_of_head_told_it(judged):
+    told = {"prepare": lambda reply, _: {**reply, "binary": "1f"}}
+
+    assert judged(**told).head.binary == "1f"
+    assert judged(**told, believes_binary=False).head.binary is None
+
+
+def test_no_file_of_a_turn_is_left(judged, tmp_path):
+    judged()
+
+    assert list(tmp_path.iterdir()) == []
