@@ -15,7 +15,7 @@ from workloads.data_files import (
     validated,
     wanted,
 )
-from workloads.models import Block, ModelSpec
+from workloads.model_spec import Block, ModelSpec
 
 
 class _ModelTable(DataTable):

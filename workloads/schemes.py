@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from workloads.data_files import DataTable, Entries, Text, read_toml, validated
 from workloads.errors import WorkloadError
-from workloads.models import Block
+from workloads.model_spec import Block
 from workloads.names import unknown
 
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 from workloads.case import CacheMode, Case, Stage, parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
-from workloads.models import ModelSpec
+from workloads.model_spec import ModelSpec
 from workloads.names import nearest_first
 from workloads.patterns import check_pattern, is_glob, matches, select
 

@@ -40,7 +40,8 @@ from workloads.data_files import (
 )
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
-from workloads.models import ModelSpec, get_model
+from workloads.model_spec import ModelSpec
+from workloads.models import get_model
 from workloads.names import unknown
 from workloads.patterns import check_patterns
 from workloads.ranges import parse_ranges

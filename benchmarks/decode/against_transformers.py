@@ -26,7 +26,8 @@ from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.measure import Tuning
 from kernels.decoder.cuda_operations import CudaOperations
-from workloads.models import ModelSpec, get_model
+from workloads.model_spec import ModelSpec
+from workloads.models import get_model
 from workloads.schemes import get_scheme
 
 _PROMPT, _NEW = 15, 128

@@ -12,7 +12,7 @@ import torch
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG
 from workloads.errors import WorkloadError
-from workloads.models import Block, ModelSpec
+from workloads.model_spec import Block, ModelSpec
 
 _ARCHITECTURES: dict[str, Block] = {"LlamaForCausalLM": "llama", "OPTForCausalLM": "opt"}
 _CLASSES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}  # by model_type

@@ -19,7 +19,7 @@ from kernels.decoder.cuda_operations import (
     RELU,
     SILU_MUL,
 )
-from workloads.models import Block
+from workloads.model_spec import Block
 
 _ON_GPU = "CUDA"  # torch.profiler's word
 EMBEDDING, SAMPLING, HEAD = "embedding", "sampling", "lm_head"

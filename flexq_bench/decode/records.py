@@ -16,7 +16,8 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
 from flexq_bench.decode.requests import Request
 from flexq_bench.stats.bootstrap import hierarchical_interval
-from workloads.models import Block, load_catalog
+from workloads.model_spec import Block
+from workloads.models import load_catalog
 from workloads.schemes import get_scheme
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")

@@ -8,7 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalL
 
 from workloads.errors import WorkloadError
 from workloads.family_files import read_family
-from workloads.models import ModelSpec, get_model, load_catalog
+from workloads.model_spec import ModelSpec
+from workloads.models import get_model, load_catalog
 
 # Parameters, in units of 10^9. LLaMA: arXiv:2302.13971, Table 2. The others: tensor sizes of the
 # checkpoints on the hub (Llama-2-*-hf, Meta-Llama-3-8B) and the names of the OPT models.
