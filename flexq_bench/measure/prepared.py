@@ -13,7 +13,7 @@ from flexq_bench.errors import MeasureError
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
-from flexq_bench.measure.copies import copies_for
+from flexq_bench.measure.cold_cache_rotation import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.rewriting import Rewriting

@@ -19,6 +19,8 @@ from workloads.suites import read_suite
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+PROTOCOL = ROOT / "docs" / "protocol.md"
+DATABASE = ROOT / "docs" / "database.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 ROOMS = "flexq_bench|kernels|workloads|db|dashboard|ci|tests|docs|benchmarks|examples"
 
@@ -87,26 +89,24 @@ def test_make_targets_in_the_text_are_in_the_makefile(page):
 
 
 def test_protocol_table_holds_the_protocol_s_numbers():
-    rows = re.findall(
-        r"^\| `([a-z_.0-9]+)` \| ([\d.]+) \| ([\d.]+) \|", ARCHITECTURE.read_text(), re.M
-    )
+    rows = re.findall(r"^\| `([a-z_.0-9]+)` \| ([\d.]+) \| ([\d.]+) \|", PROTOCOL.read_text(), re.M)
     for field, cuda, cpu in rows:
         for protocol, written in ((PROTOCOL_CUDA, cuda), (PROTOCOL_CPU, cpu)):
             value = reduce(getattr, field.split("."), protocol)
             assert float(written) == value, field
 
     assert len(rows) > 10
-    assert f"This is version {PROTOCOL_CUDA.version} of the protocol" in ARCHITECTURE.read_text()
+    assert f"This is version {PROTOCOL_CUDA.version} of the protocol" in PROTOCOL.read_text()
 
 
 def test_every_table_of_the_database_is_explained():
-    explained = set(re.findall(r"`([a-z_]+)`", section(ARCHITECTURE, "What is stored")))
+    explained = set(re.findall(r"`([a-z_]+)`", section(DATABASE, "What is stored")))
 
     assert set(Base.metadata.tables) - explained == set()
 
 
 def test_every_status_and_exit_code_is_explained():
-    explained = set(re.findall(r"`([a-z]+)`", section(ARCHITECTURE, "How a time is taken")))
+    explained = set(re.findall(r"`([a-z]+)`", section(PROTOCOL, "How a time is taken")))
     codes = {int(n) for n in re.findall(r"(\d) [a-z]", README.read_text().split("Exit codes")[1])}
 
     assert set(STATUSES) <= explained
@@ -120,3 +120,40 @@ def test_the_example_suite_can_be_loaded(tmp_path):
     suite = read_suite(tmp_path / "example.toml")
 
     assert suite.cases(["flexq-w6a6"])
+
+
+IDEAS = {
+    "the alert rule": "alert_rule.py",
+    "the retry policy of a job": "retry_policy.py",
+    "FlexQ's quantization formula": "symmetric_quantization.py",
+    "the cold-cache rotation": "cold_cache_rotation.py",
+    "the choice of a `flexq-imma` configuration": "configuration_choice.py",
+    "the end of a run, interrupted or not": "lifecycle.py",
+}
+
+
+def test_each_idea_of_the_table_lives_in_a_file_that_is_there():
+    rows = re.findall(r"^\| (.+) \| (`.+`) \|$", section(ARCHITECTURE, "Where an idea lives"), re.M)
+    homes = {idea: re.findall(r"`([^`]+)`", files) for idea, files in rows}
+
+    assert [file for files in homes.values() for file in files if not (ROOT / file).is_file()] == []
+    assert {idea: Path(homes[idea][0]).name for idea in IDEAS} == IDEAS
+
+
+def test_every_package_of_the_service_is_in_the_table_of_rooms():
+    named = set(re.findall(r"`flexq_bench/([a-z_]+)(?:/|\.py)", section(ARCHITECTURE, "Rooms")))
+    there = {
+        path.stem
+        for path in (ROOT / "flexq_bench").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+
+    assert there - {"__init__", "__main__"} == named
+
+
+def test_the_service_is_few_packages_and_few_loose_files():
+    service = ROOT / "flexq_bench"
+
+    assert len([path for path in service.iterdir() if (path / "__init__.py").is_file()]) <= 12
+    loose = [path.name for path in service.glob("*.py") if not path.name.startswith("__")]
+    assert len(loose) <= 5

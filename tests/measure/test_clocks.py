@@ -9,7 +9,7 @@ import torch
 
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
 from flexq_bench.measure.clocks import CpuClock, fit_launches
-from flexq_bench.measure.copies import copies_for
+from flexq_bench.measure.cold_cache_rotation import copies_for
 from kernels.errors import UnsupportedError
 
 H200_L2 = 60 << 20

@@ -1,4 +1,4 @@
-"""How many copies of the weights a rotation needs to find them in the wanted cache state."""
+"""Cold-cache rotation: over how many copies of the weights launches rotate."""
 
 from __future__ import annotations
 
