@@ -79,6 +79,7 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._is_announced = False
         self._is_given = False  # operands come from outside, and results are judged there
         self._last_copy = 0
+        self._of_kept: list[tuple[int, int]] = []  # X and the copy of W of launches copied away
         self._kept: list[_Kept] = []
         self._kept_in_all = 0
         self._kept_at: int | None = None
@@ -122,7 +123,6 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._used = min(len(self._xs), -(-count // self.copies))
         # The outputs of these launches are copied away where the sample is one that is kept.
         self._positions = self._draw.sample(range(count), min(count, _KEPT_LAUNCHES))
-        self._of_kept: list[tuple[int, int]] = []
 
     def launch(self, i: int, config: Config | None) -> None:
         self._last_x = self._position // self.copies % self._used
@@ -131,6 +131,8 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._launch(self._xs[self._last_x], self.weights[i], self._out, config)
 
     def after_launch(self) -> None:
+        if self._position == 1:
+            self._of_kept.clear()
         if self._position - 1 in self._positions:
             kept = self._copied[len(self._of_kept)]
             torch.index_select(self._out.view(-1), 0, self._elements, out=kept)

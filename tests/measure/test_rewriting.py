@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from flexq_bench.measure.rewriting import Slots, second_order
+from flexq_bench.measure.inputs import realistic_inputs
+from flexq_bench.measure.rewriting import Rewriting, Slots, draw_contents, second_order
 from kernels.contract import PackedOperand
 from kernels.formats import quantize_dual_grained, quantize_e4m3, quantize_symmetric
 
@@ -150,3 +151,15 @@ def test_rows_are_taken_with_all_that_belongs_to_them(operand):
     assert torch.equal(taken.dequantize(), operand.dequantize()[rows])
     both = type(operand).stacked([taken, operand])
     assert torch.equal(both.dequantize(), torch.cat([taken.dequantize(), operand.dequantize()]))
+
+
+def test_elements_looked_at_are_judged_against_all_their_products(fake_linear, a_case, fast):
+    kernel, case = fake_linear(), a_case(m=2, n=8, k=256)
+    own = realistic_inputs(kernel, case.gemm, torch.device("cpu"), seed=3)
+    rewriting = Rewriting(secret=1, protocol=fast, l2_bytes=1 << 20)
+
+    contents = draw_contents(kernel, case, own, [torch.arange(8)], rewriting, seed=4)
+
+    x, w = own.x.dequantize()[contents.rows], own.w.dequantize()[contents.columns]
+    assert torch.allclose(contents.reference.y[0, 0], x.double() @ w.double().T)
+    assert torch.allclose(contents.reference.magnitude[0, 0], x.abs().double() @ w.abs().double().T)
