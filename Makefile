@@ -47,11 +47,12 @@ test-slow: $(TESTING) ## the tests that take longer
 test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)
 
-lint: $(TESTING) ## style, types and the direction of imports
+lint: $(TESTING) ## style, types, the direction of imports and dead code
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(PY) -m vulture
 
 clean: ## remove .venv and everything else that was built; stored results stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \

@@ -1,11 +1,13 @@
-"""What tests of several rooms make up: commits that were compared, and the commits themselves."""
+"""Fixtures of several rooms: a database, git, commits and comparisons that are made up."""
 
 from __future__ import annotations
 
 import math
 import os
+import subprocess
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,28 @@ import pytest
 # Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
 # flexq_bench.fleet.ray_session).
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Any]:
+    """A new SQLite database with our tables, open."""
+    from db.engine import open_database
+
+    with open_database(str(tmp_path / "flexq.sqlite")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def git() -> Callable[..., str]:
+    """git(folder, "commit", …): stdout of git there, stripped. Commits have a made-up author."""
+
+    def run(folder: Path, *arguments: str) -> str:
+        identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+        command = ["git", "-C", str(folder), *identity, *arguments]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    return run
 
 
 def _sha(order: int) -> str:

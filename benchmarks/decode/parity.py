@@ -59,9 +59,9 @@ def main() -> None:
     for name in arguments.models.split(","):
         small = _MODELS[name](device)
         for text in arguments.prompts.split(","):
-            shape = tuple(int(size) for size in text.split("x"))
-            ids = prompts(*shape, device)
-            exact = an_engine(small, "fp16", operations, slots=shape[0]).logits(ids).float()
+            sequences, length = (int(size) for size in text.split("x"))
+            ids = prompts(sequences, length, device)
+            exact = an_engine(small, "fp16", operations, slots=sequences).logits(ids).float()
             for scheme in arguments.schemes.split(","):
                 made = _compare((name, text, scheme), small, operations, ids, exact)
                 if arguments.by_layer:

@@ -33,8 +33,10 @@ def main() -> None:
     architecture = of_catalog(get_model(arguments.model))
     _say("batch", "new", "KV", "part", "µs", "bytes", "over", "of step")
     for record in read_records(arguments.records):
-        is_asked = isinstance(record, DecodeRecord) and record.model == arguments.model
-        if is_asked and record.scheme == arguments.scheme and record.parts and record.token_ms:
+        if not isinstance(record, DecodeRecord):
+            continue
+        is_asked = (record.model, record.scheme) == (arguments.model, arguments.scheme)
+        if is_asked and record.parts and record.token_ms:
             _parts(record, architecture, arguments.rate)
 
 

@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 import time
+from functools import partial
 from itertools import product
 
 import torch
@@ -65,16 +66,20 @@ def _read_rate() -> float:
     while time.perf_counter() - began < _WARM_UP_S:  # clocks that are still low would flatter steps
         probe.launch(operand)
         torch.cuda.synchronize()
-    times = []
+    times: list[float] = []
     for config in probe.candidates(shape):
         for _ in range(_READS):
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, stop = _event(), _event()
             start.record()
             probe.launch(operand, config)
             stop.record()
             stop.synchronize()
             times.append(start.elapsed_time(stop))
     return operand.nbytes / min(times) * 1000
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def _one_scheme(
@@ -112,7 +117,7 @@ def _one_scheme(
             engine.positions.fill_(length - 64)
             times = []
             for _ in range(_STEPS):
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start, stop = _event(), _event()
                 start.record()
                 engine.advance(batch, bucket)
                 stop.record()
@@ -136,7 +141,7 @@ def _one_scheme(
             }
             if is_profiled:
                 engine.positions.fill_(length - 64)
-                runs = profile.record(lambda e=engine, b=batch, k=bucket: e.advance(b, k), 4)
+                runs = profile.record(partial(engine.advance, batch, bucket), 4)
                 layers = architecture.dimensions.layers
                 found = profile.shares(runs[-1], architecture.block, layers)
                 row["parts"] = {s.part: [s.count, round(s.us, 1)] for s in found}

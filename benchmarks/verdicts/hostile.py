@@ -50,7 +50,8 @@ def sticky(enter: float, leave: float, mode: float) -> Draw:
 
 
 def three_modes(rng: np.random.Generator, nights: int) -> Floats:
-    return quiet(rng, nights) + rng.choice([0, 0.02, 0.05], size=nights, p=[0.7, 0.2, 0.1])
+    modes: Floats = rng.choice([0, 0.02, 0.05], size=nights, p=[0.7, 0.2, 0.1])
+    return quiet(rng, nights) + modes
 
 
 def memory(phi: float) -> Draw:
@@ -83,7 +84,8 @@ def devices(stay: float) -> Draw:
         for night in range(1, nights):
             if rng.random() < stay:
                 device[night] = device[night - 1]
-        return quiet(rng, nights, 0.002) + np.array([0, 0.008, -0.008, 0.02])[device]
+        offsets: Floats = np.array([0, 0.008, -0.008, 0.02])[device]
+        return quiet(rng, nights, 0.002) + offsets
 
     return draw
 

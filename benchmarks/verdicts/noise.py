@@ -25,7 +25,8 @@ def _gaussian(rng: np.random.Generator, rows: int, nights: int) -> Floats:
 
 
 def _student(rng: np.random.Generator, rows: int, nights: int) -> Floats:
-    return rng.standard_t(3, (rows, nights)) / np.sqrt(3)
+    drawn: Floats = rng.standard_t(3, (rows, nights)) / np.sqrt(3)
+    return drawn
 
 
 def _autoregressive(rng: np.random.Generator, rows: int, nights: int) -> Floats:
@@ -40,7 +41,8 @@ def _sticky(rng: np.random.Generator, rows: int, nights: int) -> Floats:
     switched = rng.random((rows, nights)) < _SWITCH
     switched[:, 0] = rng.random(rows) < 0.5
     mode = np.where(np.cumsum(switched, axis=1) % 2, _MODE, -_MODE)
-    return mode + np.sqrt(1 - _MODE**2) * rng.standard_normal((rows, nights))
+    drawn: Floats = mode + np.sqrt(1 - _MODE**2) * rng.standard_normal((rows, nights))
+    return drawn
 
 
 def _spiky(rng: np.random.Generator, rows: int, nights: int) -> Floats:

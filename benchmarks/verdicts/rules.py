@@ -15,20 +15,25 @@ LONGEST = 64
 
 def fixed(windows: Floats, latest: Floats) -> Bools:
     """5 % away from the night before."""
-    return np.abs(latest - windows[..., -1]) > np.log(1.05)
+    is_far: Bools = np.abs(latest - windows[..., -1]) > np.log(1.05)
+    return is_far
 
 
 def t_test(windows: Floats, latest: Floats) -> Bools:
     """Outside of the two-sided 99 % prediction interval of the last 64 nights."""
     reach = stats.t.ppf(0.995, LONGEST - 1) * np.sqrt(1 + 1 / LONGEST)
-    return np.abs(latest - windows.mean(axis=-1)) > reach * windows.std(axis=-1, ddof=1)
+    is_outside: Bools = np.abs(latest - windows.mean(axis=-1)) > reach * windows.std(
+        axis=-1, ddof=1
+    )
+    return is_outside
 
 
 def quartiles(windows: Floats, latest: Floats) -> Bools:
     """More than 3 interquartile ranges outside of the quartiles of the last 64 nights."""
     low, high = np.quantile(windows, (0.25, 0.75), axis=-1)
     reach = 3 * (high - low)
-    return (latest < low - reach) | (latest > high + reach)
+    is_outside: Bools = (latest < low - reach) | (latest > high + reach)
+    return is_outside
 
 
 SIMPLE: dict[str, Callable[[Floats, Floats], Bools]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 
 from ci.gate_perf import GateReport, gate_perf
 from ci.policy import load_policy
-from db.engine import Database, open_database
+from db.engine import Database
 from db.records import DeviceInfo
 from flexq_bench.runs.machine import Machine
 
@@ -21,12 +21,6 @@ slower_percent = 2
 owner = "kernels"
 """
 TODAY = date(2026, 1, 15)
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with open_database(str(tmp_path / "db.sqlite")) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ WAIVER = (
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, git) -> Path:
     """Base's files are committed; head's, which are laxer in all they say, are checked out."""
     folder = tmp_path / "repository"
     for path, text in (
@@ -34,15 +33,11 @@ def repository(tmp_path: Path) -> Path:
         (folder / path).write_text(text)
     git(folder, "init", "-q", "-b", "main")
     git(folder, "add", ".")
-    git(folder, "-c", "user.name=A", "-c", "user.email=a@b", "commit", "-q", "-m", "base")
+    git(folder, "commit", "-q", "-m", "base")
     for path in folder.rglob("*.toml"):
         text = path.read_text().replace("512x512", "8x8").replace("percent = 1", "percent = 99")
         path.write_text(text + (WAIVER if "version" in text else ""))
     return folder
-
-
-def git(folder: Path, *arguments: str) -> None:
-    subprocess.run(["git", "-C", str(folder), *arguments], check=True)
 
 
 @pytest.fixture
@@ -116,9 +111,8 @@ def test_a_policy_that_only_head_has_is_refused(load, repository):
         load("new")
 
 
-def test_a_base_without_policies_has_those_of_this_program(tmp_path):
+def test_a_base_without_policies_has_those_of_this_program(tmp_path, git):
     git(tmp_path, "init", "-q", "-b", "main")
-    who = ("-c", "user.name=A", "-c", "user.email=a@b")
-    git(tmp_path, *who, "commit", "-q", "--allow-empty", "-m", "empty")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "empty")
 
     assert load_policy_of(tmp_path, "HEAD", "default") == load_policy("default")

@@ -13,7 +13,6 @@ from ci.backfill import fill_gap, find_gaps
 from ci.nightly import Rules, conclude, measure_night
 from ci.reports import nightly as night_report
 from db import queries
-from db.engine import open_database
 from db.records import DeviceInfo
 from db.releases import keep_releases
 from flexq_bench.cli.app import main
@@ -82,12 +81,6 @@ class MadePool:
             )
             for case in cases
         ]
-
-
-@pytest.fixture
-def database(tmp_path):
-    with open_database(str(tmp_path / "flexq.sqlite")) as opened:
-        yield opened
 
 
 @pytest.fixture

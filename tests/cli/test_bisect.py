@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 
 import pytest
 
@@ -17,28 +16,21 @@ CASE = "cublas-fp16 gemm hot m1n32k32"
 
 
 @pytest.fixture
-def commits(tmp_path, monkeypatch):
+def commits(tmp_path, monkeypatch, git):
     """Eight commits that look like ours, oldest first; the current folder is their checkout."""
     folder = tmp_path / "checkout"
     package = folder / "flexq_bench" / "measure" / "ab"
     package.mkdir(parents=True)
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
 
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        done = subprocess.run(
-            ["git", "-C", str(folder), *who, *arguments], check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    git("init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main")
     (folder / "flexq_bench" / "__init__.py").touch()
     made = []
     for number in range(8):
         (package / "worker.py").write_text(str(number))
-        git("add", ".")
-        git("commit", "-q", "-m", f"change {number}")
-        made.append(git("rev-parse", "HEAD"))
+        git(folder, "add", ".")
+        git(folder, "commit", "-q", "-m", f"change {number}")
+        made.append(git(folder, "rev-parse", "HEAD"))
     monkeypatch.chdir(folder)
     return made
 

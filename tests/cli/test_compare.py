@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,22 +25,18 @@ ONE_CASE = ("--kernels", "flexq-w6a6", "--m", "4", "--stage", "gemm", "--backend
 
 
 @pytest.fixture
-def repository(tmp_path, monkeypatch):
+def repository(tmp_path, monkeypatch, git):
     """A checkout with two commits that look like ours, and the current folder."""
     folder = tmp_path / "checkout"
     package = folder / "flexq_bench" / "measure" / "ab"
     package.mkdir(parents=True)
 
-    def git(*arguments: str) -> None:
-        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        subprocess.run(["git", "-C", str(folder), *who, *arguments], check=True)
-
-    git("init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main")
     (folder / "flexq_bench" / "__init__.py").touch()
     for version in ("1", "2"):
         (package / "worker.py").write_text(version)
-        git("add", ".")
-        git("commit", "-q", "-m", version)
+        git(folder, "add", ".")
+        git(folder, "commit", "-q", "-m", version)
     monkeypatch.chdir(folder)
     return folder
 

@@ -18,19 +18,8 @@ SUITE = 'description = "mine"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nsh
 POLICY = 'version = 1\nsuite = "mine.toml"\nslower_percent = 2\n'
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=Ada", "-c", "user.email=ada@localhost")
-    done = subprocess.run(
-        ["git", *identity, "-C", str(folder), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path, git) -> Path:
     """Two commits, `base` and HEAD."""
     folder = tmp_path / "repository"
     (folder / "flexq_bench").mkdir(parents=True)
@@ -102,7 +91,7 @@ def test_the_reports_are_written(gate, tmp_path):
     assert json.loads(files["json"].read_text())["exit_code"] == 1
 
 
-def test_json_on_stdout_has_it_to_itself(gate, repository):
+def test_json_on_stdout_has_it_to_itself(gate, repository, git):
     ran = gate(1.2, "--json", "-")
 
     found = json.loads(ran.out)
@@ -190,7 +179,7 @@ def test_a_report_that_cannot_be_written_is_said_before_anything_is_measured(gat
     assert "--junit" in ran.error
 
 
-def test_a_policy_of_head_does_not_count(gate, repository):
+def test_a_policy_of_head_does_not_count(gate, repository, git):
     """Base has none of this name: the package's counts, whatever head says."""
     folder = repository / "ci" / "policies"
     folder.mkdir(parents=True)

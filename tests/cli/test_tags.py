@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +14,18 @@ from db.writer import Writer
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git) -> Path:
     """A repository with a plain and an annotated tag, and a tag of no commit, that one is in."""
     root = tmp_path / "repository"
     root.mkdir()
     monkeypatch.chdir(root)
-    git("init", "-q", "-b", "main")
-    git("commit", "-q", "--allow-empty", "-m", "first")
-    git("tag", "v1.0")
-    git("commit", "-q", "--allow-empty", "-m", "second")
-    git("tag", "-a", "-m", "the second one", "v2.0")
-    git("tag", "a-tree", git("rev-parse", "HEAD^{tree}"))
+    git(root, "init", "-q", "-b", "main")
+    git(root, "commit", "-q", "--allow-empty", "-m", "first")
+    git(root, "tag", "v1.0")
+    git(root, "commit", "-q", "--allow-empty", "-m", "second")
+    git(root, "tag", "-a", "-m", "the second one", "v2.0")
+    git(root, "tag", "a-tree", git(root, "rev-parse", "HEAD^{tree}"))
     return root
-
-
-def git(*arguments: str) -> str:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    done = subprocess.run(
-        ["git", *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 def store(database: Path, *shas: str) -> None:
@@ -43,8 +34,8 @@ def store(database: Path, *shas: str) -> None:
             Writer(session).commit(CommitInfo(sha, None, order, dirty=False))
 
 
-def test_tags_of_measured_commits_are_remembered_once(tree: Path, database: Path, cli: Any):
-    store(database, git("rev-parse", "HEAD~1"), git("rev-parse", "HEAD"))
+def test_tags_of_measured_commits_are_remembered_once(tree: Path, database: Path, cli: Any, git):
+    store(database, git(tree, "rev-parse", "HEAD~1"), git(tree, "rev-parse", "HEAD"))
 
     first = cli("db", "tags", "--json")
     again = cli("db", "tags")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,15 +22,9 @@ POINT = ".js-plotly-plot .scatterlayer .point"
 pytestmark = IN_A_BROWSER
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    direct: str
-    proxy: Proxy
-
-
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any) -> Iterator[Any]:
-    """The dashboard with an alert, below `bench`, and the proxy in front of it."""
+def proxy(tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any) -> Iterator[Any]:
+    """The proxy in front of a dashboard with an alert, below `bench`."""
     path = tmp_path_factory.mktemp("dashboard") / "proxied.sqlite"
     with open_database(str(path)) as database, database.session() as session:
         import_file(session, ROOT / "examples" / "h200" / "smoke.parquet")
@@ -41,8 +34,8 @@ def served(tmp_path_factory: pytest.TempPathFactory, compared: Any, commits: Any
     with dashboard_on(path, below="bench") as url:
         port = urlsplit(url).port
         assert port is not None
-        with proxied(port, "bench") as proxy:
-            yield Served(url, proxy)
+        with proxied(port, "bench") as started:
+            yield started
 
 
 def sign_in(browser: Any, proxy: Proxy) -> None:
@@ -51,13 +44,12 @@ def sign_in(browser: Any, proxy: Proxy) -> None:
     browser.get(f"{with_password}/favicon.png")
 
 
-def test_who_gives_no_password_sees_nothing(served: Served) -> None:
+def test_who_gives_no_password_sees_nothing(proxy: Proxy) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{served.proxy.url}/")
+        urllib.request.urlopen(f"{proxy.url}/")
 
 
-def test_pages_and_their_links_stay_below_the_path(served: Served, browser: Any) -> None:
-    proxy = served.proxy
+def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
     said = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-overview")
     assert "Alert 1: flexq" in said

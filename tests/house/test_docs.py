@@ -105,6 +105,29 @@ def test_every_table_of_the_database_is_explained():
     assert set(Base.metadata.tables) - explained == set()
 
 
+def test_every_benchmark_is_named_by_a_page_or_used_by_another_benchmark():
+    files = [path for path in (ROOT / "benchmarks").rglob("*.*") if path.suffix in (".py", ".toml")]
+    text = "".join(page.read_text() for page in [*PAGES, ROOT / "examples" / "README.md"])
+
+    unnamed = [
+        path.relative_to(ROOT)
+        for path in files
+        if path.relative_to(ROOT).as_posix() not in text
+        and not is_used_beside(path, [other for other in files if other != path])
+    ]
+
+    assert len(files) > 30
+    assert unnamed == []
+
+
+def is_used_beside(path, others):
+    """Whether a script in the folder of `path` imports it, or names it if it is no module."""
+    use = rf"^(from|import) {path.stem}\b" if path.suffix == ".py" else re.escape(f'"{path.name}"')
+    return any(
+        re.search(use, other.read_text(), re.M) for other in others if other.parent == path.parent
+    )
+
+
 def test_every_status_and_exit_code_is_explained():
     explained = set(re.findall(r"`([a-z]+)`", section(PROTOCOL, "How a time is taken")))
     codes = {int(n) for n in re.findall(r"(\d) [a-z]", README.read_text().split("Exit codes")[1])}

@@ -79,6 +79,8 @@ def test_no_room_imports_against_the_arrows():
         ("dashboard/new.py", "flexq_bench.cli", "Nothing imports the command line"),
         ("ci/new.py", "typer", "ci has no command line"),
         ("ci/new.py", "flexq_bench.cli", "ci has no command line"),
+        ("kernels/new.py", "benchmarks.kernels.heuristic", "Nothing imports benchmarks or tests"),
+        ("flexq_bench/cli/new.py", "tests.conftest", "Nothing imports benchmarks or tests"),
     ],
 )
 def test_an_import_against_the_arrows_is_noticed(house, module, imported, contract):

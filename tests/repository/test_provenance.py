@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,16 +10,8 @@ from flexq_bench.errors import InfrastructureError
 from flexq_bench.repository.provenance import commit_at, commit_of, source_hash
 
 
-def git(root: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    done = subprocess.run(
-        ["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture
-def tree(tmp_path: Path) -> Path:
+def tree(tmp_path: Path, git) -> Path:
     """A repository of two commits with the packages in it."""
     for package in ("flexq_bench", "kernels", "workloads", "db"):
         (tmp_path / package).mkdir()
@@ -35,7 +26,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree):
+def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree, git):
     commit = commit_of(tree)
 
     assert commit.sha == git(tree, "rev-parse", "HEAD")
@@ -44,7 +35,7 @@ def test_a_clean_tree_is_its_head_in_the_order_of_ancestry(tree):
     assert commit.committed_at.endswith("+00:00")
 
 
-def test_any_commit_is_told_as_it_was_when_it_was_head(tree):
+def test_any_commit_is_told_as_it_was_when_it_was_head(tree, git):
     sha = git(tree, "rev-parse", "HEAD^")
     (tree / "kernels" / "gemm.py").write_text("x = 2\n")
     git(tree, "stash")
@@ -61,7 +52,7 @@ def test_a_commit_that_git_lost_is_an_infrastructure_error(tree):
         commit_at(tree, "0" * 40)
 
 
-def test_a_subject_that_is_no_text_can_be_stored(tree):
+def test_a_subject_that_is_no_text_can_be_stored(tree, git):
     # As a program may write it; `git commit` would take the byte for Latin-1.
     raw = git(tree, "cat-file", "commit", "HEAD").encode().replace(b"second", b"caf\xe9")
     (tree / ".git" / "raw").write_bytes(raw)
@@ -71,7 +62,7 @@ def test_a_subject_that_is_no_text_can_be_stored(tree):
     assert commit_of(tree).subject.encode() == b"caf?"
 
 
-def test_the_root_commit_has_no_parent(tree):
+def test_the_root_commit_has_no_parent(tree, git):
     git(tree, "checkout", "-q", "HEAD^")
 
     assert (commit_of(tree).parent, commit_of(tree).topo_order) == (None, 1)
@@ -92,7 +83,7 @@ def test_a_tree_is_dirty_by_a_changed_file_or_a_new_one_in_a_package(tree, path,
     assert commit_of(tree).dirty is dirty
 
 
-def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_factory):
+def test_a_shallow_clone_does_not_pretend_to_know_its_order(tree, tmp_path_factory, git):
     clone = tmp_path_factory.mktemp("clone")
     git(tree, "clone", "-q", "--depth", "1", f"file://{tree}", str(clone))
 

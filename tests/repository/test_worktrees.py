@@ -18,16 +18,8 @@ from flexq_bench.repository.worktrees import (
 )
 
 
-def git(root: Path, *arguments: str) -> str:
-    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-    done = subprocess.run(
-        ["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture
-def tree(tmp_path, monkeypatch) -> Path:
+def tree(tmp_path, monkeypatch, git) -> Path:
     """A repository of two commits of one file; the cache folder is the test's own."""
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "repository"
@@ -46,7 +38,7 @@ def home(tmp_path) -> Path:
     return tmp_path / "cache" / "worktrees"
 
 
-def test_both_revisions_are_there_at_once_and_gone_after(tree, home):
+def test_both_revisions_are_there_at_once_and_gone_after(tree, home, git):
     with worktree(tree, "v1.0") as old, worktree(tree, "HEAD") as new:
         assert [(f / "file.txt").read_text() for f in (old, new)] == ["first", "second"]
 
@@ -66,7 +58,7 @@ def test_a_checkout_is_removed_when_its_use_fails(tree, home):
     assert list(home.iterdir()) == []
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next(tree, home):
+def test_what_a_killed_process_left_is_removed_by_the_next(tree, home, git):
     program = (
         "import os; from pathlib import Path\n"
         "from flexq_bench.repository.worktrees import worktree\n"
@@ -89,7 +81,7 @@ def test_a_living_process_s_checkout_stays(tree, home):
         assert (first / "file.txt").exists()
 
 
-def test_revisions_are_what_git_understands(tree):
+def test_revisions_are_what_git_understands(tree, git):
     sha = git(tree, "rev-parse", "HEAD~1")
 
     assert {resolve_revision(tree, name) for name in ("v1.0", "main~1", sha, sha[:8])} == {sha}
@@ -101,7 +93,7 @@ def test_an_unknown_revision_is_said_with_those_there_are(tree, revision):
         resolve_revision(tree, revision)
 
 
-def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path):
+def test_a_shallow_clone_says_what_to_fetch(tree, tmp_path, git):
     clone = tmp_path / "shallow"
     git(tree, "clone", "-q", "--depth", "1", tree.as_uri(), str(clone))
 
@@ -114,7 +106,7 @@ def test_a_folder_outside_of_any_repository_is_said(tmp_path):
         repository_of(tmp_path)
 
 
-def test_only_changes_on_top_of_the_asked_commit_are_refused(tree):
+def test_only_changes_on_top_of_the_asked_commit_are_refused(tree, git):
     head = git(tree, "rev-parse", "HEAD")
     refuse_local_changes(tree, head)
     (tree / "file.txt").write_text("third")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import pytest
 
-from db.engine import Database, open_database
 from db.records import CommitInfo, DeviceInfo
 from flexq_bench.fleet.local_pool import LocalPool
 from flexq_bench.measure import Measured
@@ -91,9 +89,3 @@ def commit() -> CommitInfo:
 @pytest.fixture
 def worker() -> Worker:
     return WORKER
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[Database]:
-    with open_database(str(tmp_path / "flexq.sqlite")) as opened:
-        yield opened

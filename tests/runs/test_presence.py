@@ -3,22 +3,13 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
-import pytest
-
 from db import queries
-from db.engine import open_database
 from db.errors import LockedError
 from db.records import DeviceInfo
 from flexq_bench.fleet import presence
 from flexq_bench.runs.worker import Worker
 
 WORKER = Worker(DeviceInfo("cpu-1", "A CPU", "cpu"), {"host": "here"}, None, 42)
-
-
-@pytest.fixture
-def database(tmp_path):
-    with open_database(str(tmp_path / "results.sqlite")) as opened:
-        yield opened
 
 
 def the_worker(database):

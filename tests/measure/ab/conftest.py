@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,16 +27,10 @@ class Repository:
     """A git repository; commits differ in what their workers say."""
 
     path: Path
+    run_git: Callable[..., str]
 
     def git(self, *arguments: str) -> str:
-        who = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        done = subprocess.run(
-            ["git", "-C", str(self.path), *who, *arguments],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-        return done.stdout.strip()
+        return self.run_git(self.path, *arguments)
 
     def write(self, **behaviour: object) -> None:
         folder = self.path / "flexq_bench" / "measure" / "ab"
@@ -67,10 +61,10 @@ def command():
 
 
 @pytest.fixture
-def repository(tmp_path):
+def repository(tmp_path, git):
     path = tmp_path / "repository"
     path.mkdir()
-    found = Repository(path)
+    found = Repository(path, git)
     found.git("init", "-q", "-b", "main")
     return found
 

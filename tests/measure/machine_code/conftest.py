@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,13 +70,11 @@ class Repository:
     """A git repository whose commits are versions of one small kernel."""
 
     folder: Path
+    run_git: Callable[..., str]
     source: str = SOURCE
 
     def git(self, *arguments: str) -> str:
-        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
-        command = ["git", "-C", str(self.folder), *identity, *arguments]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        return self.run_git(self.folder, *arguments)
 
     def write(self, path: str, text: str) -> None:
         file = self.folder / path
@@ -106,9 +104,9 @@ class Repository:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, toolchain: None) -> Repository:
+def repository(tmp_path: Path, toolchain: None, git: Callable[..., str]) -> Repository:
     """A repository with everything but the kernel in it; nothing is committed yet."""
-    made = Repository(tmp_path / "repository")
+    made = Repository(tmp_path / "repository", git)
     for path in COPIED:
         (made.folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, made.folder / path)

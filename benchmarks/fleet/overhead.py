@@ -1,6 +1,6 @@
 """What Ray adds to a suite of 60 cases beyond its start-up, with workers that take no time.
 
-    python benchmarks/cluster/overhead.py
+    python benchmarks/fleet/overhead.py
 
 Real Ray actors on this machine's CPU slots, whose results are made up: all that is left is Ray, the
 coordinator and the database. The issue's limit is 10 s.

@@ -1,6 +1,6 @@
 """How many cases a second one coordinator hands out and records, with workers that take no time.
 
-    python benchmarks/cluster/throughput.py [--cases 100000] [--workers 64] [--db postgresql://…]
+    python benchmarks/fleet/throughput.py [--cases 100000] [--workers 64] [--db postgresql://…]
 
 The workers are simulated in this process, each answering at once with the 50 samples of a real
 result, so that what is measured is the coordinator and the database. Without --db a SQLite file in

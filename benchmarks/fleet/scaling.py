@@ -1,6 +1,6 @@
 """A night on all GPUs of this machine, on two and on one: throughput, agreement, offsets, use.
 
-    python benchmarks/cluster/scaling.py --out FOLDER
+    python benchmarks/fleet/scaling.py --out FOLDER
 
 One fleet, whose processes stay: a short night that every GPU measures (`offsets`; it also warms
 the processes up), then the suite whole on all GPUs, on half of them, and so on to one. FOLDER
