@@ -1,4 +1,4 @@
-"""Decisions, alerts and the noise book as plain values: what is stored of a verdict."""
+"""Decisions, alerts and the A/A calibration as plain values: what is stored of a verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writing decisions, alerts and the noise book. Each call takes the writer's lock, as db.store."""
+"""Write decisions, alerts and A/A calibrations. Each call takes the writer's lock, as db.store."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def decide_on_alert(
 
 
 def add_noise(session: Session, info: NoiseInfo) -> bool:
-    """Add a page to the noise book; False: one that rests on the same decisions is there."""
+    """Add a page to the A/A calibration; False: one that rests on the same decisions is there."""
     row = _without(info, "decisions") | {"comparisons": len(info.decisions)}
     return _add_derived(session, Noise, row, {"decisions": sorted(info.decisions)})
 

@@ -94,7 +94,7 @@ def fill(session: Session, nights: int) -> int:
             _decide(session, night, [r["series_id"] for r in rows], (before, commit_id), verdict,
                     evidence)  # fmt: skip
         stored += len(rows)
-    _noise_book(session, list(series.values()), nights)
+    _aa_calibration(session, list(series.values()), nights)
     fill_fleet(session, runs)
     fill_models(session, nights)
     return stored
@@ -235,7 +235,7 @@ def _decide(
     session.execute(insert(DecisionEvidence), [evidence | {"decision_id": one} for one in ids])
 
 
-def _noise_book(session: Session, series: Sequence[int], nights: int) -> None:
+def _aa_calibration(session: Session, series: Sequence[int], nights: int) -> None:
     at = made_up.began(nights)
     row = {
         "computed_at": at,

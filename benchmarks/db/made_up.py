@@ -111,7 +111,7 @@ def samples(night: int, median_us: np.ndarray) -> np.ndarray:
 
 
 def slow_comparisons(night: int, of: list[Place]) -> Iterator[CaseComparison]:
-    """What two commits that took turns said of the kernel that the night made slower."""
+    """An interleaved comparison of two commits for the kernel that the night made slower."""
     for place in of:
         if place.case.kernel == slow_kernel(night):
             yield compared(place.case, night, _STEP)

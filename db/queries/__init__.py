@@ -33,8 +33,8 @@ from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
 from db.queries.noise import (
     FalseAlarmRow,
     NoiseRow,
+    aa_calibration,
     false_alarm_rates,
-    noise_book,
     noise_floors,
 )
 from db.queries.records import run_records
@@ -139,6 +139,7 @@ __all__ = [
     "SeriesRow",
     "ServingRow",
     "WorkerRow",
+    "aa_calibration",
     "accuracy_results",
     "alert_by_id",
     "alert_decisions",
@@ -180,7 +181,6 @@ __all__ = [
     "model_results",
     "model_scores",
     "night_states",
-    "noise_book",
     "noise_floors",
     "progress",
     "quarantined_jobs",

@@ -1,4 +1,4 @@
-"""Questions about the noise book and the live false-alarm rate."""
+"""Questions about the A/A calibration and the live false-alarm rate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from db.tables import FalseAlarmRate, Noise, Series
 
 @dataclass(frozen=True, slots=True)
 class NoiseRow:
-    """The newest page of a series in the noise book; units and nulls as in db.tables.Noise."""
+    """The newest page of a series in the A/A calibration; units and nulls as in db.tables.Noise."""
 
     series_id: int
     kernel: str
@@ -51,7 +51,7 @@ class FalseAlarmRow:
     confidence: float
 
 
-def noise_book(session: Session) -> list[NoiseRow]:
+def aa_calibration(session: Session) -> list[NoiseRow]:
     """The newest page of every series that has one, ordered by kernel, GPU, shape."""
     query = (
         select(

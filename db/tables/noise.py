@@ -1,4 +1,4 @@
-"""The noise book: what comparing a commit with itself says of each series, and of the service."""
+"""A/A calibration: the noise of each series, and the rate of false alarms of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flexq-bench compare`: two commits or two kernels that take turns, or two stored runs."""
+"""`flexq-bench compare`: two commits or two kernels, interleaved; or two stored runs."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def compare(
 ) -> None:
     """Say which cases are slower in HEAD than in BASE.
 
-    Two commits, or two kernels, take turns on one device in blocks of base, head, head, base, over
+    Measure two commits, or two kernels, interleaved on one device: base, head, head, base, over
     fresh buffers and fresh processes. Two stored runs can't any more: their medians are set beside
     each other.
 
@@ -233,7 +233,7 @@ def _show(
     show_whole(out, report.comparison_table(night))
     for line in report.problem_lines(night):
         say(out, line)
-    say(out, f"{head} against {base}, taking turns on {device}: {report.counts_line(verdicts)}")
+    say(out, f"{head} against {base}, interleaved on {device}: {report.counts_line(verdicts)}")
     return int(code)
 
 

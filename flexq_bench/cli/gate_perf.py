@@ -55,7 +55,7 @@ def perf(
     ] = False,
     db: DbOption = None,
 ) -> None:
-    """Compare two revisions, taking turns on one device, and hold every case against a policy.
+    """Compare two revisions, interleaved on one device, and hold every case against a policy.
 
     Only kernels are head's: meter, checks, policy and suite are base's. Exit code 0: within the
     limits; 1: slower or wrong; 3: it can't be told; 4: planned results are missing. Verdicts are

@@ -239,7 +239,7 @@ def _noise(db: str | None) -> list[Row]:
                 "smallest_step": page.smallest_step,
                 "computed_at": _minute(page.computed_at),
             }
-            for page in (queries.noise_book(session) if session else ())
+            for page in (queries.aa_calibration(session) if session else ())
         ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -47,7 +48,7 @@ class _Trouble:
     reason: str = field(default="")
 
 
-class RayActors:
+class RayActors(ABC):
     """Actors on all devices that a cluster has, also on nodes that join later.
 
     address: "local" or a Ray address. backend None: GPUs if the cluster has any, else CPUs.
@@ -106,12 +107,12 @@ class RayActors:
         self._actors.clear()
         self._open.close()
 
+    @abstractmethod
     def introduced(self, actor: Actor, answer: Any) -> Any:
         """The worker of a Joined, from the answer to the greeting.
 
         Raises InfrastructureError to refuse the actor for good.
         """
-        raise NotImplementedError
 
     @property
     def arriving(self) -> int:

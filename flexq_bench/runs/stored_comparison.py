@@ -1,4 +1,4 @@
-"""Two stored runs beside each other: what can be said where nothing can take turns any more."""
+"""Two stored runs beside each other: what can be said without interleaving."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ def test_a_canary_goes_to_the_noise_book_and_alerts_nobody(a_night, database, sh
     assert pool.contests[-1][:2] == (sha(1), sha(1))
     assert (report.canaries, report.opened) == (1, ())
     with database.session() as session:
-        assert len(queries.noise_book(session)) == 1
+        assert len(queries.aa_calibration(session)) == 1
 
 
 def test_looking_back_stores_a_change_point_once(a_night, database, sha):

@@ -84,7 +84,7 @@ def test_the_exit_code_and_the_table_are_the_verdict_s(
 
     assert ran.code == code
     assert f"{word}" in ran.out
-    assert "main against main~1, taking turns on cpu" in ran.out
+    assert "main against main~1, interleaved on cpu" in ran.out
     assert ran.err == ""
 
 

@@ -1,4 +1,4 @@
-"""Decisions, alerts and the noise book in the database, on both kinds."""
+"""Decisions, alerts and the A/A calibration in the database, on both kinds."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def test_the_noise_book_opens_at_the_newest_page_of_a_series(session, build):
     newer = a_noise(series, decisions=("one", "two"), computed_at=later, noise_floor=0.02)
     assert add_noise(session, newer) is True
 
-    (page,) = queries.noise_book(session)
+    (page,) = queries.aa_calibration(session)
     assert (page.comparisons, page.noise_floor, page.kernel) == (2, 0.02, "flexq-w6a6")
 
 

@@ -5,6 +5,8 @@ They run on a CPU or a GPU: what they skip, they skip by what launches see there
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 
 from kernels.contract import KernelSpec, LinearKernel, PackedOperand
@@ -79,8 +81,9 @@ class Memoizing(Honest):
         super().__init__(backend)
         self.known: dict[tuple[object, ...], torch.Tensor] = {}
 
+    @abstractmethod
     def key(self, x, w, out):
-        raise NotImplementedError
+        """What a result is remembered by."""
 
     def write(self, x, w, out):
         key = (*self.key(x, w, out), *out.shape)

@@ -15,7 +15,7 @@ def canaries(record, compared, count, *, ratio=lambda night: 1.0, first=1, **cha
 
 
 def only_page(session):
-    (page,) = queries.noise_book(session)
+    (page,) = queries.aa_calibration(session)
     return page
 
 
@@ -44,10 +44,10 @@ def test_the_floor_is_used_the_next_night(session, record, compared):
 
 def test_the_same_canaries_again_change_nothing(session, record, compared):
     canaries(record, compared, 5)
-    before = (queries.noise_book(session), queries.false_alarm_rates(session))
+    before = (queries.aa_calibration(session), queries.false_alarm_rates(session))
     canaries(record, compared, 5)
 
-    assert (queries.noise_book(session), queries.false_alarm_rates(session)) == before
+    assert (queries.aa_calibration(session), queries.false_alarm_rates(session)) == before
 
 
 def test_a_canary_that_is_called_slower_is_a_false_alarm_though_nobody_hears_it(
@@ -76,7 +76,7 @@ def test_what_could_not_be_judged_is_no_canary(session, record, compared):
     canaries(record, compared, 1, placements=2)
     canaries(record, compared, 1, first=2, correct=False)
 
-    assert queries.noise_book(session) == []
+    assert queries.aa_calibration(session) == []
     assert queries.false_alarm_rates(session) == []
 
 
@@ -91,4 +91,4 @@ def test_old_canaries_are_forgotten(session, record, compared):
 def test_two_commits_teach_nothing_about_noise(session, record, compared):
     record(compared("flexq-w6a6"))
 
-    assert queries.noise_book(session) == []
+    assert queries.aa_calibration(session) == []

@@ -1,4 +1,4 @@
-"""Two sides that take turns: order, labels, looks, and workers that break."""
+"""Interleaved A/B measurement: order, labels, looks, and workers that break."""
 
 from __future__ import annotations
 
