@@ -188,18 +188,18 @@ def _carry_out(database: Database, run: RunInfo, evaluate: Evaluate, files: Resu
     out = console(stderr=files.uses_stdout)
     try:
         with ended_by_terminate():
-            found = evaluate()
+            results = evaluate()
     except KeyboardInterrupt:
         again = f"the same command with --resume {run.uuid[:8]} goes on"
         say(console(stderr=True), f"interrupted: what was evaluated is stored, {again}")
         return INTERRUPTED
-    print_tables(found, out)
+    print_tables(results, out)
     with database.session() as session:
         files.write(queries.accuracy_results(session, runs=[run.uuid]))
     for path in files.paths:
         say(out, f"records: {path}")
-    say(out, f"stored {len(found)} results of run {run.uuid[:8]} in {database.url}")
-    failed = any(finding.value is None for finding in found)
+    say(out, f"stored {len(results)} results of run {run.uuid[:8]} in {database.url}")
+    failed = any(result.value is None for result in results)
     return int(ExitCode.INFRASTRUCTURE if failed else ExitCode.PASS)
 
 

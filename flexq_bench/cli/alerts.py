@@ -57,11 +57,11 @@ def list_(
     if state not in chosen:
         raise UsageError(unknown("state", state, chosen))
     with open_database(db, read_only=True) as database, database.session() as session:
-        found = queries.alerts(session, states=chosen[state])
+        rows = queries.alerts(session, states=chosen[state])
     if as_json:
-        print_json(found)
-    elif found:
-        show_by_words(console(), _table(found))
+        print_json(rows)
+    elif rows:
+        show_by_words(console(), _table(rows))
     else:
         say(console(), f"no alert is {state}" if state != _ALL else "no alert was ever opened")
 

@@ -36,9 +36,9 @@ def chosen_device(backend: BackendChoice, device: str | None) -> str:
 
 def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
     """The cases of a suite; probes only where they are asked for."""
-    asked = selection.restrictions.get("kernels") or ()
+    kernels = selection.restrictions.get("kernels") or ()
     suite = load_suite(selection.suite).restrict(m=selection.m, **selection.restrictions)
-    return _planned(suite, device, asked, keep_probes=bool(asked))
+    return _planned(suite, device, kernels, keep_probes=bool(kernels))
 
 
 def chosen_shapes(selection: CaseSelection, label: str, device: str) -> tuple[Case, ...]:
@@ -55,11 +55,11 @@ def chosen_shapes(selection: CaseSelection, label: str, device: str) -> tuple[Ca
 
 
 def _planned(
-    suite: Suite, device: str, asked: Sequence[str], *, keep_probes: bool
+    suite: Suite, device: str, kernels: Sequence[str], *, keep_probes: bool
 ) -> tuple[Case, ...]:
     opened = find_device(device)
     backend: Backend = "cpu" if opened.type == "cpu" else "cuda"
-    plan = build_plan(suite, backend, capability(opened), asked_kernels=asked)
+    plan = build_plan(suite, backend, capability(opened), asked_kernels=kernels)
     offered = list(dict.fromkeys(case.label for case in plan.cases))
     # A plan adds the probes that put a time in proportion: two times side by side need none.
     cases = (c for c in suite.cases(offered) if keep_probes or not is_probe(c.kernel))

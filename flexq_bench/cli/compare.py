@@ -114,10 +114,10 @@ def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
         if name in labels:
             raise UsageError(f"{name} is a kernel and {other} is none: compare like with like")
     try:
-        found = repository_of(Path(repository))
+        tree = repository_of(Path(repository))
         for name in (base, head):
             if name != ".":
-                resolve_revision(found, name)
+                resolve_revision(tree, name)
     except UsageError as error:
         if _are_runs(base, head, db):
             return Kind.RUNS
@@ -213,8 +213,8 @@ def _show(
     from flexq_bench.runs import comparison_report as report
 
     position = {case: i for i, case in enumerate(cases)}
-    night = confirm_comparisons(sorted(results, key=lambda found: position[found.case]), rules)
-    verdicts = [found.confirmation.verdict for found in night]
+    night = confirm_comparisons(sorted(results, key=lambda result: position[result.case]), rules)
+    verdicts = [result.confirmation.verdict for result in night]
     code = report.exit_code_of_verdicts(verdicts)
     if as_json:
         print_json(
@@ -225,7 +225,7 @@ def _show(
                 "device": device,
                 "rules": plain(rules),
                 "exit_code": int(code),
-                "cases": [report.as_plain(found) for found in night],
+                "cases": [report.as_plain(result) for result in night],
             }
         )
         return int(code)
@@ -249,7 +249,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
         results = compare_stored(*(queries.run_results(session, run.uuid) for run in runs))
     if not results:
         raise UsageError(f"neither run has a result: see {base} and {head} in list runs")
-    verdicts = [found.verdict for found in results]
+    verdicts = [result.verdict for result in results]
     code = report.exit_code_of_verdicts(verdicts)
     if as_json:
         print_json(
@@ -259,7 +259,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
                 "base": runs[0].uuid,
                 "head": runs[1].uuid,
                 "exit_code": int(code),
-                "cases": [report.stored_as_plain(found) for found in results],
+                "cases": [report.stored_as_plain(result) for result in results],
             }
         )
         return int(code)

@@ -164,16 +164,16 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db.releases import keep_releases
     from flexq_bench.repository.git import commits_of_tags
 
-    found = commits_of_tags(Path.cwd())
+    commits = commits_of_tags(Path.cwd())
     with open_database(db, create=False) as database:
         with database.session() as session:
-            changed = keep_releases(session, found)
+            changed = keep_releases(session, commits)
         if as_json:
-            print_json({"database": database.url, "tags": len(found), "changed": changed})
+            print_json({"database": database.url, "tags": len(commits), "changed": changed})
         elif changed:
             say(console(), f"{', '.join(changed)} in {database.url}")
         else:
-            say(console(), f"{len(found)} tags, none of them new at a commit in {database.url}")
+            say(console(), f"{len(commits)} tags, none of them new at a commit in {database.url}")
 
 
 @app.command()
@@ -183,14 +183,14 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db.engine import open_database
 
     with open_database(db, read_only=True) as database, database.session() as session:
-        found = maintenance.stats(session)
+        database_stats = maintenance.stats(session)
         if as_json:
-            print_json({"database": database.url, **asdict(found)})
+            print_json({"database": database.url, **asdict(database_stats)})
             return
         out = console()
-        size = found.size_bytes / 2**20
-        say(out, f"{database.url}: revision {found.revision}, {size:.1f} MiB")
-        for table, rows in found.rows.items():
+        size = database_stats.size_bytes / 2**20
+        say(out, f"{database.url}: revision {database_stats.revision}, {size:.1f} MiB")
+        for table, rows in database_stats.rows.items():
             out.print(f"{rows:>10,}  {table}")
 
 
@@ -198,9 +198,9 @@ def _known(kind: str, text: str | None, stored: tuple[str, ...]) -> tuple[str, .
     """The names asked for. Raises UsageError if nothing is stored of one, nearest names first."""
     from workloads.names import unknown
 
-    asked = split_names(text) or ()
-    for name in asked:
+    names = split_names(text) or ()
+    for name in names:
         if name not in stored:
             there_are = unknown(kind, name, stored) if stored else f"no {kind} {name!r}: nothing is"
             raise UsageError(f"{there_are} stored")
-    return asked
+    return names

@@ -63,9 +63,9 @@ def detect(
 def _from_csv(path: str, column: str | None) -> _Source:
     from flexq_bench.cli.csv_series import read_numbers
 
-    found = read_numbers(path, column)
-    labels: dict[str, Sequence[Any]] = {"row": found.rows, **found.labels}
-    return _Source(path, found.values, labels)
+    numbers = read_numbers(path, column)
+    labels: dict[str, Sequence[Any]] = {"row": numbers.rows, **numbers.labels}
+    return _Source(path, numbers.values, labels)
 
 
 def _from_database(series: int, db: str | None) -> _Source:
@@ -91,14 +91,14 @@ def _show(source: _Source, as_json: bool) -> None:
     usable = positive_logs(source.values)[1].size
     rows = [
         {
-            "index": found.index,
-            **{name: values[found.index] for name, values in source.labels.items()},
-            "mean_before": found.mean_before,
-            "mean_after": found.mean_after,
-            "relative_change": found.relative_change,
-            "p_value": found.p_value,
+            "index": point.index,
+            **{name: values[point.index] for name, values in source.labels.items()},
+            "mean_before": point.mean_before,
+            "mean_after": point.mean_after,
+            "relative_change": point.relative_change,
+            "p_value": point.p_value,
         }
-        for found in change_points(source.values)
+        for point in change_points(source.values)
     ]
     enough = usable >= FEWEST_POINTS
     if as_json:

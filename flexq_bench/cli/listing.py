@@ -99,8 +99,8 @@ def _schemes() -> list[Row]:
     decoded = dict(load_schemes())
     rows: list[Row] = []
     for name, summary, source in summaries():
-        found = decoded.pop(name, None)
-        kernels = list(found.kernels("llama")) if found else []
+        decode_scheme = decoded.pop(name, None)
+        kernels = list(decode_scheme.kernels("llama")) if decode_scheme else []
         rows.append({"scheme": name, "decode": kernels, "summary": summary, "source": source})
     for scheme in decoded.values():
         kernels = list(scheme.kernels("llama"))

@@ -135,10 +135,10 @@ def _unfinished(database: Database, suite: str) -> str:
     from db import queries
 
     with database.session() as session:
-        found = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
-    if not found:
+        unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
+    if not unfinished:
         raise UsageError(f"no night of suite {suite} is unfinished: start one without --resume")
-    return found[0].name
+    return unfinished[0].name
 
 
 def _repository() -> Path | None:

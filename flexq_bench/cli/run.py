@@ -94,14 +94,14 @@ def run(
     )
     options = measuring.RunOptions(db, pool, ResultFiles(as_json, out))
     if resume is not None:
-        if sizes is not None or any(asked is not None for asked in restrictions.values()):
+        if sizes is not None or any(value is not None for value in restrictions.values()):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
         raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
     chosen = load_suite(suite).restrict(m=sizes, **restrictions)
-    asked = restrictions["kernels"] or ()
-    raise typer.Exit(measuring.measure_suite(chosen, asked, _known_trigger(trigger), options))
+    patterns = restrictions["kernels"] or ()
+    raise typer.Exit(measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options))
 
 
 def _known_trigger(trigger: str) -> str:

@@ -218,9 +218,9 @@ def _kinds_table(dense: PerplexityResult, kinds: Sequence[KindSensitivity]) -> T
     for kind in dict.fromkeys(sensitivity.kind for sensitivity in kinds):
         cells = [kind]
         for setting in settings:
-            found = next(d for d in kinds if d.kind == kind and d.bits == setting)
-            increase = found.result.perplexity / dense.perplexity - 1
-            cells += [f"{found.result.perplexity:.3f}", f"{increase:+.2%}", _ends(found)]
+            measured = next(d for d in kinds if d.kind == kind and d.bits == setting)
+            increase = measured.result.perplexity / dense.perplexity - 1
+            cells += [f"{measured.result.perplexity:.3f}", f"{increase:+.2%}", _ends(measured)]
         table.add_row(*cells)
     return table
 

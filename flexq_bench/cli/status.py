@@ -45,16 +45,16 @@ def status(
     if cancel is not None:
         _cancel(cancel, db)
     with open_database(db, read_only=True) as database, database.session() as session:
-        found = _read(session)
+        sections = _read(session)
         text = prometheus_text(session) if prometheus else ""
     if prometheus:
         typer.echo(text, nl=False)
     elif as_json:
         print_json(
-            {name: [asdict(row) | _derived(row) for row in rows] for name, rows in found.items()}
+            {name: [asdict(row) | _derived(row) for row in rows] for name, rows in sections.items()}
         )
     else:
-        for line in _lines(found):
+        for line in _lines(sections):
             say(console(), line)
 
 
@@ -92,17 +92,17 @@ def _derived(row: Any) -> dict[str, Any]:
     return {}
 
 
-def _lines(found: dict[str, list[Any]]) -> list[str]:
-    runs = [_run_line(row) for row in found["runs"]]
+def _lines(sections: dict[str, list[Any]]) -> list[str]:
+    runs = [_run_line(row) for row in sections["runs"]]
     nights = [
         f"night {row.name} {row.suite} on {row.gpu}: {row.state}, run {row.run[:8]}"
-        for row in found["nights"]
+        for row in sections["nights"]
     ]
-    workers = [_worker_line(row) for row in found["workers"]]
+    workers = [_worker_line(row) for row in sections["workers"]]
     requests = [
         f"request {row.uuid[:8]} of {row.requester}: {row.state}, {row.cases} cases"
         + (f", about {row.expected_s:.0f} s" if row.expected_s else "")
-        for row in found["requests"]
+        for row in sections["requests"]
     ]
     return [*runs, *nights, *workers, *requests] or ["nothing runs and nothing waits"]
 

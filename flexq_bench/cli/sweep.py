@@ -93,7 +93,7 @@ def sweep(
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
-    asked = split_names(kernels)
+    patterns = split_names(kernels)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
         cluster,
@@ -112,7 +112,7 @@ def sweep(
             raise UsageError("--like has the run's own shapes: drop --n, --k, --model and --queue")
         from flexq_bench.cli.sweep_like import suite_like
 
-        suite = suite_like(like, asked, sizes_of("--m", m), db)
+        suite = suite_like(like, patterns, sizes_of("--m", m), db)
     else:
         chosen = parse_sweep(
             kernels=kernels, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
@@ -124,4 +124,4 @@ def sweep(
             queue_sweep(chosen, options)
             raise typer.Exit(0)
         suite = chosen.suite()
-    raise typer.Exit(measuring.measure_suite(suite, asked or (), "sweep", options))
+    raise typer.Exit(measuring.measure_suite(suite, patterns or (), "sweep", options))

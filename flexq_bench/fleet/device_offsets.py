@@ -24,8 +24,8 @@ def store_offsets(session: Session, run_uuid: str) -> None:
     if len(devices) < 2:
         return
     table = {
-        device.uuid: [fmean(found[case]) if case in found else math.nan for case in cases]
-        for device, found in times.items()
+        device.uuid: [fmean(medians[case]) if case in medians else math.nan for case in cases]
+        for device, medians in times.items()
     }
     offsets = [
         OffsetInfo(devices[uuid], one.cases, one.log_offset, one.low, one.high)

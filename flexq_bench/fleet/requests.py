@@ -91,10 +91,10 @@ def request_plan(
     More cases than a request may have are refused here, so both where it is queued and where it is
     served; they are counted before any is made.
     """
-    suite, asked = _suite(kind, content)
-    offered = offered_labels(suite, backend, capability, asked_kernels=asked)
+    suite, kernels = _suite(kind, content)
+    offered = offered_labels(suite, backend, capability, asked_kernels=kernels)
     check_cases(suite.count(offered), MAX_CASES, "a request")
-    plan = build_plan(suite, backend, capability, asked_kernels=asked)
+    plan = build_plan(suite, backend, capability, asked_kernels=kernels)
     check_cases(len(plan.cases), MAX_CASES, "a request")  # with the probes
     return plan
 

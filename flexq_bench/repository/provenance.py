@@ -44,10 +44,10 @@ def commit_at(root: Path, sha: str) -> CommitInfo:
     sha: a full one, as flexq_bench.repository.worktrees.resolve_revision gives. Raises
     InfrastructureError if git can't tell about it.
     """
-    found = _described(root, sha, dirty=False)
-    if found is None:
+    commit = _described(root, sha, dirty=False)
+    if commit is None:
         raise InfrastructureError(f"git tells nothing about {sha} in {root}: run git fsck there")
-    return found
+    return commit
 
 
 def _git_commit(root: Path) -> CommitInfo | None:

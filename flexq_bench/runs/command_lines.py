@@ -42,8 +42,8 @@ def _program() -> tuple[str, ...]:
     script = Path(sys.argv[0])
     if script.name != NAME:
         return (NAME,) if shutil.which(NAME) else (sys.executable, "-m", "flexq_bench")
-    found = shutil.which(NAME)
-    if found is not None and Path(found).resolve() == script.resolve():
+    executable = shutil.which(NAME)
+    if executable is not None and Path(executable).resolve() == script.resolve():
         return (NAME,)
     path = os.path.relpath(script)
     return (path if not path.startswith("..") else str(script.absolute()),)

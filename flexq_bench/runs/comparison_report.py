@@ -30,23 +30,23 @@ _STYLES = {
 
 def exit_code_of_verdicts(verdicts: Iterable[Verdict]) -> ExitCode:
     """1: one is slower or wrong; else 4: one has no data; else 3: one is ambiguous; else 0."""
-    found = set(verdicts)
-    if found & {Verdict.SLOWER, Verdict.INCORRECT}:
+    distinct = set(verdicts)
+    if distinct & {Verdict.SLOWER, Verdict.INCORRECT}:
         return ExitCode.REGRESSION
-    if Verdict.NO_DATA in found:
+    if Verdict.NO_DATA in distinct:
         return ExitCode.MISSING
-    return ExitCode.AMBIGUOUS if Verdict.AMBIGUOUS in found else ExitCode.PASS
+    return ExitCode.AMBIGUOUS if Verdict.AMBIGUOUS in distinct else ExitCode.PASS
 
 
 def comparison_table(results: Sequence[CaseComparison]) -> Table:
     """One row a case; `results` as the night judged them."""
     table = _table("99 % bounds")
-    for found in results:
-        c, confirmed = found.comparison, found.confirmation
+    for result in results:
+        c, confirmed = result.comparison, result.confirmation
         bounds = (confirmed.low, confirmed.log_ratio, confirmed.high)
         cause = "" if confirmed.cause == "none" else f", {confirmed.cause}"
         table.add_row(
-            *_case_cells(found.case),
+            *_case_cells(result.case),
             _microseconds(_median(c.base_us)),
             _microseconds(_median(c.head_us)),
             *_change_cells(*(math.expm1(bound) for bound in bounds)),
@@ -59,15 +59,15 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
     """One row a case of two stored runs."""
     table = _table("95 % interval")
     nan = math.nan
-    for found in results:
-        ratio = found.ratio
+    for result in results:
+        ratio = result.ratio
         bounds = (nan, nan, nan) if ratio is None else (ratio.low, ratio.estimate, ratio.high)
         table.add_row(
-            *_case_cells(Case.from_key(found.case)),
-            _microseconds(found.base_us.estimate if found.base_us else nan),
-            _microseconds(found.head_us.estimate if found.head_us else nan),
+            *_case_cells(Case.from_key(result.case)),
+            _microseconds(result.base_us.estimate if result.base_us else nan),
+            _microseconds(result.head_us.estimate if result.head_us else nan),
             *_change_cells(*(bound - 1 for bound in bounds)),
-            Text(str(found.verdict), style=_STYLES.get(found.verdict, "")),
+            Text(str(result.verdict), style=_STYLES.get(result.verdict, "")),
         )
     return table
 
@@ -75,14 +75,14 @@ def stored_table(results: Sequence[StoredComparison]) -> Table:
 def problem_lines(results: Iterable[CaseComparison | StoredComparison]) -> list[str]:
     """Why cases have no data, are wrong or were not decided; one line for equal reasons."""
     alike: dict[tuple[Verdict, str], list[str]] = {}
-    for found in results:
-        if isinstance(found, CaseComparison):
-            confirmed = found.confirmation
-            verdict, reason, key = confirmed.verdict, confirmed.reason, found.case.key
+    for result in results:
+        if isinstance(result, CaseComparison):
+            confirmed = result.confirmation
+            verdict, reason, key = confirmed.verdict, confirmed.reason, result.case.key
             if verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
-                reason = found.detail or reason
+                reason = result.detail or reason
         else:
-            verdict, reason, key = found.verdict, found.reason, found.case
+            verdict, reason, key = result.verdict, result.reason, result.case
         if verdict in (Verdict.NO_DATA, Verdict.INCORRECT):
             alike.setdefault((verdict, reason), []).append(key)
     return [

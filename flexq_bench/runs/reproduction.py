@@ -53,10 +53,10 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
 def _place_in_a_suite(case: Case, file: str) -> tuple[tuple[str, ...], str]:
     """Options of `compare` that name the case's shape; the suite file, if none has it."""
     for name in list_suites():
-        for found in load_suite(name).cases([case.label]):
-            if found == case:
-                model = ("--models", found.model) if found.model else ()
-                return ("--suite", name, *model, "--layers", found.layer), ""
+        for suite_case in load_suite(name).cases([case.label]):
+            if suite_case == case:
+                model = ("--models", suite_case.model) if suite_case.model else ()
+                return ("--suite", name, *model, "--layers", suite_case.layer), ""
     lines = (
         f'description = "{case.key}"',
         "[[group]]",

@@ -190,9 +190,9 @@ def _worst(label: str, target: str) -> Iterator[StaticValue]:
     kernel = resolve(label, "cuda")
     builds = [build for build in kernel.builds() if build.runs_on(target)]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        found = list(pool.map(lambda build: resource_rows(build, target), builds))
+        rows_by_build = list(pool.map(lambda build: resource_rows(build, target), builds))
     worst: dict[Metric, tuple[float, Build]] = {}
-    for build, rows in zip(builds, found, strict=True):
+    for build, rows in zip(builds, rows_by_build, strict=True):
         for metric, value in (item for row in rows for item in _of_those_that_fit(row).items()):
             known = worst.get(metric)
             if known is None or _is_worse(metric, value, known[0]):

@@ -21,8 +21,8 @@ def write_inputs(path: Path, inputs: LinearInputs) -> None:
 
 def read_inputs(path: Path, device: torch.device) -> LinearInputs:
     """What write_inputs wrote, on a device."""
-    found = torch.load(path, map_location=device, weights_only=True)
-    return LinearInputs(found["x_real"], Operand(**found["x"]), Operand(**found["w"]))
+    stored = torch.load(path, map_location=device, weights_only=True)
+    return LinearInputs(stored["x_real"], Operand(**stored["x"]), Operand(**stored["w"]))
 
 
 def read_output(path: Path, rows: int, columns: int) -> torch.Tensor:

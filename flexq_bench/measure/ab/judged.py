@@ -76,8 +76,8 @@ def _check_workers(
 ) -> None:
     """Raise MissingResultsError unless base's program runs, judges, and runs head's code."""
     base, head = sides
-    found = _identity(base, device, rules, command)
-    if found.get("judged") != JUDGED_VERSION:
+    identity = _identity(base, device, rules, command)
+    if identity.get("judged") != JUDGED_VERSION:
         raise MissingResultsError(
             f"{base.short_name} is from before a base judged its head: take a later base, or "
             "measure each by its own program (--trust-head)"

@@ -58,11 +58,11 @@ class JudgingDevice:
     @classmethod
     def on(cls, device: str, folder: Path) -> JudgingDevice:
         """The judge on a device. Raises DeviceError if this machine has no such device."""
-        found = find_device(device)
-        if found.type == "cpu":
-            return cls(found, PROTOCOL_CPU, NoSensor(), folder)
-        nvml = open_handle(found)
-        return cls(found, PROTOCOL_CUDA, NvmlSensor(nvml) if nvml else NoSensor(), folder)
+        torch_device = find_device(device)
+        if torch_device.type == "cpu":
+            return cls(torch_device, PROTOCOL_CPU, NoSensor(), folder)
+        nvml = open_handle(torch_device)
+        return cls(torch_device, PROTOCOL_CUDA, NvmlSensor(nvml) if nvml else NoSensor(), folder)
 
     @property
     def untimed_samples(self) -> int:
@@ -176,12 +176,12 @@ class JudgedSide(CaseSide):
         path = self._file("output")
         worker.ask("output", slot=self.slot, path=str(path))
         try:
-            found = read_output(path, self.case.gemm.m, self.case.gemm.n)
+            output = read_output(path, self.case.gemm.m, self.case.gemm.n)
         except (OSError, ValueError) as error:
             raise WorkerError(f"{self.case.label}: a worker gave no output: {error}") from None
         finally:
             path.unlink(missing_ok=True)
-        return found.to(self.judge.device)
+        return output.to(self.judge.device)
 
     def _wrong_cells(self, inputs: LinearInputs, output: torch.Tensor) -> str:
         """What is wrong with cells that are chosen now; empty: nothing."""
@@ -200,7 +200,7 @@ class JudgedSide(CaseSide):
             worker.ask("turn", slot=self.slot)
             out.copy_(self._output(worker))
 
-        found = check_linear(
+        result = check_linear(
             self.judge.kernel_of(self.case),
             self.case.gemm,
             self.case.stage,
@@ -209,7 +209,7 @@ class JudgedSide(CaseSide):
             seed=_seed(),
             tolerance=self.judge.protocol.tolerance,
         )
-        return found.detail
+        return result.detail
 
     def _some(self, count: int, most: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(_seed())

@@ -235,18 +235,18 @@ def _compile(
     revisions: Sequence[Revision], work: Sequence[_Pair], out: Path, on_progress: OnProgress
 ) -> tuple[dict[_Key, Compiled], dict[_Key, Compiled]]:
     """Machine code of both sides by build and target; both processes compile at the same time."""
-    asked = (
+    builds_by_side = (
         [(pair.base, pair.target) for pair in work if pair.base is not None],
         [(pair.head, pair.target) for pair in work],
     )
-    for revision, items, side in zip(revisions, asked, ("base", "head"), strict=True):
+    for revision, items, side in zip(revisions, builds_by_side, ("base", "head"), strict=True):
         (out / side).mkdir()
         revision.start(items, out / side)
-    total, done = sum(map(len, asked)), 0
+    total, done = sum(map(len, builds_by_side)), 0
     codes: tuple[dict[_Key, Compiled], dict[_Key, Compiled]] = ({}, {})
-    for revision, found in zip(revisions, codes, strict=True):
+    for revision, side_codes in zip(revisions, codes, strict=True):
         for compiled in revision.compiled():
-            found[compiled.build.build.name, compiled.target] = compiled
+            side_codes[compiled.build.build.name, compiled.target] = compiled
             done += 1
             on_progress(done, total)
     return codes

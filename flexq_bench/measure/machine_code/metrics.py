@@ -65,9 +65,9 @@ def resource_values(row: ResourceRow) -> dict[Metric, float]:
 
 def instruction_values(counts: Mapping[str, int]) -> dict[Metric, float]:
     """INSTRUCTIONS of a function from how often each instruction stands in its SASS."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for kind, names in KINDS.items():
-        found[kind] = sum(counts.get(name, 0) for name in names)
-    found["all"] = sum(count for name, count in counts.items() if name != _PADDING)
+        totals[kind] = sum(counts.get(name, 0) for name in names)
+    totals["all"] = sum(count for name, count in counts.items() if name != _PADDING)
     kinds = (*KINDS, "all")
-    return {metric: found[kind] for kind, metric in zip(kinds, INSTRUCTIONS, strict=True)}
+    return {metric: totals[kind] for kind, metric in zip(kinds, INSTRUCTIONS, strict=True)}

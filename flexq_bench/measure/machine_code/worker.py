@@ -76,11 +76,11 @@ def _defaults(kernel: Any, shapes: list[Any]) -> set[Any]:
         with suppress(AssertionError, RuntimeError):
             return {build for gemm in shapes for build in kernel.builds_for(gemm, None)}
         return set()
-    found: set[Any] = set()
+    builds: set[Any] = set()
     for gpu in OF_TARGET.values():
         with chosen_for(gpu):
-            found.update(build for gemm in shapes for build in kernel.builds_for(gemm, None))
-    return found
+            builds.update(build for gemm in shapes for build in kernel.builds_for(gemm, None))
+    return builds
 
 
 def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:
