@@ -24,14 +24,14 @@ def load_policy_of(repository: Path, commit: str, name_or_path: str) -> Policy:
     with tempfile.TemporaryDirectory() as name:
         files = _Files(repository, commit, Path(name))
         if is_path(name_or_path):
-            found = read_policy(
+            policy = read_policy(
                 files.locate(Path(name_or_path)), locate=files.locate, suites=files.suites
             )
         else:
             own = files.folder / _POLICIES / f"{name_or_path}.toml"
             file = own if own.is_file() else find_policy(name_or_path)
-            found = read_policy(file, locate=files.locate, suites=files.suites)
-    return found
+            policy = read_policy(file, locate=files.locate, suites=files.suites)
+    return policy
 
 
 class _Files:
@@ -52,8 +52,8 @@ class _Files:
     @property
     def suites(self) -> Path | None:
         """Where the commit's suites are; None: it has none, this program's count."""
-        found = self.folder / _SUITES
-        return found if found.is_dir() else None
+        folder = self.folder / _SUITES
+        return folder if folder.is_dir() else None
 
     def locate(self, path: Path) -> Path:
         """Where to read a file that somebody named. Raises WorkloadError if the commit lacks it."""

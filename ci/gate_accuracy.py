@@ -154,14 +154,16 @@ def gate_accuracy(
     """
     absent = dict(missing)
     judged: list[LimitOutcome] = []
-    found: list[MetricResult] = []
+    results: list[MetricResult] = []
     for scheme in (base, *schemes):
         units = [unit for unit in setup.plan.units if unit[0] == scheme]
-        found += _evaluate(database, setup, units, absent, on_unit)
+        results += _evaluate(database, setup, units, absent, on_unit)
         if scheme == base:
             continue
-        judged += [_judge_text(limit, scheme, base, found, absent) for limit in policy.perplexities]
-        judged += [_judge_task(limit, scheme, base, found, absent) for limit in policy.tasks]
+        judged += [
+            _judge_text(limit, scheme, base, results, absent) for limit in policy.perplexities
+        ]
+        judged += [_judge_task(limit, scheme, base, results, absent) for limit in policy.tasks]
         if policy.parity is not None:  # while the scheme's model is at hand
             judged.append(_judge_parity(policy.parity, scheme, setup))
     origin = setup.origin
@@ -184,25 +186,25 @@ def _evaluate(
     on_unit: OnUnit,
 ) -> list[MetricResult]:
     """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
-    found: list[MetricResult] = []
+    results: list[MetricResult] = []
     for unit in units:
         try:
-            found += execute(database, setup.evaluator, [unit], setup.origin, on_unit=on_unit)
+            results += execute(database, setup.evaluator, [unit], setup.origin, on_unit=on_unit)
         except MissingTaskError as error:
             absent[unit[1]] = str(error)
-    return found
+    return results
 
 
 def _judge_text(
     limit: PerplexityLimit,
     scheme: str,
     base: str,
-    found: Sequence[MetricResult],
+    results: Sequence[MetricResult],
     absent: dict[str, str],
 ) -> LimitOutcome:
     check = f"perplexity of {limit.text}"
     words = _in_words(limit)
-    first, second = (_find(found, s, limit.text, PERPLEXITY) for s in (base, scheme))
+    first, second = (_find(results, s, limit.text, PERPLEXITY) for s in (base, scheme))
     if first is None or second is None or first.value is None or second.value is None:
         broken = second.detail if second is not None and second.value is None else ""
         if broken and first is not None and first.value is not None:
@@ -246,15 +248,19 @@ def _text_outcome(
 
 
 def _judge_task(
-    limit: TaskLimit, scheme: str, base: str, found: Sequence[MetricResult], absent: dict[str, str]
+    limit: TaskLimit,
+    scheme: str,
+    base: str,
+    results: Sequence[MetricResult],
+    absent: dict[str, str],
 ) -> LimitOutcome:
     name = task_name(limit.name)
     check = f"{limit.metric} of {name}"
     words = f"-{limit.margin_points:g} points"
-    first, second = (_find(found, s, name, limit.metric) for s in (base, scheme))
+    first, second = (_find(results, s, name, limit.metric) for s in (base, scheme))
     paired = None if first is None or second is None else difference(first, second)
     if first is None or second is None or paired is None:
-        known = sorted({f.metric for f in found if f.task == name})
+        known = sorted({f.metric for f in results if f.task == name})
         reason = absent.get(limit.name, "no result arrived")
         if known and limit.metric not in known:
             reason = f"{name} has no {limit.metric}: there are {', '.join(known)}"
@@ -328,10 +334,10 @@ def _parity_of(
 
 
 def _find(
-    found: Sequence[MetricResult], scheme: str, task: str, metric: str
+    results: Sequence[MetricResult], scheme: str, task: str, metric: str
 ) -> MetricResult | None:
     wanted = (scheme, task, metric)
-    return next((f for f in found if (f.scheme, f.task, f.metric) == wanted), None)
+    return next((f for f in results if (f.scheme, f.task, f.metric) == wanted), None)
 
 
 def _in_words(limit: PerplexityLimit) -> str:

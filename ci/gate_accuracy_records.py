@@ -35,7 +35,7 @@ def _record(
     origin: Origin,
     at: datetime,
 ) -> GateRecord:
-    found = {one.outcome for one in judged}
+    outcomes = {one.outcome for one in judged}
     identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
     return GateRecord(
         uuid=str(uuid.uuid5(_NAMESPACE, " ".join(identity))),
@@ -46,8 +46,8 @@ def _record(
         policy=policy.name,
         policy_version=policy.version,
         policy_hash=policy.fingerprint,
-        verdict=next(outcome for outcome in Outcome if outcome in found).value,
-        exit_code=int(exit_code_of(found)),
+        verdict=next(outcome for outcome in Outcome if outcome in outcomes).value,
+        exit_code=int(exit_code_of(outcomes)),
         limits=tuple(_limit(one) for one in judged),
         created_at=at.isoformat(),
         run=origin.run,

@@ -39,8 +39,10 @@ _EXIT_CODES = {
 
 def exit_code_of(outcomes: Iterable[Outcome]) -> ExitCode:
     """Missing before all else: with results missing, the others say too little."""
-    found = set(outcomes)
-    return next((code for outcome, code in _EXIT_CODES.items() if outcome in found), ExitCode.PASS)
+    present = set(outcomes)
+    return next(
+        (code for outcome, code in _EXIT_CODES.items() if outcome in present), ExitCode.PASS
+    )
 
 
 _NAN = math.nan
@@ -100,8 +102,8 @@ class GateReport:
 
     def with_outcome(self, outcome: Outcome) -> tuple[Finding, ...]:
         """The findings of one outcome, the slowest first."""
-        found = [finding for finding in self.findings if finding.outcome is outcome]
-        return tuple(sorted(found, key=_slowness, reverse=True))
+        findings = [finding for finding in self.findings if finding.outcome is outcome]
+        return tuple(sorted(findings, key=_slowness, reverse=True))
 
 
 def gate_perf(
@@ -157,22 +159,22 @@ def gate_perf(
 
 def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> Finding:
     limit = policy.limit_of(case).slower_percent
-    found = _NOTHING if judged is None else judged.confirmation
+    confirmation = _NOTHING if judged is None else judged.confirmation
     outcome = Outcome.MISSING if judged is None else _outcome(judged, limit)
     waiver = None
     # Being wrong is never waived: a wrong kernel has no speed to be lenient about.
     accepted = outcome in (Outcome.PASS, Outcome.PROBE)
-    if not accepted and found.verdict is not Verdict.INCORRECT:
+    if not accepted and confirmation.verdict is not Verdict.INCORRECT:
         waiver = policy.waiver_of(case, today)
     return Finding(
         case,
         Outcome.WAIVED if waiver else outcome,
-        found.verdict.value,
-        found.cause.value,
-        found.reason,
-        change=_percent(found.log_ratio),
-        low=_percent(found.low),
-        high=_percent(found.high),
+        confirmation.verdict.value,
+        confirmation.cause.value,
+        confirmation.reason,
+        change=_percent(confirmation.log_ratio),
+        low=_percent(confirmation.low),
+        high=_percent(confirmation.high),
         limit=limit,
         owner=policy.owner_of(case),
         waiver=waiver,
@@ -180,14 +182,14 @@ def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> 
 
 
 def _outcome(judged: Judged, limit: float) -> Outcome:
-    found: Confirmation = judged.confirmation
-    if found.verdict is Verdict.NO_DATA:
+    confirmation: Confirmation = judged.confirmation
+    if confirmation.verdict is Verdict.NO_DATA:
         return Outcome.MISSING
-    if found.verdict is Verdict.INCORRECT:
+    if confirmation.verdict is Verdict.INCORRECT:
         return Outcome.REGRESSION
     if calibrates(judged.case.kernel):
         return Outcome.PROBE
-    return outcome_of(found, limit, is_worse=judged.is_worse)
+    return outcome_of(confirmation, limit, is_worse=judged.is_worse)
 
 
 def outcome_of(found: Confirmation, limit: float, *, is_worse: bool) -> Outcome:

@@ -165,7 +165,7 @@ def conclude(
         }
         machine = pool.machine(info.gpu)
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
-        found = store_change_points(session, info.run, machine.device)
+        change_points = store_change_points(session, info.run, machine.device)
     verdicts: dict[str, int] = defaultdict(int)
     for judged in night.judged:
         if not judged.is_canary:
@@ -179,7 +179,7 @@ def conclude(
         opened=night.opened,
         fixed=night.fixed,
         canaries=sum(judged.is_canary for judged in night.judged),
-        change_points=found,
+        change_points=change_points,
         notes=tuple(notes),
         worse=_worse(night.judged),
     )
@@ -188,9 +188,9 @@ def conclude(
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
-    found = [one for one in judged if one.is_worse and not one.is_canary]
-    wrong = [one for one in found if math.isnan(one.confirmation.log_ratio)]  # has no ratio
-    slower = [one for one in found if one not in wrong]
+    worse = [one for one in judged if one.is_worse and not one.is_canary]
+    wrong = [one for one in worse if math.isnan(one.confirmation.log_ratio)]  # has no ratio
+    slower = [one for one in worse if one not in wrong]
     slower.sort(key=lambda one: one.confirmation.log_ratio, reverse=True)
     return tuple(
         f"{one.confirmation.verdict}: {one.case.key}, {one.confirmation.reason} "
@@ -287,8 +287,8 @@ def _missing(run: OpenRun) -> set[str]:
 
 def _stored(database: Database, key: str) -> queries.NightState | None:
     with database.session() as session:
-        found = queries.night_states(session, key=key)
-    return found[0] if found else None
+        states = queries.night_states(session, key=key)
+    return states[0] if states else None
 
 
 def _info(night: queries.NightState) -> NightInfo:

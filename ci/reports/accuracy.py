@@ -25,8 +25,8 @@ _LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 def headline(report: AccuracyReport) -> str:
     """`failed: 1 regression, 3 pass; tiny-llama against fp16`."""
     counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
-    return f"{SAID[report.exit_code]}: {told}; {report.model} against {report.base}"
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
+    return f"{SAID[report.exit_code]}: {summary}; {report.model} against {report.base}"
 
 
 def terminal(report: AccuracyReport) -> Table:
@@ -89,10 +89,10 @@ def as_json(report: AccuracyReport) -> str:
 def change(one: LimitOutcome) -> str:
     """`+0.8 % (+0.7 … +1.0)`; empty: nothing was judged."""
     if one.change is not None:
-        told = f"{one.change:+.2f} {one.unit}"
+        text = f"{one.change:+.2f} {one.unit}"
         if one.low is not None and one.high is not None:
-            told += f" ({one.low:+.2f} … {one.high:+.2f})"
-        return told
+            text += f" ({one.low:+.2f} … {one.high:+.2f})"
+        return text
     return "" if one.value is None else f"{one.value:.2g} {one.unit}"
 
 

@@ -54,8 +54,8 @@ def _add(suite: ElementTree.Element, finding: Finding) -> None:
     attributes = {"message": clean(message)}
     if tag != "skipped":
         attributes["type"] = str(finding.outcome)
-    told = ElementTree.SubElement(test, tag, attributes)
-    told.text = clean(f"{finding.reason} (owner: {finding.owner or 'nobody'})")
+    element = ElementTree.SubElement(test, tag, attributes)
+    element.text = clean(f"{finding.reason} (owner: {finding.owner or 'nobody'})")
 
 
 def clean(text: str) -> str:

@@ -89,9 +89,9 @@ def _waivers(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings[:_MOST_ROWS]:
         waiver = finding.waiver
         if waiver is not None:
-            told = change(finding) or finding.verdict
+            result = change(finding) or finding.verdict
             by = f"{waiver.reason} ({waiver.owner}, until {waiver.expires})"
-            yield f"- `{finding.case.key}` {told}: {plain(by)}"
+            yield f"- `{finding.case.key}` {result}: {plain(by)}"
     yield from _rest(len(findings))
 
 

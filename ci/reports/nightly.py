@@ -51,12 +51,12 @@ def markdown(reports: Sequence[KindReport]) -> str:
             f"{report.canaries} | {report.change_points} | {alerts} |"
         )
     for report in reports:
-        told = [f"- **{_cell(line)}**" for line in report.worse[:_MOST_LINES]]
-        told += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
-        told += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
-        told += [f"- {_cell(note)}" for note in report.notes]
-        if told:
-            text += ["", f"**{_cell(report.gpu)}**", "", *told]
+        items = [f"- **{_cell(line)}**" for line in report.worse[:_MOST_LINES]]
+        items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
+        items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
+        items += [f"- {_cell(note)}" for note in report.notes]
+        if items:
+            text += ["", f"**{_cell(report.gpu)}**", "", *items]
     return "\n".join(text) + "\n"
 
 

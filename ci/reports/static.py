@@ -50,7 +50,7 @@ def regressions(changes: Sequence[Change]) -> list[Regression]:
         if change.verdict == "worse":
             where = change.function
             groups[where.build, where.name, change.metric.name].append(change)
-    return [Regression(*key, tuple(found)) for key, found in sorted(groups.items())]
+    return [Regression(*key, tuple(group)) for key, group in sorted(groups.items())]
 
 
 def summarize(changes: Sequence[Change]) -> list[Summary]:

@@ -24,8 +24,8 @@ def findings_table(report: GateReport) -> Table | None:
         right = name in ("change", "limit")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for finding in loud:
-        told = finding.verdict if finding.change is not None else finding.reason
-        why = told if finding.waiver is None else f"{told}: {finding.waiver.reason}"
+        reason = finding.verdict if finding.change is not None else finding.reason
+        why = reason if finding.waiver is None else f"{reason}: {finding.waiver.reason}"
         table.add_row(
             str(finding.outcome),
             finding.case.key,

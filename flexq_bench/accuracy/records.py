@@ -97,16 +97,16 @@ def execute(
     Units whose findings the run has already, with the same parameters, are not evaluated again.
     Raises UsageError as Recording.reusable.
     """
-    found: list[MetricResult] = []
+    results: list[MetricResult] = []
     with recording(database, origin) as kept:
         for unit in units:
             findings = kept.reusable(unit, evaluator.parameters(*unit))
             if not findings:
                 findings = evaluator.evaluate(*unit)
                 kept.add(unit, findings, origin)
-            found += findings
+            results += findings
             on_unit(unit, findings)
-    return found
+    return results
 
 
 def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> AccuracyRecord:

@@ -179,12 +179,12 @@ def open_gguf(path: Path) -> StateDictWeights:
 
 def _check(
     model: str,
-    found: dict[str, tuple[int, ...]],
+    shapes: dict[str, tuple[int, ...]],
     expected: Iterator[tuple[str, tuple[int, ...]]],
 ) -> None:
     """Raise UsageError where tensors are missing, of another shape, or more than expected."""
     for name, shape in expected:
-        given = found.pop(name, None)
+        given = shapes.pop(name, None)
         if given is None:
             raise UsageError(f"{model} has no tensor {name}: its {CONFIG} is of another model")
         if given != shape:
@@ -192,7 +192,7 @@ def _check(
                 f"{model}: {name} is {list(given)}, its {CONFIG} asks for {list(shape)}: download "
                 "it again"
             )
-    unused = sorted(name for name in found if _IN_A_BLOCK.search(name))
+    unused = sorted(name for name in shapes if _IN_A_BLOCK.search(name))
     if unused:
         raise UsageError(
             f"{model} has {len(unused)} weights that its {CONFIG} has no place for "

@@ -51,12 +51,12 @@ def decode_all(
     refused come last. Raises UsageError if every one is, or `before` is of another GPU or other
     options; WorkerError if a process dies.
     """
-    found = {case: _found_before(before.get(case.key)) for case in cases}
+    results = {case: _found_before(before.get(case.key)) for case in cases}
     for record in before.values():
         _check_options(setup, record)
     source: Source | None = None
     for number in range(max(setup.wanted(case) for case in cases)):
-        lacking = [case for case in cases if _lacks(setup, case, found[case], number)]
+        lacking = [case for case in cases if _lacks(setup, case, results[case], number)]
         if not lacking:
             continue
         with _worker(setup, number) as (worker, device, environment):
@@ -64,27 +64,27 @@ def decode_all(
             source = Source(run, commit, device, environment)
             for scheme in dict.fromkeys(case.scheme for case in lacking):
                 mine = [case for case in lacking if case.scheme == scheme]
-                fitting = [case for case in mine if _fits(worker, case, found[case])]
+                fitting = [case for case in mine if _fits(worker, case, results[case])]
                 if not fitting:
                     continue
                 try:
                     loaded = _load(worker, setup, fitting)
                 except RefusedError as error:
                     for case in fitting:
-                        found[case].refused = str(error)
+                        results[case].refused = str(error)
                     continue
                 for case in fitting:
-                    found[case].loaded = loaded
-                    _ask_decode(worker, case, found[case], number, device.uuid)
-                    if found[case].processes:
-                        yield decode_record(setup, case, found[case], source)
+                    results[case].loaded = loaded
+                    _ask_decode(worker, case, results[case], number, device.uuid)
+                    if results[case].processes:
+                        yield decode_record(setup, case, results[case], source)
                 worker.ask("unload")
-    refused = [case for case in cases if found[case].refused and not found[case].processes]
+    refused = [case for case in cases if results[case].refused and not results[case].processes]
     if len(refused) == len(cases):
-        raise UsageError(found[cases[0]].refused)
+        raise UsageError(results[cases[0]].refused)
     for case in refused:
         assert source is not None  # a process refused it
-        yield decode_record(setup, case, found[case], source)
+        yield decode_record(setup, case, results[case], source)
 
 
 def count_lacking(
@@ -176,11 +176,11 @@ def _worker(
         (*COMMAND, "--device", setup.device, "--seed", str(setup.seed + number)),
         timeout_s=_TIMEOUT_S,
     ) as worker:
-        told = worker.ask("describe")
-        yield worker, DeviceInfo(**told["device"]), told["environment"]
+        answer = worker.ask("describe")
+        yield worker, DeviceInfo(**answer["device"]), answer["environment"]
 
 
-def _fits(worker: WorkerProcess, case: DecodeCase, found: Found) -> bool:
+def _fits(worker: WorkerProcess, case: DecodeCase, result: Found) -> bool:
     try:
         worker.ask(
             "check",
@@ -191,7 +191,7 @@ def _fits(worker: WorkerProcess, case: DecodeCase, found: Found) -> bool:
             kv_bits=case.kv_bits,
         )
     except RefusedError as error:
-        found.refused = str(error)
+        result.refused = str(error)
         return False
     return True
 
@@ -209,7 +209,7 @@ def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> d
 
 
 def _ask_decode(
-    worker: WorkerProcess, case: DecodeCase, found: Found, number: int, gpu: str
+    worker: WorkerProcess, case: DecodeCase, result: Found, number: int, gpu: str
 ) -> None:
     try:
         answer = worker.ask(
@@ -218,20 +218,20 @@ def _ask_decode(
             prompt_tokens=case.prompt_tokens,
             new_tokens=case.new_tokens,
             kv_bits=case.kv_bits,
-            profiled=not found.parts,
+            profiled=not result.parts,
         )
     except RefusedError as error:
-        found.refused = str(error)
+        result.refused = str(error)
         return
-    parts, found.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
-    found.parts = found.parts or parts
+    parts, result.spent_s = tuple(answer.pop("parts")), answer.pop("spent_s")
+    result.parts = result.parts or parts
     steps = tuple(answer.pop("step_ms"))
-    found.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
+    result.processes.append(ProcessDecode(number=number, gpu=gpu, step_ms=steps, **answer))
 
 
-def _lacks(setup: Setup, case: DecodeCase, found: Found, number: int) -> bool:
-    done = {process.number for process in found.processes}
-    return number < setup.wanted(case) and number not in done and not found.refused
+def _lacks(setup: Setup, case: DecodeCase, result: Found, number: int) -> bool:
+    done = {process.number for process in result.processes}
+    return number < setup.wanted(case) and number not in done and not result.refused
 
 
 def _found_before(record: DecodeRecord | None) -> Found:

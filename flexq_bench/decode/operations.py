@@ -174,12 +174,12 @@ class DecodeWorkerOperations:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         energy = self._energy_j()
-        found = engine.generate(prompts, new_tokens)
+        generated = engine.generate(prompts, new_tokens)
         after = self._energy_j()
         joules = None if energy is None or after is None else after - energy
         return {
-            "prefill_ms": found.prefill_ms,
-            "step_ms": list(found.step_ms),
+            "prefill_ms": generated.prefill_ms,
+            "step_ms": list(generated.step_ms),
             "steady_memory_bytes": self._allocated_bytes(),
             "peak_memory_bytes": self._peak_bytes(),
             "energy_j": joules,
@@ -205,8 +205,8 @@ class DecodeWorkerOperations:
         engine.positions.fill_(length - 1)
         runs = profile.record(lambda: engine.advance(batch, bucket), _PROFILED_STEPS)
         model = engine.model
-        found = profile.shares(runs[-1], model.architecture.block, len(model.blocks))
-        return [asdict(share) for share in found]
+        shares = profile.shares(runs[-1], model.architecture.block, len(model.blocks))
+        return [asdict(share) for share in shares]
 
     def _prompts(self, engine: Engine, batch: int, tokens: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(derive_seed(self._seed, "prompts", batch, tokens))

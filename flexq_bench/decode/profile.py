@@ -70,8 +70,8 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
     qkv, out, widen, down = _LAYERS[block]
     norms = 2 * layers + 1
     if sum(name == NORM for name in names) != norms:
-        found = sum(name == NORM for name in names)
-        raise ValueError(f"a step of {layers} layers has {norms} norms, the profile has {found}")
+        count = sum(name == NORM for name in names)
+        raise ValueError(f"a step of {layers} layers has {norms} norms, the profile has {count}")
     parts, current, norm = [], EMBEDDING, 0
     for name in names:
         if name == NORM:
@@ -98,9 +98,9 @@ def record(run: Callable[[], None], repeats: int) -> list[list[Launch]]:
         for _ in range(repeats):
             run()
         torch.cuda.synchronize()
-    found = sorted(_launches(profiler), key=lambda launch: launch.start_us)
-    size = len(found) // repeats
-    return [found[i * size : (i + 1) * size] for i in range(repeats)]
+    launches = sorted(_launches(profiler), key=lambda launch: launch.start_us)
+    size = len(launches) // repeats
+    return [launches[i * size : (i + 1) * size] for i in range(repeats)]
 
 
 def _launches(profiler: torch.profiler.profile) -> Iterable[Launch]:

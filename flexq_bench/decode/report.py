@@ -66,15 +66,15 @@ def explain(base: DecodeRecord, head: DecodeRecord) -> Explanation | None:
 
 def explanations(records: Sequence[DecodeRecord]) -> list[Explanation]:
     """Of every record beside the first scheme's of the same batch and lengths, where both tell."""
-    found = []
+    results = []
     for head in records:
         base = _base_of(head, records)
         if base is None or head.scheme == base.scheme:
             continue
         explanation = explain(base, head)
         if explanation is not None:
-            found.append(explanation)
-    return found
+            results.append(explanation)
+    return results
 
 
 def decode_line(record: DecodeRecord, wanted: int) -> str:

@@ -40,8 +40,8 @@ _TOKENS = 32  # that a sequence has room for while steps are timed
 class StepTuner:
     """choose(kernel, m, n, k): the kernel's heuristic, until `settle` has found what is faster.
 
-    tuning: where choices come from. operations: what stands between linear layers. sizes: numbers
-    of tokens to choose for.
+    tuning: where choices come from. operations: the non-GEMM operators. sizes: numbers of tokens to
+    choose for.
     """
 
     def __init__(
