@@ -165,8 +165,8 @@ def _check_result(record: Mapping[str, Any]) -> None:
     """Raises RecordError for a result that no measurement has: histories would rest on it."""
     median, status = record["median_us"], record["status"]
     if record["accepted"] and (median is None or status not in COMPARABLE_STATUSES):
-        found = "median_us is null" if median is None else f"status is {status!r}"
-        raise RecordError(f"accepted is true, and {found}: what can't be compared is not accepted")
+        reason = "median_us is null" if median is None else f"status is {status!r}"
+        raise RecordError(f"accepted is true, and {reason}: what can't be compared is not accepted")
     if record["metric"] != "time":
         return
     for name in ("median_us", "ci_low_us", "ci_high_us", "floor_us"):

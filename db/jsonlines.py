@@ -38,18 +38,18 @@ def write(file: BinaryIO, records: Iterable[AnyRecord], *, compress: bool) -> in
 
 def read(path: Path, *, compressed: bool) -> Iterator[AnyRecord]:
     """The records of a file. Raises RecordFormatError with file and line, OSError."""
-    number, found = 0, False
+    number, has_record = 0, False
     try:
         with gzip.open(path) if compressed else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():  # what editors and `cat` leave between and after is no record
-                    found = True
+                    has_record = True
                     yield _record(line, path, number)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise RecordFormatError(
             f"{path}:{number + 1}: the gzip file is cut off or damaged ({error}): copy it again"
         ) from error
-    if not found:
+    if not has_record:
         raise RecordFormatError(f"{path}:1: the file is empty: copy it again")
 
 

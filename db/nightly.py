@@ -70,23 +70,23 @@ def add_change_point(
     Raises NotFoundError if the decision or the commit is not stored.
     """
     lock_for_writing(session.connection())
-    found = session.execute(
+    decision = session.execute(
         select(Decision.id, Decision.series_id).where(Decision.uuid == decision_uuid)
     ).one_or_none()
     commit_id = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
-    if found is None or found.series_id is None or commit_id is None:
+    if decision is None or decision.series_id is None or commit_id is None:
         missing = f"commit {sha}" if commit_id is None else f"decision {decision_uuid}"
         raise NotFoundError(f"no {missing} is stored: name another database with --db")
     known = select(ChangePoint.id).where(
-        ChangePoint.series_id == found.series_id, ChangePoint.commit_id == commit_id
+        ChangePoint.series_id == decision.series_id, ChangePoint.commit_id == commit_id
     )
     if session.scalar(known.limit(1)) is not None:
         return False
     session.execute(
         insert(ChangePoint).values(
-            series_id=found.series_id,
+            series_id=decision.series_id,
             commit_id=commit_id,
-            decision_id=found.id,
+            decision_id=decision.id,
             before=before,
             after=after,
         )

@@ -81,9 +81,9 @@ def open_alert(
     """
     lock_for_writing(session.connection())
     key = fingerprint({"family": family, "good": good_sha, "bad": bad_sha})
-    found = session.scalar(select(Alert.id).where(Alert.group_key == key))
-    if found is not None:
-        return found
+    stored_id = session.scalar(select(Alert.id).where(Alert.group_key == key))
+    if stored_id is not None:
+        return stored_id
     row = {
         "group_key": key,
         "family": family,
@@ -215,14 +215,14 @@ def _without(info: NoiseInfo | FalseAlarmInfo, left_out: str) -> dict[str, Any]:
 
 def _alert(session: Session, alert_id: int) -> Mapping[str, Any]:
     query = select(*Alert.__table__.columns).where(Alert.id == alert_id)
-    found = session.execute(query).mappings().one_or_none()
-    if found is None:
+    row = session.execute(query).mappings().one_or_none()
+    if row is None:
         last = session.scalar(select(func.max(Alert.id)))
         there = f"the last one is {last}" if last else "there are none yet"
         raise NotFoundError(
             f"no alert {alert_id}: {there}, `flexq-bench alerts list` shows those that are open"
         )
-    return dict(found)
+    return dict(row)
 
 
 def _break_epochs(session: Session, alert_id: int, commit_id: int) -> None:
@@ -255,7 +255,7 @@ def _add_event(
 
 
 def _commit_id(session: Session, sha: str) -> int:
-    found = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
-    if found is None:
+    commit_id = session.scalar(select(Commit.id).where(Commit.sha == sha, ~Commit.dirty))
+    if commit_id is None:
         raise NotFoundError(f"no commit {sha} is stored: name another database with --db")
-    return found
+    return commit_id

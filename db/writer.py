@@ -105,8 +105,8 @@ class Writer:
         self._find_epochs(records)
         self._add_rows(Measurement, [self._measurement_row(record) for record in records])
         new = [record.uuid for record in records]
-        found = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
-        ids = {row.uuid: row.id for row in self._session.execute(found)}
+        query = select(Measurement.uuid, Measurement.id).where(Measurement.uuid.in_(new))
+        ids = {row.uuid: row.id for row in self._session.execute(query)}
         samples = [_sample_row(ids[r.uuid], r) for r in records if r.samples_us]
         self._add_rows(Sample, samples)
         self.added += len(records)
@@ -135,18 +135,18 @@ class Writer:
         """
         key = ("run", info)
         if key not in self._ids:
-            found = self._session.execute(
+            rows = self._session.execute(
                 select(Run.id, Run.uuid).where(
                     (Run.uuid == info.uuid) | (Run.idempotency_key == info.idempotency_key)
                 )
             ).all()
-            for _, uuid in found:
+            for _, uuid in rows:
                 if uuid != info.uuid:
                     raise ConflictError(
                         f"run {info.uuid} has the idempotency key {info.idempotency_key!r} of run "
                         f"{uuid}, which is stored: keep one of them, or name another database"
                     )
-            self._ids[key] = found[0].id if found else self._insert_run(info, commit_id)
+            self._ids[key] = rows[0].id if rows else self._insert_run(info, commit_id)
             self.plan(self._ids[key], info.plan)
         return self._ids[key]
 
@@ -258,13 +258,13 @@ class Writer:
             return
         columns = (Epoch.series_id, Epoch.environment_id, Epoch.id, Epoch.opened_at)
         stored = select(*columns).where(Epoch.series_id.in_({series for series, _ in rows}))
-        found = self._session.execute(stored).all()
-        there = {(row.series_id, row.environment_id) for row in found}
+        epochs = self._session.execute(stored).all()
+        there = {(row.series_id, row.environment_id) for row in epochs}
         new = [row for pair, row in rows.items() if pair not in there]
         if new:
             self._add_rows(Epoch, new)
-            found = self._session.execute(stored).all()
-        for row in found:
+            epochs = self._session.execute(stored).all()
+        for row in epochs:
             self._ids["epoch", row.series_id, row.environment_id] = row.id
             self._opened[row.id] = row.opened_at
 
@@ -325,8 +325,8 @@ class Writer:
         """The id of the row with these values in the columns `by`, inserted if there is none."""
         columns = table.__table__.columns
         query = select(columns["id"]).where(*(columns[name] == row[name] for name in by))
-        found = self._session.scalar(query)
-        return self._insert(table, row) if found is None else int(found)
+        row_id = self._session.scalar(query)
+        return self._insert(table, row) if row_id is None else int(row_id)
 
     def _add_rows(self, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
         insert_rows(self._session.connection(), table.metadata.tables[table.__tablename__], rows)

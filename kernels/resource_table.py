@@ -38,8 +38,8 @@ def measure_resources(
 
 def resource_rows(build: Build, target: str) -> list[ResourceRow]:
     """One row a function of a build. Raises CompileError, UnsupportedError."""
-    found = resources(compile_build(build, target))
-    return [resource_row(build, target, function, usage) for function, usage in found.items()]
+    by_function = resources(compile_build(build, target))
+    return [resource_row(build, target, function, usage) for function, usage in by_function.items()]
 
 
 def write_table(path: Path, rows: Iterable[ResourceRow]) -> None:

@@ -66,10 +66,10 @@ def select(patterns: Sequence[str], labels: Sequence[str]) -> tuple[str, ...]:
     A pattern that is itself one of the labels finds only that one: a kernel whose name has a star
     in it (`abq-w2*a8`) does not bring others with it.
     """
-    found = {
+    selected = {
         label
         for pattern in patterns
         for label in ((pattern,) if pattern in labels else labels)
         if matches(pattern, label)
     }
-    return tuple(label for label in labels if label in found)
+    return tuple(label for label in labels if label in selected)

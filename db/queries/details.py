@@ -61,9 +61,9 @@ def result_detail(session: Session, measurement_uuid: str) -> ResultDetail:
         .join(Environment, Epoch.environment_id == Environment.id)
         .where(Measurement.uuid == measurement_uuid)
     )
-    found = session.execute(query).one_or_none()
-    if found is None:
+    row = session.execute(query).one_or_none()
+    if row is None:
         raise NotFoundError(f"no measurement {measurement_uuid} is stored")
-    device, n_invalid, medians, *state = found[: -len(RESULT_COLUMNS)]
-    result = ResultRow(*found[-len(RESULT_COLUMNS) :])
+    device, n_invalid, medians, *state = row[: -len(RESULT_COLUMNS)]
+    result = ResultRow(*row[-len(RESULT_COLUMNS) :])
     return ResultDetail(result, device, n_invalid, tuple(medians), *state)

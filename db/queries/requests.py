@@ -53,12 +53,12 @@ def requests(
 def request_by_uuid_prefix(session: Session, prefix: str) -> RequestRow:
     """The request whose uuid begins with the prefix. Raises NotFoundError, AmbiguousError."""
     begins = Request.uuid.startswith(prefix, autoescape=True)
-    found = session.execute(_stored().where(begins).limit(2)).mappings().all()
-    if not found:
+    rows = session.execute(_stored().where(begins).limit(2)).mappings().all()
+    if not rows:
         raise NotFoundError(f"no request begins with {prefix!r}: check it, or name another --db")
-    if len(found) > 1:
+    if len(rows) > 1:
         raise AmbiguousError(f"several requests begin with {prefix!r}: write more of it")
-    return RequestRow(**found[0])
+    return RequestRow(**rows[0])
 
 
 def _stored() -> Select[Any]:

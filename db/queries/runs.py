@@ -71,8 +71,8 @@ def run_names(
 
 def runs_by_uuid(session: Session, uuids: Sequence[str]) -> list[RunSummary]:
     """These runs in the order given; one that is not stored is left out."""
-    found = session.execute(select(Run.uuid, Run.id).where(Run.uuid.in_(uuids)))
-    ids = {row.uuid: row.id for row in found}
+    rows = session.execute(select(Run.uuid, Run.id).where(Run.uuid.in_(uuids)))
+    ids = {row.uuid: row.id for row in rows}
     return _summaries(session, [ids[uuid] for uuid in uuids if uuid in ids])
 
 
@@ -104,22 +104,22 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
     Raises NotFoundError if there is none, AmbiguousError if there are several. Every uuid begins
     with an empty prefix, which is what a script's unset variable gives: it names none.
     """
-    found = session.execute(
+    rows = session.execute(
         select(Run.uuid, Run.id)
         .where(Run.uuid.startswith(prefix, autoescape=True))
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(_NAMED_IF_AMBIGUOUS + 1)
     ).all()
-    if not found or not prefix:
+    if not rows or not prefix:
         raise NotFoundError(
             f"no run begins with {prefix!r}: check the uuid, or name another database with --db"
         )
-    exact = [row for row in found if row.uuid == prefix]
-    if len(found) > 1 and not exact:
-        names = ", ".join(row.uuid for row in found[:_NAMED_IF_AMBIGUOUS])
-        more = " and more" if len(found) > _NAMED_IF_AMBIGUOUS else ""
+    exact = [row for row in rows if row.uuid == prefix]
+    if len(rows) > 1 and not exact:
+        names = ", ".join(row.uuid for row in rows[:_NAMED_IF_AMBIGUOUS])
+        more = " and more" if len(rows) > _NAMED_IF_AMBIGUOUS else ""
         raise AmbiguousError(f"several runs begin with {prefix!r}: {names}{more}; write more of it")
-    return _summaries(session, [(exact or found)[0].id])[0]
+    return _summaries(session, [(exact or rows)[0].id])[0]
 
 
 def latest_complete_runs(session: Session, *, suite: str | None = None) -> dict[str, RunSummary]:
@@ -219,14 +219,14 @@ def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
 
 def _newest_by_gpu(session: Session, of: Select[int]) -> dict[str, RunSummary]:
     newest = of.order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
-    found: dict[str, int] = {}
+    run_ids: dict[str, int] = {}
     for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
         run_id = session.scalar(newest.where(_measured_on(gpu)))
         if run_id is not None:
-            found[gpu] = run_id
-    ids = list(dict.fromkeys(found.values()))
+            run_ids[gpu] = run_id
+    ids = list(dict.fromkeys(run_ids.values()))
     by_id = dict(zip(ids, _summaries(session, ids), strict=True))
-    return {gpu: by_id[run_id] for gpu, run_id in found.items()}
+    return {gpu: by_id[run_id] for gpu, run_id in run_ids.items()}
 
 
 def _measured_on(gpu: str) -> ColumnElement[bool]:

@@ -68,7 +68,7 @@ class HistoryPoint:
     """One accepted result of a series.
 
     epoch: counts from 1 in the order of the history; points of one epoch share their environment
-    and lie on the same side of every change that people explained.
+    and lie on the same side of every acknowledged change.
     """
 
     commit: str  # sha
@@ -221,8 +221,8 @@ def filter_values(session: Session) -> FilterValues:
     """Every value that occurs, for the choices of a page or a message."""
 
     def distinct(column: Any) -> tuple[Any, ...]:
-        found = session.scalars(select(column).distinct()).all()
-        return tuple(sorted(value for value in found if value != ""))
+        values = session.scalars(select(column).distinct()).all()
+        return tuple(sorted(value for value in values if value != ""))
 
     return FilterValues(
         suites=distinct(Run.suite),

@@ -104,13 +104,13 @@ def alerts(
 
 def alert_by_id(session: Session, alert_id: int) -> AlertRow:
     """Raises NotFoundError if there is no such alert."""
-    found = _alerts(session, Alert.id == alert_id)
-    if not found:
+    rows = _alerts(session, Alert.id == alert_id)
+    if not rows:
         raise NotFoundError(
             f"no alert {alert_id}: `flexq-bench alerts list` shows those that are open, with "
             "--state all all of them"
         )
-    return found[0]
+    return rows[0]
 
 
 def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
@@ -161,7 +161,7 @@ def latest_decisions_from(
     """By series the decision about the latest commit compared with this base, on the line that
     people watch."""
     base = aliased(Commit)
-    found = _decisions(
+    rows = _decisions(
         session,
         Decision.series_id.in_(list(series_ids)),
         Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
@@ -169,19 +169,19 @@ def latest_decisions_from(
         Decision.watched.is_(True),
         order=(Commit.topo_order.nulls_first(), Decision.created_at, Decision.id),
     )
-    return {row.series_id: row for row in found}
+    return {row.series_id: row for row in rows}
 
 
 def decisions_between(session: Session, base_sha: str, head_sha: str) -> dict[int, DecisionRow]:
     """By series the newest decision about these two commits, of whatever line they are on."""
     base = aliased(Commit)
-    found = _decisions(
+    rows = _decisions(
         session,
         Commit.sha == head_sha,
         Decision.base_commit_id.in_(select(base.id).where(base.sha == base_sha)),
         order=(Decision.created_at, Decision.id),
     )
-    return {row.series_id: row for row in found}
+    return {row.series_id: row for row in rows}
 
 
 def recent_commits(

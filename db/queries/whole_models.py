@@ -102,8 +102,8 @@ def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
         .where(table.model.in_(list(models)), table.status == "ok", table.value.is_not(None))
         .order_by(table.created_at, table.id)
     )  # fmt: skip
-    found = [ScoreRow(**row) for row in session.execute(query).mappings()]
-    return list({(r.model, r.scheme, r.task, r.metric, r.gpu): r for r in found}.values())
+    rows = [ScoreRow(**row) for row in session.execute(query).mappings()]
+    return list({(r.model, r.scheme, r.task, r.metric, r.gpu): r for r in rows}.values())
 
 
 def latest_decodes(
@@ -119,12 +119,12 @@ def latest_decodes(
         query = query.where(DecodeResult.model == model)
     if not also_failed:
         query = query.where(DecodeResult.status == "ok")
-    found = [DecodeRow(**row) for row in session.execute(query).mappings()]
+    rows = [DecodeRow(**row) for row in session.execute(query).mappings()]
     return list(
         {
             (r.model, r.weights, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens,
              r.gpu): r
-            for r in found
+            for r in rows
         }.values()
     )  # fmt: skip
 
@@ -132,12 +132,12 @@ def latest_decodes(
 def latest_servings(session: Session, *, model: str) -> list[ServingRow]:
     """The newest serving of a model by weights, scheme, cache, room, requests and GPU."""
     query = _with_place(ServingResult, ServingRow).where(ServingResult.model == model)
-    found = [ServingRow(**row) for row in session.execute(query).mappings()]
+    rows = [ServingRow(**row) for row in session.execute(query).mappings()]
     return list(
         {
             (r.weights, r.scheme, r.kv_bits, r.batch_limit, r.memory_limit_bytes, r.requests,
              r.lengths, r.gpu): r
-            for r in found
+            for r in rows
         }.values()
     )  # fmt: skip
 
@@ -158,14 +158,14 @@ def _with_place(
 
 def decoded_models(session: Session) -> tuple[str, ...]:
     """Every model that was ever decoded or served, sorted."""
-    found = union(select(DecodeResult.model), select(ServingResult.model))
-    return tuple(sorted(session.scalars(found)))
+    query = union(select(DecodeResult.model), select(ServingResult.model))
+    return tuple(sorted(session.scalars(query)))
 
 
 def decoded_schemes(session: Session) -> tuple[str, ...]:
     """Every scheme that a model was ever decoded or served under, sorted."""
-    found = union(select(DecodeResult.scheme), select(ServingResult.scheme))
-    return tuple(sorted(session.scalars(found)))
+    query = union(select(DecodeResult.scheme), select(ServingResult.scheme))
+    return tuple(sorted(session.scalars(query)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class AlertEvent(Base):
 
 
 class EpochBreak(Base):
-    """A change that people explained: from this commit on the series has a new level."""
+    """An acknowledged change: from this commit on the series has a new level."""
 
     __tablename__ = "epoch_break"
     __table_args__ = (UniqueConstraint("series_id", "alert_id"),)

@@ -36,8 +36,8 @@ class ReadWeights(Probe):
     def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
         operand.buffers["sum"].fill_(-1)
         self.launch(operand)
-        found, expected = int(operand.buffers["sum"]), sum(operand.buffers["words"].tolist())
-        return ProbeResult(found == expected, f"sum {found}, expected {expected}")
+        total, expected = int(operand.buffers["sum"]), sum(operand.buffers["words"].tolist())
+        return ProbeResult(total == expected, f"sum {total}, expected {expected}")
 
 
 class EmptyKernel(Probe):

@@ -67,9 +67,9 @@ class ReadWeights(Probe):
         self._launch(operand, config)
 
     def check(self, operand: PackedOperand, config: Config | None = None) -> ProbeResult:
-        found = int(self._launch(operand, config).long().sum()) % 2**32
+        total = int(self._launch(operand, config).long().sum()) % 2**32
         expected = int(operand.buffers["words"].long().sum()) % 2**32
-        return ProbeResult(found == expected, f"sum {found}, expected {expected}")
+        return ProbeResult(total == expected, f"sum {total}, expected {expected}")
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
         return [

@@ -111,10 +111,10 @@ class Interpolation:
         row = self._rows.get((n, k)) if unseen and sms == self._table.sms else None
         if row is None:
             near = _covariance(_place(n, k, sms)[None], self._places)[0]
-            found = self._means + near @ self._weights
+            losses = self._means + near @ self._weights
         else:
-            found = self._left_out[row]
-        return dict(zip(self._table.configs, found.tolist(), strict=True))
+            losses = self._left_out[row]
+        return dict(zip(self._table.configs, losses.tolist(), strict=True))
 
 
 def settings_of(config: object) -> Settings:
@@ -159,17 +159,17 @@ def load_losses(timed: TimedShapes) -> Mapping[int, Losses]:
 
 def read_losses(text: str) -> dict[int, Losses]:
     """What write_losses wrote."""
-    found = {}
+    tables = {}
     for part in json.loads(text):
         rows = part["rows"]
         lost = np.array([row[2:] for row in rows], dtype=np.float64) / 1000
-        found[int(part["col_tiles"])] = Losses(
+        tables[int(part["col_tiles"])] = Losses(
             tuple(tuple(config.items()) for config in part["configs"]),
             tuple((row[0], row[1]) for row in rows),
             part["sms"],
             lost,
         )
-    return found
+    return tables
 
 
 def write_losses(tables: Mapping[int, Losses]) -> str:

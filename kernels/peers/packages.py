@@ -31,14 +31,14 @@ PACKAGES = (BITSANDBYTES, TORCHAO, HUMMING)
 def check(package: Package) -> None:
     """Raise UnsupportedError, with the reason, if a package of a version we know is missing."""
     try:
-        found = metadata.version(package.name)
+        version = metadata.version(package.name)
     except metadata.PackageNotFoundError:
         raise UnsupportedError(
             f"{package.name} is not installed: pip install 'flexq-bench[peers]'"
         ) from None
-    if not SpecifierSet(package.versions).contains(found, prereleases=True):
+    if not SpecifierSet(package.versions).contains(version, prereleases=True):
         raise UnsupportedError(
-            f"{package.name} {found} has another interface: install one {package.versions}"
+            f"{package.name} {version} has another interface: install one {package.versions}"
         )
 
 

@@ -38,13 +38,13 @@ def resources(cubin: Cubin) -> dict[str, Resources]:
     """Resources of each function. Raises UnsupportedError if cuobjdump is not installed."""
     text = _run("cuobjdump", "--dump-resource-usage", cubin)
     return {
-        found["function"]: Resources(
-            int(found["registers"]),
-            int(found["stack"]),
-            int(found["local"]),
-            _declared_bytes(int(found["shared"]), cubin.arch),
+        usage["function"]: Resources(
+            int(usage["registers"]),
+            int(usage["stack"]),
+            int(usage["local"]),
+            _declared_bytes(int(usage["shared"]), cubin.arch),
         )
-        for found in _USAGE.finditer(text)
+        for usage in _USAGE.finditer(text)
     }
 
 
@@ -58,8 +58,8 @@ def instructions(cubin: Cubin) -> dict[str, Counter[str]]:
     for line in _run("nvdisasm", "--print-code", cubin).splitlines():
         if section := _SECTION.search(line):
             current = counts.setdefault(section["function"], Counter())
-        elif found := _INSTRUCTION.search(line):
-            current[found["name"]] += 1
+        elif instruction := _INSTRUCTION.search(line):
+            current[instruction["name"]] += 1
     return counts
 
 

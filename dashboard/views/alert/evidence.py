@@ -69,8 +69,8 @@ def _machine_code(evidence: Evidence) -> str:
 
 
 def _clocks(values: ArrayLike | None) -> str:
-    told = [] if values is None else np.asarray(values, dtype=np.float64).tolist()
-    known = [value for value in told if math.isfinite(value)]
+    clocks = [] if values is None else np.asarray(values, dtype=np.float64).tolist()
+    known = [value for value in clocks if math.isfinite(value)]
     if not known:
         return "not known"
     low, high = f"{min(known):.0f}", f"{max(known):.0f}"

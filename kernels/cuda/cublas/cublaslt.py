@@ -109,7 +109,7 @@ class LtProblem:
                 preference, attribute, ctypes.addressof(value), ctypes.sizeof(value)
             )
         results = np.zeros(_REQUESTED, dtype=lt.matmul_heuristic_result_dtype)
-        found = ctypes.c_int32(0)
+        count = ctypes.c_int32(0)
         try:
             lt.matmul_algo_get_heuristic(
                 _handle(torch.cuda.current_device()),
@@ -121,13 +121,13 @@ class LtProblem:
                 preference,
                 _REQUESTED,
                 results.ctypes.data,
-                ctypes.addressof(found),
+                ctypes.addressof(count),
             )
         finally:
             lt.matmul_preference_destroy(preference)
-        if found.value == 0:
+        if count.value == 0:
             raise UnsupportedError("cuBLASLt has no algorithm for this shape and type")
-        return results, found.value
+        return results, count.value
 
     def run(
         self,

@@ -117,11 +117,11 @@ class Fp8Gemm(LinearKernel):
             out += bias
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
-        told = GemmWorkload(gemm.m, _multiple(gemm.n), gemm.k)
+        padded_gemm = GemmWorkload(gemm.m, _multiple(gemm.n), gemm.k)
         return [
             Fp8Config(c.algorithm, c.m_padded, scaling)
             for scaling in _scalings()
-            for c in lt_candidates(told, _multiple(gemm.k), _TYPES[scaling])
+            for c in lt_candidates(padded_gemm, _multiple(gemm.k), _TYPES[scaling])
         ]
 
     def default_config(self, gemm: GemmWorkload) -> Fp8Config:
