@@ -31,12 +31,12 @@ from flexq_bench.cli.options import (
     DeviceOption,
     JsonFileOption,
     SeedOption,
-    split_names,
 )
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from rich.console import Console

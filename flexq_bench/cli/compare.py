@@ -27,10 +27,10 @@ from flexq_bench.cli.options import (
     SizesOption,
     StageOption,
     restrictions_of,
-    split_sizes,
 )
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.command_lines import command
+from flexq_bench.runs.sweep_text import split_sizes
 
 if TYPE_CHECKING:
     from db.queries import RunSummary

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import DbOption, JsonFlag, split_names, split_sizes
+from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import split_names, split_sizes
 
 if TYPE_CHECKING:
     from db.encoding import AnyRecord

@@ -15,11 +15,10 @@ from flexq_bench.cli.options import (
     NoTuneOption,
     RetuneOption,
     SeedOption,
-    split_names,
-    split_sizes,
     tuning_of,
 )
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import split_names, split_sizes
 
 _DEFAULT_SCHEMES = "fp16,smoothquant-w8a8,flexq-w6ax"
 

@@ -27,11 +27,11 @@ from flexq_bench.cli.options import (
     MarkdownOption,
     PolicyOption,
     SeedOption,
-    split_names,
 )
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.sweep_text import split_names
 
 
 def accuracy(

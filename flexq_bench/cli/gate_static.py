@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption, split_names
+from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.measure.machine_code.comparison import OnProgress

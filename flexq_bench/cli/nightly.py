@@ -24,11 +24,11 @@ from flexq_bench.cli.options import (
     RetuneOption,
     SeedOption,
     TimesOption,
-    split_names,
     tuning_of,
 )
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from ci.nightly import KindReport, Rules

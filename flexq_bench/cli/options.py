@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names as split_names
-from flexq_bench.runs.sweep_text import split_sizes as split_sizes
+from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for

@@ -27,11 +27,10 @@ from flexq_bench.cli.options import (
     StageOption,
     TimesOption,
     restrictions_of,
-    split_names,
-    split_sizes,
     tuning_of,
 )
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import split_names, split_sizes
 
 
 def run(

@@ -21,9 +21,10 @@ from flexq_bench.cli.model_options import (
     MaxTokensOption,
     ModelOption,
 )
-from flexq_bench.cli.options import DeviceOption, JsonFlag, SeedOption, split_names
+from flexq_bench.cli.options import DeviceOption, JsonFlag, SeedOption
 from flexq_bench.cli.output import console, plain, print_json, say
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import split_names
 from workloads.names import unknown
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexq_bench.cli.options import split_sizes
+from flexq_bench.runs.sweep_text import split_sizes
 from flexq_bench.runs.text_files import read_text
 from workloads.ranges import parse_lines
 

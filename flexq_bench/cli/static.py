@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.options import DbOption, JsonFileOption, KernelsOption, split_names
+from flexq_bench.cli.options import DbOption, JsonFileOption, KernelsOption
 from flexq_bench.cli.output import console, say
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.runs.static_series import OnStep

@@ -21,12 +21,11 @@ from flexq_bench.cli.options import (
     RetuneOption,
     SeedOption,
     TimesOption,
-    split_names,
     tuning_of,
 )
 from flexq_bench.cli.size_files import sizes_of
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import parse_sweep
+from flexq_bench.runs.sweep_text import parse_sweep, split_names
 
 
 def sweep(

@@ -98,7 +98,6 @@ class LinearBuffers(Buffers, BetweenSamples):
         self._bank = Slots(inputs[0], len(inputs) + count)
         self._bank.fill(inputs)
         self._xs.copy_from(self._bank, 0, count)
-        self._used = count
 
     def _place_output(self) -> None:
         m, n, device = self._case.gemm.m, self._case.gemm.n, self._reference.y.device
@@ -114,6 +113,11 @@ class LinearBuffers(Buffers, BetweenSamples):
     @property
     def keeps_outputs(self) -> bool:  # type: ignore[override]
         return True
+
+    @property
+    def _rewrites(self) -> bool:
+        """Whether operands change between samples: not where they are announced or given."""
+        return not (self._is_announced or self._is_given)
 
     def captures_kept_first(self) -> bool:
         return self._draw.random() < 0.5
@@ -139,7 +143,7 @@ class LinearBuffers(Buffers, BetweenSamples):
             self._of_kept.append((self._last_x, self._last_copy))
 
     def begin_batch(self, count: int) -> None:
-        if self._is_announced or self._is_given:
+        if not self._rewrites:
             return
         self._kept_at = self._draw.randrange(count)
         # Copies whose results can be kept come first.
@@ -149,14 +153,14 @@ class LinearBuffers(Buffers, BetweenSamples):
             self.weights.rewrite(copy)
 
     def before_sample(self) -> None:
-        if self._is_announced or self._is_given:
+        if not self._rewrites:
             return
         count = len(self._contents.inputs)
         self._first = (self._first + self._draw.randrange(1, count)) % count
         self._xs.copy_from(self._bank, self._first, self._used)
 
     def is_kept(self, index: int) -> bool:
-        return not (self._is_announced or self._is_given) and index == self._kept_at
+        return self._rewrites and index == self._kept_at
 
     def after_kept_sample(self) -> None:
         # Every such sample of the placement is equally likely to be among those that stay.
