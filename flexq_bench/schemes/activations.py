@@ -8,6 +8,7 @@ import torch
 
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat, Scaling
+from kernels.formats.mixed import HEAD_BITS, TAIL_BITS, tail_start
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class DynamicActivation:
     """Scales of each token (and group) from its own values."""
 
     format: NumberFormat
+
+    @property
+    def kernel_format(self) -> NumberFormat:
+        """Format that a kernel must round its input to."""
+        return self.format
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, K] rounded, FP32. Raises ValueError for NaN, infinity, or what FP16 lacks."""
@@ -28,6 +34,11 @@ class StaticActivation:
     format: NumberFormat
     scale: float
     zero: int | None = None
+
+    @property
+    def kernel_format(self) -> None:
+        """None: no kernel has one scale for all tokens."""
+        return None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, K] rounded, FP32; what lies beyond the calibrated range saturates."""
@@ -48,6 +59,19 @@ class MixedActivation:
 
     widths: tuple[int, ...]
     parts: tuple[DynamicActivation | StaticActivation | None, ...]
+
+    @property
+    def kernel_format(self) -> NumberFormat | None:
+        """Atom's: groups in 4 bits, then one group in 8; None: other parts than kernels have."""
+        match self.parts:
+            case (DynamicActivation(head), DynamicActivation(tail)) if (
+                head.bits == HEAD_BITS
+                and tail.bits == TAIL_BITS
+                and head.group is not None
+                and self.widths[1] == sum(self.widths) - tail_start(sum(self.widths), head.group)
+            ):
+                return NumberFormat(HEAD_BITS, head.group, "mixed", head.clip)
+        return None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [tokens, K] rounded, FP32. Raises ShapeError if the widths are not those of K."""

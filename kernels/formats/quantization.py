@@ -51,6 +51,8 @@ def format_of(operand: Operand) -> NumberFormat:
         kind = "mixed"
     elif operand.row_scales is not None:
         kind = "dual"
+    elif operand.zero_points is not None:
+        kind = "asymmetric"
     elif operand.values.is_floating_point():
         kind = "float"
     return NumberFormat(operand.bits, operand.group, kind)

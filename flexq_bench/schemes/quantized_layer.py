@@ -1,0 +1,46 @@
+"""A quantized linear layer as schemes make it, checkpoints store it and kernels run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexq_bench.schemes.activations import ActivationQuantizer
+from kernels.errors import ShapeError
+from kernels.formats import FP16, NumberFormat, Operand, format_of
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    """Y = q(X) · W^T + bias, as codes.
+
+    weight:     codes and scales of [N, K], or FP16 values; weight.order is the order of X's
+                channels too.
+    activation: rounds X; None: X is FP16 (weight-only).
+    bias:       FP16 [N]; None: there is none.
+
+    Raises ShapeError if the bias is not one value a row.
+    """
+
+    weight: Operand
+    activation: ActivationQuantizer | None = None
+    bias: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.bias is not None and tuple(self.bias.shape) != (self.weight.rows,):
+            raise ShapeError(
+                f"a bias of {self.weight.rows} rows has shape {tuple(self.bias.shape)}"
+            )
+
+    @property
+    def weight_format(self) -> NumberFormat:
+        """Format of the codes."""
+        return format_of(self.weight)
+
+    @property
+    def activation_format(self) -> NumberFormat | None:
+        """Format that a kernel must round X to; None: no kernel of ours has such an activation."""
+        if self.activation is None:
+            return FP16
+        return self.activation.kernel_format
