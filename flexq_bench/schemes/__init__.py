@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
     from flexq_bench.schemes.flexq import FlexqOptions
     from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
-    from flexq_bench.schemes.registry import resolve, summaries
+    from flexq_bench.schemes.registry import named_schemes, resolve
     from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
     from flexq_bench.schemes.storage import load_quantized, save_quantized
 
@@ -35,9 +35,9 @@ __all__ = [
     "calibration_segments",
     "load_quantized",
     "map_model",
+    "named_schemes",
     "resolve",
     "save_quantized",
-    "summaries",
 ]
 
 _MODULES = {
@@ -54,9 +54,9 @@ _MODULES = {
     "calibration_segments": "calibration",
     "load_quantized": "storage",
     "map_model": "model_map",
+    "named_schemes": "registry",
     "resolve": "registry",
     "save_quantized": "storage",
-    "summaries": "registry",
 }
 
 

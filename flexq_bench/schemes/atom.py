@@ -11,7 +11,7 @@ Keys are rounded before their rotary embedding, as in the authors' code.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -21,6 +21,7 @@ from flexq_bench.schemes.column_groups import ColumnGroup, column_groups, round_
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import head_size, observe_block, readers_of
@@ -50,7 +51,7 @@ class AtomOptions(SchemeOptions):
     activation_clip: float = 0.9
     weight_clip: float = 0.85
     gptq: bool = True
-    kv_bits: int = 4
+    kv_bits: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.outliers < 0 or self.outlier_bits not in (8, KEPT_BITS):
@@ -69,6 +70,21 @@ class Atom(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        options = self.options
+        if options.outliers == 0:
+            return LayerFormats(
+                NumberFormat(options.w_bits, options.group, clip=options.weight_clip),
+                NumberFormat(options.a_bits, options.group, clip=options.activation_clip),
+            )
+        is_mixed = (options.w_bits, options.a_bits, options.outlier_bits) == (4, 4, 8)
+        if not is_mixed or options.group is None or options.outliers != options.group:
+            return LayerFormats(NumberFormat(options.w_bits, options.group), None)
+        return LayerFormats(
+            NumberFormat(4, options.group, "mixed", options.weight_clip),
+            NumberFormat(4, options.group, "mixed", options.activation_clip),
+        )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

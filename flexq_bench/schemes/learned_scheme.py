@@ -16,13 +16,14 @@ from flexq_bench.schemes.block_training import BlockTrainer, Learned, TrainingOp
 from flexq_bench.schemes.calibration import Calibration, Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.schemes.straight_through import fake_quantize
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import NumberFormat
+from kernels.formats import FP16, NumberFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ class LearnedScheme(Scheme):
     ) -> Folds:
         with _eager_attention(model):
             return super().quantize(model, calibration, seed=seed, progress=progress)
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.weight, self.options.activation or FP16)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         if state.original is None:
