@@ -8,20 +8,17 @@ a CPU.
 from __future__ import annotations
 
 import math
-from typing import Literal
-
 import torch
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.kernel_choice import kernel_label
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels import registry
 from kernels.contract import Backend, LinearKernel, PackedOperand
 from kernels.errors import KernelError
-
-Through = Literal["reference", "kernels"]
-"""What computes the quantized layers: dequantized weights in torch, or the registry's kernels."""
 
 # Rows of one launch. Bit planes of a CPU take 36 numbers for a product; a GPU has enough of 2048.
 _ROWS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
@@ -53,20 +50,26 @@ class KernelLinear(nn.Module):
     Codes and scales of the layer are packed once, on the device where they lie, and not rounded
     again. The weights are no parameters: the module stays on that device.
 
-    buffers: of the model; None: the layer has its own.
+    buffers: of the model; None: the layer has its own. kernel: that takes the layer's formats;
+    None: the one that decodes it.
 
     Raises QuantizeError, which names the layer, if no kernel has its formats or can run here.
     """
 
     def __init__(
-        self, name: str, layer: QuantizedLayer, buffers: ActivationBuffers | None = None
+        self,
+        name: str,
+        layer: QuantizedLayer,
+        buffers: ActivationBuffers | None = None,
+        *,
+        kernel: LinearKernel | None = None,
     ) -> None:
         super().__init__()
         self.name = name
+        self.layer = layer
         self.out_features, self.in_features = layer.weight.rows, layer.weight.k
-        self._buffers_of_activations = buffers or ActivationBuffers()
-        device = layer.weight.values.device
-        self.kernel = _kernel_of(name, layer, "cuda" if device.type == "cuda" else "cpu")
+        self._activations = buffers or ActivationBuffers()
+        self.kernel = kernel or _kernel_of(name, layer)
         try:
             self._weight = self.kernel.pack_weight(layer.weight)
         except KernelError as error:
@@ -84,28 +87,34 @@ class KernelLinear(nn.Module):
         size = _ROWS[self.kernel.spec.backend]
         try:
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
-                packed = self._buffers_of_activations.of(
-                    self.kernel, len(piece), self.in_features, x.device
-                )
+                packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
                 self.kernel.linear(piece, packed, self._weight, out, bias=self._bias)
         except (KernelError, ValueError) as error:
             raise QuantizeError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
 
-def _kernel_of(name: str, layer: QuantizedLayer, backend: Backend) -> LinearKernel:
-    weight, activation = layer.weight_format, layer.activation_format
-    if activation is None:
-        raise QuantizeError(
-            f"{name}: no kernel rounds activations as {type(layer.activation).__name__} does: "
-            "evaluate --through reference"
-        )
-    label = kernel_label(weight, activation)
+def through_kernels(model: nn.Module) -> None:
+    """Put a KernelLinear of the same codes where each FakeQuantizedLinear of the model is.
+
+    Raises QuantizeError as KernelLinear.
+    """
+    buffers = ActivationBuffers()
+    quantized = [
+        (name, module.layer)
+        for name, module in model.named_modules()
+        if isinstance(module, FakeQuantizedLinear)
+    ]
+    for name, layer in quantized:
+        replace_module(model, name, KernelLinear(name, layer, buffers))
+
+
+def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+    formats = layer.weight_format, layer.activation_format
+    label = kernel_label(*formats)
     if label is None:
-        raise QuantizeError(
-            f"{name}: no kernel multiplies {weight.name} weights by {activation.name} "
-            "activations: evaluate --through reference"
-        )
+        raise QuantizeError(f"{name}: {why_no_kernel(*formats)}: evaluate --through reference")
+    backend: Backend = "cuda" if layer.weight.values.device.type == "cuda" else "cpu"
     try:
         kernel = registry.resolve(label, backend)
     except KernelError as error:
