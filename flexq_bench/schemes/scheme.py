@@ -109,14 +109,17 @@ class Scheme(ABC):
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        before_block: Callable[[int], None] | None = None,
         on_block: Callable[[int], None] | None = None,
     ) -> Folds:
         """Quantize a dense model in place: its sites become FakeQuantizedLinear.
 
         Returns the scales that were folded into it.
 
-        on_block: called with a block's index as soon as nothing looks at the block any more or
-        changes it: what is in it may be written and freed.
+        before_block, on_block: called with a block's index, for models of which one block is in
+        memory at a time. Between the two calls its weights must be there; they change. Before,
+        weights are read by forward passes of the block only, which may load them first. After
+        on_block nothing looks at the block any more: what is in it may be written and freed.
 
         The same model, data, options and seed give the same numbers.
         Raises QuantizeError if the model has no map or is quantized already, or if calibration
@@ -142,6 +145,8 @@ class Scheme(ABC):
         for block in range(layout.blocks):
             if progress is not None:
                 progress(block, layout.blocks, f"{self.name}: block {block}")
+            if before_block is not None:
+                before_block(block)
             try:
                 self.quantize_block(state, block)
             except ValueError as error:  # numbers that can't be rounded or smoothed
