@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.architecture import Architecture
 from flexq_bench.decode.decoder import Block, Model
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
 from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
@@ -53,7 +52,7 @@ class Footprint:
 
 
 def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> Footprint:
-    """What decoding takes, from the formats alone. Raises UsageError for layers without a kernel."""
+    """What decoding takes, from the formats. Raises UsageError for a layer without a kernel."""
     architecture, formats = source.architecture, source.formats()
     model = architecture.dimensions
     sizes = layer_sizes(architecture)

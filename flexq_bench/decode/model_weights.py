@@ -145,8 +145,7 @@ class NamedWeights(WeightSource):
 
 
 class _NamedTensors(NamedWeights, DenseWeights):
-    """FP16 tensors. shapes: of all there are. Raises UsageError unless they are the architecture's.
-    """
+    """FP16 tensors. shapes: of all there are. Raises UsageError unless the architecture's."""
 
     def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(architecture, shapes)

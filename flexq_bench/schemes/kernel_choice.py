@@ -46,7 +46,7 @@ def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
 
 
 def _codes(weight: NumberFormat) -> NumberFormat:
-    """What a kernel sees of a weight's format. Balanced codes are symmetric ones of as many bits."""
+    """What a kernel sees of a weight's format: balanced codes are symmetric ones, too."""
     symmetric = weight.kind == "balanced" and weight.bits <= _MOST_BITS
     return replace(weight, clip=1.0, kind="symmetric" if symmetric else weight.kind)
 
