@@ -24,7 +24,8 @@ class CheckpointWeights(NamedWeights):
     Raises UsageError if it isn't all of a model that decode has.
     """
 
-    def __init__(self, checkpoint: QuantizedCheckpoint, name: str) -> None:
+    def __init__(self, checkpoint: QuantizedCheckpoint) -> None:
+        name = checkpoint.model_name
         super().__init__(of_config(checkpoint.config, name), checkpoint.tensor_names)
         self.content_hash = checkpoint.content_hash
         self.scheme_version = checkpoint.scheme.version
@@ -74,4 +75,4 @@ class CheckpointWeights(NamedWeights):
 
 def checkpoint_weights(path: Path) -> CheckpointWeights:
     """The weights of the checkpoint in a folder. Raises UsageError as CheckpointWeights."""
-    return CheckpointWeights(open_checkpoint(path), path.resolve().name)
+    return CheckpointWeights(open_checkpoint(path))

@@ -208,7 +208,7 @@ def open_gguf(path: Path) -> StateDictWeights:
     except Exception as error:  # of a damaged file its reader raises whatever it stumbles over
         raise UsageError(f"can't read {path}: {error}: download the model again") from error
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    return StateDictWeights(of_config(config, path.stem.split(".")[0]), model.state_dict())
+    return StateDictWeights(of_config(config, path.stem), model.state_dict())
 
 
 def _check(

@@ -59,7 +59,7 @@ def _rounded(layer: QuantizedLayer, formats: LayerFormats) -> QuantizedLayer:
     if formats.weight.is_dense:
         weight = layer.weight
     else:
-        weight = quantize(layer.weight.values, replace(formats.weight, clip=1.0))
+        weight = quantize(layer.weight.values, formats.weight)
     rounds = formats.activation is not None and not formats.activation.is_dense
     activation = DynamicActivation(formats.activation) if rounds and formats.activation else None
     return QuantizedLayer(weight, activation, layer.bias)
