@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from flexq_bench.decode.architecture import Architecture
 from flexq_bench.decode.fused_layers import fused_formats
 from flexq_bench.decode.loading import label_of
 from flexq_bench.decode.weights import (
@@ -26,20 +27,14 @@ from kernels.formats import quantize
 class RoundedWeights(WeightSource):
     """Rounds layer by layer, on their device. The algorithm of the scheme has no part in it.
 
-    Raises UsageError if the scheme rounds the layers of a fused one differently, or activations in
-    a way that no kernel has.
+    Raises UsageError as runnable_formats.
     """
 
     def __init__(self, dense: DenseWeights, scheme: Scheme) -> None:
         self.architecture, self.is_synthetic = dense.architecture, dense.is_synthetic
         self.scheme_version = scheme.version
         self._dense = dense
-        self._formats = {
-            name: fused_formats(scheme, parts_of(name), gated=self.architecture.is_gated)
-            for name, _, _ in layer_sizes(self.architecture)
-        }
-        for name, formats in self._formats.items():
-            label_of(f"{name} under {scheme.name}", formats)
+        self._formats = runnable_formats(scheme, dense.architecture)
 
     def formats(self) -> dict[str, LayerFormats]:
         return self._formats
@@ -53,6 +48,20 @@ class RoundedWeights(WeightSource):
         for name, formats in self._formats.items():
             linears[name] = _rounded(dense.linears.pop(name), formats)
         return replace(dense, linears=linears)
+
+
+def runnable_formats(scheme: Scheme, architecture: Architecture) -> dict[str, LayerFormats]:
+    """Formats of the fused layers of a block under a scheme, by name.
+
+    Raises UsageError for a layer without a kernel, and if the parts of one are rounded differently.
+    """
+    formats = {
+        name: fused_formats(scheme, parts_of(name), gated=architecture.is_gated)
+        for name, _, _ in layer_sizes(architecture)
+    }
+    for name, of_layer in formats.items():
+        label_of(f"{name} under {scheme.name}", of_layer)
+    return formats
 
 
 def _rounded(layer: QuantizedLayer, formats: LayerFormats) -> QuantizedLayer:
