@@ -84,13 +84,6 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen)
 
 
-def chosen_dtype(dtype: str | None, device: torch.device) -> str:
-    """A name of DTYPES: the one asked for, else as load_model says. Raises AccuracyError."""
-    if dtype is not None and dtype not in DTYPES:
-        raise AccuracyError(f"no data type {dtype!r}: there are {', '.join(DTYPES)}")
-    return dtype or ("float16" if device.type == "cuda" else "float32")
-
-
 def load_tokenizer(files: ModelFiles) -> Any:
     """The tokenizer beside the weights. Raises AccuracyError if there is none."""
     return tokenizer_at(files.folder, files.gguf)
