@@ -1,0 +1,1 @@
+"""Quantized checkpoints: what schemes write, and what accuracy, decode and the gate read."""

@@ -1,0 +1,9 @@
+"""Errors of quantized checkpoints."""
+
+from __future__ import annotations
+
+from flexq_bench.errors import UsageError
+
+
+class CheckpointError(UsageError):
+    """A checkpoint that is damaged, of another version or doesn't fit; the message is one line."""

@@ -1,0 +1,178 @@
+"""Safetensors files read and written tensor by tensor, without mapping them into memory.
+
+The format (https://huggingface.co/docs/safetensors): eight bytes, little-endian, the length of a
+JSON header; the header, name -> dtype, shape and data_offsets from its end, `__metadata__` of
+strings; the tensors' bytes. Pages of a mapped file would count as memory of the process that reads
+it; here a tensor's bytes are read into the tensor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.checkpoints.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_METADATA = "__metadata__"
+_DIGESTS = "sha256"  # in the metadata: digest of each tensor's bytes, as JSON
+_LARGEST_HEADER = 100_000_000  # bytes, as the safetensors library has it
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor of a file, not read yet. dtype: as safetensors calls it. start: byte in the file.
+
+    digest: SHA-256 of its bytes, as the file's header says; "": it doesn't.
+    """
+
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+    digest: str
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """SHA-256 of a tensor's bytes in row-major order, hexadecimal."""
+    return hashlib.sha256(_bytes(tensor)).hexdigest()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorInfo]:
+    """Write CPU tensors to one file, flushed to the disk; what each of them is in it.
+
+    Raises OSError if that fails, and CheckpointError for a dtype that safetensors lacks.
+    """
+    infos: dict[str, tuple[str, tuple[int, ...], int, int, str]] = {}
+    position = 0
+    for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):
+        tensor = tensors[name]
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"{name} is {tensor.dtype}, which safetensors has no name for")
+        size = tensor.numel() * tensor.element_size()
+        infos[name] = _NAMES[tensor.dtype], tuple(tensor.shape), position, size, digest_of(tensor)
+        position += size
+    header: dict[str, Any] = {
+        _METADATA: {
+            "format": "pt",
+            _DIGESTS: json.dumps({name: info[4] for name, info in infos.items()}, sort_keys=True),
+        }
+    }
+    for name, (dtype, shape, start, size, _) in infos.items():
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, start + size]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("xb") as file:
+        file.write(struct.pack("<Q", len(text)))
+        file.write(text)
+        for name in infos:
+            file.write(_bytes(tensors[name]))
+        file.flush()
+        os.fsync(file.fileno())
+    begin = 8 + len(text)
+    return {
+        name: TensorInfo(path, dtype, shape, begin + start, size, digest)
+        for name, (dtype, shape, start, size, digest) in infos.items()
+    }
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of a file, seen to fill it exactly.
+
+    Raises CheckpointError in one line if it is missing, cut off or no safetensors file.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > min(size, _LARGEST_HEADER):
+                raise ValueError(f"its header would have {length} bytes of {size}")
+            header = json.loads(file.read(length))
+        metadata = header.pop(_METADATA, {})
+        digests = json.loads(metadata.get(_DIGESTS, "{}"))
+        infos = {
+            name: _info(path, entry, 8 + length, digests.get(name, ""))
+            for name, entry in header.items()
+        }
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing: copy the folder again") from error
+    except PermissionError as error:
+        raise CheckpointError(f"can't read {path}: permission denied") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise CheckpointError(f"{path} is cut off or damaged ({error}): copy it again") from error
+    position = 8 + length
+    for info in sorted(infos.values(), key=lambda info: info.start):
+        if info.start != position:
+            raise CheckpointError(f"{path} is damaged: its tensors leave gaps: copy it again")
+        position += info.size
+    if position != size:
+        raise CheckpointError(
+            f"{path} is cut off or damaged: it has {size:,} bytes, its header says {position:,}: "
+            "copy it again"
+        )
+    return infos
+
+
+def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
+    """Read one tensor into memory of its own and see that its bytes are those that were written.
+
+    Raises CheckpointError in one line if they aren't.
+    """
+    data = torch.empty(info.size, dtype=torch.uint8)
+    try:
+        with info.path.open("rb", buffering=0) as file:
+            file.seek(info.start)
+            view, done = memoryview(data.numpy()), 0
+            while done < info.size:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise CheckpointError(f"{info.path} is cut off in {name}: copy it again")
+                done += count
+    except OSError as error:
+        raise CheckpointError(f"can't read {info.path}: {error.strerror}") from error
+    if info.digest and hashlib.sha256(data.numpy()).hexdigest() != info.digest:
+        raise CheckpointError(
+            f"{info.path} is damaged: the bytes of {name} are not those that were written: copy "
+            "it again"
+        )
+    return data.view(DTYPES[info.dtype]).view(info.shape)
+
+
+def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorInfo:
+    start, stop = (int(offset) for offset in entry["data_offsets"])
+    shape = tuple(int(length) for length in entry["shape"])
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise ValueError(f"unknown dtype {entry['dtype']}")
+    size = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or start < 0 or stop - start != size:
+        raise ValueError("a tensor's shape and bytes disagree")
+    return TensorInfo(path, entry["dtype"], shape, begin + start, size, digest)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())
