@@ -1,1 +1,42 @@
-"""Quantized checkpoints: what schemes write, and what accuracy, decode and the gate read."""
+"""Quantized checkpoints: the one thing that is judged, timed, gated and shipped.
+
+`open_checkpoint` reads a folder, `CheckpointWriter` writes one, a shard in memory at a time. The
+format is described in docs/checkpoints.md.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flexq_bench.checkpoints.reader import is_checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+    from flexq_bench.checkpoints.config import StoredScheme
+    from flexq_bench.checkpoints.errors import CheckpointError
+    from flexq_bench.checkpoints.writer import CheckpointWriter
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointWriter",
+    "QuantizedCheckpoint",
+    "StoredScheme",
+    "is_checkpoint",
+    "open_checkpoint",
+]
+
+_HOMES = {
+    "CheckpointError": "errors",
+    "CheckpointWriter": "writer",
+    "QuantizedCheckpoint": "checkpoint",
+    "StoredScheme": "config",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load what needs torch when it is asked for."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

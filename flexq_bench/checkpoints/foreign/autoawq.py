@@ -23,8 +23,10 @@ from flexq_bench.checkpoints.foreign.integers import half_scales, integer_operan
 from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
 from flexq_bench.checkpoints.packing import unpack_codes
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import NumberFormat
 
 _BITS = 4
+_LAYOUT = "gemm"
 _A_WORD = 8  # codes
 _PLACE_OF_ROW = (0, 4, 1, 5, 2, 6, 3, 7)  # of the eight of a word
 _PARTS = ("qweight", "qzeros", "scales")
@@ -41,28 +43,30 @@ class AwqLayers(LayerReader):
     def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
         self._group = section.get("group_size", section.get("q_group_size", 128))
         bits = section.get("bits", section.get("w_bit", _BITS))
-        # GPTQModel writes the layout's name as `checkpoint_format`, or `format` since its version 6.
-        given = [
-            section[key] for key in ("version", "format", "checkpoint_format") if section.get(key)
-        ]
-        layout = str(given[0] if given else "gemm").lower()
-        if bits != _BITS or layout != "gemm":
+        keys = ("version", "checkpoint_format", "format")  # AutoAWQ's, and two of GPTQModel
+        layout = next((str(section[key]).lower() for key in keys if section.get(key)), _LAYOUT)
+        if bits != _BITS or layout != _LAYOUT:
             raise CheckpointError(
-                f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout {layout}: "
-                "what is read here has 4 bits and the layout gemm"
+                f"{tensors.folder.name} is an AWQ checkpoint of {bits} bits in the layout "
+                f"{layout}: what is read here has {_BITS} bits and the layout {_LAYOUT}"
             )
         if not isinstance(self._group, int) or (self._group < 1 and self._group != -1):
             raise CheckpointError(f"{tensors.folder.name} has AWQ groups of {self._group!r} values")
         super().__init__(tensors)
 
+    def shape(self, name: str) -> tuple[int, int]:
+        channels, words = self._matrix(f"{name}.qweight")
+        return words * _A_WORD, channels
+
+    def formats(self, name: str) -> str:
+        return NumberFormat(_BITS, self._whole_group, "asymmetric").name
+
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        rows, k = self.shape(name)
+        group = self._whole_group
+        groups = 1 if group is None else -(-k // group)
         take = self._tensors.take
         words = take(f"{name}.qweight", (torch.int32,), device=device)
-        if words.ndim != 2:
-            raise CheckpointError(f"{name}.qweight is {list(words.shape)}, expected a matrix")
-        k, rows = words.shape[0], words.shape[1] * _A_WORD
-        group = None if self._group == -1 else self._group
-        groups = 1 if group is None else -(-k // group)
         scales = take(f"{name}.scales", HALVES, (groups, rows), device=device)
         zeros = take(f"{name}.qzeros", (torch.int32,), (groups, rows // _A_WORD), device=device)
         operand = integer_operand(
@@ -73,6 +77,10 @@ class AwqLayers(LayerReader):
             group,
         )
         return QuantizedLayer(operand, bias=self._bias(name, rows, device))
+
+    @property
+    def _whole_group(self) -> int | None:
+        return None if self._group == -1 else self._group
 
     def _is_part(self, module: str, parameter: str) -> bool:
         return parameter in _PARTS

@@ -5,7 +5,7 @@ Its compressors name a layer's tensors (compressed_tensors/compressors) and say 
     weight_packed      int32 [N, words], pack-quantized: codes of 2 to 8 bits, from 0 up
     weight_shape       int [2], beside it: N and K
     weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized
-    weight_scale       [N, groups]; [N, 1] of channels; [1] of a tensor; [N/rows, K/columns] of blocks
+    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks one a block
     weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups]; none: symmetric
     weight_g_idx       int32 [K], the group of each channel (activation order)
     input_scale        [1], input_zero_point INT8 [1]: of static activations
@@ -16,12 +16,11 @@ W = scale · (code - zero point). Version 0.18 began to pack codes across words:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.foreign.folder import INTEGERS, REALS, FolderTensors
@@ -31,7 +30,7 @@ from flexq_bench.checkpoints.foreign.integers import (
     integer_operand,
     unpack_whole_codes,
 )
-from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
+from flexq_bench.checkpoints.foreign.layer_reader import LayerReader, matches
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
@@ -63,7 +62,7 @@ class _Arguments(_Section):
     symmetric: bool = True
     strategy: str | None = None
     group_size: int | None = None
-    block_structure: tuple[int, int] | str | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
     dynamic: bool | str = False
 
     def number(self, group: int | None) -> NumberFormat:
@@ -81,12 +80,17 @@ class _Arguments(_Section):
         return "channel" if self.group_size == -1 else "group"
 
     @property
-    def block(self) -> tuple[int, int]:
-        """Rows and columns of a block. Raises ValueError if they are not given."""
-        given = self.block_structure
-        sides = given.split("x") if isinstance(given, str) else given or ()
-        rows, columns = (int(side) for side in sides)
-        return rows, columns
+    def length(self) -> int | None:
+        """Values of k that share a scale; None: all of a row."""
+        if self.scope == "block" and self.block_structure is not None:
+            return self.block_structure[1]
+        return self.group_size if self.scope == "group" else None
+
+    @field_validator("block_structure", mode="before")
+    @classmethod
+    def _as_numbers(cls, given: Any) -> Any:
+        """Early versions wrote 128x128."""
+        return given.split("x") if isinstance(given, str) else given
 
 
 class _Group(_Section):
@@ -133,6 +137,23 @@ class CompressedTensorsLayers(LayerReader):
         super().__init__(tensors)
         self._groups = {name: self._group_of(name) for name in self.names}
 
+    def shape(self, name: str) -> tuple[int, int]:
+        if self._format(self._groups[name]) != _PACKED:
+            return self._matrix(f"{name}.weight")
+        rows, k = self._tensors.take(f"{name}.weight_shape", INTEGERS, (2,)).tolist()
+        if min(rows, k) < 1:
+            raise CheckpointError(f"{name}.weight_shape is {[rows, k]}: copy the folder again")
+        return rows, k
+
+    def formats(self, name: str) -> str:
+        group = self._groups[name]
+        assert group.weights is not None  # _group_of refuses it
+        parts = [group.weights.number(group.weights.length).name]
+        inputs = group.input_activations
+        if inputs is not None:
+            parts.append(inputs.number(inputs.length).name)
+        return "-".join(parts)
+
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         group = self._groups[name]
         assert group.weights is not None  # _group_of refuses it
@@ -148,7 +169,7 @@ class CompressedTensorsLayers(LayerReader):
     def _packed_weight(self, name: str, weights: _Arguments, device: torch.device | str) -> Operand:
         take = self._tensors.take
         bits = weights.num_bits
-        rows, k = take(f"{name}.weight_shape", INTEGERS, (2,)).tolist()
+        rows, k = self.shape(name)
         dense, whole = words_of(k, bits), -(-k // (32 // bits))
         words = take(
             f"{name}.weight_packed", (torch.int32,), (rows, dense), (rows, whole), device=device
@@ -172,10 +193,8 @@ class CompressedTensorsLayers(LayerReader):
         take = self._tensors.take
         bits = weights.num_bits
         of_codes = torch.float8_e4m3fn if weights.type == "float" else torch.int8
+        rows, k = self.shape(name)
         values = take(f"{name}.weight", (of_codes,), device=device)
-        if values.ndim != 2:
-            raise CheckpointError(f"{name}.weight is {list(values.shape)}, expected a matrix")
-        rows, k = values.shape
         scales, group = self._weight_scales(name, weights, rows, k, device)
         if weights.type == "float":
             if bool(torch.isnan(values.float()).any()):
@@ -236,8 +255,8 @@ class CompressedTensorsLayers(LayerReader):
             case "group" if weights.group_size is not None and weights.group_size > 0:
                 group = weights.group_size
                 shapes = [(rows, -(-k // group))]
-            case "block":
-                tall, group = weights.block
+            case "block" if weights.block_structure is not None:
+                tall, group = weights.block_structure
                 shapes = [(-(-rows // tall), -(-k // group))]
             case scope:
                 raise CheckpointError(
@@ -246,8 +265,8 @@ class CompressedTensorsLayers(LayerReader):
                 )
         stored = self._tensors.take(scale, REALS, *shapes, device=device)
         halved = half_scales(stored, scale)
-        if weights.scope == "block":
-            tall, _ = weights.block
+        if weights.scope == "block" and weights.block_structure is not None:
+            tall, _ = weights.block_structure
             return halved.repeat_interleave(tall, dim=0)[:rows].contiguous(), group
         return self._over_rows(halved, rows), group
 
@@ -365,5 +384,5 @@ class CompressedTensorsLayers(LayerReader):
 def _matches(name: str, target: str) -> bool:
     """As the library: a pattern matches from the start of a name, a name is the whole name."""
     if target.startswith(_REGEX):
-        return re.match(target.removeprefix(_REGEX), name) is not None
+        return matches(name, target.removeprefix(_REGEX))
     return target == name

@@ -1,4 +1,4 @@
-"""Tensors of a folder that others wrote, read one at a time and checked against what is expected."""
+"""Tensors of a folder that others wrote, read one at a time and checked as they are."""
 
 from __future__ import annotations
 

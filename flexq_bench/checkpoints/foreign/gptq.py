@@ -15,7 +15,6 @@ from whole words, AutoGPTQ from codes), so that such a file is refused.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,9 +27,10 @@ from flexq_bench.checkpoints.foreign.integers import (
     half_scales,
     integer_operand,
 )
-from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
+from flexq_bench.checkpoints.foreign.layer_reader import LayerReader, matches
 from flexq_bench.checkpoints.packing import unpack_codes, words_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import NumberFormat
 
 _WORD = 32
 _BITS = (2, 3, 4, 8)
@@ -61,14 +61,22 @@ class GptqLayers(LayerReader):
         self._section = section
         super().__init__(tensors)
 
+    def shape(self, name: str) -> tuple[int, int]:
+        bits, _ = self._settings(name)
+        words, rows = self._matrix(f"{name}.qweight")
+        return rows, words * _WORD // bits
+
+    def formats(self, name: str) -> str:
+        bits, group = self._settings(name)
+        symmetric = self._section.get("sym", True)
+        return NumberFormat(bits, group, "symmetric" if symmetric else "asymmetric").name
+
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         bits, group = self._settings(name)
+        rows, k = self.shape(name)
+        groups = 1 if group is None else -(-k // group)
         take = self._tensors.take
         words = take(f"{name}.qweight", (torch.int32,), device=device)
-        if words.ndim != 2 or words.shape[0] * _WORD % bits:
-            raise CheckpointError(f"{name}.qweight is {list(words.shape)}: no words of {bits} bits")
-        k, rows = words.shape[0] * _WORD // bits, words.shape[1]
-        groups = 1 if group is None else -(-k // group)
         scales = take(f"{name}.scales", HALVES, (groups, rows), device=device)
         codes = unpack_codes(words.T.contiguous(), bits, k)
         order = None
@@ -102,7 +110,7 @@ class GptqLayers(LayerReader):
         """Bits and group of a layer: the model's, or what `dynamic` (GPTQModel) says of it."""
         settings = dict(self._section)
         for pattern, changes in (self._section.get("dynamic") or {}).items():
-            if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), name):
+            if not pattern.startswith("-:") and matches(name, pattern.removeprefix("+:")):
                 settings |= changes
                 break
         bits, group = settings.get("bits"), settings.get("group_size")

@@ -75,8 +75,8 @@ def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
     if bool((halved.isinf() | (halved == 0) & (scales != 0)).any()):
         magnitudes = scales.float().abs()
         raise CheckpointError(
-            f"{name} goes from {float(magnitudes.min()):.3g} to {float(magnitudes.max()):.3g}, past "
-            "what FP16 can carry: quantize the model again with scales of float16"
+            f"{name} goes from {float(magnitudes.min()):.3g} to {float(magnitudes.max()):.3g}, "
+            "past what FP16 can carry: quantize the model again with scales of float16"
         )
     return halved
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
@@ -34,6 +35,14 @@ class LayerReader(ABC):
 
         Raises CheckpointError if tensors are missing or don't fit each other or the configuration.
         """
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, int]:
+        """N and K of a layer, from its tensors' shapes. Raises CheckpointError as `layer`."""
+
+    @abstractmethod
+    def formats(self, name: str) -> str:
+        """The formats that the configuration says of a layer: `uint4/128`, `int8/row-int8/row`."""
 
     @abstractmethod
     def _is_part(self, module: str, parameter: str) -> bool:
@@ -70,6 +79,13 @@ class LayerReader(ABC):
             if self._is_part(module, parameter):
                 yield module, parameter
 
+    def _matrix(self, name: str) -> tuple[int, int]:
+        """Shape of a tensor of two dimensions. Raises CheckpointError if it is missing, or none."""
+        shape = self._tensors.shape(name)
+        if len(shape) != 2 or 0 in shape:
+            raise CheckpointError(f"{name} is {list(shape)}, expected a matrix: copy it again")
+        return shape[0], shape[1]
+
     def _bias(self, name: str, rows: int, device: torch.device | str) -> torch.Tensor | None:
         if f"{name}.{_BIAS}" not in self._tensors:
             return None
@@ -78,3 +94,14 @@ class LayerReader(ABC):
         if not bool(torch.isfinite(halved).all()):
             raise CheckpointError(f"{name}.{_BIAS} holds NaN, infinity or more than FP16 can carry")
         return halved
+
+
+def matches(name: str, pattern: str) -> bool:
+    """True if a pattern of a configuration matches from the start of a name.
+
+    Raises CheckpointError if it is no regular expression.
+    """
+    try:
+        return re.match(pattern, name) is not None
+    except re.error as error:
+        raise CheckpointError(f"config.json has the pattern {pattern!r}: {error}") from error

@@ -10,9 +10,8 @@ from compressed_tensors.compressors.base import BaseCompressor
 from compressed_tensors.quantization import QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
 
+from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
-from flexq_bench.checkpoints.foreign.folder import FolderTensors
-from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from kernels.formats import NumberFormat
 
@@ -61,13 +60,6 @@ def compressed(weight: torch.Tensor, weights: dict[str, Any], form: str, dtype=t
     return stored, theirs
 
 
-def layers_of(folder):
-    import json
-
-    section = json.loads((folder / "config.json").read_text())["quantization_config"]
-    return read_layers(FolderTensors(folder), section)
-
-
 INTEGERS = [
     *[(weights_of(num_bits=bits), f"int{bits}/row") for bits in range(2, 9)],
     *[(weights_of(num_bits=bits, symmetric=False), f"uint{bits}/row") for bits in range(2, 9)],
@@ -84,7 +76,7 @@ def test_packed_integers_are_what_the_library_dequantizes(a_folder, dense_tensor
     def quantized(_, weight):
         return compressed(weight, weights, "pack-quantized")[0]
 
-    layer = layers_of(a_folder(a_section(weights, "pack-quantized"), quantized)).layer(LAYER)
+    layer = open_checkpoint(a_folder(a_section(weights, "pack-quantized"), quantized)).layer(LAYER)
 
     _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "pack-quantized")
     assert torch.equal(layer.weight.dequantize(), theirs)

@@ -1,0 +1,46 @@
+"""A quantized checkpoint as accuracy, decode and gates see it, whoever made it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+
+class QuantizedCheckpoint(ABC):
+    """Quantized layers by name, and the tensors of a model that are not quantized.
+
+    folder:           where it is.
+    config:           Hugging Face's configuration, without `quantization_config`.
+    scheme:           what made it.
+    kv_bits:          of cached keys and values: 16, 8 or 4.
+    content_hash:     SHA-256, hexadecimal, of everything that decides numbers.
+    layers:           names of the quantized linear layers, `model.layers.0.self_attn.q_proj`.
+    tensor_names:     of what is not quantized: norms, embeddings, head, biases of other layers.
+    tokenizer_folder: where the tokenizer's files are.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    scheme: StoredScheme
+    kv_bits: int
+    content_hash: str
+    layers: tuple[str, ...]
+    tensor_names: tuple[str, ...]
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        return self.folder
+
+    @abstractmethod
+    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""
+
+    @abstractmethod
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read one tensor that is not quantized, to the CPU. Raises CheckpointError as `layer`."""

@@ -1,0 +1,319 @@
+"""`config.json` of a quantized checkpoint: the convention of compressed-tensors, and its extension.
+
+`quantization_config` is what `compressed-tensors` reads (QuantizationConfig of version 0.20):
+config_groups with targets, weights and input_activations. Beside it, under `flexq_bench`, stands
+what it has no word for: the scheme and its seed, the bits of keys and values, the format of each
+layer as a NumberFormat, the hash of the content. Where a layer can't be said in config_groups,
+quant_method is `flexq-bench`, which other loaders refuse, and config_groups is empty.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.schemes.activations import (
+    ActivationQuantizer,
+    DynamicActivation,
+    MixedActivation,
+    StaticActivation,
+)
+from kernels.errors import ShapeError
+from kernels.formats import NumberFormat
+
+FORMAT_VERSION = 1
+CONFIG = "config.json"
+SECTION = "flexq_bench"
+QUANTIZATION = "quantization_config"
+COMPRESSED_TENSORS, OWN_METHOD = "compressed-tensors", "flexq-bench"
+PACKED, INT, FLOAT, MIXED = (
+    *("pack-quantized", "int-quantized", "float-quantized", "mixed-precision"),
+)
+DENSE_KV_BITS = 16
+_E4M3_BITS = 8
+# Of Hugging Face's configuration: where a model came from, and the dtype that it is loaded in.
+_UNDECIDING = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StoredScheme(_Strict):
+    """The scheme that made a checkpoint: its registered name, version and options, and the seed.
+
+    options: by the names of the scheme's SchemeOptions; empty for a checkpoint of others.
+    """
+
+    name: str
+    version: int
+    options: dict[str, Any] = {}
+    seed: int = 0
+
+
+class ActivationEntry(_Strict):
+    """A layer's activation: dynamic (scales a token), static (scale, zero), or mixed (parts).
+
+    clip: share of the range that codes span. widths and parts: of neighbouring channels; a part
+    that is null stays in FP16.
+    """
+
+    kind: Literal["dynamic", "static", "mixed"]
+    format: str | None = None
+    clip: Annotated[float, Field(gt=0, le=1)] = 1.0
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    zero: int | None = None
+    widths: tuple[int, ...] | None = None
+    parts: tuple[ActivationEntry | None, ...] | None = None
+
+    @classmethod
+    def of(cls, activation: ActivationQuantizer) -> ActivationEntry:
+        """The entry of an activation quantizer."""
+        match activation:
+            case DynamicActivation(number):
+                return cls(kind="dynamic", format=number.name, clip=number.clip)
+            case StaticActivation(number, scale, zero):
+                return cls(
+                    kind="static", format=number.name, clip=number.clip, scale=scale, zero=zero
+                )
+            case MixedActivation(widths, parts):
+                entries = tuple(None if part is None else cls.of(part) for part in parts)
+                return cls(kind="mixed", widths=widths, parts=entries)
+
+    def quantizer(self) -> ActivationQuantizer:
+        """The quantizer. Raises CheckpointError if the entry contradicts itself."""
+        if self.kind == "mixed":
+            if self.widths is None or self.parts is None or len(self.widths) != len(self.parts):
+                raise CheckpointError("a mixed activation needs as many widths as parts")
+            parts = []
+            for part in self.parts:
+                quantizer = None if part is None else part.quantizer()
+                if isinstance(quantizer, MixedActivation):
+                    raise CheckpointError("a part of a mixed activation can't be mixed")
+                parts.append(quantizer)
+            return MixedActivation(self.widths, tuple(parts))
+        plain = parsed(self.format or "")
+        number = NumberFormat(plain.bits, plain.group, plain.kind, self.clip)
+        if self.kind == "dynamic":
+            return DynamicActivation(number)
+        if self.scale is None:
+            raise CheckpointError("a static activation needs a scale")
+        return StaticActivation(number, self.scale, self.zero)
+
+
+class LayerEntry(_Strict):
+    """A quantized layer: format of its weight [n, k], and of its activation (null: FP16).
+
+    tail_bits: of the last group's codes, where they differ. ordered: it has an order of channels.
+    lowest: the lowest code of an asymmetric weight, 0 or -2^(bits - 1); what is stored starts at 0.
+    """
+
+    weight: str
+    shape: tuple[Annotated[int, Field(gt=0)], Annotated[int, Field(gt=0)]]
+    activation: ActivationEntry | None = None
+    bias: bool = False
+    tail_bits: int | None = None
+    ordered: bool = False
+    lowest: int = 0
+
+    @field_validator("weight")
+    @classmethod
+    def _is_a_format(cls, name: str) -> str:
+        parsed(name)
+        return name
+
+    @property
+    def format(self) -> NumberFormat:
+        return parsed(self.weight)
+
+    @property
+    def groups(self) -> int:
+        """Scales of a row."""
+        group = self.format.group
+        return 1 if group is None else math.ceil(self.shape[1] / group)
+
+    @property
+    def storage(self) -> str:
+        """How the codes are stored, in compressed-tensors' words; dense weights: `dense`."""
+        number = self.format
+        if number.is_dense:
+            return "dense"
+        if number.kind == "float" and number.bits == _E4M3_BITS:
+            return FLOAT
+        if number.bits == 8 and number.is_integer and self.activation is not None:
+            return INT
+        return PACKED
+
+    def group_entry(self) -> ConfigGroup | None:
+        """What compressed-tensors calls this layer, without targets; None: it has no word for it.
+
+        Its reader takes groups that divide K only.
+        """
+        weights = _arguments(self.format, self.shape[1], dynamic=False)
+        inputs = None
+        if self.activation is not None:
+            inputs = _activation_arguments(self.activation, self.shape[1])
+            if inputs is None:
+                return None
+        if weights is None or self.ordered or self.tail_bits is not None:
+            return None
+        return ConfigGroup(
+            targets=(), weights=weights, input_activations=inputs, format=self.storage
+        )
+
+
+class QuantizationArgs(_Strict):
+    """Arguments of one operand, as compressed-tensors names them."""
+
+    num_bits: int
+    type: Literal["int", "float"]
+    symmetric: bool
+    strategy: Literal["tensor", "channel", "group", "token"]
+    group_size: int | None = None
+    dynamic: bool = False
+
+
+class ConfigGroup(_Strict):
+    """Layers (targets: their names) of one format, as compressed-tensors describes them."""
+
+    targets: tuple[str, ...]
+    weights: QuantizationArgs
+    input_activations: QuantizationArgs | None = None
+    output_activations: None = None
+    format: str
+
+
+class Extension(_Strict):
+    """What compressed-tensors has no word for.
+
+    files: SHA-256 of the tokenizer's files, by name. content_hash: see `hashing`.
+    """
+
+    version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
+    scheme: StoredScheme
+    kv_bits: Literal[16, 8, 4]
+    layers: dict[str, LayerEntry]
+    files: dict[str, str] = {}
+    content_hash: str = ""
+
+
+class QuantizationSection(_Strict):
+    """`quantization_config` of a checkpoint of ours."""
+
+    quant_method: Literal["compressed-tensors", "flexq-bench"]
+    format: str
+    quantization_status: Literal["compressed"] = "compressed"
+    config_groups: dict[str, ConfigGroup]
+    ignore: tuple[str, ...]
+    kv_cache_scheme: None = None
+    global_compression_ratio: None = None
+    flexq_bench: Extension
+
+
+def parsed(name: str) -> NumberFormat:
+    """The number format of this name. Raises CheckpointError if this program knows none."""
+    try:
+        return NumberFormat.parse(name)
+    except ShapeError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSection:
+    """The `quantization_config` that says these layers. ignored: linear layers left as they are."""
+    groups: dict[ConfigGroup, list[str]] = {}
+    dense: list[str] = []
+    sayable = extension.kv_bits == DENSE_KV_BITS  # others would keep keys and values as they are
+    for name, layer in extension.layers.items():
+        if layer.storage == "dense" and layer.activation is None:
+            dense.append(name)
+            continue
+        group = layer.group_entry()
+        if group is None:
+            sayable = False
+            break
+        groups.setdefault(group, []).append(name)
+    if not sayable or not groups:
+        return QuantizationSection(
+            quant_method=OWN_METHOD, format=OWN_METHOD, config_groups={}, ignore=(),
+            flexq_bench=extension,
+        )  # fmt: skip
+    formats = {group.format for group in groups}
+    return QuantizationSection(
+        quant_method=COMPRESSED_TENSORS,
+        format=formats.pop() if len(formats) == 1 else MIXED,
+        config_groups={
+            f"group_{index}": group.model_copy(update={"targets": tuple(names)})
+            for index, (group, names) in enumerate(groups.items())
+        },
+        ignore=(*dense, *ignored),
+        flexq_bench=extension,
+    )
+
+
+def read_section(raw: Any, where: str) -> QuantizationSection:
+    """Validate a `quantization_config` of ours.
+
+    Raises CheckpointError in one line: another version, unknown fields, formats that don't exist,
+    config_groups that say something else than the layers.
+    """
+    version = raw.get(SECTION, {}).get("version") if isinstance(raw.get(SECTION), dict) else None
+    if version != FORMAT_VERSION:
+        raise CheckpointError(
+            f"{where} has version {version} of the {SECTION} section, this program reads "
+            f"{FORMAT_VERSION}: use the program that wrote it, or quantize again"
+        )
+    try:
+        section = QuantizationSection.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise CheckpointError(
+            f"{where}: {QUANTIZATION}.{place}: {first['msg']}: quantize again"
+        ) from error
+    extension = section.flexq_bench
+    ignored = tuple(name for name in section.ignore if name not in extension.layers)
+    if section_of(extension, ignored) != section:
+        raise CheckpointError(
+            f"{where}: its config_groups say something else than its {SECTION} section: quantize "
+            "again"
+        )
+    return section
+
+
+def deciding(config: dict[str, Any]) -> dict[str, Any]:
+    """The parts of config.json that decide numbers: what a content hash covers."""
+    kept = {key: value for key, value in config.items() if key not in _UNDECIDING}
+    if SECTION not in kept[QUANTIZATION]:
+        return kept  # others name no hash
+    extension = {**kept[QUANTIZATION][SECTION], "content_hash": ""}
+    return {**kept, QUANTIZATION: {**kept[QUANTIZATION], SECTION: extension}}
+
+
+def _arguments(number: NumberFormat, k: int, *, dynamic: bool) -> QuantizationArgs | None:
+    if number.clip != 1 or (number.group is not None and k % number.group):
+        return None
+    a_row: Literal["token", "channel"] = "token" if dynamic else "channel"
+    if number.kind == "float" and number.bits != _E4M3_BITS:
+        return None
+    if number.kind not in ("symmetric", "asymmetric", "float"):
+        return None
+    return QuantizationArgs(
+        num_bits=number.bits,
+        type="float" if number.kind == "float" else "int",
+        symmetric=number.kind != "asymmetric",
+        strategy=a_row if number.group is None else "group",
+        group_size=number.group,
+        dynamic=dynamic,
+    )
+
+
+def _activation_arguments(entry: ActivationEntry, k: int) -> QuantizationArgs | None:
+    if entry.kind == "mixed" or entry.clip != 1:
+        return None
+    arguments = _arguments(parsed(entry.format or ""), k, dynamic=entry.kind == "dynamic")
+    if entry.kind == "dynamic" or arguments is None:
+        return arguments
+    return arguments.model_copy(update={"strategy": "tensor", "group_size": None})

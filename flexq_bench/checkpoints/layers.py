@@ -1,0 +1,316 @@
+"""A quantized layer as tensors of a checkpoint, and back, bit for bit.
+
+    weight             codes of 8 bits with quantized activations (INT8, E4M3), or a dense weight
+    weight_packed      int32 [N, words]: other codes, from 0 up, as `packing` has them
+    weight_tail        int8 [N, K - start]: codes of the last group, where it has 8 bits (Atom)
+    weight_scale       FP16 [N, groups]; of dual-grained weights INT8
+    weight_row_scale   FP16 [N, 1], of dual-grained weights
+    weight_zero_point  the code that stands for 0: int32 [words, groups], packed along N; of codes
+                       of 8 bits in `weight`: int8 [N, groups]
+    weight_shape       int64 [2], N and K, beside weight_packed
+    weight_order       int32 [K]: which channel of the input stands where
+    input_scale        FP16 [1], of a static activation that compressed-tensors has a word for
+    input_zero_point   int8 [1]
+    bias               FP16 [N]
+
+Names, types and layout are those of compressed-tensors 0.20 where it has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEntry, parsed
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.errors import ShapeError
+from kernels.formats import FP16, NumberFormat, Operand, format_of
+from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
+
+Tensors = dict[str, torch.Tensor]
+Spec = tuple[torch.dtype, tuple[int, ...]]
+_HALF = 128  # codes of 8 bits from 0 up, less this, are an INT8
+
+
+def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
+    """What config.json says of a layer, and its tensors, by the names above.
+
+    Raises CheckpointError if scales are not finite or codes are none of the layer's format.
+    """
+    operand = layer.weight
+    number = _stored_format(operand)
+    activation = None if layer.activation is None else ActivationEntry.of(layer.activation)
+    entry = LayerEntry(
+        weight=number.name,
+        shape=(operand.rows, operand.k),
+        activation=activation,
+        bias=layer.bias is not None,
+        tail_bits=operand.tail_bits,
+        ordered=operand.order is not None,
+        lowest=_lowest(operand, number),
+    )
+    tensors: Tensors = {}
+    if number.is_dense or (number.kind == "float" and entry.storage == FLOAT):
+        tensors["weight"] = operand.values
+    else:
+        tensors |= _encode_codes(operand, number, entry)
+    if operand.scales is not None:
+        dual = number.kind == "dual"
+        tensors["weight_scale"] = operand.scales.to(torch.int8 if dual else torch.float16)
+        if dual and not torch.equal(tensors["weight_scale"].to(operand.scales), operand.scales):
+            raise CheckpointError("scales of dual-grained groups are integers up to 127")
+    if operand.row_scales is not None:
+        tensors["weight_row_scale"] = operand.row_scales
+    if operand.order is not None:
+        tensors["weight_order"] = operand.order.to(torch.int32)
+    if layer.bias is not None:
+        tensors["bias"] = layer.bias.to(torch.float16)
+    tensors |= _encode_static(entry)
+    _check(entry, tensors)
+    return entry, tensors
+
+
+def decode(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> QuantizedLayer:
+    """The layer of these tensors, on their device. Raises CheckpointError as `encode`."""
+    _check(entry, tensors)
+    number = entry.format
+    zeros = None
+    if number.is_dense:
+        values, group = tensors["weight"], None
+    else:
+        values, group = _decode_values(entry, number, tensors), number.group
+        zeros = _decode_zeros(entry, number, tensors)
+    scales = tensors.get("weight_scale")
+    operand = Operand(
+        values,
+        None if scales is None else scales.to(torch.float16),
+        number.bits,
+        group,
+        zeros,
+        tensors.get("weight_row_scale"),
+        entry.tail_bits,
+        tensors.get("weight_order"),
+    )
+    activation = None if entry.activation is None else entry.activation.quantizer()
+    return QuantizedLayer(operand, activation, tensors.get("bias"))
+
+
+def specs(entry: LayerEntry) -> dict[str, Spec]:
+    """Type and shape of each tensor that a layer has."""
+    (n, k), number, groups = entry.shape, entry.format, entry.groups
+    found: dict[str, Spec] = {}
+    if number.is_dense:
+        found["weight"] = (torch.float16 if number == FP16 else torch.float32, (n, k))
+    else:
+        dual = number.kind == "dual"
+        found["weight_scale"] = (torch.int8 if dual else torch.float16, (n, groups))
+        if dual:
+            found["weight_row_scale"] = (torch.float16, (n, 1))
+        head = tail_start_of(entry)
+        if entry.storage == FLOAT:
+            found["weight"] = (torch.float8_e4m3fn, (n, k))
+        elif entry.storage == INT:
+            found["weight"] = (torch.int8, (n, k))
+        else:
+            found["weight_packed"] = (torch.int32, (n, words_of(head, number.bits)))
+            found["weight_shape"] = (torch.int64, (2,))
+        if head != k:
+            found["weight_tail"] = (torch.int8, (n, k - head))
+        if number.kind in ("asymmetric", "dual"):
+            packed = (torch.int32, (words_of(n, number.bits), groups))
+            found["weight_zero_point"] = (
+                (torch.int8, (n, groups)) if entry.storage == INT else packed
+            )
+    if entry.ordered:
+        found["weight_order"] = (torch.int32, (k,))
+    if entry.bias:
+        found["bias"] = (torch.float16, (n,))
+    static = _static(entry)
+    if static is not None:
+        found["input_scale"] = (torch.float16, (1,))
+        if static.zero is not None:
+            found["input_zero_point"] = (torch.int8, (1,))
+    return found
+
+
+def tail_start_of(entry: LayerEntry) -> int:
+    """Values of k that are stored with the format's own bits: all, but for a tail's."""
+    group = entry.format.group
+    if entry.tail_bits is None or group is None:
+        return entry.shape[1]
+    return (entry.groups - 1) * group
+
+
+def _stored_format(operand: Operand) -> NumberFormat:
+    try:
+        return format_of(operand)
+    except ShapeError as error:
+        raise CheckpointError(f"no checkpoint stores such a weight: {error}") from error
+
+
+def _lowest(operand: Operand, number: NumberFormat) -> int:
+    """Lowest code of an asymmetric weight: 0, or that of signed codes; of others 0."""
+    if number.kind == "asymmetric" and int(operand.values.min()) < 0:
+        return -(1 << (number.bits - 1))
+    return 0
+
+
+def _base(entry: LayerEntry) -> int:
+    """The code that is stored as 0."""
+    number = entry.format
+    return -(1 << (number.bits - 1)) if number.kind in ("symmetric", "mixed") else entry.lowest
+
+
+def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> Tensors:
+    start = tail_start_of(entry)
+    head = operand.values[:, :start]
+    if number.kind == "float":
+        stored = _minifloat_codes(head, number.bits)
+    else:
+        stored = _in_range(head.to(torch.int16) - _base(entry), number, "codes")
+    tensors: Tensors = {}
+    if start != operand.k:
+        tensors["weight_tail"] = operand.values[:, start:].contiguous()
+    if entry.storage == INT:
+        tensors["weight"] = (stored - _HALF).to(torch.int8)
+    else:
+        tensors["weight_packed"] = pack_codes(stored, number.bits)
+        tensors["weight_shape"] = torch.tensor(entry.shape)
+    if operand.zero_points is not None:
+        zeros = -(operand.zero_points.to(torch.int16) + entry.lowest)
+        zeros = _in_range(zeros, number, "zero points")
+        tensors["weight_zero_point"] = (
+            (zeros - _HALF).to(torch.int8)
+            if entry.storage == INT
+            else pack_codes(zeros.T, number.bits).T.contiguous()
+        )
+    return tensors
+
+
+def _decode_values(
+    entry: LayerEntry, number: NumberFormat, tensors: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
+    if entry.storage == FLOAT:
+        return tensors["weight"]
+    if entry.storage == INT:
+        stored = tensors["weight"].to(torch.int16) + _HALF
+    else:
+        start = tail_start_of(entry)
+        stored = unpack_codes(tensors["weight_packed"], number.bits, start)
+    if number.kind == "float":
+        numbers = minifloat_numbers(number.bits).to(torch.float16).to(stored.device)
+        return numbers[stored.int()]
+    values = _narrow(stored.to(torch.int16) + _base(entry))
+    if "weight_tail" in tensors:
+        values = torch.cat([values, tensors["weight_tail"]], dim=1)
+    return values
+
+
+def _decode_zeros(
+    entry: LayerEntry, number: NumberFormat, tensors: Mapping[str, torch.Tensor]
+) -> torch.Tensor | None:
+    zeros = tensors.get("weight_zero_point")
+    if zeros is None:
+        return None
+    if entry.storage == INT:
+        stored = zeros.to(torch.int16) + _HALF
+    else:
+        stored = unpack_codes(zeros.T, number.bits, entry.shape[0]).T.to(torch.int16)
+    return _narrow(-stored - entry.lowest).contiguous()
+
+
+def _narrow(values: torch.Tensor) -> torch.Tensor:
+    """int8 where they fit it: all but codes or zero points of 8 bits without a sign."""
+    low, high = (int(bound) for bound in torch.aminmax(values))
+    return values.to(torch.int8) if low >= -_HALF and high < _HALF else values
+
+
+def _minifloat_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
+    codes = minifloat_codes(values, bits)
+    numbers = minifloat_numbers(bits).to(torch.float16).to(values.device)
+    if not torch.equal(numbers[codes.clamp(max=(1 << bits) - 1)], values):
+        raise CheckpointError(f"a weight of {bits} bits holds numbers that the format lacks")
+    return codes
+
+
+def _in_range(stored: torch.Tensor, number: NumberFormat, what: str) -> torch.Tensor:
+    if stored.numel():
+        low, high = (int(bound) for bound in torch.aminmax(stored))
+        if low < 0 or high >= 1 << number.bits:
+            raise CheckpointError(f"{what} of a weight lie outside the {number.bits} bits that "
+                f"{number.name} has")  # fmt: skip
+    return stored
+
+
+def _static(entry: LayerEntry) -> ActivationEntry | None:
+    """The layer's static activation, if it has one."""
+    activation = entry.activation
+    return activation if activation is not None and activation.kind == "static" else None
+
+
+def _encode_static(entry: LayerEntry) -> Tensors:
+    static = _static(entry)
+    if static is None or static.scale is None or static.format is None:
+        return {}
+    tensors = {"input_scale": torch.tensor([static.scale], dtype=torch.float16)}
+    if static.zero is not None:
+        half = 1 << (parsed(static.format).bits - 1)  # compressed-tensors' codes have a sign
+        tensors["input_zero_point"] = torch.tensor([static.zero - half], dtype=torch.int8)
+    return tensors
+
+
+def _check(entry: LayerEntry, tensors: Mapping[str, torch.Tensor]) -> None:
+    expected = specs(entry)
+    if set(expected) != set(tensors):
+        odd = min(set(expected) ^ set(tensors))
+        raise CheckpointError(f"{'lacks' if odd in expected else 'has an unknown'} {odd}")
+    for name, (dtype, shape) in expected.items():
+        tensor = tensors[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"{name} is {_described(tensor.dtype, tuple(tensor.shape))}, must be "
+                f"{_described(dtype, shape)}"
+            )
+        if dtype in (torch.float16, torch.float32) and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{name} holds NaN or infinity")
+    for name, faulty, why in _FAULTS:
+        if name in tensors and faulty(entry, tensors[name]):
+            raise CheckpointError(f"{name} {why}")
+    for name, stored in _encode_static(entry).items():
+        if not torch.equal(stored, tensors[name].cpu()):
+            raise CheckpointError(f"{name} differs from what the configuration says")
+
+
+def _described(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _has_nan(entry: LayerEntry, weight: torch.Tensor) -> bool:
+    """E4M3 without infinities: NaN has all bits set but the sign."""
+    if weight.dtype != torch.float8_e4m3fn:
+        return False
+    return bool(((weight.view(torch.uint8) & 0x7F) == 0x7F).any())
+
+
+def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
+    k = entry.shape[1]
+    return not torch.equal(order.sort().values.cpu(), torch.arange(k, dtype=torch.int32))
+
+
+_FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
+    ("weight", _has_nan, "holds NaN"),
+    ("weight_order", _no_permutation, "is no permutation of the input's channels"),
+    (
+        "weight_shape",
+        lambda entry, shape: tuple(shape.tolist()) != entry.shape,
+        "differs from what the configuration says",
+    ),
+    (
+        "weight_scale",
+        lambda entry, scale: scale.dtype == torch.int8 and int(scale.min()) < 0,
+        "of dual-grained groups is negative",
+    ),
+)

@@ -1,0 +1,158 @@
+"""A checkpoint in the format that `flexq-bench quantize` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+from flexq_bench.checkpoints.config import (
+    CONFIG,
+    QUANTIZATION,
+    read_section,
+)
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
+from flexq_bench.checkpoints.layers import decode, specs
+from flexq_bench.checkpoints.safetensors_io import (
+    DTYPES,
+    TensorInfo,
+    read_header,
+    read_tensor,
+)
+from flexq_bench.checkpoints.writer import INDEX, WHOLE
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+_AGAIN = "copy the folder again, or quantize again"
+_BLOCK = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+
+
+class StoredCheckpoint(QuantizedCheckpoint):
+    """What `open_checkpoint` gives for a folder of ours."""
+
+    def __init__(self, folder: Path) -> None:
+        whole = _json(folder / CONFIG)
+        section = read_section(whole[QUANTIZATION], str(folder))
+        extension = section.flexq_bench
+        self.folder = folder
+        self.config = {key: value for key, value in whole.items() if key != QUANTIZATION}
+        self.scheme = extension.scheme
+        self.kv_bits = extension.kv_bits
+        self.content_hash = extension.content_hash
+        self.layers = tuple(extension.layers)
+        self._entries = extension.layers
+        self._infos = _tensors(folder)
+        self._check_structure()
+        self._check_blocks()
+        if vocabulary_digests(folder) != extension.files:
+            raise CheckpointError(f"{folder}: its tokenizer is not the one it was made with")
+        if content_hash(whole, self._infos) != self.content_hash:
+            raise CheckpointError(
+                f"{folder}: its content hash is not the one that its {CONFIG} names: {_AGAIN}"
+            )
+        parts = {f"{name}.{part}" for name, entry in self._entries.items() for part in specs(entry)}
+        self.tensor_names = tuple(sorted(set(self._infos) - parts))
+
+    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(f"{self.folder} has no quantized layer {name}")
+        tensors = {}
+        for part in specs(entry):
+            full = f"{name}.{part}"
+            tensors[part] = read_tensor(self._infos[full], full).to(device)
+        try:
+            return decode(entry, tensors)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.folder}: {name}: {error}: {_AGAIN}") from error
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Read one tensor that is not quantized, to the CPU. Raises CheckpointError as `layer`."""
+        if name not in self.tensor_names:
+            raise CheckpointError(f"{self.folder} has no tensor {name}")
+        tensor = read_tensor(self._infos[name], name)
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: {_AGAIN}")
+        return tensor
+
+    def _check_structure(self) -> None:
+        for name, entry in self._entries.items():
+            for part, (dtype, shape) in specs(entry).items():
+                info = self._infos.get(f"{name}.{part}")
+                if info is None:
+                    raise CheckpointError(f"{self.folder} lacks {name}.{part}: {_AGAIN}")
+                if DTYPES[info.dtype] != dtype or info.shape != shape:
+                    raise CheckpointError(
+                        f"{self.folder}: {name}.{part} is {info.dtype} {list(info.shape)}, its "
+                        f"{CONFIG} says {str(dtype).removeprefix('torch.')} {list(shape)}: {_AGAIN}"
+                    )
+
+    def _check_blocks(self) -> None:
+        """Blocks and widths are those of Hugging Face's configuration, where that names them."""
+        blocks = self.config.get("num_hidden_layers")
+        found = {int(match[1]) for name in self.layers if (match := _BLOCK.search(f".{name}"))}
+        if isinstance(blocks, int) and found and found != set(range(blocks)):
+            raise CheckpointError(
+                f"{self.folder} has layers of {len(found)} blocks, its {CONFIG} asks for {blocks}: "
+                f"{_AGAIN}"
+            )
+        for name, entry in self._entries.items():
+            expected = shape_of(name.rpartition(".")[2], self.config)
+            if expected is not None and expected != entry.shape:
+                raise CheckpointError(
+                    f"{self.folder}: {name} is {list(entry.shape)}, its {CONFIG} asks for "
+                    f"{list(expected)}: {_AGAIN}"
+                )
+
+
+def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
+    """Shape of a linear layer of this kind in LLaMA-like models; None: not known here."""
+    try:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        inner = config["intermediate_size"]
+        head = config.get("head_dim") or hidden // heads
+        kv = (config.get("num_key_value_heads") or heads) * head
+    except (KeyError, TypeError):
+        return None
+    return {
+        "q_proj": (heads * head, hidden),
+        "k_proj": (kv, hidden),
+        "v_proj": (kv, hidden),
+        "o_proj": (hidden, heads * head),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "down_proj": (hidden, inner),
+    }.get(kind)
+
+
+def _tensors(folder: Path) -> dict[str, TensorInfo]:
+    """All tensors of a folder. Raises CheckpointError if a shard is missing or cut off."""
+    if not (folder / INDEX).is_file():
+        return read_header(folder / WHOLE)
+    where = _json(folder / INDEX).get("weight_map")
+    if not isinstance(where, dict) or not all(isinstance(name, str) for name in where.values()):
+        raise CheckpointError(f"{folder / INDEX} doesn't say which file has which tensor: {_AGAIN}")
+    infos: dict[str, TensorInfo] = {}
+    for file in sorted(set(where.values())):
+        if Path(file).name != file:
+            raise CheckpointError(f"{folder / INDEX} names a file elsewhere, {file}: {_AGAIN}")
+        of_file = read_header(folder / file)
+        if set(of_file) != {name for name, place in where.items() if place == file}:
+            raise CheckpointError(f"{folder / file} has other tensors than {INDEX} says: {_AGAIN}")
+        infos |= of_file
+    return infos
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"can't read {path}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} holds no JSON object: {_AGAIN}")
+    return content

@@ -1,0 +1,238 @@
+"""Write a quantized checkpoint: a shard in memory at a time, into a folder that appears whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from flexq_bench.checkpoints.config import (
+    CONFIG,
+    QUANTIZATION,
+    SECTION,
+    Extension,
+    LayerEntry,
+    StoredScheme,
+    section_of,
+)
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
+from flexq_bench.checkpoints.layers import encode
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
+SHARD_BYTES = 1 << 30
+
+
+class CheckpointWriter:
+    """Writes layers and tensors to shards beside the folder; `finish` puts them in its place.
+
+    Leaving the `with` block without `finish` removes what was written.
+
+    folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
+    hf_config:   Hugging Face's configuration of the model.
+    kv_bits:     of cached keys and values: 16, 8 or 4.
+    shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
+
+    Raises CheckpointError in one line if the folder can't be written or holds something else.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        hf_config: dict[str, Any],
+        scheme: StoredScheme,
+        *,
+        kv_bits: int = 16,
+        shard_bytes: int = SHARD_BYTES,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = Path(os.path.abspath(folder))
+        self._config = {key: value for key, value in hf_config.items() if key != QUANTIZATION}
+        self._scheme = scheme
+        self._kv_bits = kv_bits
+        self._shard_bytes = shard_bytes
+        self._check_target(overwrite)
+        self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
+        self._layers: dict[str, LayerEntry] = {}
+        self._ignored: list[str] = []
+        self._tensors: dict[str, TensorInfo] = {}
+        self._shards: list[tuple[Path, list[str]]] = []
+        self._pending: dict[str, torch.Tensor] = {}
+        self._pending_bytes = 0
+        try:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            self._aside.mkdir()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        shutil.rmtree(self._aside, ignore_errors=True)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors that were added."""
+        return sum(info.size for info in self._tensors.values()) + self._pending_bytes
+
+    def add_layer(self, name: str, layer: QuantizedLayer) -> None:
+        """Add a quantized layer. Raises CheckpointError if it can't be stored, or is there."""
+        try:
+            entry, tensors = encode(layer)
+        except CheckpointError as error:
+            raise CheckpointError(f"{name}: {error}") from error
+        self._layers[name] = entry
+        for part, tensor in tensors.items():
+            self._add(f"{name}.{part}", tensor)
+
+    def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
+        """Add a tensor that is not quantized: as FP16, which kernels compute in, if it fits that.
+
+        Raises CheckpointError if it holds NaN or infinity, or is there already.
+        """
+        if tensor.is_floating_point():
+            if not bool(torch.isfinite(tensor).all()):
+                raise CheckpointError(f"{name} holds NaN or infinity: quantize another model")
+            half = tensor.to(torch.float16)
+            tensor = half if bool(torch.isfinite(half).all()) else tensor
+        self._add(name, tensor)
+
+    def leave_as_is(self, names: Iterable[str]) -> None:
+        """Name linear layers that are not quantized: readers of others are told to ignore them."""
+        self._ignored.extend(names)
+
+    def add_file(self, path: Path) -> None:
+        """Copy a file of the tokenizer or the model (generation_config.json) into the folder."""
+        try:
+            shutil.copyfile(path, self._aside / path.name)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+
+    def close_shard(self) -> None:
+        """Write what was added since the last shard to one of its own, and let go of it."""
+        if not self._pending:
+            return
+        path = self._aside / f"{len(self._shards)}.safetensors"
+        try:
+            infos = write_tensors(path, self._pending)
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        self._shards.append((path, sorted(infos)))
+        self._tensors |= infos
+        self._pending, self._pending_bytes = {}, 0
+
+    def finish(self) -> str:
+        """Write the last shard, the index and config.json; the folder is there. Its content hash.
+
+        Raises CheckpointError in one line if nothing was quantized or it can't be written.
+        """
+        if not self._layers:
+            raise CheckpointError(f"{self.folder} would have no quantized layer: quantize first")
+        self.close_shard()
+        try:
+            self._write_index()
+            config = self._described()
+            _write_json(self._aside / CONFIG, config)
+            self._put_in_place()
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        return str(config[QUANTIZATION][SECTION]["content_hash"])
+
+    def _add(self, name: str, tensor: torch.Tensor) -> None:
+        if name in self._tensors or name in self._pending:
+            raise CheckpointError(f"{name} was added twice")
+        on_cpu = tensor.detach().to("cpu").contiguous()
+        if on_cpu.untyped_storage().nbytes() != on_cpu.numel() * on_cpu.element_size():
+            on_cpu = on_cpu.clone()  # a view would keep all of what it is a part of
+        self._pending[name] = on_cpu
+        self._pending_bytes += on_cpu.numel() * on_cpu.element_size()
+        if self._pending_bytes >= self._shard_bytes:
+            self.close_shard()
+
+    def _write_index(self) -> None:
+        if len(self._shards) == 1:
+            os.rename(self._shards[0][0], self._aside / WHOLE)
+            return
+        where = {}
+        for index, (path, names) in enumerate(self._shards, start=1):
+            name = f"model-{index:05}-of-{len(self._shards):05}.safetensors"
+            os.rename(path, self._aside / name)
+            where |= dict.fromkeys(names, name)
+        _write_json(
+            self._aside / INDEX,
+            {"metadata": {"total_size": self.stored_bytes}, "weight_map": where},
+        )
+
+    def _described(self) -> dict[str, Any]:
+        extension = Extension(
+            scheme=self._scheme,
+            kv_bits=self._kv_bits,  # type: ignore[arg-type]
+            layers=self._layers,
+            files=vocabulary_digests(self._aside),
+        )
+        section = section_of(extension, tuple(self._ignored)).model_dump(
+            mode="json", exclude_none=True
+        )
+        section[SECTION]["layers"] = {
+            name: entry.model_dump(mode="json", exclude_defaults=True)
+            for name, entry in self._layers.items()
+        }
+        config = {**self._config, QUANTIZATION: section}
+        section[SECTION]["content_hash"] = content_hash(config, self._tensors)
+        return config
+
+    def _put_in_place(self) -> None:
+        replaced = self.folder.with_name(f".{self.folder.name}.replaced-{os.getpid()}")
+        if self.folder.is_dir():
+            os.rename(self.folder, replaced)
+        try:
+            os.rename(self._aside, self.folder)
+        except OSError:
+            if replaced.is_dir():
+                os.rename(replaced, self.folder)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+
+    def _check_target(self, overwrite: bool) -> None:
+        try:
+            if not self.folder.exists() or not any(self.folder.iterdir()):
+                return
+        except NotADirectoryError as error:
+            raise CheckpointError(f"{self.folder} is a file: give a folder") from error
+        except OSError as error:
+            raise self._cannot_write(error) from error
+        from flexq_bench.checkpoints.reader import is_checkpoint
+
+        if not is_checkpoint(self.folder):
+            raise CheckpointError(
+                f"{self.folder} holds other files: give a new folder (only a quantized checkpoint "
+                "is overwritten)"
+            )
+        if not overwrite:
+            raise CheckpointError(
+                f"{self.folder} holds a checkpoint already: give another folder, or --overwrite"
+            )
+
+    def _cannot_write(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"can't write {self.folder}: {error.strerror or error}")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
