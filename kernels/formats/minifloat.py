@@ -17,7 +17,7 @@ from kernels.formats.symmetric_quantization import scaled, scales_to
 MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
 EXPONENT_BITS, EXPONENT_BIAS = 3, 3
 LARGEST = {8: fp8.LARGEST, 6: 28.0, 5: 24.0}
-# Mantissa bits, and the least exponent of normal numbers, which subnormals have too: of E4M3 as well.
+# Mantissa bits, and the least exponent of normal numbers, which is that of subnormals too.
 _STEPS = {8: (3, -6), **{bits: (MANTISSA_BITS[bits], 1 - EXPONENT_BIAS) for bits in MANTISSA_BITS}}
 
 

@@ -352,9 +352,9 @@ class CompressedTensorsLayers(LayerReader):
                 f"{self._model}: {name} is {self._format(group)}; {', '.join(known)} are read here"
             )
         weights = chosen[0].weights
-        widths = (8,) if weights.type == "float" else range(2, 9)
-        if weights.num_bits not in widths or (weights.type == "float") == (
-            self._format(group) == _PACKED
+        is_float, bits = weights.type == "float", weights.num_bits
+        if not (bits == 8 if is_float else 2 <= bits <= 8) or (
+            is_float and self._format(group) == _PACKED
         ):
             raise CheckpointError(
                 f"{self._model}: {name} has {weights.type} weights of {weights.num_bits} bits in "

@@ -51,7 +51,7 @@ def a_folder(dense_tensors: Tensors, tmp_path: Path) -> Callable[..., Path]:
                 f"{name}.{part}": tensor for part, tensor in parts.items()
             }  # fmt: skip
         save_file(
-            {name: tensor.contiguous() for name, tensor in change(tensors).items()},
+            {name: tensor.clone().contiguous() for name, tensor in change(tensors).items()},
             folder / "model.safetensors",
         )
         text = json.loads((folder / "config.json").read_text())
