@@ -109,12 +109,15 @@ class GptqLayers(LayerReader):
     def _settings(self, name: str) -> tuple[int, int | None]:
         """Bits and group of a layer: the model's, or what `dynamic` (GPTQModel) says of it."""
         settings = dict(self._section)
-        for pattern, changes in (self._section.get("dynamic") or {}).items():
+        dynamic = self._section.get("dynamic") or {}
+        if not isinstance(dynamic, dict) or not all(isinstance(c, dict) for c in dynamic.values()):
+            raise CheckpointError("config.json has `dynamic` settings that name no layers")
+        for pattern, changes in dynamic.items():
             if not pattern.startswith("-:") and matches(name, pattern.removeprefix("+:")):
                 settings |= changes
                 break
         bits, group = settings.get("bits"), settings.get("group_size")
-        if bits not in _BITS:
+        if not isinstance(bits, int) or bits not in _BITS:
             known = ", ".join(str(bits) for bits in _BITS)
             raise CheckpointError(f"{name} has GPTQ codes of {bits} bits; {known} are read here")
         if not isinstance(group, int) or (group < 1 and group != -1):

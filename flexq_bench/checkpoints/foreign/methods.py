@@ -22,7 +22,7 @@ def read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
     """
     given = section.get("quant_method") if isinstance(section, dict) else section
     reader = _METHODS.get(str(given))
-    if reader is None:
+    if reader is None or not isinstance(section, dict):
         raise CheckpointError(
             f"{tensors.folder.name} is quantized by {given}; read here are {', '.join(_METHODS)}, "
             "and GGUF files"
