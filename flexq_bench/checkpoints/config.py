@@ -10,25 +10,26 @@ quant_method is `flexq-bench`, which other loaders refuse, and config_groups is 
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.schemes.activations import (
     ActivationQuantizer,
     DynamicActivation,
-    MixedActivation,
     StaticActivation,
 )
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 CONFIG = "config.json"
 SECTION = "flexq_bench"
 QUANTIZATION = "quantization_config"
-COMPRESSED_TENSORS, OWN_METHOD = "compressed-tensors", "flexq-bench"
+COMPRESSED_TENSORS: Literal["compressed-tensors"] = "compressed-tensors"
+OWN_METHOD: Literal["flexq-bench"] = "flexq-bench"
 PACKED, INT, FLOAT, MIXED = (
     *("pack-quantized", "int-quantized", "float-quantized", "mixed-precision"),
 )
@@ -55,60 +56,60 @@ class StoredScheme(_Strict):
 
 
 class ActivationEntry(_Strict):
-    """A layer's activation: dynamic (scales a token), static (scale, zero), or mixed (parts).
+    """A layer's activation: dynamic (scales a token), or static (one scale, and a zero point).
 
-    clip: share of the range that codes span. widths and parts: of neighbouring channels; a part
-    that is null stays in FP16.
+    clip: share of the range that codes span.
     """
 
-    kind: Literal["dynamic", "static", "mixed"]
-    format: str | None = None
+    kind: Literal["dynamic", "static"]
+    format: str
     clip: Annotated[float, Field(gt=0, le=1)] = 1.0
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     zero: int | None = None
-    widths: tuple[int, ...] | None = None
-    parts: tuple[ActivationEntry | None, ...] | None = None
+
+    @field_validator("format")
+    @classmethod
+    def _is_a_format(cls, name: str) -> str:
+        parsed(name)
+        return name
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        static = self.kind == "static"
+        if static != (self.scale is not None):
+            raise ValueError("a static activation has a scale, a dynamic one none")
+        if (self.zero is not None) != (static and self.number.kind == "asymmetric"):
+            raise ValueError("a static activation of an asymmetric format has a zero point")
+        return self
 
     @classmethod
     def of(cls, activation: ActivationQuantizer) -> ActivationEntry:
         """The entry of an activation quantizer."""
-        match activation:
-            case DynamicActivation(number):
-                return cls(kind="dynamic", format=number.name, clip=number.clip)
-            case StaticActivation(number, scale, zero):
-                return cls(
-                    kind="static", format=number.name, clip=number.clip, scale=scale, zero=zero
-                )
-            case MixedActivation(widths, parts):
-                entries = tuple(None if part is None else cls.of(part) for part in parts)
-                return cls(kind="mixed", widths=widths, parts=entries)
+        number = activation.format
+        if isinstance(activation, DynamicActivation):
+            return cls(kind="dynamic", format=number.name, clip=number.clip)
+        return cls(
+            kind="static",
+            format=number.name,
+            clip=number.clip,
+            scale=activation.scale,
+            zero=activation.zero,
+        )
+
+    @property
+    def number(self) -> NumberFormat:
+        return replace(parsed(self.format), clip=self.clip)
 
     def quantizer(self) -> ActivationQuantizer:
-        """The quantizer. Raises CheckpointError if the entry contradicts itself."""
-        if self.kind == "mixed":
-            if self.widths is None or self.parts is None or len(self.widths) != len(self.parts):
-                raise CheckpointError("a mixed activation needs as many widths as parts")
-            parts = []
-            for part in self.parts:
-                quantizer = None if part is None else part.quantizer()
-                if isinstance(quantizer, MixedActivation):
-                    raise CheckpointError("a part of a mixed activation can't be mixed")
-                parts.append(quantizer)
-            return MixedActivation(self.widths, tuple(parts))
-        plain = parsed(self.format or "")
-        number = NumberFormat(plain.bits, plain.group, plain.kind, self.clip)
-        if self.kind == "dynamic":
-            return DynamicActivation(number)
         if self.scale is None:
-            raise CheckpointError("a static activation needs a scale")
-        return StaticActivation(number, self.scale, self.zero)
+            return DynamicActivation(self.number)
+        return StaticActivation(self.number, self.scale, self.zero)
 
 
 class LayerEntry(_Strict):
     """A quantized layer: format of its weight [n, k], and of its activation (null: FP16).
 
     tail_bits: of the last group's codes, where they differ. ordered: it has an order of channels.
-    lowest: the lowest code of an asymmetric weight, 0 or -2^(bits - 1); what is stored starts at 0.
     """
 
     weight: str
@@ -117,7 +118,6 @@ class LayerEntry(_Strict):
     bias: bool = False
     tail_bits: int | None = None
     ordered: bool = False
-    lowest: int = 0
 
     @field_validator("weight")
     @classmethod
@@ -214,11 +214,11 @@ class QuantizationSection(_Strict):
 
 
 def parsed(name: str) -> NumberFormat:
-    """The number format of this name. Raises CheckpointError if this program knows none."""
+    """The number format of this name. Raises ValueError, as pydantic asks, if there is none."""
     try:
         return NumberFormat.parse(name)
     except ShapeError as error:
-        raise CheckpointError(str(error)) from error
+        raise ValueError(str(error)) from error
 
 
 def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSection:
@@ -311,9 +311,7 @@ def _arguments(number: NumberFormat, k: int, *, dynamic: bool) -> QuantizationAr
 
 
 def _activation_arguments(entry: ActivationEntry, k: int) -> QuantizationArgs | None:
-    if entry.kind == "mixed" or entry.clip != 1:
-        return None
-    arguments = _arguments(parsed(entry.format or ""), k, dynamic=entry.kind == "dynamic")
+    arguments = _arguments(entry.number, k, dynamic=entry.kind == "dynamic")
     if entry.kind == "dynamic" or arguments is None:
         return arguments
     return arguments.model_copy(update={"strategy": "tensor", "group_size": None})

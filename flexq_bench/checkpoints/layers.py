@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEntry, parsed
+from flexq_bench.checkpoints.config import FLOAT, INT, ActivationEntry, LayerEntry
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -32,6 +32,7 @@ from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 
 Tensors = dict[str, torch.Tensor]
 Spec = tuple[torch.dtype, tuple[int, ...]]
+_BYTE = 8
 _HALF = 128  # codes of 8 bits from 0 up, less this, are an INT8
 
 
@@ -50,7 +51,6 @@ def encode(layer: QuantizedLayer) -> tuple[LayerEntry, Tensors]:
         bias=layer.bias is not None,
         tail_bits=operand.tail_bits,
         ordered=operand.order is not None,
-        lowest=_lowest(operand, number),
     )
     tensors: Tensors = {}
     if number.is_dense or (number.kind == "float" and entry.storage == FLOAT):
@@ -151,17 +151,10 @@ def _stored_format(operand: Operand) -> NumberFormat:
         raise CheckpointError(f"no checkpoint stores such a weight: {error}") from error
 
 
-def _lowest(operand: Operand, number: NumberFormat) -> int:
-    """Lowest code of an asymmetric weight: 0, or that of signed codes; of others 0."""
-    if number.kind == "asymmetric" and int(operand.values.min()) < 0:
-        return -(1 << (number.bits - 1))
-    return 0
-
-
 def _base(entry: LayerEntry) -> int:
     """The code that is stored as 0."""
     number = entry.format
-    return -(1 << (number.bits - 1)) if number.kind in ("symmetric", "mixed") else entry.lowest
+    return -(1 << (number.bits - 1)) if number.kind in ("symmetric", "mixed") else 0
 
 
 def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> Tensors:
@@ -180,8 +173,7 @@ def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> 
         tensors["weight_packed"] = pack_codes(stored, number.bits)
         tensors["weight_shape"] = torch.tensor(entry.shape)
     if operand.zero_points is not None:
-        zeros = -(operand.zero_points.to(torch.int16) + entry.lowest)
-        zeros = _in_range(zeros, number, "zero points")
+        zeros = _in_range(-operand.zero_points.to(torch.int16), number, "zero points")
         tensors["weight_zero_point"] = (
             (zeros - _HALF).to(torch.int8)
             if entry.storage == INT
@@ -203,7 +195,8 @@ def _decode_values(
     if number.kind == "float":
         numbers = minifloat_numbers(number.bits).to(torch.float16).to(stored.device)
         return numbers[stored.int()]
-    values = _narrow(stored.to(torch.int16) + _base(entry))
+    unsigned = number.kind == "asymmetric" and number.bits == _BYTE  # as Operand has them
+    values = (stored.to(torch.int16) + _base(entry)).to(torch.uint8 if unsigned else torch.int8)
     if "weight_tail" in tensors:
         values = torch.cat([values, tensors["weight_tail"]], dim=1)
     return values
@@ -219,13 +212,7 @@ def _decode_zeros(
         stored = zeros.to(torch.int16) + _HALF
     else:
         stored = unpack_codes(zeros.T, number.bits, entry.shape[0]).T.to(torch.int16)
-    return _narrow(-stored - entry.lowest).contiguous()
-
-
-def _narrow(values: torch.Tensor) -> torch.Tensor:
-    """int8 where they fit it: all but codes or zero points of 8 bits without a sign."""
-    low, high = (int(bound) for bound in torch.aminmax(values))
-    return values.to(torch.int8) if low >= -_HALF and high < _HALF else values
+    return (-stored).to(torch.int16 if number.bits == _BYTE else torch.int8).contiguous()
 
 
 def _minifloat_codes(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -253,11 +240,11 @@ def _static(entry: LayerEntry) -> ActivationEntry | None:
 
 def _encode_static(entry: LayerEntry) -> Tensors:
     static = _static(entry)
-    if static is None or static.scale is None or static.format is None:
+    if static is None or static.scale is None:
         return {}
     tensors = {"input_scale": torch.tensor([static.scale], dtype=torch.float16)}
     if static.zero is not None:
-        half = 1 << (parsed(static.format).bits - 1)  # compressed-tensors' codes have a sign
+        half = 1 << (static.number.bits - 1)  # compressed-tensors' codes have a sign
         tensors["input_zero_point"] = torch.tensor([static.zero - half], dtype=torch.int8)
     return tensors
 

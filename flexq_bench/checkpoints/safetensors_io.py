@@ -145,7 +145,7 @@ def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
     try:
         with info.path.open("rb", buffering=0) as file:
             file.seek(info.start)
-            view, done = memoryview(data.numpy()), 0
+            view, done = _bytes(data), 0
             while done < info.size:
                 count = file.readinto(view[done:])
                 if not count:
@@ -153,7 +153,7 @@ def read_tensor(info: TensorInfo, name: str) -> torch.Tensor:
                 done += count
     except OSError as error:
         raise CheckpointError(f"can't read {info.path}: {error.strerror}") from error
-    if info.digest and hashlib.sha256(data.numpy()).hexdigest() != info.digest:
+    if info.digest and digest_of(data) != info.digest:
         raise CheckpointError(
             f"{info.path} is damaged: the bytes of {name} are not those that were written: copy "
             "it again"
@@ -175,4 +175,4 @@ def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorI
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data

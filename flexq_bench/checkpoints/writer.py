@@ -167,7 +167,7 @@ class CheckpointWriter:
         if len(self._shards) == 1:
             os.rename(self._shards[0][0], self._aside / WHOLE)
             return
-        where = {}
+        where: dict[str, str] = {}
         for index, (path, names) in enumerate(self._shards, start=1):
             name = f"model-{index:05}-of-{len(self._shards):05}.safetensors"
             os.rename(path, self._aside / name)
