@@ -38,7 +38,7 @@ from flexq_bench.schemes.activations import (
     StaticActivation,
 )
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
-from kernels.formats import NumberFormat, Operand
+from kernels.formats import Kind, NumberFormat, Operand
 
 _PACKED = "pack-quantized"
 _PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
@@ -67,7 +67,9 @@ class _Arguments(_Section):
 
     def number(self, group: int | None) -> NumberFormat:
         """The format of codes in these groups. Raises ShapeError if there is none."""
-        kind = "float" if self.type == "float" else "symmetric" if self.symmetric else "asymmetric"
+        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
+        if self.type == "float":
+            kind = "float"
         return NumberFormat(self.num_bits, group, kind)
 
     @property

@@ -6,6 +6,7 @@ import torch
 
 from flexq_bench.checkpoints.errors import CheckpointError
 from kernels.formats import Operand
+from kernels.formats.asymmetric import asymmetric_types
 
 _WORD = 32  # bits of an int32
 
@@ -41,7 +42,7 @@ def integer_operand(
     if zeros is None or bool((zeros == middle).all()):
         signed = (codes.to(torch.int16) - middle).to(torch.int8)
         return Operand(signed, scales, bits, group, order=order)
-    of_codes, of_zeros = (torch.int8, torch.int8) if bits < 8 else (torch.uint8, torch.int16)
+    of_codes, of_zeros = asymmetric_types(bits)
     return Operand(
         codes.to(of_codes), scales, bits, group, -zeros.to(torch.int16).to(of_zeros), order=order
     )
