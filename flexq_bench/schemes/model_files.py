@@ -53,12 +53,16 @@ class ModelFiles:
         """Its configuration. Raises UsageError if that can't be read."""
         return _json(self.folder / CONFIG)
 
+    def tokenizer_files(self) -> list[Path]:
+        """The tokenizer's files beside the weights, in the order of names."""
+        found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
+        return sorted(path for path in found if path.is_file())
+
     def content_hash(self) -> str:
         """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
         digest = hashlib.sha256()
         described = [self.folder / CONFIG] if self.gguf is None else []
-        tokenizer = [path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)]
-        for path in sorted({*self.weights, *described, *tokenizer}):
+        for path in sorted({*self.weights, *described, *self.tokenizer_files()}):
             if path.is_file():
                 digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
         return digest.hexdigest()

@@ -97,6 +97,11 @@ class Scheme(ABC):
         """True if `quantize_block` compares with the original model's outputs."""
         return False
 
+    @property
+    def needs_whole_model(self) -> bool:
+        """True if `prepare` looks at all blocks at once; others have one at a time in memory."""
+        return False
+
     def quantize(
         self,
         model: nn.Module,
@@ -104,12 +109,14 @@ class Scheme(ABC):
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        before_block: Callable[[int], None] | None = None,
         on_block: Callable[[int], None] | None = None,
     ) -> Folds:
         """Quantize a dense model in place: its sites become FakeQuantizedLinear.
 
         Returns the scales that were folded into it.
 
+        before_block: called with a block's index before its weights are looked at.
         on_block: called with a block's index as soon as nothing looks at the block any more or
         changes it: what is in it may be written and freed.
 
@@ -137,6 +144,8 @@ class Scheme(ABC):
         for block in range(layout.blocks):
             if progress is not None:
                 progress(block, layout.blocks, f"{self.name}: block {block}")
+            if before_block is not None:
+                before_block(block)
             try:
                 self.quantize_block(state, block)
             except ValueError as error:  # numbers that can't be rounded or smoothed
