@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,17 +61,11 @@ def load_checkpoint(
             f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
             f"({min(lacking)} …): quantize the model again"
         )
-    name = name_of(checkpoint)
+    name = checkpoint.model_name
     check_vocabulary(name, model, tokenizer)
     model = model.to(device).eval()
     quantize_cache(model, checkpoint.kv_bits)
     return LoadedModel(name, checkpoint.content_hash, model, tokenizer, chosen)
-
-
-def name_of(checkpoint: QuantizedCheckpoint) -> str:
-    """The name of the model that a checkpoint was made of, where it says that; else its folder's."""
-    made_of = Path(str(checkpoint.config.get("_name_or_path") or "")).name
-    return made_of or checkpoint.folder.resolve().name
 
 
 def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any:

@@ -8,6 +8,7 @@ a CPU.
 from __future__ import annotations
 
 import math
+
 import torch
 from torch import nn
 

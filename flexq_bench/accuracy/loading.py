@@ -44,13 +44,25 @@ class LoadedModel:
 
         Raises AccuracyError if the model has fewer positions.
         """
-        own = getattr(self.model.config, "max_position_embeddings", None)
-        if requested is not None and own is not None and requested > own:
-            raise AccuracyError(
-                f"{self.name} has {own} positions, segments of {requested} tokens don't fit: "
-                f"ask for {own} at most"
-            )
-        return int(requested or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
+        return segment_length(self.name, self.model.config, requested)
+
+
+def segment_length(name: str, config: Any, requested: int | None = None) -> int:
+    """Tokens of a segment of a model with this configuration; see LoadedModel.context."""
+    own = getattr(config, "max_position_embeddings", None)
+    if requested is not None and own is not None and requested > own:
+        raise AccuracyError(
+            f"{name} has {own} positions, segments of {requested} tokens don't fit: ask for {own} "
+            "at most"
+        )
+    return int(requested or min(own or GPTQ_CONTEXT, GPTQ_CONTEXT))
+
+
+def chosen_dtype(name: str | None, device: torch.device) -> str:
+    """A name of DTYPES; None: float16 on a GPU, float32 on a CPU. Raises AccuracyError."""
+    if name is not None and name not in DTYPES:
+        raise AccuracyError(f"no data type {name!r}: there are {', '.join(DTYPES)}")
+    return name or ("float16" if device.type == "cuda" else "float32")
 
 
 def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> LoadedModel:
@@ -70,13 +82,6 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     model = model.to(device).eval()
     _check_numbers(files, model, chosen)
     return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen)
-
-
-def chosen_dtype(dtype: str | None, device: torch.device) -> str:
-    """A name of DTYPES: the one asked for, else as load_model says. Raises AccuracyError."""
-    if dtype is not None and dtype not in DTYPES:
-        raise AccuracyError(f"no data type {dtype!r}: there are {', '.join(DTYPES)}")
-    return dtype or ("float16" if device.type == "cuda" else "float32")
 
 
 def load_tokenizer(files: ModelFiles) -> Any:

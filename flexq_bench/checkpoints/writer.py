@@ -26,6 +26,7 @@ from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import encode
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.decoder.kv import KV_BITS
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 1 << 30
@@ -57,6 +58,8 @@ class CheckpointWriter:
         self.folder = Path(os.path.abspath(folder))
         self._config = {key: value for key, value in hf_config.items() if key != QUANTIZATION}
         self._scheme = scheme
+        if kv_bits not in KV_BITS:
+            raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
         self._shard_bytes = shard_bytes
         self._check_target(overwrite)
@@ -66,7 +69,7 @@ class CheckpointWriter:
         self._tensors: dict[str, TensorInfo] = {}
         self._shards: list[tuple[Path, list[str]]] = []
         self._pending: dict[str, torch.Tensor] = {}
-        self._pending_bytes = 0
+        self._pending_bytes = self._layer_bytes = 0
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._aside.mkdir()
@@ -89,6 +92,11 @@ class CheckpointWriter:
         """Bytes of all tensors that were added."""
         return sum(info.size for info in self._tensors.values()) + self._pending_bytes
 
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of the tensors of quantized layers that were added."""
+        return self._layer_bytes
+
     def add_layer(self, name: str, layer: QuantizedLayer) -> None:
         """Add a quantized layer. Raises CheckpointError if it can't be stored, or is there."""
         try:
@@ -97,6 +105,7 @@ class CheckpointWriter:
             raise CheckpointError(f"{name}: {error}") from error
         self._layers[name] = entry
         for part, tensor in tensors.items():
+            self._layer_bytes += tensor.numel() * tensor.element_size()
             self._add(f"{name}.{part}", tensor)
 
     def add_tensor(self, name: str, tensor: torch.Tensor) -> None:

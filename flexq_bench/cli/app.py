@@ -27,6 +27,7 @@ from flexq_bench.cli import (
     gate_perf,
     listing,
     nightly,
+    quantize,
     run,
     sensitivity,
     static,
@@ -55,6 +56,7 @@ app.command("sweep")(sweep.sweep)
 app.command("status")(status.status)
 app.command("worker")(worker.worker)
 app.command("accuracy")(accuracy.accuracy)
+app.command("quantize")(quantize.quantize)
 app.command("sensitivity")(sensitivity.sensitivity)
 app.command("decode")(decode.decode)
 app.command("compare")(compare.compare)

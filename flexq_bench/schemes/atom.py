@@ -24,7 +24,6 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.decoder.kv import KV_BITS
 from kernels.formats import NumberFormat, quantize
 
 
@@ -53,8 +52,6 @@ class AtomOptions(SchemeOptions):
     def __post_init__(self) -> None:
         if self.outliers and self.group is None:
             raise ValueError("outliers are the last group: give a group, or outliers=false")
-        if self.kv_bits not in KV_BITS:
-            raise ValueError(f"a KV cache has 16, 8 or 4 bits, got {self.kv_bits}")
         self.weight, self.activation  # noqa: B018 - they say what is wrong with bits and clips
 
     @property

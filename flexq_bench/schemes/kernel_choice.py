@@ -23,8 +23,7 @@ def kernel_label(weight: NumberFormat, activation: NumberFormat | None) -> str |
     """
     if activation is None:
         return None
-    codes = replace(weight, clip=1.0)
-    return _chosen().get((codes, activation)) or _chosen().get((_plain(codes), activation))
+    return _chosen().get((_codes(weight), activation))
 
 
 def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
@@ -37,7 +36,7 @@ def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
     takes_whole = kernel_label(weight, whole)
     if takes_whole is not None:
         return f"{takes_whole} rounds activations to all of their range, not to {activation.clip:g}"
-    beside = sorted(other.name for mine, other in _chosen() if mine == replace(weight, clip=1.0))
+    beside = sorted(other.name for mine, other in _chosen() if mine == _codes(weight))
     if not beside:
         return f"no kernel reads {weight.name} weights"
     return (
@@ -46,11 +45,10 @@ def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
     )
 
 
-def _plain(weight: NumberFormat) -> NumberFormat:
-    """Balanced integers as what they are, too: symmetric ones of as many bits."""
-    if weight.kind != "balanced" or weight.bits > _MOST_BITS:
-        return weight
-    return replace(weight, kind="symmetric")
+def _codes(weight: NumberFormat) -> NumberFormat:
+    """What a kernel sees of a weight's format: balanced codes are symmetric ones, too."""
+    symmetric = weight.kind == "balanced" and weight.bits <= _MOST_BITS
+    return replace(weight, clip=1.0, kind="symmetric" if symmetric else weight.kind)
 
 
 @cache

@@ -53,12 +53,16 @@ class ModelFiles:
         """Its configuration. Raises UsageError if that can't be read."""
         return _json(self.folder / CONFIG)
 
+    def tokenizer_files(self) -> list[Path]:
+        """The tokenizer's files beside the weights, in the order of names."""
+        found = {path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)}
+        return sorted(path for path in found if path.is_file())
+
     def content_hash(self) -> str:
         """SHA-256 over name and content of the weights, the configuration and the tokenizer."""
         digest = hashlib.sha256()
         described = [self.folder / CONFIG] if self.gguf is None else []
-        tokenizer = [path for pattern in _TOKENIZER_FILES for path in self.folder.glob(pattern)]
-        for path in sorted({*self.weights, *described, *tokenizer}):
+        for path in sorted({*self.weights, *described, *self.tokenizer_files()}):
             if path.is_file():
                 digest.update(f"{path.name}\0{_file_hash(path)}\n".encode())
         return digest.hexdigest()
@@ -113,7 +117,7 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
             raise UsageError(f"{folder} holds several models: name one of {names}")
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
-    weights = _safetensors(folder)
+    weights = safetensors_files(folder)
     tensors = {tensor: stored for path in weights for tensor, stored in _tensors(path)}
     return ModelFiles(name, folder, None, weights, tensors)
 
@@ -130,7 +134,8 @@ def _check_config(path: Path) -> None:
             )
 
 
-def _safetensors(folder: Path) -> tuple[Path, ...]:
+def safetensors_files(folder: Path) -> tuple[Path, ...]:
+    """The files of weights of a folder, all of them there. Raises UsageError in one line."""
     index = folder / _INDEX
     if index.is_file():
         where = _json(index).get("weight_map", {})

@@ -16,7 +16,6 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.smoothing import Folds
 
-FULL_KV_BITS = 16
 Progress = Callable[[int, int, str], None]
 """Called with blocks done, blocks in all, and what is being done."""
 
@@ -100,6 +99,11 @@ class Scheme(ABC):
     @property
     def needs_original(self) -> bool:
         """True if `quantize_block` compares with the original model's outputs."""
+        return False
+
+    @property
+    def needs_whole_model(self) -> bool:
+        """True if `prepare` looks at all blocks at once; others have one at a time in memory."""
         return False
 
     def quantize(

@@ -128,9 +128,7 @@ def test_results_from_before_checkpoints_are_of_the_reference(tmp_path):
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         command.upgrade(schema.alembic_config(connection), "0012")
-        names = [
-            column["name"] for column in inspect(connection).get_columns("accuracy_result")
-        ]
+        names = [column["name"] for column in inspect(connection).get_columns("accuracy_result")]
         values = ", ".join(f"'{index}'" for index in range(len(names)))
         connection.execute(text(f"INSERT INTO accuracy_result VALUES ({values})"))
         command.upgrade(schema.alembic_config(connection), "head")

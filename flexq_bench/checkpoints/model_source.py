@@ -1,0 +1,262 @@
+"""A model that is to be quantized: its configuration, and its tensors a block at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from flexq_bench.checkpoints.config import CONFIG
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
+from flexq_bench.schemes.model_files import ModelFiles
+
+Named = tuple[str, torch.Tensor]
+_GENERATION = "generation_config.json"
+_AGAIN = "download it again"
+_BYTES_AT_ONCE = 1 << 20  # of a GGUF tensor, before it is dequantized
+# Of Hugging Face's configuration: how the weights were stored, which they aren't any more.
+_STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
+
+
+class ModelSource(ABC):
+    """Tensors of a dense model by the names that transformers gives them, read when asked for."""
+
+    name: str
+
+    @abstractmethod
+    def config(self) -> Any:
+        """The transformers configuration, PretrainedConfig. Raises CheckpointError if it is bad."""
+
+    @abstractmethod
+    def bind(self, model: Any) -> None:
+        """See the model, on the meta device, before its tensors are asked for.
+
+        Raises CheckpointError unless they are all there in the shapes that it has.
+        """
+
+    @abstractmethod
+    def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
+        """These tensors, as they are stored. Raises CheckpointError in one line."""
+
+    def read_halves(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
+        """`read`, but for large tensors that are computed: as FP16 at once, if they fit it."""
+        return self.read(names, device)
+
+    @abstractmethod
+    def companions(self, scratch: Path) -> list[Path]:
+        """Files that belong to the model beside its weights: the tokenizer's, generation_config.
+
+        scratch: an empty folder, for those that must be made.
+        """
+
+    def config_dict(self) -> dict[str, Any]:
+        """What config.json of a checkpoint says of the model: the weights are FP16."""
+        described = self._described()
+        kept = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
+        return dict(sorted({**kept, "torch_dtype": "float16"}.items()))
+
+    def _described(self) -> dict[str, Any]:
+        """Hugging Face's config.json of the model."""
+        described: dict[str, Any] = self.config().to_dict()
+        return described
+
+
+class FolderSource(ModelSource):
+    """Safetensors of a Hugging Face folder, read without mapping them into memory."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.name = files.name
+        self._files = files
+        self._infos: dict[str, TensorInfo] = {}
+        for path in files.weights:
+            self._infos |= read_header(path)
+        self._prefix = ""
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        try:
+            return AutoConfig.from_pretrained(self._files.folder)
+        except Exception as error:  # from an unknown kind of model to a field of another type
+            raise CheckpointError(f"can't load {self.name}: {first_line(error)}") from error
+
+    def _described(self) -> dict[str, Any]:
+        return self._files.config()
+
+    def companions(self, scratch: Path) -> list[Path]:
+        generation = self._files.folder / _GENERATION
+        return [*self._files.tokenizer_files(), *([generation] if generation.is_file() else [])]
+
+    def bind(self, model: Any) -> None:
+        base = f"{model.base_model_prefix}."
+        if not any(name.startswith(base) for name in self._infos):
+            self._prefix = base  # stored without its head, as OPT's are
+        shapes = {f"{self._prefix}{name}": info.shape for name, info in self._infos.items()}
+        check_tensors(self.name, model, shapes)
+
+    def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
+        for name in names:
+            stored = name.removeprefix(self._prefix)
+            yield name, read_tensor(self._infos[stored], stored).to(device)
+
+
+class GgufSource(ModelSource):
+    """A GGUF file, dequantized tensor by tensor."""
+
+    def __init__(self, files: ModelFiles) -> None:
+        self.name = files.name
+        self._files = files
+        self._path = files.weights[0]
+        self._stored: dict[str, Any] = {}  # gguf.ReaderTensor, by transformers' name
+        self._processor: Any = None
+
+    def config(self) -> Any:
+        from transformers import AutoConfig
+
+        with self._readable():
+            return AutoConfig.from_pretrained(self._path.parent, gguf_file=self._path.name)
+
+    def companions(self, scratch: Path) -> list[Path]:
+        from transformers import AutoTokenizer
+
+        with self._readable():
+            tokenizer = AutoTokenizer.from_pretrained(self._path.parent, gguf_file=self._path.name)
+            tokenizer.save_pretrained(scratch)
+        return sorted(scratch.iterdir())
+
+    def bind(self, model: Any) -> None:
+        from gguf import GGUFReader
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+            read_field,
+        )
+
+        with self._readable():
+            reader = GGUFReader(self._path)
+            architecture = read_field(reader, "general.architecture")[0]
+            kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+            self._processor = kind(config=model.config.to_dict())
+            names = get_gguf_hf_weights_map(model, self._processor)
+            self._stored = {
+                names[tensor.name]: _GgufTensor(self._path, tensor)
+                for tensor in reader.tensors
+                if tensor.name in names
+            }
+        check_tensors(self.name, model, {name: t.shape for name, t in self._stored.items()})
+
+    def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
+        for name in names:
+            yield name, self._values(name, np.dtype(np.float32)).to(device)
+
+    def read_halves(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
+        for name in names:
+            matrix = len(self._stored[name].shape) > 1  # what is done to norms takes FP32
+            values = self._values(name, np.dtype(np.float16 if matrix else np.float32))
+            if matrix and not bool(torch.isfinite(values).all()):
+                values = self._values(name, np.dtype(np.float32))
+            yield name, values.to(device)
+
+    def _values(self, name: str, dtype: np.dtype[Any]) -> torch.Tensor:
+        stored = self._stored[name]
+        with self._readable(), np.errstate(over="ignore"):
+            values = stored.values(dtype)
+            return torch.from_numpy(self._processor.process(values, stored.name).weights)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turn what its readers stumble over in a damaged file into one line."""
+        try:
+            with quiet_transformers():
+                yield
+        except ImportError as error:
+            raise CheckpointError(
+                f"{self._path.name} needs gguf: pip install 'flexq-bench[accuracy]'"
+            ) from error
+        except Exception as error:
+            raise CheckpointError(
+                f"can't read {self._path} ({first_line(error)}): {_AGAIN}"
+            ) from error
+
+
+class _GgufTensor:
+    """Where a tensor is in a GGUF file; its rows are whole blocks of codes."""
+
+    def __init__(self, path: Path, tensor: Any) -> None:
+        self._path, self.name, self._kind = path, str(tensor.name), tensor.tensor_type
+        self._start, self._bytes = int(tensor.data_offset), int(tensor.n_bytes)
+        self.shape = tuple(int(length) for length in reversed(tensor.shape))
+
+    def values(self, dtype: np.dtype[Any]) -> Any:
+        """All of it, [rows, K] or [K], dequantized some rows at a time."""
+        from gguf import dequantize
+
+        rows = self.shape[0] if len(self.shape) > 1 else 1
+        width = self._bytes // rows
+        together = max(1, _BYTES_AT_ONCE // width)
+        values = np.empty((rows, self.shape[-1]), dtype=dtype)
+        with self._path.open("rb") as file:
+            file.seek(self._start)
+            for start in range(0, rows, together):
+                count = min(together, rows - start)
+                raw = np.frombuffer(file.read(count * width), dtype=np.uint8)
+                values[start : start + count] = dequantize(raw.reshape(count, width), self._kind)
+        return values.reshape(self.shape)
+
+
+def open_source(files: ModelFiles) -> ModelSource:
+    """The tensors of a model on this machine. Raises CheckpointError if a file is cut off."""
+    return FolderSource(files) if files.gguf is None else GgufSource(files)
+
+
+def expected_tensors(model: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor that a model must be given, by name: a tied head is not among them."""
+    tied = "lm_head.weight" if getattr(model.config, "tie_word_embeddings", False) else ""
+    return {
+        name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if name != tied
+    }
+
+
+def check_tensors(name: str, model: Any, given: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise CheckpointError unless these are the model's tensors: shapes by name."""
+    expected = expected_tensors(model)
+    missing = sorted(set(expected) - set(given))
+    if missing:
+        raise CheckpointError(
+            f"{name} lacks {len(missing)} weights of its architecture ({missing[0]} …): {_AGAIN}"
+        )
+    for tensor, shape in expected.items():
+        if given[tensor] != shape:
+            raise CheckpointError(
+                f"{name}: {tensor} is {list(given[tensor])}, its {CONFIG} asks for {list(shape)}: "
+                f"{_AGAIN}"
+            )
+
+
+def first_line(error: Exception) -> str:
+    """Message of an exception in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without its bars and advice: what goes wrong comes as an exception."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # its bar for GGUF files knows no switch
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -1,0 +1,71 @@
+"""The most memory that was taken while something was done."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import resource
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5): resets the peak of the resident set
+_KIB = 1 << 10
+
+
+class PeakMemory:
+    """While it lasts: bytes of tensors on a GPU; else the growth of the process's resident set.
+
+    bytes: afterwards, the peak. meaning: what was measured.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.bytes = 0
+        self.meaning = (
+            "of tensors on the GPU"
+            if device.type == "cuda"
+            else "growth of the resident set while the model was read and quantized"
+        )
+
+    def __enter__(self) -> Self:
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            return self
+        _give_back_free_memory()
+        with contextlib.suppress(OSError):  # not Linux, not allowed: it counts from the beginning
+            _RESET.write_text(_RESET_PEAK)
+        self._before = _status("VmRSS")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._device.type == "cuda":
+            self.bytes = torch.cuda.max_memory_allocated(self._device)
+        else:
+            self.bytes = max(0, _status("VmHWM") - self._before)
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of /proc/self/status; elsewhere the peak, which the system counts."""
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * _KIB
+
+
+def _give_back_free_memory() -> None:
+    """What earlier work left free in the heap would hide growth: glibc returns it to the system."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -1,0 +1,138 @@
+"""Quantize a model into a checkpoint, a block in memory at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.model_source import ModelSource
+from flexq_bench.checkpoints.streaming import StreamedModel
+from flexq_bench.checkpoints.writer import CheckpointWriter
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.scheme import Progress, Scheme
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenCheckpoint:
+    """A checkpoint that was written. quantized_bytes: of the quantized layers, of `weights` values.
+
+    stored_bytes: of all tensors.
+    """
+
+    folder: Path
+    content_hash: str
+    weights: int
+    quantized_bytes: int
+    stored_bytes: int
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits that a quantized weight takes, scales and all else of its layer among them."""
+        return self.quantized_bytes * 8 / self.weights
+
+
+def quantize_checkpoint(
+    source: ModelSource,
+    scheme: Scheme,
+    folder: Path,
+    *,
+    calibration: Calibration | None = None,
+    kv_bits: int | None = None,
+    seed: int = 0,
+    device: torch.device,
+    dtype: torch.dtype,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> WrittenCheckpoint:
+    """Quantize the model by the scheme, and write what it becomes.
+
+    kv_bits: of cached keys and values; None: the scheme's.
+    dtype: that the scheme sees the weights in.
+
+    Raises CheckpointError or QuantizeError in one line; nothing half-written is left.
+    """
+    streamed = StreamedModel(source, device, dtype)
+    stored = StoredScheme(
+        name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
+    )
+    with CheckpointWriter(
+        folder,
+        source.config_dict(),
+        stored,
+        kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
+        overwrite=overwrite,
+    ) as writer:
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in source.companions(Path(scratch)):
+                writer.add_file(path)
+        writer.leave_as_is(_other_linears(streamed))
+        for name, tensor in streamed.read_ends():
+            writer.add_tensor(name, tensor)
+        writer.close_shard()
+        _quantize_blocks(streamed, scheme, writer, calibration, seed, progress)
+        content_hash = writer.finish()
+    return WrittenCheckpoint(
+        writer.folder,
+        content_hash,
+        sum(site.n * site.k for site in streamed.layout.sites),
+        writer.layer_bytes,
+        writer.stored_bytes,
+    )
+
+
+def _quantize_blocks(
+    streamed: StreamedModel,
+    scheme: Scheme,
+    writer: CheckpointWriter,
+    calibration: Calibration | None,
+    seed: int,
+    progress: Progress | None,
+) -> None:
+    def write(index: int) -> None:
+        prefix = f"{streamed.layout.names.blocks}.{index}."
+        _write_block(streamed.block(index), prefix, writer)
+        writer.close_shard()
+        streamed.leave(index)
+
+    if scheme.needs_calibration:
+        streamed.load_ends()
+    if scheme.needs_whole_model:
+        streamed.load_all()
+    with streamed.streamed():
+        scheme.quantize(
+            streamed.module,
+            calibration,
+            seed=seed,
+            progress=progress,
+            before_block=streamed.enter,
+            on_block=write,
+        )
+
+
+def _write_block(block: nn.Module, prefix: str, writer: CheckpointWriter) -> None:
+    quantized = {
+        name: module.layer
+        for name, module in block.named_modules()
+        if isinstance(module, FakeQuantizedLinear)
+    }
+    for name, layer in quantized.items():
+        writer.add_layer(prefix + name, layer)
+    for name, tensor in block.state_dict().items():
+        if name.rpartition(".")[0] not in quantized:
+            writer.add_tensor(prefix + name, tensor)
+
+
+def _other_linears(streamed: StreamedModel) -> list[str]:
+    """Linear layers that no scheme quantizes: the head, projections of embeddings."""
+    sites = {site.name for site in streamed.layout.sites}
+    return [
+        name
+        for name, module in streamed.module.named_modules()
+        if isinstance(module, nn.Linear) and name not in sites
+    ]

@@ -1,0 +1,191 @@
+"""`flexq-bench quantize`: a model becomes a checkpoint, which every other verb takes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from flexq_bench.cli.model_options import (
+    CalibrationOption,
+    DtypeOption,
+    LengthOption,
+    SegmentsOption,
+)
+from flexq_bench.cli.options import OUTPUT, DeviceOption, JsonFlag, SeedOption
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.errors import UsageError
+from flexq_bench.interrupts import ended_by_terminate
+
+if TYPE_CHECKING:
+    from flexq_bench.checkpoints.model_source import ModelSource
+    from flexq_bench.schemes import Calibration, Scheme
+    from flexq_bench.schemes import Progress as OnBlock
+    from flexq_bench.schemes.model_files import ModelFiles
+
+log = logging.getLogger(__name__)
+_MIB = 1 << 20
+
+
+def quantize(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A folder with config.json and safetensors, a .gguf file, or owner/name on the "
+            "Hugging Face hub.",
+            show_default=False,
+        ),
+    ],
+    scheme: Annotated[
+        str,
+        typer.Option("--scheme", metavar="NAME", help="list schemes has all.", show_default=False),
+    ],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            metavar="FOLDER",
+            help="Where the checkpoint is put: a new folder.",
+            show_default=False,
+            rich_help_panel=OUTPUT,
+        ),
+    ],
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace the checkpoint that is there.", rich_help_panel=OUTPUT
+        ),
+    ] = False,
+    kv_bits: Annotated[
+        int | None,
+        typer.Option(
+            "--kv-bits",
+            help="Bits of cached keys and values: 16, 8 or 4. Default: the scheme's.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: CalibrationOption = None,
+    calibration_segments: SegmentsOption = 128,
+    calibration_length: LengthOption = None,
+    dtype: DtypeOption = None,
+    device: DeviceOption = None,
+    seed: SeedOption = 0,
+    as_json: JsonFlag = False,
+) -> None:
+    """Quantize a model once, and write what is judged, timed and shipped: one checkpoint.
+
+    A block of the model is in memory at a time. Exit code 0: written; 2: something named isn't
+    there or doesn't fit: nothing is left.
+    """
+    from flexq_bench.accuracy.loading import DTYPES, chosen_dtype
+    from flexq_bench.accuracy.setup import best_device
+    from flexq_bench.checkpoints.model_source import open_source
+    from flexq_bench.checkpoints.peak_memory import PeakMemory
+    from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+    from flexq_bench.measure.device import find_device
+    from flexq_bench.schemes.model_files import find_model
+    from flexq_bench.schemes.registry import resolve
+
+    algorithm = resolve(scheme)
+    chosen = find_device(device or best_device())
+    files = find_model(model)
+    source = open_source(files)
+    data = None
+    if algorithm.needs_calibration:
+        data = _calibrated(
+            files, source, algorithm, calibration, calibration_segments, calibration_length, seed
+        )
+    started = time.monotonic()
+    with ended_by_terminate(), _progress() as on_block, PeakMemory(chosen) as peak:
+        written = quantize_checkpoint(
+            source,
+            algorithm,
+            Path(out),
+            calibration=data,
+            kv_bits=kv_bits,
+            seed=seed,
+            device=chosen,
+            dtype=DTYPES[chosen_dtype(dtype, chosen)],
+            overwrite=overwrite,
+            progress=on_block,
+        )
+    seconds = time.monotonic() - started
+    if as_json:
+        facts = asdict(written) | {"folder": str(written.folder)}
+        print_json(
+            facts
+            | {
+                "bits_per_weight": written.bits_per_weight,
+                "seconds": seconds,
+                "peak_bytes": peak.bytes,
+            }
+        )
+        return
+    to = console()
+    say(to, f"checkpoint: {written.folder}")
+    say(to, f"content hash: {written.content_hash}")
+    say(
+        to,
+        f"bits a weight: {written.bits_per_weight:.3f} of {written.weights:,} quantized weights, "
+        "scales included",
+    )
+    say(
+        to,
+        f"size: {written.stored_bytes / _MIB:,.1f} MiB, "
+        f"{written.quantized_bytes / _MIB:,.1f} of them quantized layers",
+    )
+    say(to, f"time: {seconds:.1f} s")
+    say(to, f"peak memory: {peak.bytes / _MIB:,.1f} MiB, {peak.meaning}")
+
+
+def _calibrated(
+    files: ModelFiles,
+    source: ModelSource,
+    algorithm: Scheme,
+    spec: str | None,
+    segments: int,
+    length: int | None,
+    seed: int,
+) -> Calibration:
+    """The segments that `accuracy` would calibrate on."""
+    from flexq_bench.accuracy import read_text
+    from flexq_bench.accuracy.loading import load_tokenizer, segment_length
+    from flexq_bench.accuracy.texts import tokenize
+    from flexq_bench.schemes import calibration_segments
+
+    if spec is None:
+        raise UsageError(
+            f"{algorithm.name}: calibration data are needed: give --calibration FILE, a text that "
+            "is not evaluated on"
+        )
+    tokens = tokenize(read_text(spec), load_tokenizer(files))
+    return calibration_segments(
+        tokens,
+        segments=segments,
+        length=segment_length(source.name, source.config(), length),
+        seed=seed,
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[OnBlock]:
+    """A bar on stderr where a person looks at it, else a log line a block."""
+    err = console(stderr=True)
+    done: tuple[Any, ...] = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    name = TextColumn("{task.description}")
+    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("reading")
+
+        def on_block(block: int, total: int, what: str) -> None:
+            log.info("%s of %d", what, total)
+            bar.update(task, completed=block, total=total, description=what)
+
+        yield on_block
