@@ -29,7 +29,7 @@ class PeakMemory:
         self.meaning = (
             "of tensors on the GPU"
             if device.type == "cuda"
-            else "growth of the resident set while the model was read and quantized"
+            else "growth of the resident set while weights were read, quantized and written"
         )
 
     def __enter__(self) -> Self:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from flexq_bench.checkpoints.config import StoredScheme
-from flexq_bench.checkpoints.model_source import ModelSource
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.checkpoints.writer import CheckpointWriter
 from flexq_bench.schemes.calibration import Calibration
@@ -38,39 +36,36 @@ class WrittenCheckpoint:
 
 
 def quantize_checkpoint(
-    source: ModelSource,
+    streamed: StreamedModel,
     scheme: Scheme,
     folder: Path,
     *,
     calibration: Calibration | None = None,
+    files: Iterable[Path] = (),
     kv_bits: int | None = None,
     seed: int = 0,
-    device: torch.device,
-    dtype: torch.dtype,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> WrittenCheckpoint:
     """Quantize the model by the scheme, and write what it becomes.
 
+    files: copied into the folder: the tokenizer's, generation_config.json.
     kv_bits: of cached keys and values; None: the scheme's.
-    dtype: that the scheme sees the weights in.
 
     Raises CheckpointError or QuantizeError in one line; nothing half-written is left.
     """
-    streamed = StreamedModel(source, device, dtype)
     stored = StoredScheme(
         name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
     )
     with CheckpointWriter(
         folder,
-        source.config_dict(),
+        streamed.config_dict,
         stored,
         kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
         overwrite=overwrite,
     ) as writer:
-        with tempfile.TemporaryDirectory() as scratch:
-            for path in source.companions(Path(scratch)):
-                writer.add_file(path)
+        for path in files:
+            writer.add_file(path)
         writer.leave_as_is(_other_linears(streamed))
         for name, tensor in streamed.read_ends():
             writer.add_tensor(name, tensor)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.model_source import (
     ModelSource,
     expected_tensors,
@@ -30,12 +31,14 @@ _META = torch.device("meta")
 class StreamedModel:
     """A model on a device whose blocks come and go.
 
-    module: the transformers model. layout: its map. dtype: of the weights.
+    module: the transformers model. layout: its map. dtype: that schemes see its weights in.
+    config_dict: what config.json of a checkpoint says of it.
     Raises CheckpointError if the source lacks tensors of it, and QuantizeError without a map.
     """
 
     def __init__(self, source: ModelSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source, self._device, self._dtype = source, device, dtype
+        self.config_dict = source.config_dict()
         self.module: Any = _without_weights(source).eval()
         source.bind(self.module)
         self.layout: ModelMap = map_model(self.module)
@@ -103,7 +106,7 @@ class StreamedModel:
     def _fill(self, names: Iterable[str]) -> None:
         for name, tensor in self._source.read(names, self._device):
             values = tensor.to(self._dtype)
-            if not bool(torch.isfinite(values).all()):
+            if not all_finite(values):
                 raise CheckpointError(
                     f"{self._source.name}: {name} holds NaN or infinity in "
                     f"{str(self._dtype).removeprefix('torch.')}: download the model again, or take "

@@ -23,7 +23,7 @@ from flexq_bench.checkpoints.config import (
 )
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.layers import encode
+from flexq_bench.checkpoints.layers import all_finite, encode
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.decoder.kv import KV_BITS
@@ -114,10 +114,10 @@ class CheckpointWriter:
         Raises CheckpointError if it holds NaN or infinity, or is there already.
         """
         if tensor.is_floating_point():
-            if not bool(torch.isfinite(tensor).all()):
+            if not all_finite(tensor):
                 raise CheckpointError(f"{name} holds NaN or infinity: quantize another model")
             half = tensor.to(torch.float16)
-            tensor = half if bool(torch.isfinite(half).all()) else tensor
+            tensor = half if all_finite(half) else tensor
         self._add(name, tensor)
 
     def leave_as_is(self, names: Iterable[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -90,6 +91,7 @@ def quantize(
     from flexq_bench.checkpoints.model_source import open_source
     from flexq_bench.checkpoints.peak_memory import PeakMemory
     from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+    from flexq_bench.checkpoints.streaming import StreamedModel
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
     from flexq_bench.schemes.registry import resolve
@@ -104,19 +106,21 @@ def quantize(
             files, source, algorithm, calibration, calibration_segments, calibration_length, seed
         )
     started = time.monotonic()
-    with ended_by_terminate(), _progress() as on_block, PeakMemory(chosen) as peak:
-        written = quantize_checkpoint(
-            source,
-            algorithm,
-            Path(out),
-            calibration=data,
-            kv_bits=kv_bits,
-            seed=seed,
-            device=chosen,
-            dtype=DTYPES[chosen_dtype(dtype, chosen)],
-            overwrite=overwrite,
-            progress=on_block,
-        )
+    with ended_by_terminate(), TemporaryDirectory() as scratch, _progress() as on_block:
+        streamed = StreamedModel(source, chosen, DTYPES[chosen_dtype(dtype, chosen)])
+        companions = source.companions(Path(scratch))
+        with PeakMemory(chosen) as peak:
+            written = quantize_checkpoint(
+                streamed,
+                algorithm,
+                Path(out),
+                calibration=data,
+                kv_bits=kv_bits,
+                seed=seed,
+                files=companions,
+                overwrite=overwrite,
+                progress=on_block,
+            )
     seconds = time.monotonic() - started
     if as_json:
         facts = asdict(written) | {"folder": str(written.folder)}
