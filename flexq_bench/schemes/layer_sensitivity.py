@@ -23,11 +23,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import LinearSite, ModelMap, linear_at
+from flexq_bench.schemes.model_map import LinearSite, ModelMap, replace_module
 from flexq_bench.schemes.scheme import Progress
 from kernels.formats import NumberFormat
 
@@ -65,12 +66,13 @@ def activation_sensitivity(
 ) -> tuple[SiteSensitivity, ...]:
     """Sensitivity of each site's activations in both formats, in the order of the forward pass.
 
-    The model is dense and stays as it is. Memory: one backward pass over a segment.
+    The model is dense and stays as it is. Memory: one block's backward pass over a segment, and the
+    inputs of each block.
     Raises QuantizeError if inputs can't be quantized or gradients overflow, naming the site.
     """
     sums = {site.name: [0.0, 0.0] for site in layout.sites}
     formats = (DynamicActivation(low), DynamicActivation(high))
-    with _frozen(model), _watching(model, layout.sites, formats, sums):
+    with _frozen(model), _watching(model, layout, formats, sums):
         for index, segment in enumerate(calibration.tokens):
             if progress is not None:
                 progress(index, calibration.segments, "sensitivity of each layer's activations")
@@ -194,36 +196,72 @@ def _frozen(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _watching(
     model: nn.Module,
-    sites: Sequence[LinearSite],
+    layout: ModelMap,
     formats: tuple[DynamicActivation, DynamicActivation],
     sums: dict[str, list[float]],
 ) -> Iterator[None]:
-    """While it lasts, each backward pass adds (g · d)² / 2 of every site to `sums`."""
+    """While it lasts, each backward pass adds (g · d)² / 2 of every site to `sums`.
 
-    def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...], torch.Tensor], None]:
-        weight = linear_at(model, site.name).weight.detach()
+    A backward pass computes each block anew, so that the activations of one block are in memory,
+    and the weights of one where a forward pass loads them.
+    """
 
-        def forward(module: nn.Module, arguments: tuple[Any, ...], output: torch.Tensor) -> None:
-            rows = arguments[0].detach().reshape(-1, site.k)
+    def hook(site: LinearSite) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+        latest: list[torch.Tensor] = []  # of the pass that is differentiated: the second one
+
+        def forward(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+            x = arguments[0]
+            latest[:] = [x.detach().reshape(-1, site.k)]
 
             def backward(gradient: torch.Tensor) -> None:
-                # d · g = (error of x) · (Wᵀ g): no product with W for each format.
-                pulled = (gradient.reshape(-1, site.n) @ weight).float()
+                # d · g = (error of x) · (Wᵀ g), and Wᵀ g is the gradient that reaches this input.
+                rows, pulled = latest.pop(), gradient.reshape(-1, site.k).float()
                 for index, rounding in enumerate(formats):
                     error = _rounded(site, rows, rounding) - rows.float()
                     costs = (pulled * error).sum(dim=1).double().square()
                     sums[site.name][index] += float(costs.sum()) / 2
 
-            output.register_hook(backward)  # type: ignore[no-untyped-call]
+            own = x.view_as(x)  # several sites may read x: each has a gradient of its own
+            if own.requires_grad:
+                own.register_hook(backward)
+            return (own, *arguments[1:])
 
         return forward
 
-    handles = [model.get_submodule(s.name).register_forward_hook(hook(s)) for s in sites]
+    handles = [
+        model.get_submodule(site.name).register_forward_pre_hook(hook(site))
+        for site in layout.sites
+    ]
+    blocks = [layout.block_module(model, block) for block in range(layout.blocks)]
+    names = [f"{layout.names.blocks}.{block}" for block in range(layout.blocks)]
     try:
+        for name, block in zip(names, blocks, strict=True):
+            replace_module(model, name, _Recomputed(block))
         yield
     finally:
+        for name, block in zip(names, blocks, strict=True):
+            replace_module(model, name, block)
         for handle in handles:
             handle.remove()
+
+
+class _Recomputed(nn.Module):
+    """A block that keeps nothing for its backward pass, which computes it anew."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("block"), name)
+
+    def forward(self, *arguments: Any, **keywords: Any) -> Any:
+        return checkpoint(
+            self.block, *arguments, use_reentrant=False, preserve_rng_state=False, **keywords
+        )
 
 
 def _rounded(site: LinearSite, rows: torch.Tensor, rounding: DynamicActivation) -> torch.Tensor:

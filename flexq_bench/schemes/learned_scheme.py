@@ -97,11 +97,17 @@ class LearnedScheme(Scheme):
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        before_block: Callable[[int], None] | None = None,
         on_block: Callable[[int], None] | None = None,
     ) -> Folds:
         with _eager_attention(model):
             return super().quantize(
-                model, calibration, seed=seed, progress=progress, on_block=on_block
+                model,
+                calibration,
+                seed=seed,
+                progress=progress,
+                before_block=before_block,
+                on_block=on_block,
             )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:

@@ -111,9 +111,10 @@ class Scheme(ABC):
 
         Returns the scales that were folded into it.
 
-        before_block: called with a block's index before its weights are looked at.
-        on_block: called with a block's index as soon as nothing looks at the block any more or
-        changes it: what is in it may be written and freed.
+        before_block, on_block: called with a block's index, for models of which one block is in
+        memory at a time. Between the two calls its weights must be there; they change. Before,
+        weights are read by forward passes of the block only, which may load them first. After
+        on_block nothing looks at the block any more: what is in it may be written and freed.
 
         The same model, data, options and seed give the same numbers.
         Raises QuantizeError if the model has no map or is quantized already, or if calibration
