@@ -14,6 +14,10 @@ ACCURACY_STATUSES = (
     "ok",  # evaluated
     "failed",  # it raised, or the metric is not a finite number; the detail says what
 )
+THROUGH = (
+    "reference",  # dequantized weights, activations rounded in torch
+    "kernels",  # every quantized layer computed by its kernel
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +46,7 @@ class AccuracyRecord:
     commit: CommitInfo
     device: DeviceInfo
     environment: dict[str, str]
+    through: str = "reference"  # one of THROUGH; the model as it is has the reference
+    content_hash: str | None = None  # of the checkpoint evaluated; None: fp16, or not known
+    scheme_version: int | None = None  # None: fp16, or not kept
     schema_version: int = SCHEMA_VERSION

@@ -53,6 +53,8 @@ class ModelRecord:
     commit: CommitInfo
     device: DeviceInfo
     environment: dict[str, str]
+    content_hash: str | None = None  # of the checkpoint decoded; null: not known
+    scheme_version: int | None = None  # null: not kept
     schema_version: int = SCHEMA_VERSION
 
 

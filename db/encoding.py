@@ -21,7 +21,7 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
+from db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
@@ -47,9 +47,11 @@ _CHOICES = {
     (RunInfo, "status"): RUN_STATUSES,
     (AccuracyRecord, "status"): ACCURACY_STATUSES,
     (AccuracyRecord, "direction"): ("lower", "higher"),
+    (AccuracyRecord, "through"): THROUGH,
     (DecodeRecord, "status"): DECODE_STATUSES,
     (ServingRecord, "status"): DECODE_STATUSES,
     (GateRecord, "verdict"): GATE_OUTCOMES,
+    (GateRecord, "through"): THROUGH,
     (GateLimit, "outcome"): GATE_OUTCOMES,
 }
 _AT_LEAST_ONE = {"m", "n", "k"}
@@ -154,7 +156,7 @@ def _checked(kind: type, values: Mapping[str, Any]) -> dict[str, Any]:
         name: _conform(values[name], hint, name) for name, hint in hints.items() if name in values
     }
     for (owner, name), choices in _CHOICES.items():
-        if owner is kind and checked[name] not in choices:
+        if owner is kind and name in checked and checked[name] not in choices:
             raise RecordError(f"{name} is {checked[name]!r}, not one of {', '.join(choices)}")
     if kind is Record:
         _check_result(checked)

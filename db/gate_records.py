@@ -48,4 +48,6 @@ class GateRecord:
     commit: CommitInfo
     device: DeviceInfo
     environment: dict[str, str]
+    through: str = "reference"  # as db.accuracy_records.AccuracyRecord
+    content_hash: str | None = None  # of the checkpoint that was judged; None: not known
     schema_version: int = SCHEMA_VERSION

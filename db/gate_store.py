@@ -15,6 +15,7 @@ from db.writer import Writer
 
 _COPIED = (
     *("uuid", "model", "model_hash", "scheme", "base"),
+    *("content_hash", "through"),
     *("policy", "policy_version", "policy_hash", "verdict", "exit_code"),
 )
 

@@ -29,6 +29,8 @@ class GateRow:
 
     uuid: str
     scheme: str
+    content_hash: str | None
+    through: str
     base: str
     policy: str
     policy_version: int

@@ -20,6 +20,8 @@ class Score:
 
     id: int
     scheme: str
+    content_hash: str | None
+    through: str
     task: str
     task_version: str
     data_hash: str

@@ -20,6 +20,7 @@ class ScoreRow:
 
     model: str
     scheme: str
+    through: str
     task: str
     metric: str
     value: float
@@ -90,11 +91,12 @@ class ServingRow:
 
 
 def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
-    """The newest right score of these models for each scheme, task, metric and GPU."""
+    """The newest right score of these models for each scheme, through, task, metric and GPU."""
     table = AccuracyResult
     query = (
         select(
-            table.model, table.scheme, table.task, table.metric, table.value, table.standard_error,
+            table.model, table.scheme, table.through, table.task, table.metric, table.value,
+            table.standard_error,
             Device.sku.label("gpu"), Run.uuid.label("run"), table.created_at,
         )
         .join(Device, table.device_id == Device.id)
@@ -103,7 +105,9 @@ def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
         .order_by(table.created_at, table.id)
     )  # fmt: skip
     rows = [ScoreRow(**row) for row in session.execute(query).mappings()]
-    return list({(r.model, r.scheme, r.task, r.metric, r.gpu): r for r in rows}.values())
+    return list(
+        {(r.model, r.scheme, r.through, r.task, r.metric, r.gpu): r for r in rows}.values()
+    )
 
 
 def latest_decodes(

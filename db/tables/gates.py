@@ -27,6 +27,8 @@ class AccuracyGate(Base):
     model: Mapped[str]
     model_hash: Mapped[str]  # of the weights evaluated
     scheme: Mapped[str]
+    content_hash: Mapped[str | None]  # of the checkpoint that was judged; null: not known
+    through: Mapped[str]  # what computed its quantized layers: reference, kernels
     base: Mapped[str]  # the scheme that it was compared with
     policy: Mapped[str]
     policy_version: Mapped[int] = mapped_column(BigInteger)  # of the form of its file

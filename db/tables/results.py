@@ -15,7 +15,11 @@ class AccuracyResult(Base):
     """One metric of one task of a model under a scheme."""
 
     __tablename__ = "accuracy_result"
-    __table_args__ = (Index(None, "model", "scheme", "task"), Index(None, "run_id"))
+    __table_args__ = (
+        Index(None, "model", "scheme", "task"),
+        Index(None, "run_id"),
+        Index(None, "content_hash"),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True)
     uuid: Mapped[str] = mapped_column(unique=True)
@@ -27,6 +31,9 @@ class AccuracyResult(Base):
     model: Mapped[str]
     model_hash: Mapped[str]  # of the weights evaluated
     scheme: Mapped[str]
+    scheme_version: Mapped[int | None] = mapped_column(BigInteger)  # null: fp16, or not kept
+    content_hash: Mapped[str | None]  # of the checkpoint; null: fp16, or not known
+    through: Mapped[str]  # what computed the quantized layers: reference, kernels
     task: Mapped[str]  # for example wikitext2, piqa
     task_version: Mapped[str]
     data_hash: Mapped[str]  # of the text, or of every question as it was asked
@@ -67,6 +74,8 @@ class ModelResult:
     model: Mapped[str]
     weights: Mapped[str]  # synthetic: random ones of the model's shapes
     scheme: Mapped[str]
+    scheme_version: Mapped[int | None] = mapped_column(BigInteger)  # null: not kept
+    content_hash: Mapped[str | None]  # of the checkpoint; null: not known
     kernels: Mapped[dict[str, Any]] = mapped_column(JSON)  # label by layer
     backend: Mapped[str]
     kv_bits: Mapped[int] = mapped_column(BigInteger)
@@ -82,7 +91,11 @@ class DecodeResult(ModelResult, Base):
     """One end-to-end decode of a model under a scheme."""
 
     __tablename__ = "decode_result"
-    __table_args__ = (Index(None, "model", "scheme"), Index(None, "run_id"))
+    __table_args__ = (
+        Index(None, "model", "scheme"),
+        Index(None, "run_id"),
+        Index(None, "content_hash"),
+    )
 
     batch: Mapped[int] = mapped_column(BigInteger)
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)

@@ -18,24 +18,32 @@ from flexq_bench.accuracy.agreement import (
     layer_errors,
     record_reference,
 )
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.perplexity import perplexity, segment_count, segments
+from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
+    KERNELS,
     PERPLEXITY,
     PERPLEXITY_VERSION,
+    REFERENCE,
     MetricResult,
+    Through,
     layer_result,
     perplexity_results,
     task_results,
 )
 from flexq_bench.accuracy.tasks import run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
+from flexq_bench.checkpoints import QuantizedCheckpoint
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import map_model
-from flexq_bench.schemes.registry import resolve
-from flexq_bench.schemes.scheme import Progress
+from flexq_bench.schemes.registry import layer_kernels, resolve
+from flexq_bench.schemes.scheme import Progress, Scheme
 from flexq_bench.schemes.smoothing import Folds
 
 log = logging.getLogger(__name__)
@@ -56,7 +64,9 @@ class EvaluationPlan:
 
     context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
     questions a task. batch: questions at once. layers: also each layer's own error, on the first
-    segment of the first text.
+    segment of the first text. through: what computes quantized layers; None: kernels on a GPU, the
+    reference on a CPU. checkpoint: a folder with what the last of the schemes made; None: schemes
+    quantize in memory. original False: there is no model as it is, the checkpoint is all there is.
     """
 
     schemes: tuple[str, ...]
@@ -70,6 +80,9 @@ class EvaluationPlan:
     layers: bool = False
     calibration: CalibrationPlan | None = None
     seed: int = 0
+    through: Through | None = None
+    checkpoint: str | None = None
+    original: bool = True
     units: tuple[tuple[str, str], ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +90,13 @@ class EvaluationPlan:
 
         Raises AccuracyError if there is nothing to evaluate on, or a name stands for two things.
         """
-        schemes = dict.fromkeys((FULL_PRECISION, *self.schemes))
+        if self.checkpoint is not None and self.layers:
+            raise AccuracyError(
+                "--layers compares with what was folded into the model, which a checkpoint does "
+                "not say: name its scheme with --schemes in place of the folder"
+            )
+        original = (FULL_PRECISION,) if self.original else ()
+        schemes = dict.fromkeys((*original, *self.schemes))
         names = [*(text.name for text in self.texts), *self.tasks]
         called = [*(text.name for text in self.texts), *map(task_name, self.tasks)]
         twice = next((name for name in called if called.count(name) > 1), None)
@@ -93,27 +112,46 @@ class EvaluationPlan:
         return tuple(dict.fromkeys(name for name in self.schemes if name != FULL_PRECISION))
 
 
+@dataclass(frozen=True, slots=True)
+class _Quantized:
+    """A model under a scheme. folds: what was folded into it; of a checkpoint none is known."""
+
+    scheme: str
+    model: LoadedModel
+    folds: Folds
+
+
 class Evaluator:
     """Evaluates one unit after another; a scheme's model is made when its first unit needs it."""
 
-    def __init__(self, loaded: LoadedModel, plan: EvaluationPlan) -> None:
-        """on_block, which may be set, is called for each block that is quantized.
+    def __init__(
+        self, loaded: LoadedModel, plan: EvaluationPlan, checkpoint: QuantizedCheckpoint | None
+    ) -> None:
+        """loaded: the original model; where the plan has none, the checkpoint's.
+
+        on_block, which may be set, is called for each block that is quantized.
 
         Raises UsageError if a scheme can't be used on this model, or a text is too short.
         """
         self._loaded = loaded
         self._plan = plan
+        self._checkpoint = checkpoint
+        self.through = plan.through or default_through(loaded.device)
         self.on_block: Progress | None = None
         self._texts = {text.name: text for text in plan.texts}
         self._tokens = {text.name: tokenize(text, loaded.tokenizer) for text in plan.texts}
         self._references: dict[str, ReferenceLogits] = {}
-        self._current: tuple[str, LoadedModel, Folds] | None = None
+        self._current: _Quantized | None = None
         self.context = loaded.context(plan.context)
         for tokens in self._tokens.values():
             segment_count(tokens.numel(), self.context, plan.max_tokens)
-        self._schemes = {name: resolve(name) for name in plan.quantized}
+        in_memory = [name for name in plan.quantized if not self._is_stored(name)]
+        self._schemes = {name: resolve(name) for name in in_memory}
         if self._schemes:
-            map_model(loaded.model)
+            layout = map_model(loaded.model)
+            if self.through == KERNELS:
+                for scheme in self._schemes.values():
+                    _check_kernels(scheme, gated=layout.names.gated)
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
 
@@ -140,20 +178,44 @@ class Evaluator:
             return [self._failed(scheme, task, error)]
 
     def model_under(self, scheme: str) -> LoadedModel:
-        """The model as it is, or a copy that the scheme has quantized; one copy at a time.
+        """The model as it is, the checkpoint's, or a copy that the scheme has quantized.
 
-        Raises UsageError if the scheme can't quantize it.
+        One quantized model at a time. Raises UsageError if the scheme can't quantize it, the
+        checkpoint is damaged, or a layer has no kernel and is to be computed by one.
         """
-        if scheme == FULL_PRECISION:
+        if scheme == FULL_PRECISION or not self._plan.original:
             return self._loaded
-        if self._current is None or self._current[0] != scheme:
+        return self._quantized(scheme).model
+
+    def _quantized(self, scheme: str) -> _Quantized:
+        if self._current is None or self._current.scheme != scheme:
             self._current = None  # the last scheme's copy goes before the next one is made
-            copied = copy.deepcopy(self._loaded.model)
-            folds = self._schemes[scheme].quantize(
-                copied, self._calibration, seed=self._plan.seed, progress=self.on_block
-            )
-            self._current = scheme, dataclasses.replace(self._loaded, model=copied), folds
-        return self._current[1]
+            if self._checkpoint is not None and self._is_stored(scheme):
+                loaded = load_checkpoint(
+                    self._checkpoint,
+                    device=self._loaded.device,
+                    through=self.through,
+                    dtype=self._loaded.dtype,
+                )
+                self._current = _Quantized(scheme, loaded, Folds())
+            else:
+                self._current = self._quantized_copy(scheme)
+        return self._current
+
+    def _quantized_copy(self, scheme: str) -> _Quantized:
+        copied = copy.deepcopy(self._loaded.model)
+        used = self._schemes[scheme]
+        folds = used.quantize(
+            copied, self._calibration, seed=self._plan.seed, progress=self.on_block
+        )
+        if self.through == KERNELS:
+            through_kernels(copied)
+        quantize_cache(copied, used.kv_bits)
+        return _Quantized(scheme, dataclasses.replace(self._loaded, model=copied), folds)
+
+    def _is_stored(self, scheme: str) -> bool:
+        """True of the scheme whose layers the checkpoint has."""
+        return self._checkpoint is not None and scheme == self._plan.schemes[-1]
 
     def first_segment(self) -> torch.Tensor | None:
         """The first segment of the first text [context]; None: there is no text."""
@@ -165,6 +227,15 @@ class Evaluator:
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
         """Parameters that a unit's numbers depend on beside model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
+        if scheme != FULL_PRECISION:
+            given["through"] = self.through
+        if self._checkpoint is not None and self._is_stored(scheme):
+            stored = self._checkpoint
+            given |= {
+                "scheme_version": stored.scheme.version,
+                "options": stored.scheme.options,
+                "content_hash": stored.content_hash,
+            }
         used = self._schemes.get(scheme)
         if used is not None:
             given |= {"scheme_version": used.version, "options": dataclasses.asdict(used.options)}
@@ -180,10 +251,10 @@ class Evaluator:
 
     def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[MetricResult]:
         parameters = self.parameters(scheme, text.name)
-        reference = self._reference(text)
-        if scheme == FULL_PRECISION:
+        reference = self._reference(text) if self._plan.original else None
+        if reference is not None and scheme == FULL_PRECISION:
             return perplexity_results(scheme, text, reference.result, None, parameters)
-        meter = AgreementMeter(reference)
+        meter = None if reference is None else AgreementMeter(reference)
         result = perplexity(
             model.model,
             self._tokens[text.name],
@@ -191,11 +262,12 @@ class Evaluator:
             max_tokens=self._plan.max_tokens,
             on_logits=meter,
         )
-        results = perplexity_results(scheme, text, result, meter.result(), parameters)
+        agreement = None if meter is None else meter.result()
+        results = perplexity_results(scheme, text, result, agreement, parameters)
         if self._plan.layers and text == self._plan.texts[0]:
             first = next(segments(self._tokens[text.name], self.context))
-            assert self._current is not None  # model_under made it
-            errors = layer_errors(self._loaded.model, model.model, first, self._current[2])
+            folds = self._quantized(scheme).folds
+            errors = layer_errors(self._loaded.model, model.model, first, folds)
             results.append(layer_result(scheme, text, errors, parameters))
         return results
 
@@ -244,3 +316,17 @@ class Evaluator:
             parameters=self.parameters(scheme, task),
             detail=" ".join(str(error).split())[:500],
         )
+
+
+def default_through(device: torch.device) -> Through:
+    """Kernels on a GPU, where they are fast; the reference on a CPU."""
+    return KERNELS if device.type == "cuda" else REFERENCE
+
+
+def _check_kernels(scheme: Scheme, *, gated: bool) -> None:
+    """Raise QuantizeError if a layer of a scheme has no kernel, before anything is evaluated."""
+    for layers in layer_kernels(scheme, gated=gated):
+        if not layers.kernel:
+            raise QuantizeError(
+                f"{scheme.name}: {layers.kinds[0]}: {layers.reason}: evaluate --through reference"
+            )

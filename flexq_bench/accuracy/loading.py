@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,12 @@ class LoadedModel:
     model: Any  # transformers.PreTrainedModel
     tokenizer: Any  # transformers.PreTrainedTokenizerBase
     dtype: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where its weights are."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
 
     def context(self, requested: int | None = None) -> int:
         """Tokens of a segment; where nobody asks for a number: GPTQ's, or the model's own.
@@ -67,11 +74,11 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
     """
     chosen = chosen_dtype(dtype, device)
     files = find_model(spec)
-    with _quiet_transformers():
+    with quiet_transformers():
         _check_config(files)
         tokenizer = load_tokenizer(files)
         model = _load_weights(files, DTYPES[chosen])
-    _check_vocabulary(files, model, tokenizer)
+    check_vocabulary(files.name, model, tokenizer)
     model = model.to(device).eval()
     _check_numbers(files, model, chosen)
     return LoadedModel(files.name, files.content_hash(), model, tokenizer, chosen)
@@ -79,17 +86,22 @@ def load_model(spec: str, *, device: torch.device, dtype: str | None = None) -> 
 
 def load_tokenizer(files: ModelFiles) -> Any:
     """The tokenizer beside the weights. Raises AccuracyError if there is none."""
+    return tokenizer_at(files.folder, files.gguf)
+
+
+def tokenizer_at(folder: Path, gguf: str | None = None) -> Any:
+    """The tokenizer of a folder, or in its GGUF file. Raises AccuracyError if there is none."""
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(files.folder, **_gguf(files))
+        return AutoTokenizer.from_pretrained(folder, **_gguf(gguf))
     except Exception as error:  # each kind of tokenizer file has its own way to be wrong
-        if files.gguf is not None:
+        if gguf is not None:
             raise AccuracyError(
-                f"can't read {files.weights[0]} ({_first_line(error)}): download it again"
+                f"can't read {folder / gguf} ({_first_line(error)}): download it again"
             ) from error
         raise AccuracyError(
-            f"{files.folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
+            f"{folder} has no tokenizer that transformers reads ({_first_line(error)}): put "
             "the model's tokenizer.json and tokenizer_config.json there"
         ) from error
 
@@ -121,7 +133,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
             dtype=dtype,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below
-            **_gguf(files),
+            **_gguf(files.gguf),
         )
     except Exception as error:  # from a wrong config.json to an unknown architecture
         raise AccuracyError(f"can't load {files.name}: {_first_line(error)}") from error
@@ -149,12 +161,13 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     return model
 
 
-def _check_vocabulary(files: ModelFiles, model: Any, tokenizer: Any) -> None:
+def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:
+    """Raise AccuracyError if the tokenizer has larger tokens than the model has embeddings."""
     rows = model.get_input_embeddings().weight.shape[0]
     last, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest < 0 or largest >= rows:
         raise AccuracyError(
-            f"the tokenizer of {files.name} doesn't fit it: its largest token is {largest} "
+            f"the tokenizer of {name} doesn't fit it: its largest token is {largest} "
             f"({last!r}), the model has embeddings for {rows} tokens; put the model's own "
             "tokenizer there"
         )
@@ -169,8 +182,8 @@ def _check_numbers(files: ModelFiles, model: Any, dtype: str) -> None:
             )
 
 
-def _gguf(files: ModelFiles) -> dict[str, str]:
-    return {} if files.gguf is None else {"gguf_file": files.gguf}
+def _gguf(file: str | None) -> dict[str, str]:
+    return {} if file is None else {"gguf_file": file}
 
 
 def _first_line(error: Exception) -> str:
@@ -182,7 +195,7 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Without its bars and advice: what goes wrong comes as an exception."""
     from transformers.utils import logging
 

@@ -17,7 +17,7 @@ from db.accuracy_store import add_accuracy
 from db.engine import Database
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.accuracy.evaluator import Evaluator
-from flexq_bench.accuracy.results import Direction, MetricResult
+from flexq_bench.accuracy.results import FULL_PRECISION, Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.lifecycle import OpenRun, open_run
@@ -26,6 +26,7 @@ Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
+_COLUMNS = ("through", "content_hash", "scheme_version")  # parameters that have their own
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,13 @@ def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> Acc
         n_items=finding.n_items,
         values=finding.values,
         seed=origin.seed,
-        parameters={**finding.parameters, _OBSERVED: dict(finding.observed)},
+        parameters={
+            **{name: v for name, v in finding.parameters.items() if name not in _COLUMNS},
+            _OBSERVED: dict(finding.observed),
+        },
+        through=finding.through,
+        content_hash=finding.content_hash,
+        scheme_version=finding.parameters.get("scheme_version"),
         created_at=datetime.now(UTC).isoformat(),
         run=origin.run,
         commit=origin.commit,
@@ -142,6 +149,9 @@ def finding_of(record: AccuracyRecord) -> MetricResult:
     """The finding that a record was made of."""
     parameters = dict(record.parameters)
     observed = parameters.pop(_OBSERVED, {})
+    if record.scheme != FULL_PRECISION:
+        own = {name: getattr(record, name) for name in _COLUMNS}
+        parameters |= {name: value for name, value in own.items() if value is not None}
     return MetricResult(
         scheme=record.scheme,
         task=record.task,
@@ -187,7 +197,8 @@ def _reusable(stored: _Stored, origin: Origin, parameters: Mapping[str, Any]) ->
     for record in stored.records:
         here = (origin.model_hash, origin.seed, origin.commit.sha, origin.commit.dirty)
         there = (record.model_hash, record.seed, record.commit.sha, record.commit.dirty)
-        given = {name: record.parameters.get(name) for name in wanted}
+        stored_parameters = finding_of(record).parameters
+        given = {name: stored_parameters.get(name) for name in wanted}
         if here != there or given != wanted:
             what = "of another model, commit or seed" if here != there else "with other options"
             raise UsageError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.stats import (
     Interval,
     is_clear,
@@ -28,6 +29,18 @@ LAYER_ERROR = "layer_error"
 PERPLEXITY_VERSION = "1"  # raised when the same text would give another number
 
 Direction = Literal["lower", "higher"]
+Through = Literal["reference", "kernels"]
+"""What computes quantized layers: dequantized weights in torch, or the registry's kernels."""
+
+REFERENCE: Through = "reference"
+KERNELS: Through = "kernels"
+
+
+def as_through(name: str | None) -> Through | None:
+    """A Through by its name; None stays None. Raises AccuracyError if there is none of it."""
+    if name is not None and name not in get_args(Through):
+        raise AccuracyError(f"--through {name}: give {' or '.join(get_args(Through))}")
+    return name  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,8 @@ class MetricResult:
 
     value: None: it failed, `detail` says why. values: by segment (mean nats a token for the
     perplexity) or question; empty: there are none. parameters: what the number depends on, of
-    quantization and evaluation. observed: what else was seen, such as tokens_per_s.
+    quantization and evaluation; of a quantized model also `through`, `scheme_version` and, where it
+    is known, `content_hash`. observed: what else was seen, such as tokens_per_s.
     """
 
     scheme: str
@@ -52,6 +66,16 @@ class MetricResult:
     parameters: Mapping[str, Any]
     detail: str = ""
     observed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def through(self) -> Through:
+        """What computed the quantized layers; of the model as it is: the reference."""
+        return KERNELS if self.parameters.get("through") == KERNELS else REFERENCE
+
+    @property
+    def content_hash(self) -> str | None:
+        """Of the checkpoint that was evaluated; None: the model as it is, or not known."""
+        return self.parameters.get("content_hash")
 
 
 @dataclass(frozen=True, slots=True)

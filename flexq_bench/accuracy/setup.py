@@ -7,10 +7,13 @@ from importlib import metadata
 
 from db.records import RunInfo
 from flexq_bench.accuracy import SUITE
-from flexq_bench.accuracy.evaluator import EvaluationPlan, Evaluator
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.evaluator import EvaluationPlan, Evaluator, default_through
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_tasks
+from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.provenance import current_commit
@@ -28,6 +31,45 @@ class PreparedModel:
     plan: EvaluationPlan
     evaluator: Evaluator
     origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """What is evaluated of a model: arguments of an EvaluationPlan, whose docstring has them."""
+
+    schemes: tuple[str, ...]
+    checkpoint: str | None
+    original: bool
+
+
+def subjects(
+    model: str, schemes: tuple[str, ...], checkpoint: str | None, *, default: tuple[str, ...]
+) -> Subjects:
+    """The model as it is and under schemes, beside a checkpoint of it, or a checkpoint alone.
+
+    model: a checkpoint's folder is evaluated alone. schemes: quantize in memory. checkpoint: a
+    folder; None: there is none. default: the schemes of a model that nothing else is named for.
+    Raises UsageError if these contradict each other, CheckpointError if the checkpoint is damaged.
+    """
+    if is_checkpoint(model):
+        if checkpoint is not None:
+            raise UsageError(
+                f"--model {model} is a quantized checkpoint itself: give the original beside "
+                "--checkpoint"
+            )
+        if schemes:
+            raise UsageError(
+                f"{model} is quantized already: leave --schemes out, or give the original model"
+            )
+        return Subjects((open_checkpoint(model).scheme.name,), model, original=False)
+    if checkpoint is None:
+        return Subjects(schemes or default, None, original=True)
+    stored = open_checkpoint(checkpoint).scheme.name
+    if stored in schemes:
+        raise UsageError(
+            f"{checkpoint} is {stored} already: leave that out of the schemes, or the folder out"
+        )
+    return Subjects((*schemes, stored), checkpoint, original=True)
 
 
 def named_tasks(text: str | None) -> tuple[str, ...]:
@@ -49,15 +91,21 @@ def prepare(
 ) -> PreparedModel:
     """Load the model and see that everything that the plan names is there.
 
+    model: the original; where the plan has none, the folder of the plan's checkpoint.
     device None: the first GPU, else the CPU. run None: a new one. Raises UsageError for a device,
     model, scheme, text or task that isn't there or doesn't fit, before anything is evaluated.
     """
     chosen = find_device(device or best_device())
-    for name in plan.quantized:
+    checkpoint = None if plan.checkpoint is None else open_checkpoint(plan.checkpoint)
+    for name in plan.quantized if checkpoint is None else plan.quantized[:-1]:
         resolve(name)
     check_tasks(plan.tasks, plan.task_data)
-    loaded = load_model(model, device=chosen, dtype=dtype)
-    evaluator = Evaluator(loaded, plan)
+    if checkpoint is None or plan.original:
+        loaded = load_model(model, device=chosen, dtype=dtype)
+    else:
+        through = plan.through or default_through(chosen)
+        loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
+    evaluator = Evaluator(loaded, plan, checkpoint)
     handle = None if chosen.type == "cpu" else open_handle(chosen)
     origin = Origin(
         model=loaded.name,

@@ -37,6 +37,12 @@ class QuantizedCheckpoint(ABC):
     def tokenizer_folder(self) -> Path:
         return self.folder
 
+    @property
+    def model_name(self) -> str:
+        """Name of the model that it was made of, where it says that; else of its folder."""
+        made_of = Path(str(self.config.get("_name_or_path") or "")).name
+        return made_of or self.folder.resolve().name
+
     @abstractmethod
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""

@@ -286,6 +286,8 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
 def deciding(config: dict[str, Any]) -> dict[str, Any]:
     """The parts of config.json that decide numbers: what a content hash covers."""
     kept = {key: value for key, value in config.items() if key not in _UNDECIDING}
+    if SECTION not in kept[QUANTIZATION]:
+        return kept  # others name no hash
     extension = {**kept[QUANTIZATION][SECTION], "content_hash": ""}
     return {**kept, QUANTIZATION: {**kept[QUANTIZATION], SECTION: extension}}
 

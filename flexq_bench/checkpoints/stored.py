@@ -102,7 +102,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
                 f"{_AGAIN}"
             )
         for name, entry in self._entries.items():
-            expected = _shape_of(name.rpartition(".")[2], self.config)
+            expected = shape_of(name.rpartition(".")[2], self.config)
             if expected is not None and expected != entry.shape:
                 raise CheckpointError(
                     f"{self.folder}: {name} is {list(entry.shape)}, its {CONFIG} asks for "
@@ -110,7 +110,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
                 )
 
 
-def _shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
+def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
     """Shape of a linear layer of this kind in LLaMA-like models; None: not known here."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from flexq_bench.cli.model_options import (
     BatchOption,
     CalibrationOption,
+    CheckpointOption,
     ContextOption,
     DataOption,
     DtypeOption,
@@ -24,6 +25,7 @@ from flexq_bench.cli.model_options import (
     SegmentsOption,
     TaskDataOption,
     TasksOption,
+    ThroughOption,
 )
 from flexq_bench.cli.options import (
     ClusterOption,
@@ -52,15 +54,25 @@ if TYPE_CHECKING:
 
     Evaluate = Callable[[], list[MetricResult]]
 
+_DEFAULT = ("flexq-w6ax",)
+
 log = logging.getLogger(__name__)
 
 
 def accuracy(
     model: ModelOption,
     schemes: Annotated[
-        str,
-        typer.Option("--schemes", metavar="NAMES", help="Comma-separated; list schemes has all."),
-    ] = "flexq-w6ax",
+        str | None,
+        typer.Option(
+            "--schemes",
+            metavar="NAMES",
+            help="Comma-separated; list schemes has all. Default: flexq-w6ax, but beside a "
+            "checkpoint none.",
+            show_default=False,
+        ),
+    ] = None,
+    checkpoint: CheckpointOption = None,
+    through: ThroughOption = None,
     data: DataOption = None,
     tasks: TasksOption = None,
     task_data: TaskDataOption = None,
@@ -89,21 +101,29 @@ def accuracy(
     db: DbOption = None,
     as_json: JsonFileOption = None,
 ) -> None:
-    """Evaluate a model as it is and under schemes, store each result, print tables.
+    """Evaluate a model as it is and under schemes, or a checkpoint; store results, print tables.
+
+    --model may be the folder of a quantized checkpoint: its bytes are evaluated, without the
+    original they were made of.
 
     Exit code 0: evaluated; 2: something named isn't there or doesn't fit; 5: an evaluation failed;
     130: interrupted (go on with --resume).
     """
     from db.engine import open_database
     from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
-    from flexq_bench.accuracy.setup import named_tasks, prepare
+    from flexq_bench.accuracy.results import as_through
+    from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
     files = ResultFiles(as_json)
+    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=_DEFAULT)
     plan = EvaluationPlan(
-        schemes=split_names(schemes) or (),
+        schemes=evaluated.schemes,
+        checkpoint=evaluated.checkpoint,
+        original=evaluated.original,
+        through=as_through(through),
         texts=tuple(read_text(spec) for spec in data or ()),
         tasks=named_tasks(tasks),
         task_data=None if task_data is None else Path(task_data),

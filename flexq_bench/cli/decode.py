@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli.model_options import CalibrationOption, LengthOption, SegmentsOption
 from flexq_bench.cli.options import (
     BackendChoice,
     BackendOption,
@@ -17,28 +18,28 @@ from flexq_bench.cli.options import (
     SeedOption,
     tuning_of,
 )
-from flexq_bench.errors import UsageError
-from flexq_bench.runs.sweep_text import split_names, split_sizes
-
-_DEFAULT_SCHEMES = "fp16,smoothquant-w8a8,flexq-w6ax"
+from flexq_bench.runs.sweep_text import split_sizes
 
 
 def decode(
     model: Annotated[
         str,
         typer.Argument(
-            help="A name of list models (random weights of its shapes), a Hugging Face folder or a "
-            ".gguf file."
+            help="A name of list models (random weights of its shapes), a Hugging Face folder, a "
+            "quantized checkpoint or a .gguf file."
         ),
     ],
     scheme: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--scheme",
             metavar="NAMES",
-            help="Comma-separated; the first is the base. NAME+kv8 has a KV cache of 8 bits.",
+            help="Comma-separated; the first is the base. NAME+kv8 has a KV cache of 8 bits. "
+            "Default: a checkpoint's own; else fp16,smoothquant-w8a8,flexq-w6ax, without the "
+            "calibrated one where there are weights and no --calibration.",
+            show_default=False,
         ),
-    ] = _DEFAULT_SCHEMES,
+    ] = None,
     batch: Annotated[
         str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
     ] = "1",
@@ -47,8 +48,16 @@ def decode(
         str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
     ] = "128",
     kv_bits: Annotated[
-        int, typer.Option("--kv-bits", help="Of every scheme's KV cache: 16, 8 or 4.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            "--kv-bits",
+            help="Of every scheme's KV cache: 16, 8 or 4. Default: the scheme's.",
+            show_default=False,
+        ),
+    ] = None,
+    calibration: CalibrationOption = None,
+    calibration_segments: SegmentsOption = 128,
+    calibration_length: LengthOption = None,
     processes: Annotated[
         int | None,
         typer.Option(
@@ -117,21 +126,26 @@ def decode(
 ) -> None:
     """Decode a model end to end under each scheme; store and compare times, memory and energy.
 
+    A model is quantized first, into a checkpoint that is kept; a checkpoint is decoded as it is.
     What a process measures is stored at once. Exit code 0: measured; 2: it can't be as asked
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (go on with --resume).
     """
     from flexq_bench.cli import decode_runs as decoding
+    from flexq_bench.cli.decode_checkpoints import quantized, wanted_schemes
     from flexq_bench.cli.measuring import backend_of
-    from flexq_bench.decode.case import Setup, read_scheme
+    from flexq_bench.decode.case import Setup
+    from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.runs import Serving
     from flexq_bench.fleet import device_name
     from flexq_bench.runs.result_files import ResultFiles
 
-    schemes = tuple(read_scheme(name, kv_bits) for name in split_names(scheme) or ())
-    if not schemes:
-        raise UsageError("which schemes? Give --scheme (see list schemes)")
+    text = None
+    if calibration is not None:
+        text = CalibrationText(calibration, calibration_segments, calibration_length)
+    schemes = wanted_schemes(model, scheme, kv_bits, calibrated=text is not None)
     where = device_name(backend_of(backend), device)
+    files = ResultFiles(as_json)
     setup = Setup(
         model,
         schemes,
@@ -140,8 +154,8 @@ def decode(
         processes or (3 if where.startswith("cuda") else 1),
         seed,
         tuning_of(no_tune=no_tune, retune=retune),
+        quantized(model, schemes, where, seed, text),
     )
-    files = ResultFiles(as_json)
     if serve:
         wanted = Serving(
             split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens

@@ -22,6 +22,7 @@ from workloads.names import unknown
 if TYPE_CHECKING:
     from db.engine import Session
     from db.queries import ModelResults, NoiseRow, RunSummary
+    from flexq_bench.schemes.registry import LayerKernel
 
 Row = dict[str, Any]
 
@@ -92,21 +93,44 @@ def _kernels(backend: BackendChoice) -> list[Row]:
 
 
 def _schemes() -> list[Row]:
-    """What `accuracy` quantizes, and what `decode` runs: by which kernels on LLaMA's layers."""
-    from flexq_bench.schemes import summaries
-    from workloads.schemes import load_schemes
+    """Algorithm, formats and kernel of each layer, cache; the layers are those of LLaMA."""
+    from flexq_bench.schemes import named_schemes
 
-    decoded = dict(load_schemes())
-    rows: list[Row] = []
-    for name, summary, source in summaries():
-        decode_scheme = decoded.pop(name, None)
-        kernels = list(decode_scheme.kernels("llama")) if decode_scheme else []
-        rows.append({"scheme": name, "decode": kernels, "summary": summary, "source": source})
-    for scheme in decoded.values():
-        kernels = list(scheme.kernels("llama"))
-        row = {"decode": kernels, "summary": scheme.summary, "source": scheme.source}
-        rows.append({"scheme": scheme.name, **row})
-    return rows
+    return [
+        {
+            "scheme": named.scheme.name,
+            "algorithm": f"{named.summary} ({named.scheme.source})",
+            "source": named.scheme.source,
+            "formats": _by_layer(named.gated, lambda layer: layer.formats.name),
+            "kernel": _by_layer(named.gated, lambda layer: layer.kernel or layer.reason),
+            "kv_bits": named.scheme.kv_bits,
+            "version": named.scheme.version,
+            "needs_calibration": named.scheme.needs_calibration,
+            "layers": {
+                "gated": [_layer(layer) for layer in named.gated],
+                "plain": [_layer(layer) for layer in named.plain],
+            },
+        }
+        for named in named_schemes()
+    ]
+
+
+def _by_layer(layers: Sequence[LayerKernel], say: Callable[[LayerKernel], str]) -> str:
+    """What most layers have, then what some have instead, by name."""
+    most = max(layers, key=lambda layer: len(layer.kinds))
+    rest = [f"{', '.join(layer.kinds)}: {say(layer)}" for layer in layers if layer is not most]
+    return "; ".join([say(most), *rest])
+
+
+def _layer(layer: LayerKernel) -> Row:
+    activation = layer.formats.activation
+    return {
+        "kinds": list(layer.kinds),
+        "weights": layer.formats.weight.name,
+        "activations": None if activation is None else activation.name,
+        "kernel": layer.kernel or None,
+        "reason": layer.reason or None,
+    }
 
 
 def _suites() -> list[Row]:
@@ -274,7 +298,7 @@ _LOG_RATIOS = {
 }
 _SHARES = {"rate", "low", "high", "confidence"}
 
-_HEADINGS = {"created_at": "created (UTC)"}
+_HEADINGS = {"created_at": "created (UTC)", "kv_bits": "KV bits"}
 # Columns of a series that tell it apart at a glance; --json has all of them.
 _HIDDEN = {
     "kernel_version",
@@ -288,6 +312,9 @@ _HIDDEN = {
     "version",
     "linear",
     "computed_at",
+    "needs_calibration",
+    "source",
+    "layers",
 }
 
 

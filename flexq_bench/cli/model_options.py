@@ -22,6 +22,28 @@ ModelOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+ThroughOption = Annotated[
+    str | None,
+    typer.Option(
+        "--through",
+        metavar="WHAT",
+        help="What computes quantized layers: reference (dequantized weights, in torch) or kernels "
+        "(the registry's). Default: kernels on a GPU, reference on a CPU.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="FOLDER",
+        help="A quantized checkpoint of the model: exactly its bytes are evaluated, beside the "
+        "original that --model names.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
 DtypeOption = Annotated[
     str | None,
     typer.Option(

@@ -39,6 +39,11 @@ class Architecture:
     def block(self) -> Block:
         return self.dimensions.block
 
+    @property
+    def is_gated(self) -> bool:
+        """True if the feed-forward has a gate (GLU)."""
+        return self.block == "llama"
+
     def rotary(self, length: int, device: torch.device) -> torch.Tensor | None:
         """FP32 [length, head_dim / 2, 2], cosines and sines; None: positions are learned."""
         if self.dimensions.learned_positions:

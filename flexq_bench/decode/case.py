@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from flexq_bench.checkpoints import is_checkpoint
 from flexq_bench.decode.architecture import of_catalog
-from flexq_bench.decode.checkpoints import open_checkpoint
+from flexq_bench.decode.checkpoint_weights import checkpoint_weights
+from flexq_bench.decode.model_weights import open_weights
+from flexq_bench.decode.rounded_weights import RoundedWeights
 from flexq_bench.decode.weights import SyntheticWeights, WeightSource
 from flexq_bench.errors import UsageError
 from flexq_bench.measure import Tuning
 from flexq_bench.schemes.model_files import is_there
+from flexq_bench.schemes.registry import resolve, without_cache
 from kernels.decoder import KV_BITS
 from workloads.models import load_catalog
 from workloads.names import unknown
-from workloads.schemes import get_scheme
+
+FULL_PRECISION = "fp16"  # the scheme under which a folder's own weights run
 
 # 2: a decode is warmed up by its first tokens, not by all of them.
 PROTOCOL_VERSION = 2
 LONG_TOKENS = 512  # a decode of more new tokens is long: it has many steps by itself
-_WITH_CACHE = "+kv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +35,22 @@ class CachedScheme:
     kv_bits: int = 16
 
 
-def read_scheme(text: str, kv_bits: int) -> CachedScheme:
+def read_scheme(text: str, kv_bits: int | None = None) -> CachedScheme:
     """`flexq-w6ax`, whose cache has kv_bits, or `flexq-w6ax+kv8`, which says itself.
 
-    Raises WorkloadError for an unknown scheme and UsageError for other caches.
+    kv_bits None: the scheme's own. Raises UsageError for an unknown scheme and for other caches.
     """
-    name, says, width = text.partition(_WITH_CACHE)
-    bits = width if says else str(kv_bits)
-    if bits not in map(str, KV_BITS):
-        raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {bits}: write {name}{_WITH_CACHE}8")
-    return CachedScheme(get_scheme(name).name, int(bits))
+    scheme, name = resolve(text), without_cache(text)
+    if name != scheme.name or kv_bits is None:
+        return CachedScheme(name, scheme.kv_bits)
+    check_cache(kv_bits)
+    return CachedScheme(name, kv_bits)
+
+
+def check_cache(kv_bits: int) -> None:
+    """Raise UsageError for a cache that there is none of."""
+    if kv_bits not in KV_BITS:
+        raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {kv_bits}: give --kv-bits 8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,8 @@ class DecodeCase:
 class Setup:
     """processes: fresh ones that measure every case once each; long_processes: of long decodes.
 
-    device: as torch names it.
+    device: as torch names it. checkpoints: folders of what `model` was quantized to, by scheme; of
+    the schemes that are not among them `model` itself has the weights.
     """
 
     model: str
@@ -81,21 +93,32 @@ class Setup:
     long_processes: int = 1
     seed: int = 0
     tuning: Tuning = Tuning.REMEMBERED
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+
+    def weights_of(self, scheme: str) -> str:
+        """What has the weights of a scheme: see open_model."""
+        return self.checkpoints.get(scheme, self.model)
 
     def wanted(self, case: DecodeCase) -> int:
         """How many processes are to measure a case."""
         return self.long_processes if case.new_tokens > LONG_TOKENS else self.processes
 
 
-def open_model(model: str, seed: int) -> WeightSource:
-    """Weights of a folder or file; of a catalog name, random ones of its shapes.
+def open_model(model: str, scheme: str, seed: int) -> WeightSource:
+    """Weights of a quantized checkpoint as they are; of a folder or file in FP16.
 
-    Raises UsageError if it is neither, or can't be read.
+    Of a catalog name, random ones of its shapes, rounded to nearest in the formats of the scheme.
+    Raises UsageError if it is none of these, can't be read, or would have to be quantized first.
     """
     catalog = load_catalog()
     if model in catalog:
-        return SyntheticWeights(of_catalog(catalog[model]), seed)
+        dense = SyntheticWeights(of_catalog(catalog[model]), seed)
+        return RoundedWeights(dense, resolve(scheme))
     path = Path(model)
     if not is_there(path) and "/" not in model and path.suffix != ".gguf":
         raise UsageError(f"{unknown('model', model, catalog)}; or give a folder or a .gguf file")
-    return open_checkpoint(path)
+    if is_checkpoint(path):
+        return checkpoint_weights(path)
+    if resolve(scheme).name != FULL_PRECISION:
+        raise UsageError(f"{model} is not quantized: quantize it by {scheme} first")
+    return open_weights(path)

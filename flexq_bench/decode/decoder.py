@@ -40,12 +40,19 @@ class Model:
     def device(self) -> torch.device:
         return self.embedding.device
 
+    def kernels(self) -> dict[str, str]:
+        """Label of each fused layer's kernel by its name; of blocks that differ, all, by commas."""
+        labels: dict[str, list[str]] = {}
+        for linear in self._linears():
+            labels.setdefault(linear.name, []).append(linear.kernel.spec.label)
+        return {name: ",".join(dict.fromkeys(of_blocks)) for name, of_blocks in labels.items()}
+
+    def _linears(self) -> list[PackedLinear]:
+        return [b for block in self.blocks for b in (block.qkv, block.out, block.widen, block.down)]
+
     @property
     def nbytes(self) -> int:
         """Bytes of all weights."""
-        linears = [
-            b for block in self.blocks for b in (block.qkv, block.out, block.widen, block.down)
-        ]
         tables = [
             self.embedding,
             *([] if self.learned_positions is None else [self.learned_positions]),
@@ -56,7 +63,7 @@ class Model:
             for buffer in self.head.weights.buffers.values()
         )
         head = 0 if shares_head else self.head.nbytes
-        return kept + head + sum(linear.nbytes for linear in linears)
+        return kept + head + sum(linear.nbytes for linear in self._linears())
 
 
 @dataclass(frozen=True, slots=True)

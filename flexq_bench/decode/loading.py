@@ -8,26 +8,28 @@ from dataclasses import dataclass
 
 import torch
 
-from flexq_bench.decode.architecture import Architecture
 from flexq_bench.decode.decoder import Block, Model
 from flexq_bench.decode.layers import ChooseConfig, PackedLinear
-from flexq_bench.decode.weights import Affine, WeightSource, layer_sizes
+from flexq_bench.decode.weights import Affine, WeightSource, dense_layer, layer_sizes
 from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels import registry
 from kernels.contract import Backend, Kernel, LinearKernel
 from kernels.decoder import AttentionShape, Norm
 from kernels.decoder.kv import token_bytes
 from kernels.errors import KernelError
 from kernels.formats import NumberFormat
-from workloads.schemes import Scheme
 
-HEAD = "lm_head"
-HEAD_KERNEL = "fp16"  # no scheme quantizes the output head
+HEAD = "lm_head"  # which no scheme quantizes
 _GIB = 1 << 30
 RESERVE = 1 << 30  # bytes for graphs, libraries' workspaces and what the allocator rounds up
-# Bytes of temporaries a weight while a layer is quantized: FP16, FP32, quotients, codes.
+# Bytes of temporaries a weight while a layer is rounded or packed: FP16, FP32, quotients, codes.
 _QUANTIZING_BYTES = 16
-_SCALE_BYTES, _ORDER_BYTES = 2, 4  # of a scale, and of a channel's place in an order
+_RAW_BYTES = 3  # of a weight of the block that is being loaded: FP16, and its codes
+# Of a scale, of a zero point, and of a channel's place in an order.
+_SCALE_BYTES, _ZERO_BYTES, _ORDER_BYTES = 2, 1, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +51,18 @@ class Footprint:
         )
 
 
-def footprint(
-    architecture: Architecture,
-    scheme: Scheme,
-    batch: int,
-    capacity: int,
-    kv_bits: int,
-    backend: Backend,
-) -> Footprint:
-    """What decoding takes, from the formats alone. Raises UsageError for a kernel it can't have."""
+def footprint(source: WeightSource, batch: int, capacity: int, kv_bits: int) -> Footprint:
+    """What decoding takes, from the formats. Raises UsageError for a layer without a kernel."""
+    architecture, formats = source.architecture, source.formats()
     model = architecture.dimensions
     sizes = layer_sizes(architecture)
-    block = sum(
-        packed_bytes(n, k, linear_kernel(scheme.kernel_of(model.block, name), backend).spec.weight)
-        for name, n, k in sizes
-    )
+    for name, of_layer in formats.items():
+        label_of(f"{name} of {model.name}", of_layer)
+    block = sum(packed_bytes(n, k, formats[name].weight) for name, n, k in sizes)
     cache = 2 * model.layers * model.kv_heads * capacity * batch
     cache *= token_bytes(architecture.head_dim, kv_bits)
     largest = max(n * k for _, n, k in sizes) * _QUANTIZING_BYTES
-    raw_block = sum(n * k for _, n, k in sizes) * 2
+    raw_block = sum(n * k for _, n, k in sizes) * _RAW_BYTES
     return Footprint(
         block * model.layers + model.embedding_parameters * 2, cache, largest + raw_block + RESERVE
     )
@@ -85,6 +80,17 @@ def check_memory(needed: Footprint, what: str, device: torch.device) -> None:
         )
 
 
+def label_of(layer: str, formats: LayerFormats) -> str:
+    """Label of the kernel that runs a layer. Raises UsageError if there is none: why."""
+    label = kernel_label(formats.weight, formats.activation)
+    if label is None:
+        why = why_no_kernel(formats.weight, formats.activation)
+        raise UsageError(
+            f"{layer} is {formats.name}: {why}: pick another scheme (flexq-bench list schemes)"
+        )
+    return label
+
+
 def linear_kernel(label: str, backend: Backend) -> LinearKernel:
     """The kernel of a linear layer. Raises UsageError if this backend has none of this label."""
     try:
@@ -98,7 +104,6 @@ def linear_kernel(label: str, backend: Backend) -> LinearKernel:
 
 def load(
     source: WeightSource,
-    scheme: Scheme,
     device: torch.device,
     length: int,
     choose: ChooseConfig,
@@ -106,38 +111,37 @@ def load(
     on_block: Callable[[int], None] = lambda done: None,
     find: Callable[[str, Backend], LinearKernel] = linear_kernel,
 ) -> Model:
-    """The model under a scheme. length: tokens that a sequence may have.
+    """The model, its codes packed as they are. length: tokens that a sequence may have.
 
     batches: numbers of tokens that steps will have; the configuration of the first decides which
     layout of the weights is kept. on_block: called with the blocks done. find: the kernel of a
     label.
+
+    Raises UsageError for a layer without a kernel.
     """
     architecture = source.architecture
     backend: Backend = "cuda" if device.type == "cuda" else "cpu"
     dimensions = architecture.dimensions
 
-    def pack(name: str, label: str, part: Affine) -> PackedLinear:
-        kernel = find(label, backend)
-        n, k = part.weight.shape
-        config = choose(kernel, batches[0], n, k)
-        packed = kernel.narrow(kernel.pack_weight(kernel.quantize_weight(part.weight)), config)
-        return PackedLinear(name, kernel, packed, part.bias)
+    def pack(name: str, within: str, layer: QuantizedLayer) -> PackedLinear:
+        formats = LayerFormats(layer.weight_format, layer.activation_format)
+        kernel = find(label_of(f"{name} of {within}", formats), backend)
+        config = choose(kernel, batches[0], layer.weight.rows, layer.weight.k)
+        packed = kernel.narrow(kernel.pack_weight(layer.weight), config)
+        return PackedLinear(name, kernel, packed, layer.bias)
 
     def norm_of(part: Affine) -> Norm:
         return Norm(part.weight, part.bias, architecture.eps)
 
-    blocks = []
+    blocks, names = [], [name for name, _, _ in layer_sizes(architecture)]
     for index in range(dimensions.layers):
         raw = source.block(index, device)
-        names = [name for name, _, _ in layer_sizes(architecture)]
-        linears = []
-        for name in names:
-            label = scheme.kernel_of(dimensions.block, name)
-            linears.append(pack(name, label, raw.linears.pop(name)))
+        within = f"{dimensions.name}, block {index}"
+        linears = [pack(name, within, raw.linears.pop(name)) for name in names]
         blocks.append(Block(norm_of(raw.attention_norm), norm_of(raw.ffn_norm), *linears))
         on_block(index + 1)
     ends = source.ends(device)
-    head = pack(HEAD, HEAD_KERNEL, Affine(ends.head))
+    head = pack(HEAD, dimensions.name, dense_layer(ends.head))
     attention = AttentionShape(
         dimensions.heads,
         dimensions.kv_heads,
@@ -176,6 +180,8 @@ def packed_bytes(n: int, k: int, fmt: NumberFormat) -> int:
     groups = 1 if fmt.group is None else -(-k // fmt.group)
     codes = n * k * fmt.bits // 8
     scales = n * groups * _SCALE_BYTES
+    if fmt.kind == "asymmetric":
+        return codes + scales + n * groups * _ZERO_BYTES
     if fmt.kind == "dual":
         return codes + scales + n * _SCALE_BYTES  # of groups, and of rows
     if fmt.kind == "mixed" and fmt.group is not None:

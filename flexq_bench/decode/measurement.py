@@ -64,7 +64,7 @@ def decode_all(
             source = Source(run, commit, device, environment)
             for scheme in dict.fromkeys(case.scheme for case in lacking):
                 mine = [case for case in lacking if case.scheme == scheme]
-                fitting = [case for case in mine if _fits(worker, case, results[case])]
+                fitting = [case for case in mine if _fits(worker, setup, case, results[case])]
                 if not fitting:
                     continue
                 try:
@@ -74,6 +74,7 @@ def decode_all(
                         results[case].refused = str(error)
                     continue
                 for case in fitting:
+                    _check_weights(before.get(case.key), loaded)
                     results[case].loaded = loaded
                     _ask_decode(worker, case, results[case], number, device.uuid)
                     if results[case].processes:
@@ -126,7 +127,7 @@ def _serve_scheme(
     try:
         loaded = worker.ask(
             "load",
-            model=setup.model,
+            model=setup.weights_of(cases[0].scheme),
             scheme=cases[0].scheme,
             batches=sorted(sizes, reverse=True),
             capacity=max(case.capacity for case in slots),
@@ -155,7 +156,7 @@ def _serve_scheme(
 def _slots(worker: WorkerProcess, setup: Setup, case: ServingCase) -> int:
     """Sequences at a time. Raises RefusedError if not one can be, or not so many."""
     of_model = {
-        "model": setup.model,
+        "model": setup.weights_of(case.scheme),
         "scheme": case.scheme,
         "capacity": case.capacity,
         "kv_bits": case.kv_bits,
@@ -180,11 +181,11 @@ def _worker(
         yield worker, DeviceInfo(**answer["device"]), answer["environment"]
 
 
-def _fits(worker: WorkerProcess, case: DecodeCase, result: Found) -> bool:
+def _fits(worker: WorkerProcess, setup: Setup, case: DecodeCase, result: Found) -> bool:
     try:
         worker.ask(
             "check",
-            model=case.model,
+            model=setup.weights_of(case.scheme),
             scheme=case.scheme,
             batch=case.batch,
             capacity=case.capacity,
@@ -200,7 +201,7 @@ def _load(worker: WorkerProcess, setup: Setup, cases: Sequence[DecodeCase]) -> d
     """Load what these cases of one scheme need."""
     return worker.ask(
         "load",
-        model=setup.model,
+        model=setup.weights_of(cases[0].scheme),
         scheme=cases[0].scheme,
         batches=sorted({case.batch for case in cases}),
         capacity=max(case.capacity for case in cases),
@@ -248,6 +249,14 @@ def _check_options(setup: Setup, record: DecodeRecord) -> None:
                 f"run {record.run.uuid[:8]} was begun with {name} {had}, and this is {asked}: "
                 "give the same, or start a new run"
             )
+
+
+def _check_weights(record: DecodeRecord | None, loaded: dict[str, Any]) -> None:
+    if record is not None and record.content_hash != loaded.get("content_hash"):
+        raise UsageError(
+            f"run {record.run.uuid[:8]} was begun with other weights under {record.scheme}: start "
+            "a new run"
+        )
 
 
 def _check_device(device: DeviceInfo, before: Mapping[str, DecodeRecord]) -> None:

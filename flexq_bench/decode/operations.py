@@ -11,24 +11,23 @@ from typing import Any
 import torch
 
 from flexq_bench.decode import profile
-from flexq_bench.decode.case import open_model
+from flexq_bench.decode.case import check_cache, open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import RESERVE, check_memory, footprint, load, release
 from flexq_bench.decode.requests import Request
 from flexq_bench.decode.serving import serve, slots_within
 from flexq_bench.decode.tuning import StepTuner
-from flexq_bench.decode.weights import layer_sizes
+from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.nvml import open_handle
 from kernels.contract import Backend
-from kernels.decoder import KV_BITS, DecoderOperations
+from kernels.decoder import DecoderOperations
 from kernels.decoder.cuda_operations import CudaOperations
 from kernels.decoder.torch_operations import TorchOperations
-from workloads.schemes import get_scheme
 
 _PROFILED_STEPS = 3
 _WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
@@ -47,6 +46,7 @@ class DecodeWorkerOperations:
             CudaOperations() if self.device.type == "cuda" else TorchOperations()
         )
         self._model: Model | None = None
+        self._source: tuple[tuple[str, str], WeightSource] | None = None
         self._tuner: StepTuner | None = None
 
     @property
@@ -68,12 +68,10 @@ class DecodeWorkerOperations:
         Raises UsageError with what is wrong, or with what is needed and what is free.
         """
         self.unload()
-        architecture = open_model(model, self._seed).architecture
-        check_capacity(capacity, architecture.dimensions.context, model)
-        if kv_bits not in KV_BITS:
-            raise UsageError(f"a KV cache has 16, 8 or 4 bits, got {kv_bits}")
-        of_scheme = get_scheme(scheme)
-        needed = footprint(architecture, of_scheme, batch, capacity, kv_bits, self.backend)
+        source = self._open(model, scheme)
+        check_capacity(capacity, source.architecture.dimensions.context, model)
+        check_cache(kv_bits)
+        needed = footprint(source, batch, capacity, kv_bits)
         check_memory(needed, f"{model} under {scheme}, batch {batch},", self.device)
         return {}
 
@@ -82,14 +80,13 @@ class DecodeWorkerOperations:
     ) -> dict[str, Any]:
         """Load a model for sequences of up to `capacity` tokens, which `check` has found to fit."""
         self.unload()
-        source = open_model(model, self._seed)
-        architecture = source.architecture
+        source = self._open(model, scheme)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         tuner = StepTuner(self.device, self._operations, Tuning(tuning), frozenset(batches))
         began = time.perf_counter()
         with self._in_memory(f"{model} under {scheme}"):
-            loaded = load(source, get_scheme(scheme), self.device, capacity, tuner, tuple(batches))
+            loaded = load(source, self.device, capacity, tuner, tuple(batches))
             load_s = time.perf_counter() - began
             tuner.settle(loaded)
         self._model, self._tuner = loaded, tuner
@@ -98,8 +95,10 @@ class DecodeWorkerOperations:
             "weights_bytes": loaded.nbytes,
             "load_peak_bytes": self._peak_bytes(),
             "is_synthetic": source.is_synthetic,
-            "block": architecture.block,
-            "linears": [name for name, _, _ in layer_sizes(architecture)],
+            "model": source.architecture.dimensions.name,
+            "kernels": loaded.kernels(),
+            "content_hash": source.content_hash,
+            "scheme_version": source.scheme_version,
             "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }
 
@@ -130,9 +129,7 @@ class DecodeWorkerOperations:
         """Sequences at a time that a memory limit allows; nothing is loaded."""
         if memory_limit_bytes is None:
             return {"slots": batch_limit}
-        architecture = open_model(model, self._seed).architecture
-        of_scheme = get_scheme(scheme)
-        one = footprint(architecture, of_scheme, 1, capacity, kv_bits, self.backend)
+        one = footprint(self._open(model, scheme), 1, capacity, kv_bits)
         # Layers are quantized before there is a cache: only what stays counts.
         slots = slots_within(memory_limit_bytes, one.weights, RESERVE, one.cache, batch_limit)
         return {"slots": slots}
@@ -213,6 +210,13 @@ class DecodeWorkerOperations:
         vocab = engine.model.architecture.dimensions.vocab
         drawn = torch.randint(vocab, (batch, tokens), generator=generator, dtype=torch.int32)
         return drawn.to(self.device)
+
+    def _open(self, model: str, scheme: str) -> WeightSource:
+        """The weights; those of the last call are kept: finding them takes time."""
+        key = model, scheme
+        if self._source is None or self._source[0] != key:
+            self._source = key, open_model(model, scheme, self._seed)
+        return self._source[1]
 
     @contextmanager
     def _engine(self, slots: int, capacity: int, kv_bits: int) -> Iterator[Engine]:

@@ -16,9 +16,7 @@ from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.decode.case import PROTOCOL_VERSION, DecodeCase, Setup
 from flexq_bench.decode.requests import Request
 from flexq_bench.stats.bootstrap import hierarchical_interval
-from workloads.model_spec import Block
 from workloads.models import load_catalog
-from workloads.schemes import get_scheme
 
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
@@ -162,16 +160,16 @@ def _shared(
     loaded: dict[str, Any],
     source: Source,
 ) -> dict[str, Any]:
-    of_scheme = get_scheme(case.scheme)
-    block: Block = loaded.get("block", "llama")
     synthetic = loaded.get("is_synthetic", setup.model in load_catalog())
     return {
         "uuid": str(uuid.uuid5(_NAMESPACE, f"{source.run.uuid} {key}")),
         "case": key,
-        "model": setup.model if synthetic else Path(setup.model).stem,
+        "model": loaded.get("model") or (setup.model if synthetic else _name_of(setup.model)),
         "weights": "synthetic" if synthetic else str(setup.model),
         "scheme": case.scheme,
-        "kernels": {name: of_scheme.kernel_of(block, name) for name in loaded.get("linears", ())},
+        "scheme_version": loaded.get("scheme_version"),
+        "content_hash": loaded.get("content_hash"),
+        "kernels": loaded.get("kernels", {}),
         "backend": source.device.backend,
         "kv_bits": case.kv_bits,
         "protocol_version": PROTOCOL_VERSION,
@@ -188,6 +186,11 @@ def _shared(
         "device": source.device,
         "environment": source.environment,
     }
+
+
+def _name_of(model: str) -> str:
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.resolve().name
 
 
 def _median_bytes(values: list[int | None]) -> int | None:

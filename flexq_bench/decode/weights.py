@@ -9,11 +9,17 @@ import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
 from flexq_bench.measure.inputs import WEIGHT_STD, derive_seed
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import FP16, quantize
+
+# What a fused layer is made of, by the kinds of schemes.model_map; any other is one layer.
+_PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A weight, [N,K] or [K], and its bias, [N] or [K]; None: there is none. FP16."""
+    """A norm's weight [K] and its bias [K]; None: there is none. FP16."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None
@@ -23,7 +29,7 @@ class Affine:
 class BlockWeights:
     """linears: by fused layer name. The norms stand before attention and the feed-forward."""
 
-    linears: dict[str, Affine]
+    linears: dict[str, QuantizedLayer]
     attention_norm: Affine
     ffn_norm: Affine
 
@@ -42,10 +48,20 @@ class Ends:
 
 
 class WeightSource(ABC):
-    """FP16 weights on a device, read or made when they are asked for."""
+    """Weights on a device, codes or FP16, read or made when they are asked for.
+
+    content_hash: of the checkpoint that they come from; None: from none. scheme_version: of the
+    scheme that they were quantized by; None: by none.
+    """
 
     architecture: Architecture
     is_synthetic: bool
+    content_hash: str | None = None
+    scheme_version: int | None = None
+
+    @abstractmethod
+    def formats(self) -> dict[str, LayerFormats]:
+        """Formats of the fused layers of a block, the first where blocks differ, by name."""
 
     @abstractmethod
     def ends(self, device: torch.device) -> Ends:
@@ -56,7 +72,14 @@ class WeightSource(ABC):
         """One block's weights; the caller drops them before it asks for the next."""
 
 
-class SyntheticWeights(WeightSource):
+class DenseWeights(WeightSource):
+    """Weights that are FP16."""
+
+    def formats(self) -> dict[str, LayerFormats]:
+        return {name: LayerFormats(FP16) for name, _, _ in layer_sizes(self.architecture)}
+
+
+class SyntheticWeights(DenseWeights):
     """Normal weights of a model's true shapes: for speed, not for sense."""
 
     is_synthetic = True
@@ -79,7 +102,7 @@ class SyntheticWeights(WeightSource):
         draw = self._drawer(device, index)
         biased = self.architecture.biased
         linears = {
-            name: Affine(draw(n, k), draw(n) if name in biased else None)
+            name: dense_layer(draw(n, k), draw(n) if name in biased else None)
             for name, n, k in layer_sizes(self.architecture)
         }
         return BlockWeights(linears, self._norm(device), self._norm(device))
@@ -103,6 +126,16 @@ class _Drawer:
     def __call__(self, *shape: int) -> torch.Tensor:
         values = torch.empty(shape, dtype=torch.float16, device=self.device)
         return values.normal_(0.0, WEIGHT_STD, generator=self.generator)
+
+
+def dense_layer(weight: torch.Tensor, bias: torch.Tensor | None = None) -> QuantizedLayer:
+    """An FP16 layer: weight [N,K], bias [N]."""
+    return QuantizedLayer(quantize(weight, FP16), None, bias)
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Kinds of the layers that a fused layer is made of, top to bottom."""
+    return _PARTS.get(name, (name,))
 
 
 def layer_sizes(architecture: Architecture) -> list[tuple[str, int, int]]:

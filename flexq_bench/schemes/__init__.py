@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.flexq import FlexqOptions
     from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
     from flexq_bench.schemes.quantized_layer import QuantizedLayer
-    from flexq_bench.schemes.registry import resolve, summaries
+    from flexq_bench.schemes.registry import named_schemes, resolve
     from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
 
 __all__ = [
@@ -36,8 +36,8 @@ __all__ = [
     "SchemeOptions",
     "calibration_segments",
     "map_model",
+    "named_schemes",
     "resolve",
-    "summaries",
 ]
 
 _MODULES = {
@@ -54,8 +54,8 @@ _MODULES = {
     "SchemeOptions": "scheme",
     "calibration_segments": "calibration",
     "map_model": "model_map",
+    "named_schemes": "registry",
     "resolve": "registry",
-    "summaries": "registry",
 }
 
 

@@ -12,7 +12,7 @@ where K is no multiple of 128, so that every K has a kernel.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -20,10 +20,10 @@ from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.decoder.kv import KV_BITS
 from kernels.formats import NumberFormat, quantize
 
 
@@ -47,13 +47,11 @@ class AtomOptions(SchemeOptions):
     activation_clip: float = 0.9
     weight_clip: float = 0.85
     gptq: bool = True
-    kv_bits: int = 4
+    kv_bits: int = field(default=4, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.outliers and self.group is None:
             raise ValueError("outliers are the last group: give a group, or outliers=false")
-        if self.kv_bits not in KV_BITS:
-            raise ValueError(f"a KV cache has 16, 8 or 4 bits, got {self.kv_bits}")
         self.weight, self.activation  # noqa: B018 - they say what is wrong with bits and clips
 
     @property
@@ -79,9 +77,8 @@ class Atom(Scheme):
     def needs_calibration(self) -> bool:
         return True
 
-    @property
-    def kv_bits(self) -> int:
-        return self.options.kv_bits
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

@@ -16,6 +16,7 @@ import torch
 
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, SiteInput, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
@@ -63,6 +64,9 @@ class Awq(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.number())
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)

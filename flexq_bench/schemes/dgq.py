@@ -15,6 +15,7 @@ from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
@@ -59,6 +60,10 @@ class Dgq(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        dual = NumberFormat(4, self.options.group, "dual")
+        return LayerFormats(dual, None if self.options.static else NumberFormat(8))
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         statistics = Statistics(hessian=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.layer_sensitivity import COSTS, Cost, activation_sensitivity, choose_sites
 from flexq_bench.schemes.model_map import ModelMap
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
@@ -70,6 +71,15 @@ class Flexq(Scheme):
 
     def prepare(self, state: QuantizationState) -> None:
         state.decided[_HIGH] = self._high_sites(state)
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        options = self.options
+        named = options.a8 or ((SENSITIVE_KIND,) if gated else ())
+        high = options.a8_budget is None and kind in named
+        a_bits = options.high_bits if high else options.a_bits
+        return LayerFormats(
+            NumberFormat(options.w_bits, options.group), NumberFormat(a_bits, options.group)
+        )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

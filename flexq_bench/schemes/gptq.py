@@ -22,10 +22,11 @@ import torch
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from flexq_bench.schemes.uniform import FULL_BITS
+from flexq_bench.schemes.uniform import FULL_BITS, uniform_format
 from kernels.errors import ShapeError
 from kernels.formats import ColumnGroup, NumberFormat, Operand, Rounder, Scaling, assembled
 
@@ -177,6 +178,15 @@ class Gptq(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        options = self.options
+        return LayerFormats(
+            NumberFormat(
+                options.w_bits, options.group, "symmetric" if options.symmetric else "asymmetric"
+            ),
+            uniform_format(options.a_bits, options.group),
+        )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

@@ -16,12 +16,13 @@ from flexq_bench.schemes.block_training import BlockTrainer, Learned, TrainingOp
 from flexq_bench.schemes.calibration import Calibration, Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import NumberFormat, Operand, quantize
+from kernels.formats import FP16, NumberFormat, Operand, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,9 @@ class LearnedScheme(Scheme):
                 before_block=before_block,
                 on_block=on_block,
             )
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(self.options.weight, self.options.activation or FP16)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         if state.original is None:

@@ -117,7 +117,7 @@ def _of_folder(folder: Path, *, name: str | None = None) -> ModelFiles:
             raise UsageError(f"{folder} holds several models: name one of {names}")
         raise UsageError(f"{folder} holds no model: there is neither {CONFIG} nor a .gguf file")
     _check_config(folder / CONFIG)
-    weights = _safetensors(folder)
+    weights = safetensors_files(folder)
     tensors = {tensor: stored for path in weights for tensor, stored in _tensors(path)}
     return ModelFiles(name, folder, None, weights, tensors)
 
@@ -134,7 +134,8 @@ def _check_config(path: Path) -> None:
             )
 
 
-def _safetensors(folder: Path) -> tuple[Path, ...]:
+def safetensors_files(folder: Path) -> tuple[Path, ...]:
+    """The files of weights of a folder, all of them there. Raises UsageError in one line."""
     index = folder / _INDEX
     if index.is_file():
         where = _json(index).get("weight_map", {})

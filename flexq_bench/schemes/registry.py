@@ -1,8 +1,10 @@
 """Registry of the schemes by name. To add one: a module with its Scheme, a line in _FAMILIES.
 
-A name is a family with its bits, `rtn-w4a8`, and may carry options in brackets:
-`w6a6[group=none]`, `atom-w4a4[outliers=0,clip=false]`. Option names are the fields of the scheme's
-options.
+A name says how a model is quantized: algorithm, number formats of each layer, and by these its
+kernel (`kernel_choice`), and the KV cache. It means the same to every verb. It is a family with its
+bits, `rtn-w4a8`, and may carry options in brackets: `w6a6[group=none]`,
+`atom-w4a4[outliers=0,gptq=false]`; they are the fields of the scheme's options. `+kv8` after all of
+it is short for `kv_bits=8`, a cache of 8 bits.
 """
 
 from __future__ import annotations
@@ -16,20 +18,33 @@ from typing import Any, get_args, get_origin, get_type_hints
 from flexq_bench.schemes.abq import Abq, AbqOptions
 from flexq_bench.schemes.atom import Atom, AtomOptions
 from flexq_bench.schemes.awq import Awq, AwqOptions
+from flexq_bench.schemes.dense import Dense
 from flexq_bench.schemes.dgq import Dgq, DgqOptions
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.flexq import Flexq, FlexqOptions
 from flexq_bench.schemes.gptq import Gptq, GptqSchemeOptions
+from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.learned_scheme import LearnedOptions
 from flexq_bench.schemes.omniquant import OmniQuant
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
-from flexq_bench.schemes.uniform import Uniform, UniformOptions
+from flexq_bench.schemes.uniform import FULL_BITS, Uniform, UniformOptions
 from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
+from kernels.decoder import KV_BITS
 from workloads.names import unknown
 
 Bits = Mapping[str, str]  # named parts of the pattern that matched
-_NAME = re.compile(r"(?P<family>[^\[\]]+)(?:\[(?P<options>[^\[\]]*)\])?")
+_NAME = re.compile(
+    r"(?P<family>[^\[\]+]+)(?:\[(?P<options>[^\[\]]*)\])?(?:\+kv(?P<kv_bits>[^\[\]+]*))?"
+)
+# Names that something else had once, and what it is called.
+_RENAMED = {"fp6-w6a16": "fp6", "fp5-w5a16": "fp5", "flexq-w6a8": "w6a8"}
+# Layers of a block, by whether its feed-forward is gated.
+_KINDS = {
+    True: ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    False: ("q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +58,37 @@ class _Family:
     summary: str
 
 
+@dataclass(frozen=True, slots=True)
+class LayerKernel:
+    """Layers of a kind, how a scheme rounds them, and what runs that.
+
+    kinds: in the order of the forward pass. kernel: a label; "": none does, `reason` says why.
+    """
+
+    kinds: tuple[str, ...]
+    formats: LayerFormats
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NamedScheme:
+    """A scheme as `list schemes` shows it.
+
+    gated, plain: its layers in a model with a gated feed-forward (LLaMA) and in one without (OPT).
+    """
+
+    scheme: Scheme
+    summary: str
+    gated: tuple[LayerKernel, ...]
+    plain: tuple[LayerKernel, ...]
+
+
 def _uniform(bits: Bits) -> UniformOptions:
-    return UniformOptions(int(bits["w"]), int(bits["a"]))
+    w_bits, a_bits = int(bits["w"]), int(bits["a"])
+    if (w_bits, a_bits) == (8, FULL_BITS):  # as kernels have it
+        return UniformOptions(w_bits, a_bits, group=None)
+    return UniformOptions(w_bits, a_bits)
 
 
 def _per_row(bits: Bits) -> UniformOptions:
@@ -52,6 +96,13 @@ def _per_row(bits: Bits) -> UniformOptions:
 
 
 _FAMILIES: tuple[_Family, ...] = (
+    _Family(
+        "fp16",
+        Dense,
+        lambda bits: SchemeOptions(),
+        ("fp16",),
+        "nothing is quantized",
+    ),
     _Family(
         "flexq-w6ax",
         Flexq,
@@ -63,14 +114,14 @@ _FAMILIES: tuple[_Family, ...] = (
         r"w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
         Uniform,
         _uniform,
-        ("w6a6", "w6a8", "w4a4", "w6a16"),
-        "rounded to nearest, groups of 128 for weights and activations",
+        ("w6a6", "w6a8", "w4a4", "w6a16", "w8a16", "w8a16[group=128]", "w4a16"),
+        "rounded to nearest, groups of 128; w8a16: one scale per output channel",
     ),
     _Family(
         r"rtn-w(?P<w>[2-8]|16)a(?P<a>[2-8]|16)",
         Uniform,
         _per_row,
-        ("rtn-w6a6", "rtn-w4a4"),
+        ("rtn-w8a8", "rtn-w6a6", "rtn-w4a4"),
         "rounded to nearest, one scale per output channel and per token",
     ),
     _Family(
@@ -137,13 +188,29 @@ def names() -> tuple[str, ...]:
     return tuple(name for family in _FAMILIES for name in family.examples)
 
 
-def summaries() -> tuple[tuple[str, str, str], ...]:
-    """Name, what it does and its source, for each example."""
-    return tuple(
-        (name, family.summary, family.scheme.source)
-        for family in _FAMILIES
-        for name in family.examples
-    )
+def named_schemes() -> tuple[NamedScheme, ...]:
+    """Every example of each family, in the registry's order."""
+    rows = []
+    for family in _FAMILIES:
+        for name in family.examples:
+            scheme = resolve(name)
+            layers = layer_kernels(scheme, gated=True), layer_kernels(scheme, gated=False)
+            rows.append(NamedScheme(scheme, family.summary, *layers))
+    return tuple(rows)
+
+
+def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
+    """How a scheme rounds and runs the layers of a block; those treated alike are together."""
+    alike: dict[LayerFormats, list[str]] = {}
+    for kind in _KINDS[gated]:
+        alike.setdefault(scheme.layer_formats(kind, gated), []).append(kind)
+    rows = []
+    for formats, kinds in alike.items():
+        given = formats.weight, formats.activation
+        rows.append(
+            LayerKernel(tuple(kinds), formats, kernel_label(*given) or "", why_no_kernel(*given))
+        )
+    return tuple(rows)
 
 
 def resolve(name: str) -> Scheme:
@@ -152,9 +219,29 @@ def resolve(name: str) -> Scheme:
     for family in _FAMILIES if parsed else ():
         matched = re.fullmatch(family.pattern, parsed["family"]) if parsed else None
         if parsed and matched:
-            options = family.options(matched.groupdict())
-            return family.scheme(name.strip(), _with(options, parsed["options"] or "", name))
+            options = _with(family.options(matched.groupdict()), parsed["options"] or "", name)
+            options = _with_cache(options, parsed["kv_bits"], name)
+            return family.scheme(name.strip(), options)
+    renamed = _RENAMED.get(parsed["family"] if parsed else "")
+    if renamed is not None:
+        raise QuantizeError(f"no scheme {name!r}: it is named {renamed}")
     raise QuantizeError(unknown("scheme", name, names()))
+
+
+def without_cache(name: str) -> str:
+    """The name without its `+kv8`: what the weights are quantized by."""
+    return name.strip().rpartition("+kv")[0] or name.strip()
+
+
+def _with_cache(options: SchemeOptions, kv_bits: str | None, name: str) -> SchemeOptions:
+    if kv_bits is not None:
+        options = replace(options, kv_bits=int(kv_bits) if kv_bits.isdecimal() else 0)
+    if options.kv_bits not in KV_BITS:
+        given = options.kv_bits if kv_bits is None else kv_bits
+        raise QuantizeError(
+            f"a KV cache has 16, 8 or 4 bits, got {given}: write {without_cache(name)}+kv8"
+        )
+    return options
 
 
 def _with(options: SchemeOptions, text: str, name: str) -> SchemeOptions:

@@ -12,10 +12,10 @@ from torch import nn
 
 from flexq_bench.schemes.calibration import BlockStream, Calibration
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.smoothing import Folds
 
-FULL_KV_BITS = 16
 Progress = Callable[[int, int, str], None]
 """Called with blocks done, blocks in all, and what is being done."""
 
@@ -26,7 +26,11 @@ class SchemeOptions:
 
     Fields are int, float, bool, str, None or a tuple of str, so that a name in brackets and a JSON
     header can carry them.
+
+    kv_bits: of cached keys and values (kernels.decoder.kv); `name+kv8` says it, too.
     """
+
+    kv_bits: int = field(default=16, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Scheme(ABC):
 
         Keys and values are rounded where the cache stores them, after the rotary embedding.
         """
-        return FULL_KV_BITS
+        return self.options.kv_bits
 
     @property
     def needs_calibration(self) -> bool:
@@ -158,6 +162,13 @@ class Scheme(ABC):
     def prepare(self, state: QuantizationState) -> None:
         """Decide over the whole model before its first block is quantized."""
         return
+
+    @abstractmethod
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        """Formats of the sites of a kind (`q_proj`, `fc1`) in a model whose feed-forward is gated.
+
+        Of sites that calibration picks or options name one by one: those of the others.
+        """
 
     @abstractmethod
     def quantize_block(self, state: QuantizationState, block: int) -> None:

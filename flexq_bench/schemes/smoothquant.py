@@ -14,6 +14,7 @@ import torch
 
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.input_samples import InputSamples
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, SiteInput, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
@@ -61,6 +62,12 @@ class SmoothQuant(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return True
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        options = self.options
+        return LayerFormats(
+            NumberFormat(options.w_bits, options.group), NumberFormat(options.a_bits, options.group)
+        )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

@@ -13,6 +13,7 @@ from torch import nn
 
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.fake_quantization import quantize_site
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from kernels.formats import FP16, NumberFormat, quantize
@@ -37,10 +38,21 @@ class Uniform(Scheme):
     source = "FlexQ, arXiv:2508.04405, section 3.1"
     options: UniformOptions
 
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(
+            uniform_format(self.options.w_bits, self.options.group),
+            uniform_format(self.options.a_bits, self.options.group),
+        )
+
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options
         for site in state.layout.of_block(block):
             round_site(state.model, site, options.w_bits, options.a_bits, options.group)
+
+
+def uniform_format(bits: int, group: int | None) -> NumberFormat:
+    """Symmetric integers of these bits; FULL_BITS: not quantized."""
+    return NumberFormat(bits, group) if bits < FULL_BITS else FP16
 
 
 def round_site(

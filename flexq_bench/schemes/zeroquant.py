@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from flexq_bench.schemes.calibration import Statistics
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
@@ -43,6 +44,9 @@ class SmallFloat(Scheme):
     @property
     def needs_calibration(self) -> bool:
         return self.options.gptq
+
+    def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
+        return LayerFormats(NumberFormat(self.options.bits, self.options.group, "float"))
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         options = self.options

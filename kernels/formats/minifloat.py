@@ -9,14 +9,16 @@ from __future__ import annotations
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats import fp8
 from kernels.formats.grouping import check_matrix, in_groups
 from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import scaled, scales_to
 
 MANTISSA_BITS = {6: 2, 5: 1}  # by the bits of a code
 EXPONENT_BITS, EXPONENT_BIAS = 3, 3
-LARGEST = {6: 28.0, 5: 24.0}
-_LEAST_EXPONENT = 1 - EXPONENT_BIAS  # of normal numbers; subnormals have the same
+LARGEST = {8: fp8.LARGEST, 6: 28.0, 5: 24.0}
+# Mantissa bits, and the least exponent of normal numbers, which is that of subnormals too.
+_STEPS = {8: (3, -6), **{bits: (MANTISSA_BITS[bits], 1 - EXPONENT_BIAS) for bits in MANTISSA_BITS}}
 
 
 def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None) -> Operand:
@@ -41,9 +43,13 @@ def quantize_minifloat(matrix: torch.Tensor, bits: int, group: int | None = None
 
 
 def nearest_minifloat(values: torch.Tensor, bits: int) -> torch.Tensor:
-    """The nearest numbers of a format, ties to the even code, saturated; float64 in and out."""
+    """The nearest numbers of a format, ties to the even code, saturated; float64 in and out.
+
+    bits: 5 or 6, or 8 for E4M3.
+    """
+    mantissa_bits, least = _STEPS[bits]
     _, exponent = torch.frexp(values)  # of a fraction in [0.5, 1)
-    step = torch.exp2((exponent - 1).clamp(min=_LEAST_EXPONENT).double() - MANTISSA_BITS[bits])
+    step = torch.exp2((exponent - 1).clamp(min=least).double() - mantissa_bits)
     return ((values / step).round() * step).clamp(-LARGEST[bits], LARGEST[bits])
 
 

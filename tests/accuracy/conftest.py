@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -7,7 +8,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from flexq_bench.accuracy import load_model, read_text, tokenize
+from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
 from flexq_bench.cli.app import main
+from flexq_bench.schemes import FakeQuantizedLinear, calibration_segments, resolve
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -64,3 +68,38 @@ def cli(tmp_path, monkeypatch, capsys):
         return SimpleNamespace(code=code, out=captured.out, err=captured.err, error=captured.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def write_checkpoint(tiny_llama):
+    """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder."""
+
+    def write(folder: Path, name: str, *, seed: int = 0) -> Path:
+        loaded = load_model(str(tiny_llama), device=torch.device("cpu"))
+        scheme = resolve(name)
+        calibration = None
+        if scheme.needs_calibration:
+            text = read_text(str(tiny_llama / "calibration.txt"))
+            tokens = tokenize(text, loaded.tokenizer)
+            calibration = calibration_segments(tokens, segments=8, length=256)
+        scheme.quantize(loaded.model, calibration, seed=seed)
+        stored = StoredScheme(
+            name=name, version=scheme.version, options=asdict(scheme.options), seed=seed
+        )
+        config = {**loaded.model.config.to_dict(), "_name_or_path": "tiny-llama"}
+        with CheckpointWriter(folder, config, stored, kv_bits=scheme.kv_bits) as writer:
+            quantized = {
+                layer: module
+                for layer, module in loaded.model.named_modules()
+                if isinstance(module, FakeQuantizedLinear)
+            }
+            for layer, module in quantized.items():
+                writer.add_layer(layer, module.layer)
+            for tensor, value in loaded.model.named_parameters():
+                writer.add_tensor(tensor, value)
+            for file in ("tokenizer.json", "tokenizer_config.json"):
+                writer.add_file(tiny_llama / file)
+            writer.finish()
+        return folder
+
+    return write

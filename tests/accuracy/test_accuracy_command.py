@@ -57,7 +57,12 @@ def test_a_record_says_what_its_number_depends_on(accuracy, stored):
     assert len(record.values) == 5
     assert len(record.model_hash) == len(record.data_hash) == 64
     assert record.parameters["context"] == 256
-    assert record.parameters["options"] == {"w_bits": 6, "a_bits": 6, "group": 128}
+    assert record.parameters["options"] == {
+        "w_bits": 6,
+        "a_bits": 6,
+        "group": 128,
+        "kv_bits": 16,
+    }
     assert record.parameters["observed"]["tokens_per_s"] > 0
     assert record.environment["transformers"]
     assert records["w6a6", "layer_error"].n_items == 28
@@ -71,7 +76,7 @@ def test_results_can_be_had_as_json_lines(accuracy):
 
 
 def test_a_change_smaller_than_its_interval_is_called_that(accuracy):
-    ran = accuracy("--schemes", "w8a16")
+    ran = accuracy("--schemes", "w8a16[group=128]")
     assert "within noise" in ran.out
 
 

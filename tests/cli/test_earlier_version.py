@@ -20,10 +20,11 @@ INTERRUPTED = "143ec925"
 
 
 @pytest.fixture
-def earlier(database):
-    """The earlier version's database, at the path that commands use."""
+def earlier(cli, database):
+    """The earlier version's database, upgraded, at the path that commands use."""
     database.parent.mkdir()
     database.write_bytes(gzip.decompress((EARLIER / "database.sqlite.gz").read_bytes()))
+    assert cli("db", "upgrade").code == 0
     return database
 
 

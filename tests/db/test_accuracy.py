@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from db import queries
@@ -82,3 +84,33 @@ def test_a_run_may_have_both_kinds(session, build):
     add_accuracy(session, [build.an_accuracy_record(run=run)])
     assert len(list(queries.run_records(session, run.uuid))) == 1
     assert len(list(queries.accuracy_results(session, runs=[run.uuid]))) == 1
+
+
+def test_a_record_says_which_checkpoint_it_is_of_and_what_computed_it(session, build, tmp_path):
+    of_checkpoint = {"content_hash": "0a" * 32, "scheme_version": 2}
+    records = [
+        build.an_accuracy_record("r", through="reference", **of_checkpoint),
+        build.an_accuracy_record("k", through="kernels", **of_checkpoint),
+    ]
+    path = tmp_path / "both.jsonl"
+    write_records(path, records)
+    import_file(session, path)
+    stored = {record.through: record for record in queries.accuracy_results(session)}
+    assert stored == {record.through: record for record in records}
+
+
+def test_records_from_before_checkpoints_are_of_the_reference(session, build, tmp_path):
+    path = tmp_path / "old.jsonl"
+    write_records(path, [build.an_accuracy_record()])
+    row = json.loads(path.read_text())
+    for later in ("through", "content_hash", "scheme_version"):
+        del row[later]
+    path.write_text(json.dumps(row) + "\n")
+    import_file(session, path)
+    (stored,) = queries.accuracy_results(session)
+    assert (stored.through, stored.content_hash, stored.scheme_version) == ("reference", None, None)
+
+
+def test_another_way_to_compute_is_refused(session, build):
+    with pytest.raises(RecordError, match="through is 'magic', not one of reference, kernels"):
+        add_accuracy(session, [build.an_accuracy_record(through="magic")])

@@ -120,3 +120,18 @@ def test_the_migrations_are_found_from_any_folder(tmp_path):
     )
 
     assert (tmp_path / "here.sqlite").stat().st_size > 0
+
+
+def test_results_from_before_checkpoints_are_of_the_reference(tmp_path):
+    """What had no column for it was evaluated on dequantized weights, and has no hash."""
+    path = tmp_path / "old.sqlite"
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.upgrade(schema.alembic_config(connection), "0012")
+        names = [column["name"] for column in inspect(connection).get_columns("accuracy_result")]
+        values = ", ".join(f"'{index}'" for index in range(len(names)))
+        connection.execute(text(f"INSERT INTO accuracy_result VALUES ({values})"))
+        command.upgrade(schema.alembic_config(connection), "head")
+        query = text("SELECT through, content_hash, scheme_version FROM accuracy_result")
+        assert connection.execute(query).one() == ("reference", None, None)
+    engine.dispose()

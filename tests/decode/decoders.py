@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from flexq_bench.decode.architecture import of_config
-from flexq_bench.decode.checkpoints import StateDictWeights
 from flexq_bench.decode.decoder import Pieces
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import linear_kernel, load
+from flexq_bench.decode.model_weights import StateDictWeights
+from flexq_bench.decode.rounded_weights import RoundedWeights
+from flexq_bench.schemes.registry import resolve
 from kernels.contract import (
     Backend,
     Config,
@@ -22,7 +24,6 @@ from kernels.contract import (
 )
 from kernels.decoder import DecoderOperations
 from kernels.formats import Operand
-from workloads.schemes import get_scheme
 
 VOCAB = 320
 _OWN, _GROUP = "own.", 128
@@ -119,7 +120,8 @@ def an_engine(
     def find(label: str, backend: Backend) -> LinearKernel:
         return instead(linear_kernel(label, backend))
 
-    model = load(small.source, get_scheme(scheme), device, capacity, choose, (slots,), find=find)
+    source = RoundedWeights(small.source, resolve(scheme))
+    model = load(source, device, capacity, choose, (slots,), find=find)
     return Engine(
         model,
         operations,

@@ -22,13 +22,12 @@ from decoders import (
     trained_llama,
 )
 
-from flexq_bench.decode.checkpoints import open_checkpoint, open_gguf
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
+from flexq_bench.decode.model_weights import open_gguf, open_weights
 from flexq_bench.decode.weights import WeightSource
 from kernels.contract import LinearKernel, PackedOperand
 from kernels.decoder.torch_operations import TorchOperations
-from workloads.schemes import get_scheme
 
 CPU = torch.device("cpu")
 TOLERANCE = 2e-2  # of logits
@@ -55,7 +54,7 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6-w6a16", "dgq-w4a8", "atom-w4a4"]
+    "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6", "dgq-w4a8", "atom-w4a4[activation_clip=1]"]
 )
 def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
     ids = prompts(2, 10, CPU)
@@ -182,7 +181,7 @@ def _real(name: str) -> Path:
 
 
 def _engine(source: WeightSource, capacity: int) -> Engine:
-    model = load(source, get_scheme("fp16"), CPU, capacity, lambda *_: None, (1,))
+    model = load(source, CPU, capacity, lambda *_: None, (1,))
     return Engine(model, TorchOperations(), lambda *_: None, slots=1, capacity=capacity)
 
 
@@ -208,7 +207,7 @@ def test_stories_of_a_real_small_llama_are_those_of_transformers() -> None:
         for dtype in (torch.float16, torch.float32)
     )
     ids = torch.tensor([[1, 403, 407, 261, 378]], dtype=torch.int32)
-    engine = _engine(open_checkpoint(path), 80)
+    engine = _engine(open_weights(path), 80)
     tokens = engine.generate(ids, 64).tokens
     whole = torch.cat([ids, tokens], dim=1)
     with torch.inference_mode():

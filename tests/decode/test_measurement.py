@@ -17,7 +17,7 @@ from flexq_bench.decode.requests import Request
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.worker_process import RefusedError
 from flexq_bench.runs.lifecycle import new_run
-from workloads.errors import WorkloadError
+from flexq_bench.schemes.errors import QuantizeError
 
 COMMIT = CommitInfo("a" * 40, None, 1, False, "A commit", "somebody", None)
 SCHEMES = (CachedScheme("fp16"), CachedScheme("flexq-w6ax"))
@@ -56,7 +56,7 @@ class Workers:
             self.loaded.append((given["scheme"], given["batches"]))
             self.scheme = given["scheme"]
             configs = {str(m): {"qkv_proj": {"warps": m}} for m in given["batches"]}
-            told = {"block": "llama", "is_synthetic": True, "weights_bytes": 1, "linears": []}
+            told = {"is_synthetic": True, "weights_bytes": 1, "kernels": {}, "scheme_version": 2}
             return {**told, "configs": configs}
         if what == "decode":
             self.asked.append((self.started, self.scheme, given["batch"], given["new_tokens"]))
@@ -189,7 +189,7 @@ def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
     for text, bits in (("fp16+kv12", 16), ("fp16+kv", 16), ("fp16", 5)):
         with pytest.raises(UsageError, match=r"16, 8 or 4 bits, got .*: write fp16\+kv8"):
             read_scheme(text, bits)
-    with pytest.raises(WorkloadError, match="no scheme 'fp17'"):
+    with pytest.raises(QuantizeError, match="no scheme 'fp17'"):
         read_scheme("fp17+kv8", 16)
 
 

@@ -17,7 +17,6 @@ from flexq_bench.decode.tuning import StepTuner, step_us
 from flexq_bench.measure.tuning import Tuning
 from kernels.contract import Config, LinearKernel
 from kernels.decoder.torch_operations import TorchOperations
-from workloads.schemes import get_scheme
 
 CPU = torch.device("cpu")
 
@@ -38,7 +37,7 @@ def model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Model:
     monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     source = small_llama(CPU).source
-    loaded = load(source, get_scheme("fp16"), CPU, 64, lambda *_: None, (1,))
+    loaded = load(source, CPU, 64, lambda *_: None, (1,))
     kernel = type(loaded.blocks[0].qkv.kernel)
     monkeypatch.setattr(kernel, "candidates", lambda *_: CHOICES)
     monkeypatch.setattr(kernel, "default_config", lambda *_: CHOICES[0])

@@ -72,6 +72,15 @@ def test_what_a_rounded_scale_pushes_past_the_range_saturates() -> None:
     assert operand.values.double()[0, 0] == 448
 
 
+def test_rounding_gives_what_the_codes_stand_for() -> None:
+    matrix = torch.randn(6, 96, generator=torch.Generator().manual_seed(4)).half()
+    matrix[0, 0], matrix[1] = 300, matrix[1] * 1e-6
+
+    rounded = NumberFormat(8, None, "float").round(matrix)
+
+    assert torch.equal(rounded.double(), quantize_e4m3(matrix).dequantize())
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nan_and_infinity_are_refused(bad: float) -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):

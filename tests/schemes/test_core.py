@@ -79,7 +79,7 @@ def test_the_last_group_of_a_mixed_input_has_eight_bits():
 
 def test_every_example_is_a_scheme_with_its_own_name():
     assert [registry.resolve(name).name for name in registry.names()] == list(registry.names())
-    assert all(source and summary for _, summary, source in registry.summaries())
+    assert all(named.scheme.source and named.summary for named in registry.named_schemes())
 
 
 @pytest.mark.parametrize(

@@ -1,39 +1,42 @@
-"""Weights of a Hugging Face folder: safetensors, whole or sharded, or a GGUF file."""
+"""Weights by transformers' names: a Hugging Face folder, whole or sharded, or a GGUF file."""
 
 from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture, of_config
-from flexq_bench.decode.weights import Affine, BlockWeights, Ends, WeightSource
+from flexq_bench.decode.fused_layers import fused
+from flexq_bench.decode.weights import (
+    Affine,
+    BlockWeights,
+    DenseWeights,
+    Ends,
+    WeightSource,
+    dense_layer,
+    layer_sizes,
+    parts_of,
+)
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, StoredTensor, is_there, model_at
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
-# Where transformers has a block's layers and norms, by the name of the fused layer.
-_LLAMA_LAYERS = {
-    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "o_proj": ("self_attn.o_proj",),
-    "gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-    "down_proj": ("mlp.down_proj",),
-}
-_OPT_LAYERS = {
-    "qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "out_proj": ("self_attn.out_proj",),
-    "fc1": ("fc1",),
-    "fc2": ("fc2",),
+# Modules of a block in which transformers has the layers of these kinds; others are the block's.
+_MODULES = {
+    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
+    "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 _LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 _OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 
 
-def open_checkpoint(path: Path) -> WeightSource:
+def open_weights(path: Path) -> DenseWeights:
     """A folder or a .gguf file. Raises UsageError: nothing there, or not all of a model we have."""
     if not is_there(path):
         raise UsageError(f"no model {str(path)!r}: give a catalog name, a folder or a .gguf file")
@@ -43,26 +46,26 @@ def open_checkpoint(path: Path) -> WeightSource:
     return FolderWeights(files)
 
 
-class _NamedTensors(WeightSource):
-    """Weights by the names that transformers gives them.
-
-    shapes: of all there are, by name. Raises UsageError unless they are the architecture's.
-    """
+class NamedWeights(WeightSource):
+    """Weights by the names that transformers gives them. names: of all tensors there are."""
 
     is_synthetic = False
 
-    def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, architecture: Architecture, names: Collection[str]) -> None:
         self.architecture = architecture
         self._is_opt = architecture.block == "opt"
         self._root = "model"
         if self._is_opt:
-            whole = "model.decoder.embed_tokens.weight" in shapes
+            whole = "model.decoder.embed_tokens.weight" in names
             self._root = "model.decoder" if whole else "decoder"
-        _check(architecture.dimensions.name, dict(shapes), self._expected())
 
     @abstractmethod
     def _tensor(self, name: str) -> torch.Tensor:
         """One of those there are."""
+
+    @abstractmethod
+    def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
+        """The linear layer of this name, [N, K]."""
 
     def ends(self, device: torch.device) -> Ends:
         positions = None
@@ -71,21 +74,30 @@ class _NamedTensors(WeightSource):
         embedding = self._load(f"{self._root}.embed_tokens.weight", device)
         tied = self.architecture.dimensions.tied_embeddings
         head = embedding if tied else self._load("lm_head.weight", device)
-        return Ends(embedding, positions, self._affine(self._last_norm, device, self._is_opt), head)
+        return Ends(embedding, positions, self._norm(self._last_norm, device), head)
 
     def block(self, index: int, device: torch.device) -> BlockWeights:
-        at = f"{self._root}.layers.{index}"
-        biased = self.architecture.biased
         linears = {
-            name: _stack(*(self._affine(f"{at}.{part}", device, name in biased) for part in parts))
-            for name, parts in self._layers.items()
+            name: fused(
+                [
+                    (path, self._layer(path, _shape(self.architecture, kind), device))
+                    for kind in parts_of(name)
+                    for path in [self._path(index, kind)]
+                ]
+            )
+            for name in self._fused_names
         }
-        norms = (self._affine(f"{at}.{name}", device, self._is_opt) for name in self._norms)
-        return BlockWeights(linears, *norms)
+        at = f"{self._root}.layers.{index}"
+        return BlockWeights(linears, *(self._norm(f"{at}.{name}", device) for name in self._norms))
 
     @property
-    def _layers(self) -> Mapping[str, tuple[str, ...]]:
-        return _OPT_LAYERS if self._is_opt else _LLAMA_LAYERS
+    def _fused_names(self) -> list[str]:
+        return [name for name, _, _ in layer_sizes(self.architecture)]
+
+    def _path(self, index: int, kind: str) -> str:
+        module = next((name for name, kinds in _MODULES.items() if kind in kinds), "")
+        within = f"{module}.{kind}" if module else kind
+        return f"{self._root}.layers.{index}.{within}"
 
     @property
     def _norms(self) -> tuple[str, str]:
@@ -95,8 +107,8 @@ class _NamedTensors(WeightSource):
     def _last_norm(self) -> str:
         return f"{self._root}.final_layer_norm" if self._is_opt else f"{self._root}.norm"
 
-    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of every tensor of the architecture."""
+    def _dense_tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of every tensor of the architecture that is no layer's."""
         model = self.architecture.dimensions
         yield f"{self._root}.embed_tokens.weight", (model.vocab, model.hidden)
         if not model.tied_embeddings:
@@ -106,17 +118,21 @@ class _NamedTensors(WeightSource):
             yield f"{self._root}.embed_positions.weight", (rows, model.hidden)
         yield from _pair(self._last_norm, (model.hidden,), self._is_opt)
         for index in range(model.layers):
-            at = f"{self._root}.layers.{index}"
             for norm in self._norms:
+                at = f"{self._root}.layers.{index}"
                 yield from _pair(f"{at}.{norm}", (model.hidden,), self._is_opt)
-            for name, parts in self._layers.items():
-                for part in parts:
-                    shape = _shape(self.architecture, part.rpartition(".")[-1])
-                    yield from _pair(f"{at}.{part}", shape, name in self.architecture.biased)
 
-    def _affine(self, name: str, device: torch.device, biased: bool) -> Affine:
+    def _layers(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
+        """Name, shape and whether it has a bias, of every linear layer of the architecture."""
+        for index in range(self.architecture.dimensions.layers):
+            for name in self._fused_names:
+                for kind in parts_of(name):
+                    shape = _shape(self.architecture, kind)
+                    yield self._path(index, kind), shape, name in self.architecture.biased
+
+    def _norm(self, name: str, device: torch.device) -> Affine:
         weight = self._load(f"{name}.weight", device)
-        return Affine(weight, self._load(f"{name}.bias", device) if biased else None)
+        return Affine(weight, self._load(f"{name}.bias", device) if self._is_opt else None)
 
     def _load(self, name: str, device: torch.device) -> torch.Tensor:
         tensor = self._tensor(name).to(device=device, dtype=torch.float16)
@@ -126,6 +142,24 @@ class _NamedTensors(WeightSource):
                 "download the model again, or pick one whose weights FP16 can hold"
             )
         return tensor
+
+
+class _NamedTensors(NamedWeights, DenseWeights):
+    """FP16 tensors. shapes: of all there are. Raises UsageError unless the architecture's."""
+
+    def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__(architecture, shapes)
+        self._with_bias = {name for name, _, biased in self._layers() if biased}
+        _check(architecture.dimensions.name, dict(shapes), self._expected())
+
+    def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
+        bias = self._load(f"{name}.bias", device) if name in self._with_bias else None
+        return dense_layer(self._load(f"{name}.weight", device), bias)
+
+    def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        yield from self._dense_tensors()
+        for name, shape, biased in self._layers():
+            yield from _pair(name, shape, biased)
 
 
 class FolderWeights(_NamedTensors):
@@ -174,7 +208,7 @@ def open_gguf(path: Path) -> StateDictWeights:
     except Exception as error:  # of a damaged file its reader raises whatever it stumbles over
         raise UsageError(f"can't read {path}: {error}: download the model again") from error
     config = {**model.config.to_dict(), "architectures": [type(model).__name__]}
-    return StateDictWeights(of_config(config, path.stem.split(".")[0]), model.state_dict())
+    return StateDictWeights(of_config(config, path.stem), model.state_dict())
 
 
 def _check(
@@ -192,7 +226,12 @@ def _check(
                 f"{model}: {name} is {list(given)}, its {CONFIG} asks for {list(shape)}: download "
                 "it again"
             )
-    unused = sorted(name for name in shapes if _IN_A_BLOCK.search(name))
+    check_no_more(model, shapes)
+
+
+def check_no_more(model: str, names: Collection[str]) -> None:
+    """Raise UsageError if weights of blocks are left that the architecture has no place for."""
+    unused = sorted(name for name in names if _IN_A_BLOCK.search(name))
     if unused:
         raise UsageError(
             f"{model} has {len(unused)} weights that its {CONFIG} has no place for "
@@ -222,9 +261,3 @@ def _shape(architecture: Architecture, kind: str) -> tuple[int, int]:
         "fc1": (model.ffn, model.hidden),
         "fc2": (model.hidden, model.ffn),
     }[kind]
-
-
-def _stack(*parts: Affine) -> Affine:
-    weight = torch.cat([part.weight for part in parts])
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Affine(weight, torch.cat(biases) if biases else None)

@@ -12,11 +12,10 @@ from decoders import small_llama, small_opt
 
 from flexq_bench.decode.architecture import of_config
 from flexq_bench.decode.case import open_model
-from flexq_bench.decode.checkpoints import open_checkpoint
 from flexq_bench.decode.loading import footprint, linear_kernel, packed_bytes
+from flexq_bench.decode.model_weights import open_weights
 from flexq_bench.decode.operations import check_capacity
 from flexq_bench.errors import UsageError
-from workloads.schemes import get_scheme
 
 CPU = torch.device("cpu")
 
@@ -33,17 +32,18 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_gives_the_weights_that_were_saved(tmp_path: Path, build) -> None:
     small = build(CPU)
     small.reference.save_pretrained(tmp_path)
-    source = open_checkpoint(tmp_path)
+    source = open_weights(tmp_path)
 
     for got, wanted in ((source.block(1, CPU), small.source.block(1, CPU)),):
         assert got.linears.keys() == wanted.linears.keys()
         for name, part in wanted.linears.items():
-            assert torch.equal(got.linears[name].weight, part.weight)
+            assert torch.equal(got.linears[name].weight.values, part.weight.values)
     assert torch.equal(source.ends(CPU).head, small.source.ends(CPU).head)
 
 
 def test_shards_are_found_by_their_index(folder: Path) -> None:
-    assert open_checkpoint(folder).block(0, CPU).linears["down_proj"].weight.shape == (192, 384)
+    weight = open_weights(folder).block(0, CPU).linears["down_proj"].weight
+    assert (weight.rows, weight.k) == (192, 384)
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
@@ -51,14 +51,14 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
     shard.unlink()
 
     with pytest.raises(UsageError, match=f"lacks {shard.name}: download the model again"):
-        open_checkpoint(folder)
+        open_weights(folder)
 
 
 def test_a_folder_without_config_is_refused(folder: Path) -> None:
     (folder / "config.json").unlink()
 
     with pytest.raises(UsageError, match=r"neither config\.json nor"):
-        open_checkpoint(folder)
+        open_weights(folder)
 
 
 def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
@@ -66,7 +66,7 @@ def test_an_architecture_that_there_is_none_of_is_refused(folder: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "architectures": ["GPT2"]}))
 
     with pytest.raises(UsageError, match="is a GPT2, and decode has LlamaForCausalLM and OPT"):
-        open_checkpoint(folder)
+        open_weights(folder)
 
 
 def respell(folder: Path, **values: Any) -> None:
@@ -96,13 +96,13 @@ def test_a_configuration_of_another_model_is_refused_unread(folder, values, says
     respell(folder, **values)
 
     with pytest.raises(UsageError, match=says):
-        open_checkpoint(folder)
+        open_weights(folder)
 
 
 def test_a_model_without_a_class_is_of_its_type(folder: Path) -> None:
     respell(folder, architectures=None)
 
-    assert open_checkpoint(folder).architecture.block == "llama"
+    assert open_weights(folder).architecture.block == "llama"
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_weights_that_are_none_are_refused(tmp_path: Path, kind, scale, says) ->
     save_file(tensors, tmp_path / "model.safetensors")
 
     with pytest.raises(UsageError, match=says):
-        open_checkpoint(tmp_path).block(0, CPU)
+        open_weights(tmp_path).block(0, CPU)
 
 
 def test_a_bias_that_the_configuration_has_no_word_of_is_not_added(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_bias_that_the_configuration_has_no_word_of_is_not_added(tmp_path: Pat
     save_file(tensors, tmp_path / "model.safetensors")
 
     with pytest.raises(UsageError, match=r"no place for \(.*q_proj\.bias"):
-        open_checkpoint(tmp_path)
+        open_weights(tmp_path)
 
 
 def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
@@ -147,12 +147,12 @@ def test_angles_that_are_scaled_in_another_way_are_refused() -> None:
 
 def test_an_unknown_model_is_answered_with_the_nearest_names() -> None:
     with pytest.raises(UsageError, match="no model 'lama-13b': there are llama-13b"):
-        open_model("lama-13b", 0)
+        open_model("lama-13b", "fp16", 0)
 
 
 def test_a_name_that_no_file_can_have_is_no_model() -> None:
     with pytest.raises(UsageError, match="no model 'xxx"):
-        open_model("x" * 5000, 0)
+        open_model("x" * 5000, "fp16", 0)
 
 
 def test_a_sequence_longer_than_the_context_is_refused() -> None:
@@ -161,9 +161,8 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
 
 
 def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
-    architecture = open_model("llama-13b", 0).architecture
-    exact = footprint(architecture, get_scheme("fp16"), 1, 1039, 16, "cuda")
-    six = footprint(architecture, get_scheme("flexq-w6ax"), 1, 1039, 16, "cuda")
+    exact = footprint(open_model("llama-13b", "fp16", 0), 1, 1039, 16)
+    six = footprint(open_model("llama-13b", "flexq-w6ax", 0), 1, 1039, 16)
 
     assert exact.weights == pytest.approx(26.03e9, rel=1e-3)
     assert six.weights == pytest.approx(10.37e9, rel=1e-3)

@@ -1,0 +1,27 @@
+"""Which checkpoint a result is of: its content hash, the scheme's version, what computed it.
+
+What each column means, and what null means in it, is written at the models in db/tables.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0013"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    for table in ("accuracy_result", "accuracy_gate"):
+        # What was evaluated before this revision was the reference.
+        through = sa.Column("through", sa.String, nullable=False, server_default="reference")
+        op.add_column(table, through)
+    for table in ("accuracy_result", "accuracy_gate", "decode_result", "serving_result"):
+        op.add_column(table, sa.Column("content_hash", sa.String))
+    for table in ("accuracy_result", "decode_result", "serving_result"):
+        op.add_column(table, sa.Column("scheme_version", sa.BigInteger))
+    for table in ("accuracy_result", "decode_result"):
+        op.create_index(f"ix_{table}_content_hash", table, ["content_hash"])

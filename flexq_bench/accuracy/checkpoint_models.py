@@ -1,0 +1,135 @@
+"""A quantized checkpoint as a model of transformers: its bytes, and nothing of what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.kernel_linear import ActivationBuffers, KernelLinear
+from flexq_bench.accuracy.loading import (
+    DTYPES,
+    LoadedModel,
+    check_vocabulary,
+    chosen_dtype,
+    quiet_transformers,
+    tokenizer_at,
+)
+from flexq_bench.accuracy.quantized_cache import quantize_cache
+from flexq_bench.accuracy.results import KERNELS, Through
+from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.model_map import replace_module
+
+
+def load_checkpoint(
+    checkpoint: QuantizedCheckpoint,
+    *,
+    device: torch.device,
+    through: Through,
+    dtype: str | None = None,
+) -> LoadedModel:
+    """Load a checkpoint: what is quantized as its codes say, the rest as it is stored.
+
+    dtype: of what is not quantized, as load_model takes it. Raises CheckpointError for damaged
+    bytes, QuantizeError if a layer has no kernel and is to be computed by one, and AccuracyError if
+    transformers can't make the model or a weight of its architecture is in neither part.
+    """
+    chosen = chosen_dtype(dtype, device)
+    with quiet_transformers():
+        tokenizer = tokenizer_at(checkpoint.tokenizer_folder)
+        model = _without_weights(checkpoint, DTYPES[chosen])
+    buffers = ActivationBuffers()
+    for name in checkpoint.layers:
+        layer = checkpoint.layer(name, device)
+        module = (
+            KernelLinear(name, layer, buffers)
+            if through == KERNELS
+            else FakeQuantizedLinear(name, layer)
+        )
+        _put_in(checkpoint, model, name, module)
+    for name in checkpoint.tensor_names:
+        _set_tensor(checkpoint, model, name, checkpoint.tensor(name).to(device))
+    model.tie_weights()
+    lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if lacking:
+        raise AccuracyError(
+            f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
+            f"({min(lacking)} …): quantize the model again"
+        )
+    name = checkpoint.model_name
+    check_vocabulary(name, model, tokenizer)
+    model = model.to(device).eval()
+    quantize_cache(model, checkpoint.kv_bits)
+    return LoadedModel(name, checkpoint.content_hash, model, tokenizer, chosen)
+
+
+def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any:
+    """The architecture, its parameters on the meta device, its other buffers as they are made."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = dict(checkpoint.config)
+    try:
+        config = AutoConfig.for_model(described.pop("model_type"), **described)
+        with _parameters_on_meta():
+            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except Exception as error:  # from an unknown kind of model to a field of another type
+        message = str(error).strip().splitlines() or [type(error).__name__]
+        raise AccuracyError(f"can't load {checkpoint.folder}: {message[0]}") from error
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if parameter is not None:
+            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _put_in(
+    checkpoint: QuantizedCheckpoint, model: nn.Module, name: str, module: nn.Module
+) -> None:
+    try:
+        linear: Any = model.get_submodule(name)
+        fits = tuple(linear.weight.shape) == (module.out_features, module.in_features)
+    except AttributeError:
+        fits = False
+    if not fits:
+        raise AccuracyError(
+            f"{checkpoint.folder}: {name} is no layer of its architecture, or has other sizes: "
+            "quantize the model again"
+        )
+    replace_module(model, name, module)
+
+
+def _set_tensor(
+    checkpoint: QuantizedCheckpoint, model: nn.Module, name: str, tensor: torch.Tensor
+) -> None:
+    parent, _, child = name.rpartition(".")
+    try:
+        module = model.get_submodule(parent)
+        kept = getattr(module, child)
+    except AttributeError:
+        kept = None
+    if not isinstance(kept, torch.Tensor) or kept.shape != tensor.shape:
+        raise AccuracyError(
+            f"{checkpoint.folder}: {name} {list(tensor.shape)} has no place in its architecture: "
+            "quantize the model again"
+        )
+    value = tensor.to(kept.dtype)
+    if child in module._parameters:
+        module._parameters[child] = nn.Parameter(value, requires_grad=False)
+    else:
+        module._buffers[child] = value

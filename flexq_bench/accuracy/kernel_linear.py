@@ -1,0 +1,134 @@
+"""Linear layers of an evaluated model computed by the registry's kernels.
+
+The counterpart of FakeQuantizedLinear: the same QuantizedLayer, its codes packed in a kernel's
+layout and multiplied by the kernel that decodes with it, CUDA on a GPU, the CPU implementation on
+a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.model_map import replace_module
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels import registry
+from kernels.contract import Backend, LinearKernel, PackedOperand
+from kernels.errors import KernelError
+
+# Rows of one launch. Bit planes of a CPU take 36 numbers for a product; a GPU has enough of 2048.
+_ROWS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
+_LARGEST_INPUT = torch.finfo(torch.float16).max
+
+
+class ActivationBuffers:
+    """Packed activations that the layers of one model fill in turn.
+
+    Layers of one kernel and K share them. Of launches shorter than the longest the last one's
+    stay, so that texts of many lengths don't add up.
+    """
+
+    def __init__(self) -> None:
+        self._packed: dict[tuple[str, int, bool], PackedOperand] = {}
+
+    def of(self, kernel: LinearKernel, m: int, k: int, device: torch.device) -> PackedOperand:
+        """Buffers for m tokens of K input features."""
+        key = kernel.spec.label, k, m == _ROWS[kernel.spec.backend]
+        packed = self._packed.get(key)
+        if packed is None or packed.rows != m:
+            packed = self._packed[key] = kernel.empty_activation(m, k, device)
+        return packed
+
+
+class KernelLinear(nn.Module):
+    """Y = q(X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
+
+    Codes and scales of the layer are packed once, on the device where they lie, and not rounded
+    again. The weights are no parameters: the module stays on that device.
+
+    buffers: of the model; None: the layer has its own. kernel: that takes the layer's formats;
+    None: the one that decodes it.
+
+    Raises QuantizeError, which names the layer, if no kernel has its formats or can run here.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layer: QuantizedLayer,
+        buffers: ActivationBuffers | None = None,
+        *,
+        kernel: LinearKernel | None = None,
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.layer = layer
+        self.out_features, self.in_features = layer.weight.rows, layer.weight.k
+        self._activations = buffers or ActivationBuffers()
+        self.kernel = kernel or _kernel_of(name, layer)
+        try:
+            self._weight = self.kernel.pack_weight(layer.weight)
+        except KernelError as error:
+            raise QuantizeError(f"{name}: {self.kernel.spec.label}: {error}") from error
+        self._bias = None if layer.bias is None else layer.bias.to(torch.float16)
+
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if FP16 can't hold x."""
+        rows = x.reshape(-1, self.in_features)
+        halves = rows.to(torch.float16).contiguous()
+        if not bool(torch.isfinite(halves).all()):
+            raise QuantizeError(f"{self.name}: {_not_finite(x)}")
+        y = torch.empty(len(halves), self.out_features, dtype=torch.float16, device=x.device)
+        size = _ROWS[self.kernel.spec.backend]
+        try:
+            for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
+                packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
+                self.kernel.linear(piece, packed, self._weight, out, bias=self._bias)
+        except (KernelError, ValueError) as error:
+            raise QuantizeError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
+        return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+
+def through_kernels(model: nn.Module) -> None:
+    """Put a KernelLinear of the same codes where each FakeQuantizedLinear of the model is.
+
+    Raises QuantizeError as KernelLinear.
+    """
+    buffers = ActivationBuffers()
+    quantized = [
+        (name, module.layer)
+        for name, module in model.named_modules()
+        if isinstance(module, FakeQuantizedLinear)
+    ]
+    for name, layer in quantized:
+        replace_module(model, name, KernelLinear(name, layer, buffers))
+
+
+def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
+    formats = layer.weight_format, layer.activation_format
+    label = kernel_label(*formats)
+    if label is None:
+        raise QuantizeError(f"{name}: {why_no_kernel(*formats)}: evaluate --through reference")
+    backend: Backend = "cuda" if layer.weight.values.device.type == "cuda" else "cpu"
+    try:
+        kernel = registry.resolve(label, backend)
+    except KernelError as error:
+        raise QuantizeError(f"{name}: {error}") from error
+    assert isinstance(kernel, LinearKernel)  # a label of a linear layer
+    return kernel
+
+
+def _not_finite(x: torch.Tensor) -> str:
+    largest = float(x.abs().amax())
+    if _LARGEST_INPUT < largest < math.inf:
+        return (
+            f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_INPUT:,.0f}: leave "
+            "this model as it is"
+        )
+    return "cannot quantize NaN or infinity: find out where the input got them"

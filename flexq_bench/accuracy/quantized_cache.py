@@ -1,0 +1,70 @@
+"""Keys and values of an evaluated model rounded as decode's KV cache stores them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+
+from flexq_bench.accuracy.errors import AccuracyError
+from kernels.decoder.kv import decode, encode
+
+FULL_KV_BITS = 16  # of keys and values that are not quantized
+
+
+class QuantizedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
+    """A cache whose keys and values are what kernels.decoder.kv's codes stand for.
+
+    They are rounded to FP16 and then, token by token and head by head, to codes of 8 or 4 bits:
+    keys after the rotary embedding, as transformers hands them to a cache. Attention reads the
+    rounded ones, those of the tokens that are being computed included, as decode does.
+    """
+
+    def __init__(self, config: Any, bits: int) -> None:
+        """config: of the model. bits: 8 or 4."""
+        super().__init__(config=config)
+        self._bits = bits
+
+    def update(
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *arguments: Any,
+        **named: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add keys and values [batch, KV heads, T, head_dim] of a layer; all of it so far."""
+        keys, values = self._rounded(key_states), self._rounded(value_states)
+        both: tuple[torch.Tensor, torch.Tensor] = super().update(
+            keys, values, layer_idx, *arguments, **named
+        )
+        return both
+
+    def _rounded(self, states: torch.Tensor) -> torch.Tensor:
+        codes, scales = encode(states.to(torch.float16), self._bits)
+        return decode(codes, scales, self._bits).to(torch.float16).to(states.dtype)
+
+
+def quantize_cache(model: nn.Module, bits: int) -> None:
+    """Let every forward pass of a model of transformers keep keys and values in a QuantizedCache.
+
+    bits: 16 leaves the model as it is. The model raises AccuracyError where another cache that
+    holds tokens already is given to it.
+    """
+    if bits == FULL_KV_BITS:
+        return
+
+    def give(
+        module: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = named.get("past_key_values")
+        if isinstance(given, QuantizedCache):
+            return arguments, named
+        if given is not None and given.get_seq_length() > 0:
+            raise AccuracyError(f"a model with a cache of {bits} bits was given another cache")
+        cache = QuantizedCache(module.config, bits)
+        return arguments, {**named, "past_key_values": cache}
+
+    model.register_forward_pre_hook(give, with_kwargs=True)

@@ -1,0 +1,125 @@
+"""A folder that others quantized, as accuracy, decode and gates see it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
+from flexq_bench.checkpoints.config import (
+    CONFIG,
+    DENSE_KV_BITS,
+    QUANTIZATION,
+    StoredScheme,
+)
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.foreign.folder import REALS, FolderTensors
+from flexq_bench.checkpoints.foreign.methods import read_layers
+from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
+from flexq_bench.checkpoints.reader import QUANTIZATION_KEYS
+from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
+from flexq_bench.checkpoints.stored import shape_of
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+_IN_A_BLOCK = re.compile(r"\.layers\.\d+\.")
+
+log = logging.getLogger(__name__)
+
+
+class ForeignCheckpoint(QuantizedCheckpoint):
+    """What `open_checkpoint` gives for a folder of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel.
+
+    whole: all of config.json. section: what it says of quantization.
+    Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
+    embeddings) are given as what they stand for, FP32: no scheme of ours quantizes them.
+
+    Raises CheckpointError in one line if its layout is none that is read here.
+    """
+
+    def __init__(self, folder: Path, whole: dict[str, Any], section: Any) -> None:
+        self.folder = folder
+        self.config = {key: value for key, value in whole.items() if key not in QUANTIZATION_KEYS}
+        self._section = section
+        self._tensors = FolderTensors(folder)
+        self._layers = read_layers(self._tensors, self._section)
+        self.layers = tuple(name for name in self._layers.names if _IN_A_BLOCK.search(f".{name}"))
+        self._outside = {
+            f"{name}.weight": name for name in self._layers.names if name not in self.layers
+        }
+        if not self.layers:
+            raise CheckpointError(f"{folder} has no quantized layer in a block of a decoder")
+        for name in self.layers:
+            self._check_shape(name)
+        owned = self._layers.owned()
+        dense = [name for name in self._tensors.infos if name not in owned]
+        self.tensor_names = tuple(sorted([*dense, *self._outside]))
+        self.kv_bits = DENSE_KV_BITS
+        self.scheme = StoredScheme(name=self._scheme_name(), version=0)
+        self._warn()
+
+    @cached_property
+    def content_hash(self) -> str:  # type: ignore[override]
+        """SHA-256 over config.json, vocabulary and every tensor's bytes: all of them are read.
+
+        Tensors that are read afterwards are compared with what was hashed.
+        """
+        self._tensors.infos = {
+            name: replace(info, digest=digest_of(read_tensor(info, name)))
+            for name, info in self._tensors.infos.items()
+        }
+        section = {"config": self._section, "files": vocabulary_digests(self.folder)}
+        return content_hash({**self.config, QUANTIZATION: section}, self._tensors.infos)
+
+    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        if name not in self.layers:
+            raise CheckpointError(f"{self.folder} has no quantized layer {name}")
+        return self._layers.layer(name, device)
+
+    def tensor(self, name: str) -> torch.Tensor:
+        if name not in self.tensor_names:
+            raise CheckpointError(f"{self.folder} has no tensor {name}")
+        if name in self._outside:
+            values = self._layers.layer(self._outside[name]).weight.in_own_order()
+            return values.to(torch.float32)  # exact: a code times an FP16 scale
+        tensor = self._tensors.take(name, (self._tensors.dtype(name),))
+        if tensor.dtype in REALS and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: copy it again")
+        return tensor
+
+    def _check_shape(self, name: str) -> None:
+        expected = shape_of(name.rpartition(".")[2], self.config)
+        given = self._layers.shape(name)
+        if expected is not None and given != expected:
+            raise CheckpointError(
+                f"{self.folder}: {name} is {list(given)}, its {CONFIG} asks for {list(expected)}: "
+                "copy the folder again"
+            )
+
+    def _scheme_name(self) -> str:
+        """The maker's method and the formats of the layers, as `awq:uint4/128`."""
+        names = {self._layers.formats(name) for name in self.layers}
+        return f"{self._layers.method}:{names.pop() if len(names) == 1 else 'mixed'}"
+
+    def _warn(self) -> None:
+        """Log what is not exactly as it is stored."""
+        change = self._layers.scale_change()
+        if change:
+            log.warning(
+                "%s: scales are rounded to FP16, by up to %.2g %%: its makers' own are wider",
+                self.folder.name,
+                100 * change,
+            )
+        if self._outside:
+            log.warning(
+                "%s: %s quantized in it: computed with the values that the codes stand for, by no "
+                "kernel",
+                self.folder.name,
+                " and ".join(self._outside.values())
+                + (" are" if len(self._outside) > 1 else " is"),
+            )

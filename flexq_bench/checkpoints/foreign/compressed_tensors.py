@@ -1,0 +1,390 @@
+"""Folders of llm-compressor: the formats of the compressed-tensors library, versions 0.3 to 0.20.
+
+Its compressors name a layer's tensors (compressed_tensors/compressors) and say what they stand for:
+
+    weight_packed      int32 [N, words], pack-quantized: codes of 2 to 8 bits, from 0 up
+    weight_shape       int [2], beside it: N and K
+    weight             INT8 or E4M3 [N, K]: int-quantized, float-quantized, naive-quantized
+    weight_scale       [N, groups]; of channels [N, 1], of a tensor [1], of blocks one a block
+    weight_zero_point  int32 [words, groups], packed along N, or INT8 [N, groups]; none: symmetric
+    weight_g_idx       int32 [K], the group of each channel (activation order)
+    input_scale        [1], input_zero_point INT8 [1]: of static activations
+
+W = scale · (code - zero point). Version 0.18 began to pack codes across words: before, words of 3,
+5, 6 and 7 bits end with unused bits. The width of weight_packed tells which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError, field_validator
+
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.foreign.folder import INTEGERS, REALS, FolderTensors
+from flexq_bench.checkpoints.foreign.integers import (
+    channel_order,
+    half_scales,
+    integer_operand,
+    unpack_whole_codes,
+)
+from flexq_bench.checkpoints.foreign.layer_reader import LayerReader, matches
+from flexq_bench.checkpoints.packing import unpack_codes, words_of
+from flexq_bench.schemes.activations import (
+    ActivationQuantizer,
+    DynamicActivation,
+    StaticActivation,
+)
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import Kind, NumberFormat, Operand
+
+_PACKED = "pack-quantized"
+_PLAIN = ("int-quantized", "float-quantized", "naive-quantized")
+_PARTS = (
+    *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    *("input_scale", "input_zero_point"),
+)
+_REGEX = "re:"
+_CODES = (torch.int8, torch.float8_e4m3fn)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Arguments(_Section):
+    """Of weights or activations, as the library's QuantizationArgs."""
+
+    num_bits: int = 8
+    type: Literal["int", "float"] = "int"
+    symmetric: bool = True
+    strategy: str | None = None
+    group_size: int | None = None
+    block_structure: tuple[PositiveInt, PositiveInt] | None = None
+    dynamic: bool | str = False
+
+    def number(self, group: int | None) -> NumberFormat:
+        """The format of codes in these groups. Raises ShapeError if there is none."""
+        kind: Kind = "symmetric" if self.symmetric else "asymmetric"
+        if self.type == "float":
+            kind = "float"
+        return NumberFormat(self.num_bits, group, kind)
+
+    @property
+    def scope(self) -> str:
+        """What shares a scale."""
+        if self.strategy is not None:
+            return self.strategy
+        if self.group_size is None:
+            return "tensor"
+        return "channel" if self.group_size == -1 else "group"
+
+    @property
+    def length(self) -> int | None:
+        """Values of k that share a scale; None: all of a row."""
+        if self.scope == "block" and self.block_structure is not None:
+            return self.block_structure[1]
+        return self.group_size if self.scope == "group" else None
+
+    @field_validator("block_structure", mode="before")
+    @classmethod
+    def _as_numbers(cls, given: Any) -> Any:
+        """Early versions wrote 128x128."""
+        return given.split("x") if isinstance(given, str) else given
+
+
+class _Group(_Section):
+    """Layers that are quantized alike, as the library's QuantizationScheme."""
+
+    targets: tuple[str, ...]
+    weights: _Arguments | None = None
+    input_activations: _Arguments | None = None
+    output_activations: dict[str, Any] | None = None
+    format: str | None = None
+
+
+class _Configuration(_Section):
+    """`quantization_config`, as the library's QuantizationConfig."""
+
+    config_groups: dict[str, _Group]
+    format: str = _PACKED
+    ignore: tuple[str, ...] | None = None
+    kv_cache_scheme: dict[str, Any] | None = None
+    sparsity_config: dict[str, Any] | None = None
+    transform_config: dict[str, Any] | None = None
+
+
+class CompressedTensorsLayers(LayerReader):
+    """Layers of a folder whose `quantization_config` is compressed-tensors'.
+
+    Raises CheckpointError for formats, sparsity, rotations and KV caches that are not read here.
+    """
+
+    method = "compressed-tensors"
+
+    def __init__(self, tensors: FolderTensors, section: dict[str, Any]) -> None:
+        self._model = tensors.folder.name
+        try:
+            self._config = _Configuration.model_validate(section)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise CheckpointError(
+                f"{self._model}: quantization_config.{place}: {first['msg']}: its version of "
+                "compressed-tensors is none that is read here (0.3 to 0.20)"
+            ) from error
+        self._refuse_what_is_not_read()
+        super().__init__(tensors)
+        self._groups = {name: self._group_of(name) for name in self.names}
+
+    def shape(self, name: str) -> tuple[int, int]:
+        if self._format(self._groups[name]) != _PACKED:
+            return self._matrix(f"{name}.weight")
+        rows, k = self._tensors.take(f"{name}.weight_shape", INTEGERS, (2,)).tolist()
+        if min(rows, k) < 1:
+            raise CheckpointError(f"{name}.weight_shape is {[rows, k]}: copy the folder again")
+        return rows, k
+
+    def formats(self, name: str) -> str:
+        group = self._groups[name]
+        assert group.weights is not None  # _group_of refuses it
+        parts = [group.weights.number(group.weights.length).name]
+        inputs = group.input_activations
+        if inputs is not None:
+            parts.append(inputs.number(inputs.length).name)
+        return "-".join(parts)
+
+    def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
+        group = self._groups[name]
+        assert group.weights is not None  # _group_of refuses it
+        if self._format(group) == _PACKED:
+            operand = self._packed_weight(name, group.weights, device)
+        else:
+            operand = self._plain_weight(name, group.weights, device)
+        activation = None
+        if group.input_activations is not None:
+            activation = self._activation(name, group.input_activations)
+        return QuantizedLayer(operand, activation, self._bias(name, operand.rows, device))
+
+    def _packed_weight(self, name: str, weights: _Arguments, device: torch.device | str) -> Operand:
+        take = self._tensors.take
+        bits = weights.num_bits
+        rows, k = self.shape(name)
+        dense, whole = words_of(k, bits), -(-k // (32 // bits))
+        words = take(
+            f"{name}.weight_packed", (torch.int32,), (rows, dense), (rows, whole), device=device
+        )
+        is_dense = words.shape[1] == dense
+        codes = (unpack_codes if is_dense else unpack_whole_codes)(words, bits, k)
+        scales, group = self._weight_scales(name, weights, rows, k, device)
+        zeros = None
+        if not weights.symmetric:
+            count = words_of(rows, bits) if is_dense else -(-rows // (32 // bits))
+            packed = take(
+                f"{name}.weight_zero_point",
+                (torch.int32,),
+                (count, scales.shape[1]),
+                device=device,
+            ).T.contiguous()
+            zeros = (unpack_codes if is_dense else unpack_whole_codes)(packed, bits, rows).T
+        return self._integers(name, codes, zeros, scales, bits, group, device)
+
+    def _plain_weight(self, name: str, weights: _Arguments, device: torch.device | str) -> Operand:
+        take = self._tensors.take
+        bits = weights.num_bits
+        of_codes = torch.float8_e4m3fn if weights.type == "float" else torch.int8
+        rows, k = self.shape(name)
+        values = take(f"{name}.weight", (of_codes,), device=device)
+        scales, group = self._weight_scales(name, weights, rows, k, device)
+        if weights.type == "float":
+            if bool(torch.isnan(values.float()).any()):
+                raise CheckpointError(f"{name}.weight holds NaN: copy the folder again")
+            return Operand(values, scales, bits, group)
+        middle: int = 1 << (bits - 1)
+        zeros = None
+        if not weights.symmetric:
+            stored = take(
+                f"{name}.weight_zero_point", (torch.int8,), *self._shapes(scales), device=device
+            )
+            zeros = self._over_rows(stored, rows).to(torch.int16) + middle
+        codes = values.to(torch.int16) + middle
+        if int(codes.min()) < 0 or int(codes.max()) >= 2 * middle:
+            raise CheckpointError(f"{name}.weight holds codes of more than {bits} bits")
+        return self._integers(
+            name,
+            codes.to(torch.uint8),
+            None if zeros is None else zeros.to(torch.uint8),
+            scales,
+            bits,
+            group,
+            device,
+        )
+
+    def _integers(
+        self,
+        name: str,
+        codes: torch.Tensor,
+        zeros: torch.Tensor | None,
+        scales: torch.Tensor,
+        bits: int,
+        group: int | None,
+        device: torch.device | str,
+    ) -> Operand:
+        order = None
+        if group is not None and f"{name}.weight_g_idx" in self._tensors:
+            of_channel = self._tensors.take(
+                f"{name}.weight_g_idx", INTEGERS, (codes.shape[1],), device=device
+            )
+            if int(of_channel.min()) >= 0:  # -1: initialized, and never set
+                order = channel_order(of_channel, group, name)
+        if order is not None:
+            codes = codes[:, order.long()]
+        zeros = None if zeros is None else zeros.contiguous()
+        return integer_operand(codes, zeros, scales, bits, group, order)
+
+    def _weight_scales(
+        self, name: str, weights: _Arguments, rows: int, k: int, device: torch.device | str
+    ) -> tuple[torch.Tensor, int | None]:
+        """Scales FP16 [N, groups], and values of k in a group; None: a row has one scale."""
+        scale = f"{name}.weight_scale"
+        match weights.scope:
+            case "tensor":
+                shapes, group = [(1,), (), (1, 1)], None
+            case "channel":
+                shapes, group = [(rows, 1), (rows,)], None
+            case "group" if weights.group_size is not None and weights.group_size > 0:
+                group = weights.group_size
+                shapes = [(rows, -(-k // group))]
+            case "block" if weights.block_structure is not None:
+                tall, group = weights.block_structure
+                shapes = [(-(-rows // tall), -(-k // group))]
+            case scope:
+                raise CheckpointError(
+                    f"{name} has weights with a scale a {scope} of {weights.group_size}: read here "
+                    "are tensor, channel, group and block"
+                )
+        stored = self._tensors.take(scale, REALS, *shapes, device=device)
+        halved = half_scales(stored, scale)
+        if weights.scope == "block" and weights.block_structure is not None:
+            tall, _ = weights.block_structure
+            return halved.repeat_interleave(tall, dim=0)[:rows].contiguous(), group
+        return self._over_rows(halved, rows), group
+
+    @staticmethod
+    def _shapes(scales: torch.Tensor) -> tuple[tuple[int, ...], ...]:
+        """Shapes that zero points of these scales may have."""
+        rows, groups = scales.shape
+        whole = [(1,), (), (1, 1)] if groups == 1 else []
+        return ((rows, groups), *whole)
+
+    @staticmethod
+    def _over_rows(of_groups: torch.Tensor, rows: int) -> torch.Tensor:
+        """[N, groups], where a tensor's one value is meant for every row."""
+        if of_groups.ndim < 2:
+            of_groups = of_groups.reshape(-1, 1)
+        return of_groups.expand(rows, -1).contiguous()
+
+    def _activation(self, name: str, inputs: _Arguments) -> ActivationQuantizer:
+        scope = inputs.scope
+        if inputs.dynamic and scope in ("token", "group"):
+            group = inputs.group_size if scope == "group" else None
+            return DynamicActivation(inputs.number(group))
+        if inputs.dynamic or scope != "tensor":
+            kind = "dynamic" if inputs.dynamic else "static"
+            raise CheckpointError(
+                f"{name} has {kind} activations with a scale a {scope}: read here are dynamic ones "
+                "with a scale a token or group, and static ones with a scale a tensor"
+            )
+        shapes: tuple[tuple[int, ...], ...] = ((1,), (), (1, 1))
+        scale_name = f"{name}.input_scale"
+        scale = half_scales(self._tensors.take(scale_name, REALS, *shapes), scale_name)
+        if not float(scale.item()) > 0:
+            raise CheckpointError(f"{scale_name} is {float(scale.item())}: copy the folder again")
+        zero = None
+        if not inputs.symmetric:
+            stored = self._tensors.take(f"{name}.input_zero_point", (torch.int8,), *shapes)
+            zero = int(stored.item()) + (1 << (inputs.num_bits - 1))
+        return StaticActivation(inputs.number(None), float(scale.item()), zero)
+
+    def _refuse_what_is_not_read(self) -> None:
+        config = self._config
+        if config.kv_cache_scheme is not None:
+            raise CheckpointError(
+                f"{self._model} has a quantized KV cache (kv_cache_scheme), whose scales are not "
+                "read here: remove it from config.json to judge weights and activations alone"
+            )
+        if (config.sparsity_config or {}).get("format", "dense") != "dense":
+            raise CheckpointError(
+                f"{self._model} has sparse weights ({(config.sparsity_config or {})['format']}): "
+                "dense ones are read here"
+            )
+        if (config.transform_config or {}).get("config_groups"):
+            raise CheckpointError(
+                f"{self._model} rotates activations when it runs (transform_config), which is not "
+                "computed here: quantize the model without transforms"
+            )
+
+    def _group_of(self, name: str) -> _Group:
+        """The group that a layer belongs to: exact names first, then patterns, then classes.
+
+        The order is that of the library's match_targets.
+        """
+        if any(_matches(name, pattern) for pattern in self._config.ignore or ()):
+            raise CheckpointError(
+                f"{self._model}: {name} has codes, and its config.json says that it is not "
+                "quantized (ignore): copy the folder again"
+            )
+        targets = [(target, group) for group in self._config.config_groups.values()
+                   for target in group.targets]  # fmt: skip
+        targets.sort(key=lambda pair: (pair[0].startswith(_REGEX), pair[0]))
+        of_class = "Embedding" if "embed" in name.rpartition(".")[2] else "Linear"
+        chosen = [group for target, group in targets if _matches(name, target)]
+        chosen += [group for target, group in targets if target == of_class]
+        if not chosen or chosen[0].weights is None:
+            raise CheckpointError(
+                f"{self._model}: {name} has codes, and no group of its config.json has weights for "
+                "it: copy the folder again"
+            )
+        group = chosen[0]
+        known = (_PACKED, *_PLAIN)
+        if self._format(group) not in known:
+            raise CheckpointError(
+                f"{self._model}: {name} is {self._format(group)}; {', '.join(known)} are read here"
+            )
+        weights = chosen[0].weights
+        is_float, bits = weights.type == "float", weights.num_bits
+        if not (bits == 8 if is_float else 2 <= bits <= 8) or (
+            is_float and self._format(group) == _PACKED
+        ):
+            raise CheckpointError(
+                f"{self._model}: {name} has {weights.type} weights of {weights.num_bits} bits in "
+                f"the format {self._format(group)}: read here are integers of 2 to 8 bits and E4M3"
+            )
+        if group.output_activations is not None:
+            raise CheckpointError(
+                f"{self._model}: {name} rounds its output (output_activations), which is not "
+                "computed here"
+            )
+        return group
+
+    def _format(self, group: _Group) -> str:
+        return group.format or self._config.format
+
+    def _is_part(self, module: str, parameter: str) -> bool:
+        if parameter == "weight":
+            return self._tensors.dtype(f"{module}.weight") in _CODES
+        return parameter in _PARTS
+
+    def _scales(self, name: str) -> Iterator[str]:
+        for parameter in ("weight_scale", "input_scale"):
+            if f"{name}.{parameter}" in self._tensors:
+                yield f"{name}.{parameter}"
+
+
+def _matches(name: str, target: str) -> bool:
+    """As the library: a pattern matches from the start of a name, a name is the whole name."""
+    if target.startswith(_REGEX):
+        return matches(name, target.removeprefix(_REGEX))
+    return target == name

@@ -1,0 +1,89 @@
+"""Integer codes of others' checkpoints: zero points, order of channels, scales."""
+
+from __future__ import annotations
+
+import torch
+
+from flexq_bench.checkpoints.errors import CheckpointError
+from kernels.formats import Operand
+from kernels.formats.asymmetric import asymmetric_types
+
+_WORD = 32  # bits of an int32
+
+
+def unpack_whole_codes(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
+    """Codes of which none crosses from one word into the next: the top bits of a word are unused.
+
+    words: int32 [rows, ceil(count / (32 // bits))]. Returns uint8 [rows, count]. compressed-tensors
+    packed so before its version 0.18; for 2, 4 and 8 bits it is what `packing.unpack_codes` reads.
+    """
+    each = _WORD // bits
+    codes = torch.empty((*words.shape, each), dtype=torch.uint8, device=words.device)
+    for place in range(each):
+        codes[:, :, place] = (words >> place * bits & (1 << bits) - 1).to(torch.uint8)
+    return codes.flatten(1)[:, :count].contiguous()
+
+
+def integer_operand(
+    codes: torch.Tensor,
+    zeros: torch.Tensor | None,
+    scales: torch.Tensor,
+    bits: int,
+    group: int | None,
+    order: torch.Tensor | None = None,
+) -> Operand:
+    """Weights scale · (code - zero). Symmetric where every zero is the middle code.
+
+    codes:  uint8 [N, K], 0 … 2^bits - 1, in `order` already.
+    zeros:  uint8 [N, groups], codes that stand for 0; None: 2^(bits-1), the middle.
+    scales: FP16 [N, groups].
+    """
+    middle: int = 1 << (bits - 1)
+    if zeros is None or bool((zeros == middle).all()):
+        signed = (codes.to(torch.int16) - middle).to(torch.int8)
+        return Operand(signed, scales, bits, group, order=order)
+    of_codes, of_zeros = asymmetric_types(bits)
+    return Operand(
+        codes.to(of_codes), scales, bits, group, -zeros.to(torch.int16).to(of_zeros), order=order
+    )
+
+
+def channel_order(group_of: torch.Tensor, group: int, layer: str) -> torch.Tensor | None:
+    """Order of channels that brings those of one group together; None: they are together already.
+
+    group_of: integers [K], the group of each channel (`g_idx`: GPTQ's activation order).
+    Raises CheckpointError if another group than the last has another number of channels than
+    `group`.
+    """
+    of_channel = group_of.long()
+    together = torch.arange(of_channel.shape[0], device=group_of.device) // group
+    if torch.equal(of_channel, together):
+        return None
+    order = torch.argsort(of_channel, stable=True)
+    if not torch.equal(of_channel[order], together):
+        raise CheckpointError(
+            f"{layer}: its activation order doesn't make groups of {group} channels: quantize it "
+            "again without one (desc_act=False)"
+        )
+    return order.to(torch.int32)
+
+
+def half_scales(scales: torch.Tensor, name: str) -> torch.Tensor:
+    """Scales as FP16. Raises CheckpointError if one is NaN, infinite or past FP16's range."""
+    if not bool(torch.isfinite(scales.float()).all()):
+        raise CheckpointError(f"{name} holds NaN or infinity: copy it again")
+    halved = scales.to(torch.float16)
+    if bool((halved.isinf() | (halved == 0) & (scales != 0)).any()):
+        magnitudes = scales.float().abs()
+        raise CheckpointError(
+            f"{name} goes from {float(magnitudes.min()):.3g} to {float(magnitudes.max()):.3g}, "
+            "past what FP16 can carry: quantize the model again with scales of float16"
+        )
+    return halved
+
+
+def half_change(scales: torch.Tensor) -> float:
+    """Largest relative change of scales that FP16 can carry when they are rounded to it."""
+    wide = scales.double()
+    difference = (scales.to(torch.float16).double() - wide).abs()
+    return float((difference / wide.abs().clamp(min=torch.finfo(torch.float64).tiny)).amax())

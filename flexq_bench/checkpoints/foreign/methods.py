@@ -1,0 +1,36 @@
+"""The layouts that are read, by `quant_method` of config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.foreign.autoawq import AwqLayers
+from flexq_bench.checkpoints.foreign.compressed_tensors import CompressedTensorsLayers
+from flexq_bench.checkpoints.foreign.folder import FolderTensors
+from flexq_bench.checkpoints.foreign.gptq import GptqLayers
+from flexq_bench.checkpoints.foreign.layer_reader import LayerReader
+
+_METHODS = {reader.method: reader for reader in (CompressedTensorsLayers, AwqLayers, GptqLayers)}
+
+
+def read_layers(tensors: FolderTensors, section: Any) -> LayerReader:
+    """The quantized layers of a folder. section: `quantization_config` of its config.json.
+
+    Raises CheckpointError in one line for a method or layout that is not read here, and if no
+    tensor is quantized.
+    """
+    given = section.get("quant_method") if isinstance(section, dict) else section
+    reader = _METHODS.get(str(given))
+    if reader is None or not isinstance(section, dict):
+        raise CheckpointError(
+            f"{tensors.folder.name} is quantized by {given}; read here are {', '.join(_METHODS)}, "
+            "and GGUF files"
+        )
+    layers = reader(tensors, section)
+    if not layers.names:
+        raise CheckpointError(
+            f"{tensors.folder.name} says that it is quantized by {given}, and none of its tensors "
+            "is: copy the folder again"
+        )
+    return layers

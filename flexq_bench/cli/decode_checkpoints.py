@@ -1,0 +1,154 @@
+"""What `decode` quantizes before it decodes: a checkpoint a scheme, made once and kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.cli.output import console, say
+from flexq_bench.decode.architecture import of_config
+from flexq_bench.decode.case import FULL_PRECISION, CachedScheme, check_cache, read_scheme
+from flexq_bench.decode.checkpoint_cache import CalibrationText, CheckpointCache, key_of
+from flexq_bench.decode.rounded_weights import runnable_formats
+from flexq_bench.errors import InfrastructureError, UsageError
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.sweep_text import split_names
+from flexq_bench.schemes.model_files import ModelFiles, is_there, model_at
+from flexq_bench.schemes.registry import resolve, without_cache
+from flexq_bench.schemes.scheme import Scheme
+from workloads.models import load_catalog
+
+_DEFAULT = "fp16,smoothquant-w8a8,flexq-w6ax"
+_UNCALIBRATED_DEFAULT = "fp16,flexq-w6ax"
+
+
+def wanted_schemes(
+    model: str, named: str | None, kv_bits: int | None, *, calibrated: bool
+) -> tuple[CachedScheme, ...]:
+    """The schemes to decode under: those that were named, or a checkpoint's own, or the usual ones.
+
+    Raises UsageError for unknown ones, and for a checkpoint that is of another.
+    """
+    if is_a_checkpoint(model):
+        checkpoint = open_checkpoint(Path(model))
+        if kv_bits is not None:
+            check_cache(kv_bits)
+        if named is not None:
+            raise UsageError(
+                f"{model} is a checkpoint of {checkpoint.scheme.name}: leave --scheme out (its "
+                "cache: --kv-bits)"
+            )
+        own = CachedScheme(
+            without_cache(checkpoint.scheme.name),
+            checkpoint.kv_bits if kv_bits is None else kv_bits,
+        )
+        return (own,)
+    random = model in load_catalog()
+    usual = _DEFAULT if random or calibrated else _UNCALIBRATED_DEFAULT
+    names = split_names(usual if named is None else named) or ()
+    if not names:
+        raise UsageError("which schemes? Give --scheme (see list schemes)")
+    return tuple(read_scheme(name, kv_bits) for name in names)
+
+
+def is_a_checkpoint(model: str) -> bool:
+    """True if the model is a folder that is quantized already."""
+    return model not in load_catalog() and is_there(Path(model)) and is_checkpoint(Path(model))
+
+
+def quantized(
+    model: str,
+    schemes: Sequence[CachedScheme],
+    device: str,
+    seed: int,
+    calibration: CalibrationText | None,
+) -> dict[str, str]:
+    """Folder of the checkpoint of each scheme; none for fp16, random weights and checkpoints.
+
+    Each is quantized by `flexq-bench quantize`, in a process of its own that leaves no memory in
+    use, unless it was before. Raises UsageError, before anything is quantized, for a scheme without
+    a kernel or without the calibration data that it needs.
+    """
+    path = Path(model)
+    names = [of.scheme for of in schemes if of.scheme != FULL_PRECISION]
+    if model in load_catalog() or not is_there(path) or is_a_checkpoint(model) or not names:
+        return {}
+    files = model_at(path)
+    chosen = {name: resolve(name) for name in names}
+    for scheme in chosen.values():
+        _check(scheme, files, calibration)
+    cache = CheckpointCache()
+    return {
+        name: str(_checkpoint(cache, files, model, scheme, device, seed, calibration))
+        for name, scheme in chosen.items()
+    }
+
+
+def _check(scheme: Scheme, files: ModelFiles, calibration: CalibrationText | None) -> None:
+    if files.gguf is None:  # of a GGUF file it is known when it has been read
+        runnable_formats(scheme, of_config(files.config(), files.name))
+    if scheme.needs_calibration and calibration is None:
+        raise UsageError(
+            f"{scheme.name}: calibration data are needed: give --calibration FILE, or the name of "
+            "list models, whose random weights are rounded to nearest"
+        )
+
+
+def _checkpoint(
+    cache: CheckpointCache,
+    files: ModelFiles,
+    model: str,
+    scheme: Scheme,
+    device: str,
+    seed: int,
+    calibration: CalibrationText | None,
+) -> Path:
+    key = key_of(files, scheme, seed, calibration, device.partition(":")[0])
+
+    def make(folder: Path) -> None:
+        given = ["--scheme", scheme.name, "--out", str(folder), "--overwrite"]
+        given += ["--device", device, "--seed", str(seed)]
+        if calibration is not None and scheme.needs_calibration:
+            given += ["--calibration", calibration.text]
+            given += ["--calibration-segments", str(calibration.segments)]
+            if calibration.length is not None:
+                given += ["--calibration-length", str(calibration.length)]
+        seconds = _quantize(model, given)
+        say(console(stderr=True), f"{scheme.name}: quantized in {seconds:.1f} s")
+
+    folder, was_there = cache.get(key, make)
+    found = "found in" if was_there else "kept in"
+    say(
+        console(stderr=True),
+        f"{scheme.name}: checkpoint {open_checkpoint(folder).content_hash[:12]} {found} {folder} "
+        f"(the folder above holds {cache.limit} at most)",
+    )
+    return folder
+
+
+def _quantize(model: str, options: Sequence[str]) -> float:
+    """Run `flexq-bench quantize`; the seconds that it took. Raises what it said, in one line."""
+    shown = sys.stderr.isatty()
+    command = [sys.executable, "-m", "flexq_bench", "quantize", model, *options, "--json"]
+    with ended_by_terminate():
+        ran = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=None if shown else subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    if ran.returncode == 0:
+        return float(json.loads(ran.stdout)["seconds"])
+    if shown:  # its error stands there already
+        raise typer.Exit(ran.returncode)
+    lines = (ran.stderr or "").strip().splitlines() or [f"quantize ended with {ran.returncode}"]
+    kind = UsageError if ran.returncode == ExitCode.USAGE else InfrastructureError
+    raise kind(lines[-1].partition("error: ")[2] or lines[-1])

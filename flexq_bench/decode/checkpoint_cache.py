@@ -1,0 +1,117 @@
+"""Checkpoints that were quantized to be decoded: a folder each in the user's cache.
+
+A key says what decides their bytes. Those that were not used for the longest time make room.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.errors import UsageError
+from flexq_bench.schemes.model_files import CONFIG, ModelFiles
+from flexq_bench.schemes.scheme import Scheme
+from kernels.runtime.files import cache_folder, only_process
+
+MOST_BYTES = 64 << 30  # of all of them; one that is larger stays until the next
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationText:
+    """What a scheme is calibrated on, as the command line names it."""
+
+    text: str
+    segments: int
+    length: int | None
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of its file; of a data set on the hub, its name."""
+        path = Path(os.path.expanduser(self.text.rpartition(":")[2]))
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else self.text
+
+
+def key_of(
+    files: ModelFiles, scheme: Scheme, seed: int, calibration: CalibrationText | None, backend: str
+) -> str:
+    """Hexadecimal digits: equal if quantizing gives the same bytes.
+
+    A file of weights is told by its size and when it was changed: reading it takes minutes.
+    backend: whose sums a calibration has.
+    """
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files.weights]
+    described = {
+        "folder": str(files.folder.resolve()),
+        "weights": stats,
+        "config": _digest(files.folder / CONFIG),
+        "tokenizer": [_digest(path) for path in files.tokenizer_files()],
+        "scheme": (type(scheme).__name__, scheme.version, asdict(scheme.options), seed),
+        "calibration": None
+        if calibration is None or not scheme.needs_calibration
+        else (calibration.fingerprint, calibration.segments, calibration.length),
+        "backend": backend,
+    }
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class CheckpointCache:
+    """folder: where they are; None: in the user's cache. most_bytes: of all together."""
+
+    def __init__(self, folder: Path | None = None, most_bytes: int = MOST_BYTES) -> None:
+        self.folder = folder or cache_folder() / "checkpoints"
+        self._most_bytes = most_bytes
+
+    @property
+    def limit(self) -> str:
+        return f"{self._most_bytes / _GIB:g} GiB"
+
+    def get(self, key: str, make: Callable[[Path], None]) -> tuple[Path, bool]:
+        """The checkpoint of this key, and whether it was there; else `make` is to write it.
+
+        Of several processes that want the same, one makes it.
+        """
+        path = self.folder / key
+        with only_process(self.folder / f"{key}.lock"):
+            was_there = _is_whole(path)
+            if not was_there:
+                make(path)
+            os.utime(path)
+        self._shrink(path)
+        return path, was_there
+
+    def _shrink(self, keep: Path) -> None:
+        by_use = sorted(
+            (path for path in self.folder.iterdir() if path.is_dir()),
+            key=lambda path: path.stat().st_mtime_ns,
+            reverse=True,
+        )
+        left = self._most_bytes - _bytes(keep)
+        for path in by_use:
+            if path == keep:
+                continue
+            left -= _bytes(path)
+            if left < 0:
+                shutil.rmtree(path, ignore_errors=True)
+                path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return is_checkpoint(path) and bool(open_checkpoint(path).layers)
+    except UsageError:
+        return False
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""

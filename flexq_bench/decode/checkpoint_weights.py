@@ -1,0 +1,78 @@
+"""Weights of a quantized checkpoint: its codes and scales, which nothing rounds again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from flexq_bench.checkpoints import QuantizedCheckpoint, open_checkpoint
+from flexq_bench.decode.architecture import of_config
+from flexq_bench.decode.model_weights import NamedWeights, check_no_more
+from flexq_bench.decode.weights import dense_layer
+from flexq_bench.errors import UsageError
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.model_files import CONFIG
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+_CPU = torch.device("cpu")
+
+
+class CheckpointWeights(NamedWeights):
+    """Reads layers when they are asked for. Layers that the checkpoint leaves dense are FP16.
+
+    Raises UsageError if it isn't all of a model that decode has.
+    """
+
+    def __init__(self, checkpoint: QuantizedCheckpoint) -> None:
+        name = checkpoint.model_name
+        super().__init__(of_config(checkpoint.config, name), checkpoint.tensor_names)
+        self.content_hash = checkpoint.content_hash
+        self.scheme_version = checkpoint.scheme.version
+        self._checkpoint = checkpoint
+        self._quantized = frozenset(checkpoint.layers)
+        left = set(checkpoint.tensor_names)
+        expected = dict(self._dense_tensors())
+        for path, _, _ in self._layers():
+            if path in self._quantized:
+                continue
+            expected[f"{path}.weight"] = ()
+            left.discard(f"{path}.bias")
+        for tensor in expected:
+            if tensor not in left:
+                raise UsageError(f"{name} has no tensor {tensor}: its {CONFIG} is of another model")
+            left.discard(tensor)
+        known = {path for path, _, _ in self._layers()}
+        check_no_more(name, [*left, *(f"{path}.weight" for path in self._quantized - known)])
+
+    def formats(self) -> dict[str, LayerFormats]:
+        layers = self.block(0, _CPU).linears
+        return {
+            name: LayerFormats(layer.weight_format, layer.activation_format)
+            for name, layer in layers.items()
+        }
+
+    def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
+        if name in self._quantized:
+            layer = self._checkpoint.layer(name, device)
+        else:
+            biased = f"{name}.bias" in self._checkpoint.tensor_names
+            layer = dense_layer(
+                self._load(f"{name}.weight", device),
+                self._load(f"{name}.bias", device) if biased else None,
+            )
+        given = layer.weight.rows, layer.weight.k
+        if given != shape:
+            raise UsageError(
+                f"{self.architecture.dimensions.name}: {name} is {list(given)}, its {CONFIG} asks "
+                f"for {list(shape)}: quantize it again"
+            )
+        return layer
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._checkpoint.tensor(name)
+
+
+def checkpoint_weights(path: Path) -> CheckpointWeights:
+    """The weights of the checkpoint in a folder. Raises UsageError as CheckpointWeights."""
+    return CheckpointWeights(open_checkpoint(path))

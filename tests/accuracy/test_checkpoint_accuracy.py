@@ -1,0 +1,104 @@
+"""`accuracy` of a quantized checkpoint, through the reference and through kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from db import queries
+from db.engine import open_database
+from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.exit_codes import ExitCode
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory, write_checkpoint) -> Path:
+    """tiny-llama under flexq-w6ax, in a folder."""
+    return write_checkpoint(tmp_path_factory.mktemp("checkpoints") / "flexq", "flexq-w6ax")
+
+
+@pytest.fixture
+def accuracy(cli, tiny_llama):
+    def run(model: Path, *options: str):
+        text = ("--data", str(tiny_llama / "heldout.txt"))
+        quick = ("--device", "cpu", "--max-tokens", "1275")
+        return cli("accuracy", "--model", str(model), *text, *quick, *options)
+
+    return run
+
+
+@pytest.fixture
+def stored(tmp_path):
+    def load():
+        with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
+            return list(queries.accuracy_results(s))
+
+    return load
+
+
+def test_a_folder_is_evaluated_as_its_bytes_say(accuracy, stored, checkpoint, tiny_llama):
+    ran = accuracy(checkpoint)
+    assert ran.code == ExitCode.PASS, ran.err
+    accuracy(tiny_llama, "--schemes", "flexq-w6ax")
+    of_folder, in_memory = (
+        r for r in stored() if (r.metric, r.scheme) == ("perplexity", "flexq-w6ax")
+    )
+    # Norms and embeddings are stored in FP16, in memory they are FP32.
+    assert of_folder.value == pytest.approx(in_memory.value, rel=1e-4)
+    assert of_folder.model == in_memory.model == "tiny-llama"
+    assert of_folder.content_hash == open_checkpoint(checkpoint).content_hash
+    assert (of_folder.through, of_folder.scheme_version) == ("reference", in_memory.scheme_version)
+
+
+def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoint, tiny_llama):
+    ran = accuracy(tiny_llama, "--checkpoint", str(checkpoint))
+    assert ran.code == ExitCode.PASS, ran.err
+    records = {(r.scheme, r.metric): r for r in stored()}
+    assert set(records) == {
+        ("fp16", "perplexity"),
+        *(("flexq-w6ax", metric) for metric in ("perplexity", "kl_divergence", "top1_agreement")),
+    }
+    assert records["fp16", "perplexity"].content_hash is None
+    hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}
+    assert hashes == {open_checkpoint(checkpoint).content_hash}
+
+
+def test_through_kernels_is_what_the_reference_says(accuracy, stored, checkpoint):
+    accuracy(checkpoint, "--through", "kernels", "--max-tokens", "255")
+    accuracy(checkpoint, "--through", "reference", "--max-tokens", "255")
+    of = {r.through: r.value for r in stored()}
+    assert of["kernels"] == pytest.approx(of["reference"], rel=1e-3)
+    assert of["kernels"] != of["reference"]
+
+
+def test_a_run_is_not_gone_on_with_through_something_else(accuracy, stored, checkpoint):
+    accuracy(checkpoint)
+    ran = accuracy(checkpoint, "--through", "kernels", "--resume", stored()[0].run.uuid)
+    assert ran.code == ExitCode.USAGE
+    assert "was evaluated with other options" in ran.error
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--schemes", "w6a6"), "is quantized already: leave --schemes out"),
+        (("--through", "magic"), "--through magic: give reference or kernels"),
+        (("--layers",), "--layers compares with what was folded into the model"),
+        (("--checkpoint", "x"), "is a quantized checkpoint itself"),
+    ],
+)
+def test_what_does_not_go_with_a_folder_is_one_line(accuracy, checkpoint, options, message):
+    ran = accuracy(checkpoint, *options)
+    assert ran.code == ExitCode.USAGE
+    assert message in ran.error
+    assert len(ran.error.splitlines()) == 1
+
+
+def test_a_scheme_without_kernels_is_refused_before_anything_is_evaluated(
+    accuracy, stored, tiny_llama
+):
+    ran = accuracy(tiny_llama, "--schemes", "w6a6,w5a6", "--through", "kernels")
+    assert ran.code == ExitCode.USAGE
+    assert "w5a6: q_proj: no kernel reads int5/128 weights: evaluate --through ref" in ran.error
+    assert stored() == []

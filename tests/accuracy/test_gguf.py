@@ -1,0 +1,103 @@
+"""GGUF files of the usual types: dequantized models, each with a hash of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.decode.checkpoints import open_checkpoint
+
+gguf = pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
+CPU = torch.device("cpu")
+HIDDEN, HEADS, VOCABULARY = 256, 4, 513
+SHAPES = {  # of a block's layers, as llama.cpp calls them
+    "attn_q": (HIDDEN, HIDDEN),
+    "attn_k": (HIDDEN, HIDDEN),
+    "attn_v": (HIDDEN, HIDDEN),
+    "attn_output": (HIDDEN, HIDDEN),
+    "ffn_gate": (512, HIDDEN),
+    "ffn_up": (512, HIDDEN),
+    "ffn_down": (HIDDEN, 512),
+}
+
+
+def codes(weight: np.ndarray, kind: Any) -> np.ndarray:
+    """The bytes of a quantized matrix; of Q6_K, which gguf only dequantizes, made up."""
+    if kind is not gguf.GGMLQuantizationType.Q6_K:
+        return gguf.quants.quantize(weight, kind)
+    # ggml-common.h, block_q6_K: ql[128], qh[64], INT8 scales[16] and an FP16 d for 256 weights.
+    rows, blocks = weight.shape[0], weight.shape[1] // 256
+    generator = np.random.default_rng(weight.size)
+    packed = generator.integers(0, 256, (rows, blocks, 210), dtype=np.uint8)
+    packed[:, :, 208:] = np.array([1e-5], np.float16).view(np.uint8)
+    return packed.reshape(rows, -1)
+
+
+@pytest.fixture
+def a_file(tiny_llama: Path, tmp_path: Path) -> Callable[..., tuple[Path, dict[str, np.ndarray]]]:
+    """a_file(type): a LLaMA of one block, its layers of this type; and the layers' values."""
+
+    def build(kind: Any) -> tuple[Path, dict[str, np.ndarray]]:
+        path = tmp_path / f"model.{kind.name}.gguf"
+        writer = gguf.GGUFWriter(path, "llama")
+        writer.add_context_length(64)
+        writer.add_embedding_length(HIDDEN)
+        writer.add_block_count(1)
+        writer.add_feed_forward_length(512)
+        writer.add_head_count(HEADS)
+        writer.add_head_count_kv(HEADS)
+        writer.add_layer_norm_rms_eps(1e-6)
+        writer.add_vocab_size(VOCABULARY)
+        bpe = json.loads((tiny_llama / "tokenizer.json").read_text())["model"]
+        writer.add_tokenizer_model("gpt2")
+        tokens = sorted(bpe["vocab"], key=bpe["vocab"].get)
+        writer.add_token_list([*tokens, "<|endoftext|>"])
+        writer.add_token_merges([" ".join(merge) for merge in bpe["merges"]])
+        writer.add_token_types([1] * len(tokens) + [3])
+        writer.add_eos_token_id(len(tokens))
+        generator = np.random.default_rng(0)
+        values = {}
+        for name, shape in SHAPES.items():
+            weight = generator.normal(0, 0.05, shape).astype(np.float32)
+            stored = codes(weight, kind)
+            values[name] = gguf.quants.dequantize(stored, kind)
+            writer.add_tensor(f"blk.0.{name}.weight", stored, raw_dtype=kind)
+        embedding = generator.normal(0, 0.05, (VOCABULARY, HIDDEN)).astype(np.float32)
+        writer.add_tensor("token_embd.weight", embedding)
+        for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+            writer.add_tensor(f"{name}.weight", np.ones(HIDDEN, np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path, values
+
+    return build
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q6_K"])
+def test_a_file_is_the_model_that_its_blocks_stand_for(a_file, name):
+    path, values = a_file(gguf.GGMLQuantizationType[name])
+
+    loaded = load_model(str(path), device=CPU)
+    block = loaded.model.model.layers[0]
+
+    assert loaded.name == f"model.{name}"
+    assert torch.equal(block.mlp.down_proj.weight, torch.from_numpy(values["ffn_down"]))
+    assert torch.equal(block.self_attn.o_proj.weight, torch.from_numpy(values["attn_output"]))
+    assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
+    served = open_checkpoint(path).block(0, CPU).linears["down_proj"].weight
+    assert torch.equal(served, torch.from_numpy(values["ffn_down"]).half())
+
+
+def test_each_file_has_a_hash_of_its_own(a_file):
+    paths = [a_file(gguf.GGMLQuantizationType[name])[0] for name in ("Q8_0", "Q4_0")]
+    hashes = {load_model(str(path), device=CPU).content_hash for path in paths}
+    assert len(hashes) == 2

@@ -1,0 +1,139 @@
+"""A quantized layer computed by the registry's kernels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flexq_bench.accuracy.kernel_linear import ActivationBuffers, KernelLinear
+from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import NumberFormat, quantize, quantize_mixed
+
+N, K = 24, 200  # no multiple of a group
+FORMATS = {
+    "flexq": (NumberFormat(6, 128), NumberFormat(6, 128)),
+    "flexq[w6a8]": (NumberFormat(6, 128), NumberFormat(8, 128)),
+    "abq-w6a6": (NumberFormat(6), NumberFormat(6)),
+    "cublaslt-w8a8": (NumberFormat(8), NumberFormat(8)),
+    "w4a16": (NumberFormat(4, 128), None),
+    "w8a16": (NumberFormat(8), None),
+    "fp6-w6a16": (NumberFormat(6, kind="float"), None),
+    "fp5-w5a16": (NumberFormat(5, kind="float"), None),
+    "dgq-w4a8": (NumberFormat(4, 128, kind="dual"), NumberFormat(8)),
+}
+
+
+def a_layer(weight: NumberFormat, activation: NumberFormat | None, *, bias=True) -> QuantizedLayer:
+    generator = torch.Generator().manual_seed(0)
+    values = 0.1 * torch.randn(N, K, generator=generator)
+    return QuantizedLayer(
+        quantize(values, weight),
+        None if activation is None else DynamicActivation(activation),
+        torch.randn(N, generator=generator).half() if bias else None,
+    )
+
+
+def some_inputs(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, K, generator=torch.Generator().manual_seed(1))
+
+
+def expected(layer: QuantizedLayer, x: torch.Tensor) -> torch.Tensor:
+    """The layer's output with all sums in float64, by nothing of a kernel."""
+    rows = x.reshape(-1, K).half()
+    order = layer.weight.order
+    if order is not None:
+        rows = rows[:, order.long()]
+    given = rows if layer.activation is None else layer.activation(rows)
+    y = given.double() @ layer.weight.dequantize().T
+    if layer.bias is not None:
+        y = y + layer.bias.double()
+    return y.view(*x.shape[:-1], N)
+
+
+@pytest.mark.parametrize("label", FORMATS)
+def test_each_kernel_computes_the_layer(label):
+    layer = a_layer(*FORMATS[label])
+    module = KernelLinear("fc", layer)
+    x = some_inputs(2, 7)
+    assert module.kernel.spec.label == label
+    y = module(x)
+    assert (y.shape, y.dtype) == ((2, 7, N), torch.float32)
+    torch.testing.assert_close(y.double(), expected(layer, x), rtol=2e-3, atol=2e-3)
+
+
+def test_the_order_of_channels_is_the_weights():
+    generator = torch.Generator().manual_seed(0)
+    values = 0.1 * torch.randn(N, K, generator=generator)
+    order = torch.randperm(K, generator=generator).int()
+    mixed = DynamicActivation(NumberFormat(4, 128, kind="mixed"))
+    layer = QuantizedLayer(quantize_mixed(values, order), mixed)
+    x = some_inputs(5)
+    y = KernelLinear("fc", layer)(x)
+    torch.testing.assert_close(y.double(), expected(layer, x), rtol=2e-3, atol=2e-3)
+
+
+def test_many_tokens_are_the_same_tokens_a_few_at_a_time():
+    layer, buffers = a_layer(*FORMATS["flexq"]), ActivationBuffers()
+    module = KernelLinear("fc", layer, buffers)
+    x = some_inputs(3, 150).half()  # launches of 128 tokens, and what is left of them
+    whole = module(x)
+    assert whole.dtype == torch.float16
+    pieces = torch.cat([module(part) for part in torch.split(x.view(-1, K), 50)])
+    assert torch.equal(whole.view(-1, N), pieces)
+
+
+def test_layers_of_one_shape_take_turns_with_one_buffer(monkeypatch):
+    layer, buffers = a_layer(*FORMATS["abq-w6a6"]), ActivationBuffers()
+    modules = [KernelLinear(name, layer, buffers) for name in ("a", "b")]
+    made = []
+    kernel = modules[0].kernel
+    empty = type(kernel).empty_activation
+    monkeypatch.setattr(
+        type(kernel),
+        "empty_activation",
+        lambda self, *sizes: made.append(sizes) or empty(self, *sizes),
+    )
+    for module in (*modules, *modules):
+        module(some_inputs(4))
+    assert len(made) == 1
+
+
+def test_formats_without_a_kernel_are_named_with_the_layer():
+    with pytest.raises(QuantizeError, match=r"fc: no kernel reads int5/128 weights"):
+        KernelLinear("fc", a_layer(NumberFormat(5, 128), NumberFormat(6, 128)))
+    static = QuantizedLayer(
+        quantize(torch.ones(N, K), NumberFormat(8)), StaticActivation(NumberFormat(8), 0.1)
+    )
+    with pytest.raises(QuantizeError, match="fc: no kernel rounds activations so"):
+        KernelLinear("fc", static)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [(float("nan"), "NaN or infinity"), (1e6, r"inputs reach 1e\+06, kernels")]
+)
+def test_inputs_that_fp16_can_not_hold_are_refused(value, reason):
+    module = KernelLinear("fc", a_layer(*FORMATS["w4a16"]))
+    x = some_inputs(3)
+    x[1, 5] = value
+    with pytest.raises(QuantizeError, match=f"fc: .*{reason}"):
+        module(x)
+
+
+def test_a_kernel_of_one_groups_wrong_scale_is_seen(monkeypatch):
+    """What a seeded defect of a kernel does to a model is what this layer computes then."""
+    layer = a_layer(*FORMATS["flexq"], bias=False)
+    x = some_inputs(4)
+    right = KernelLinear("fc", layer)(x)
+    kernel = KernelLinear("fc", layer).kernel
+    pack = type(kernel).pack_weight
+
+    def spoil(self, weight):
+        packed = pack(self, weight)
+        packed.buffers["scales"] = packed.buffers["scales"].clone()
+        packed.buffers["scales"][:, 0] *= 2
+        return packed
+
+    monkeypatch.setattr(type(kernel), "pack_weight", spoil)
+    assert not torch.allclose(KernelLinear("fc", layer)(x), right)

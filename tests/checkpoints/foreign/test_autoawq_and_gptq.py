@@ -1,0 +1,293 @@
+"""Folders of AutoAWQ, AutoGPTQ and GPTQModel, packed here as their sources say."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
+from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.errors import UsageError
+
+LAYER = "model.layers.1.mlp.down_proj"  # K = 256
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": True, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": False, "desc_act": False}
+
+
+def rounded(weight: torch.Tensor, bits: int, group: int, *, symmetric: bool = False):
+    """Codes [N, K], codes of zero and FP16 scales [N, groups], rounded to nearest."""
+    n, k = weight.shape
+    grouped = weight.double().reshape(n, -1, k if group == -1 else group)
+    top = (1 << bits) - 1
+    low, high = grouped.amin(-1, keepdim=True).clamp(max=0), grouped.amax(-1, keepdim=True)
+    if symmetric:
+        scales = (grouped.abs().amax(-1, keepdim=True) * 2 / top).half()
+        zeros = torch.full_like(scales, 1 << (bits - 1)).double()
+    else:
+        scales = ((high.clamp(min=0) - low) / top).half()
+        zeros = (-low / scales.double()).round().clamp(1, top)
+    codes = (grouped / scales.double() + zeros).round().clamp(0, top)
+    return codes.reshape(n, k).int(), zeros[:, :, 0].int(), scales[:, :, 0]
+
+
+def values_of(codes, zeros, scales):
+    each = codes.shape[1] // zeros.shape[1]
+    difference = codes.double() - zeros.double().repeat_interleave(each, 1)
+    return difference * scales.double().repeat_interleave(each, 1)
+
+
+def words(codes: torch.Tensor, bits: int) -> torch.Tensor:
+    """Codes [rows, K] densely in int32 words, bit by bit."""
+    rows, _ = codes.shape
+    stream = (codes[:, :, None] >> torch.arange(bits) & 1).reshape(rows, -1, 32).long()
+    unsigned = (stream << torch.arange(32)).sum(2)
+    return torch.where(unsigned >= 1 << 31, unsigned - (1 << 32), unsigned).int()
+
+
+def awq(weight: torch.Tensor, group: int = 64, *, symmetric: bool = False):
+    # AutoAWQ 0.2.9, awq/modules/linear/gemm.py, WQLinear_GEMM.from_linear: place i of a word is
+    # column 0, 2, 4, 6, 1, 3, 5, 7 of eight neighbours.
+    def packed(matrix):
+        eights = matrix.reshape(matrix.shape[0], -1, 8)[:, :, [0, 2, 4, 6, 1, 3, 5, 7]]
+        return words(eights.reshape(matrix.shape), 4)
+
+    codes, zeros, scales = rounded(weight, 4, group, symmetric=symmetric)
+    return {"qweight": packed(codes.T), "qzeros": packed(zeros.T), "scales": scales.T}
+
+
+def gptq(weight: torch.Tensor, bits: int = 4, group: int = 64, *, order=None, **how):
+    # AutoGPTQ 0.7, auto_gptq/nn_modules/qlinear/qlinear_cuda.py, QuantLinear.pack: codes along K,
+    # zero points along N, less one before they are packed.
+    offset = how.pop("offset", 1)
+    k = weight.shape[1]
+    place = torch.arange(k) if order is None else order
+    codes, zeros, scales = rounded(weight[:, place], bits, group, **how)
+    own, group_of = torch.empty_like(codes), torch.empty(k, dtype=torch.int32)
+    own[:, place] = codes
+    group_of[place] = torch.arange(k, dtype=torch.int32) // (k if group == -1 else group)
+    return {
+        "qweight": words(own, bits).T,
+        "qzeros": words((zeros.T - offset), bits),
+        "scales": scales.T,
+        "g_idx": group_of,
+    }
+
+
+@pytest.mark.parametrize("group", [64, 128, -1])
+def test_awq_layers_are_code_minus_zero_times_scale(a_folder, dense_tensors, group):
+    folder = a_folder(AWQ | {"group_size": group}, lambda _, weight: awq(weight, group))
+
+    checkpoint = open_checkpoint(folder)
+    layer = checkpoint.layer(LAYER)
+
+    expected = values_of(*rounded(dense_tensors[f"{LAYER}.weight"], 4, group))
+    assert torch.equal(layer.weight.dequantize(), expected)
+    assert layer.weight_format.name == f"uint4/{'row' if group == -1 else group}"
+    assert layer.activation is None
+    assert checkpoint.scheme.name == f"awq:{layer.weight_format.name}"
+    assert (checkpoint.kv_bits, len(checkpoint.layers)) == (16, 14)
+
+
+def test_awq_layers_are_those_that_compressed_tensors_converts_them_to(a_folder, dense_tensors):
+    stored = awq(dense_tensors[f"{LAYER}.weight"])
+    converter = AutoAWQConverter(group_size=64)
+    codes, scales, zeros = converter._convert_gemm_module(
+        stored["qweight"], stored["scales"], stored["qzeros"]
+    )
+    layer = open_checkpoint(a_folder(AWQ, lambda _, weight: awq(weight))).layer(LAYER)
+
+    assert torch.equal(layer.weight.values, codes + 8)
+    assert torch.equal(layer.weight.zero_points, -8 - zeros)
+    assert torch.equal(layer.weight.scales, scales)
+
+
+def test_zero_points_that_are_all_in_the_middle_make_a_symmetric_layer(a_folder):
+    folder = a_folder(AWQ, lambda _, weight: awq(weight, symmetric=True))
+    layer = open_checkpoint(folder).layer(LAYER)
+    assert layer.weight_format.name == "int4/64"
+    assert layer.weight.zero_points is None
+
+
+@pytest.mark.parametrize("layout", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("bits", "group"), [(4, 64), (4, 128), (4, -1), (8, 128), (2, 32), (3, 64)]
+)
+def test_gptq_layers_are_code_minus_zero_times_scale(
+    a_folder, dense_tensors, layout, symmetric, bits, group
+):
+    section = GPTQ | {"bits": bits, "group_size": group, "checkpoint_format": layout}
+
+    def quantized(_, weight):
+        return gptq(weight, bits, group, symmetric=symmetric, offset=int(layout == "gptq"))
+
+    layer = open_checkpoint(a_folder(section, quantized)).layer(LAYER)
+
+    weight = dense_tensors[f"{LAYER}.weight"]
+    expected = values_of(*rounded(weight, bits, group, symmetric=symmetric))
+    assert torch.equal(layer.weight.dequantize(), expected)
+    kind = "int" if symmetric else "uint"
+    assert layer.weight_format.name == f"{kind}{bits}/{'row' if group == -1 else group}"
+
+
+def test_an_activation_order_is_the_order_of_the_layers_input(a_folder, dense_tensors):
+    weight = dense_tensors[f"{LAYER}.weight"]
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+
+    def quantized(name, weight):
+        return gptq(weight, order=order if name == LAYER else None)
+
+    checkpoint = open_checkpoint(a_folder(GPTQ | {"desc_act": True}, quantized))
+
+    layer = checkpoint.layer(LAYER)
+    expected = torch.empty(128, 256, dtype=torch.float64)
+    expected[:, order] = values_of(*rounded(weight[:, order], 4, 64))
+    assert torch.equal(layer.weight.in_own_order(), expected)
+    assert checkpoint.layer("model.layers.0.mlp.down_proj").weight.order is None
+
+
+def test_layers_may_have_bits_and_groups_of_their_own(a_folder):
+    section = GPTQ | {
+        "dynamic": {
+            r"+:.*\.down_proj": {"bits": 8, "group_size": 32},
+            r"-:.*\.o_proj": {},
+        }
+    }
+
+    def quantized(name, weight):
+        if name.endswith("o_proj"):
+            return None
+        return gptq(weight, 8, 32) if name.endswith("down_proj") else gptq(weight)
+
+    checkpoint = open_checkpoint(a_folder(section, quantized))
+
+    assert checkpoint.layer(LAYER).weight_format.name == "uint8/32"
+    assert checkpoint.layer("model.layers.1.mlp.up_proj").weight_format.name == "uint4/64"
+    assert len(checkpoint.layers) == 2 * 6
+    assert "model.layers.0.self_attn.o_proj.weight" in checkpoint.tensor_names
+
+
+def test_a_bias_comes_with_its_layer(a_folder):
+    def quantized(_, weight):
+        return {**gptq(weight), "bias": torch.arange(weight.shape[0]) / 8}
+
+    checkpoint = open_checkpoint(a_folder(GPTQ, quantized))
+
+    assert checkpoint.layer(LAYER).bias.tolist() == [index / 8 for index in range(128)]
+    assert f"{LAYER}.bias" not in checkpoint.tensor_names
+
+
+def test_what_is_not_quantized_is_as_it_was(a_folder, dense_tensors):
+    checkpoint = open_checkpoint(a_folder(GPTQ, lambda _, weight: gptq(weight)))
+    names = {name for name in dense_tensors if not name.endswith("_proj.weight")}
+    assert set(checkpoint.tensor_names) == names
+    for name in names:
+        assert torch.equal(checkpoint.tensor(name), dense_tensors[name])
+    assert "quantization_config" not in checkpoint.config
+    with pytest.raises(CheckpointError, match=r"has no tensor lm_head.weight"):
+        checkpoint.tensor("lm_head.weight")
+    with pytest.raises(CheckpointError, match=r"has no quantized layer lm_head"):
+        checkpoint.layer("lm_head")
+
+
+def test_the_hash_is_of_the_bytes_and_of_what_says_how_to_read_them(a_folder):
+    def hash_of(section, scale=1, **config):
+        def quantized(_, weight):
+            parts = awq(weight)
+            return {**parts, "scales": parts["scales"] * scale}
+
+        return open_checkpoint(a_folder(section, quantized, **config)).content_hash
+
+    first = hash_of(AWQ)
+    assert len(first) == 64
+    assert hash_of(AWQ, transformers_version="4.50.0") == first
+    assert (
+        len({first, hash_of(AWQ, 2), hash_of(AWQ | {"bits": 4.0}), hash_of(AWQ, rms_norm_eps=1e-5)})
+        == 4
+    )
+
+
+def test_a_file_that_changes_after_it_was_hashed_is_noticed(a_folder):
+    folder = a_folder(AWQ, lambda _, weight: awq(weight))
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.content_hash
+    data = bytearray((folder / "model.safetensors").read_bytes())
+    start = checkpoint._tensors.infos[f"{LAYER}.qweight"].start
+    data[start] ^= 1
+    (folder / "model.safetensors").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"damaged: the bytes of .*down_proj.qweight are not"):
+        checkpoint.layer(LAYER)
+
+
+REFUSED = [
+    (AWQ | {"version": "gemv"}, r"AWQ checkpoint of 4 bits in the layout gemv: what is read here"),
+    (AWQ | {"bits": 8}, r"AWQ checkpoint of 8 bits"),
+    (AWQ | {"group_size": 0}, r"AWQ groups of 0 values"),
+    (GPTQ | {"checkpoint_format": "marlin"}, r"the layout marlin: what is read here is gptq or"),
+    (GPTQ | {"pack_dtype": "int16"}, r"packs codes into int16"),
+    (GPTQ | {"bits": 5}, r"GPTQ codes of 5 bits; 2, 3, 4, 8 are read here"),
+    (GPTQ | {"dynamic": {"+:(": {"bits": 8}}}, r"has the pattern '\('"),
+    (AWQ | {"group_size": 32}, r"scales is \[4, 128\], expected \[8, 128\]"),
+    (GPTQ | {"group_size": 32}, r"scales is \[4, 128\], expected \[8, 128\]"),
+    (GPTQ | {"bits": 8}, r"is \[128, 128\], its config.json asks for \[128, 256\]"),
+    (GPTQ | {"bits": "4"}, "GPTQ codes of 4 bits"),
+    (GPTQ | {"dynamic": ["+:.*"]}, "`dynamic` settings that name no layers"),
+    ("awq", "quantized by awq; read here are"),
+    ({}, r"quantized by None; read here are compressed-tensors, awq, gptq, and GGUF files"),
+]
+
+
+@pytest.mark.parametrize(("section", "message"), REFUSED)
+def test_what_is_not_read_is_said_in_one_line(a_folder, section, message):
+    is_awq = "awq" in json.dumps(section)
+    folder = a_folder(section, lambda _, weight: (awq if is_awq else gptq)(weight))
+    assert is_checkpoint(folder)
+    with pytest.raises(UsageError, match=message) as raised:
+        open_checkpoint(folder).layer(LAYER)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_zero_point_that_wrapped_is_refused(a_folder):
+    def quantized(_, weight):
+        parts = gptq(weight)
+        return {**parts, "qzeros": parts["qzeros"] | 15}
+
+    with pytest.raises(CheckpointError, match=r"zero points of 0.*save it as gptq_v2"):
+        open_checkpoint(a_folder(GPTQ, quantized)).layer(LAYER)
+
+
+def test_an_order_of_groups_that_are_not_full_is_refused(a_folder):
+    def quantized(_, weight):
+        parts = gptq(weight)
+        return {**parts, "g_idx": parts["g_idx"].clamp(max=1)}
+
+    with pytest.raises(CheckpointError, match="doesn't make groups of 64 channels"):
+        open_checkpoint(a_folder(GPTQ, quantized)).layer(LAYER)
+
+
+def test_a_layer_without_codes_is_named(a_folder):
+    def without_codes(tensors):
+        del tensors[f"{LAYER}.qweight"]
+        return tensors
+
+    folder = a_folder(AWQ, lambda _, weight: awq(weight), change=without_codes)
+    with pytest.raises(CheckpointError, match=r"has no tensor .*1\.mlp\.down_proj\.qweight"):
+        open_checkpoint(folder)
+
+
+def test_a_cut_off_shard_is_refused(a_folder):
+    folder = a_folder(AWQ, lambda _, weight: awq(weight))
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cut off or damaged"):
+        open_checkpoint(folder)
+
+
+def test_a_folder_that_is_not_quantized_is_no_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert not is_checkpoint(tmp_path)
+    with pytest.raises(UsageError, match="holds no quantized checkpoint"):
+        open_checkpoint(tmp_path)

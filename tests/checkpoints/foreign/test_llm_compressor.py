@@ -1,0 +1,375 @@
+"""Folders of llm-compressor, whose tensors the compressed-tensors library makes and takes apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors.base import BaseCompressor
+from compressed_tensors.compressors.pack_quantized.helpers import (
+    pack_to_int32,
+    unpack_from_int32,
+)
+from compressed_tensors.quantization import QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+
+from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
+from kernels.formats import NumberFormat
+
+LAYER = "model.layers.1.mlp.down_proj"  # K = 256
+
+
+def weights_of(**changes: Any) -> dict[str, Any]:
+    return {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "channel"} | changes
+
+
+def a_section(
+    weights: dict[str, Any], form: str, inputs: Any = None, **more: Any
+) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    } | more
+
+
+def compressed(weight: torch.Tensor, weights: dict[str, Any], form: str, dtype=torch.float16):
+    """The library's tensors of a layer, and the weight that it makes of them."""
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+    args = scheme.weights
+    if not args.symmetric:
+        weight = weight.clamp(min=-0.05)
+    n, k = weight.shape
+    if args.strategy == "block":
+        tall, wide = args.block_structure
+        grouped = weight.reshape(n // tall, tall, k // wide, wide).transpose(1, 2).flatten(2)
+    elif args.strategy == "tensor":
+        grouped = weight.reshape(1, -1)
+    else:
+        grouped = weight.reshape(n, -1, args.group_size or k)
+    low, high = grouped.float().amin(-1), grouped.float().amax(-1)
+    scale, zero = calculate_qparams(low, high, args)
+    if args.strategy == "tensor":
+        scale, zero = scale.reshape(1), zero.reshape(1)
+    state = {"weight": weight.to(dtype), "weight_scale": scale.to(dtype), "weight_zero_point": zero}
+    compressor = BaseCompressor.get_value_from_registry(form)
+    stored = compressor.compress(state, scheme)
+    theirs = compressor.decompress(
+        {**stored, "weight_scale": stored["weight_scale"].double()}, scheme
+    )["weight"]
+    return stored, theirs
+
+
+INTEGERS = [
+    *[(weights_of(num_bits=bits), f"int{bits}/row") for bits in (3, 8)],
+    *[(weights_of(num_bits=bits, symmetric=False), f"uint{bits}/row") for bits in range(2, 9)],
+    (weights_of(strategy="group", group_size=128), "int4/128"),
+    (weights_of(strategy="group", group_size=32), "int4/32"),
+    (weights_of(num_bits=3, strategy="group", group_size=64, symmetric=False), "uint3/64"),
+    (weights_of(num_bits=8, strategy="group", group_size=64, symmetric=False), "uint8/64"),
+    (weights_of(num_bits=6, strategy="group", group_size=128), "int6/128"),
+]
+
+
+@pytest.mark.parametrize(("weights", "name"), INTEGERS, ids=[name for _, name in INTEGERS])
+def test_packed_integers_are_what_the_library_dequantizes(a_folder, dense_tensors, weights, name):
+    def quantized(_, weight):
+        return compressed(weight, weights, "pack-quantized")[0]
+
+    layer = open_checkpoint(a_folder(a_section(weights, "pack-quantized"), quantized)).layer(LAYER)
+
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "pack-quantized")
+    assert torch.equal(layer.weight.dequantize(), theirs)
+    assert layer.weight_format == NumberFormat.parse(name)
+    assert layer.activation is None
+    assert layer.bias is None
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_words_of_versions_before_0_18_end_with_unused_bits(a_folder, dense_tensors, bits):
+    # compressed-tensors 0.12, compressors/quantized_compressors/pack_quantized.py, pack_to_int32:
+    # 32 // bits codes a word, the lowest bits first; none crosses into the next word.
+    weights = weights_of(num_bits=bits, symmetric=False, strategy="group", group_size=64)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights)
+
+    def older(matrix: torch.Tensor) -> torch.Tensor:
+        each = 32 // bits
+        codes = matrix.int() + (1 << (bits - 1))
+        codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % each))
+        places = (
+            codes.view(codes.shape[0], -1, each) << torch.arange(each, dtype=torch.int32) * bits
+        )
+        return places.sum(2, dtype=torch.int32)
+
+    def quantized(_, weight):
+        stored, _ = compressed(weight, weights, "pack-quantized")
+        codes = unpack_from_int32(stored["weight_packed"], bits, weight.shape)
+        zeros = unpack_from_int32(
+            stored["weight_zero_point"], bits, (weight.shape[0], weight.shape[1] // 64), 0
+        )
+        assert scheme.weights.group_size == 64
+        packed = {"weight_packed": older(codes), "weight_zero_point": older(zeros.T).T}
+        return {**stored, **packed}
+
+    folder = a_folder(a_section(weights, "pack-quantized"), quantized)
+
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "pack-quantized")
+    assert torch.equal(open_checkpoint(folder).layer(LAYER).weight.dequantize(), theirs)
+
+
+PLAIN = [
+    (weights_of(num_bits=8), "int-quantized", "int8/row"),
+    (weights_of(num_bits=4), "int-quantized", "int4/row"),
+    (weights_of(num_bits=8, symmetric=False), "int-quantized", "uint8/row"),
+    (weights_of(num_bits=8, strategy="tensor"), "int-quantized", "int8/row"),
+    (weights_of(num_bits=8, strategy="tensor", symmetric=False), "naive-quantized", "uint8/row"),
+    (weights_of(num_bits=8, type="float"), "float-quantized", "fp8/row"),
+    (weights_of(num_bits=8, type="float", strategy="tensor"), "float-quantized", "fp8/row"),
+    (
+        weights_of(num_bits=8, type="float", strategy="block", block_structure=[32, 64]),
+        "float-quantized",
+        "fp8/64",
+    ),
+]
+
+
+@pytest.mark.parametrize(("weights", "form", "name"), PLAIN)
+def test_plain_codes_are_what_the_library_dequantizes(a_folder, dense_tensors, weights, form, name):
+    def quantized(_, weight):
+        return compressed(weight, weights, form)[0]
+
+    layer = open_checkpoint(a_folder(a_section(weights, form), quantized)).layer(LAYER)
+
+    _, theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, form)
+    assert torch.equal(layer.weight.dequantize(), theirs)
+    assert layer.weight_format == NumberFormat.parse(name)
+
+
+W8, F8 = weights_of(num_bits=8), weights_of(num_bits=8, type="float")
+A_TOKEN = {"strategy": "token", "dynamic": True}
+A_TENSOR = {"strategy": "tensor", "dynamic": False}
+ACTIVATIONS = [
+    (W8, W8 | A_TOKEN, {}, DynamicActivation(NumberFormat(8))),
+    (W8, weights_of() | A_TOKEN, {}, DynamicActivation(NumberFormat(4))),
+    (F8, F8 | A_TOKEN, {}, DynamicActivation(NumberFormat(8, None, "float"))),
+    (
+        F8,
+        F8 | {"strategy": "group", "group_size": 128, "dynamic": True},
+        {},
+        DynamicActivation(NumberFormat(8, 128, "float")),
+    ),
+    (
+        W8,
+        W8 | A_TOKEN | {"symmetric": False},
+        {},
+        DynamicActivation(NumberFormat(8, None, "asymmetric")),
+    ),
+    (
+        F8,
+        F8 | A_TENSOR,
+        {"input_scale": torch.tensor([0.125])},
+        StaticActivation(NumberFormat(8, None, "float"), 0.125),
+    ),
+    (
+        W8,
+        W8 | A_TENSOR | {"symmetric": False},
+        {
+            "input_scale": torch.tensor([0.125]).half(),
+            "input_zero_point": torch.tensor([-28], dtype=torch.int8),
+        },
+        StaticActivation(NumberFormat(8, None, "asymmetric"), 0.125, 100),
+    ),
+]
+
+
+@pytest.mark.parametrize(("weights", "inputs", "tensors", "expected"), ACTIVATIONS)
+def test_activations_are_rounded_as_the_configuration_says(
+    a_folder, weights, inputs, tensors, expected
+):
+    form = "float-quantized" if weights["type"] == "float" else "int-quantized"
+
+    def quantized(_, weight):
+        return {**compressed(weight, weights, form)[0], **tensors}
+
+    layer = open_checkpoint(a_folder(a_section(weights, form, inputs), quantized)).layer(LAYER)
+
+    assert layer.activation == expected
+    x = torch.randn(3, 256, generator=torch.Generator().manual_seed(0)).half()
+    assert float((layer.activation(x) - x).abs().max()) < 0.5
+
+
+def test_groups_of_layers_go_by_name_then_pattern_then_class(a_folder):
+    int4, int8 = weights_of(strategy="group", group_size=128), weights_of(num_bits=8)
+    section = a_section(int4, "mixed-precision")
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": int4, "format": "pack-quantized"},
+        "group_1": {
+            "targets": [r"re:.*\.1\.mlp\..*"],
+            "weights": int8,
+            "input_activations": int8 | A_TOKEN,
+            "format": "int-quantized",
+        },
+        "group_2": {"targets": [LAYER], "weights": F8, "format": "float-quantized"},
+    }
+    section |= {"config_groups": groups, "ignore": ["re:.*o_proj", "lm_head"]}
+
+    def quantized(name, weight):
+        if name.endswith("o_proj"):
+            return None
+        if name == LAYER:
+            return compressed(weight, F8, "float-quantized")[0]
+        if ".1.mlp." in name:
+            return compressed(weight, int8, "int-quantized")[0]
+        return compressed(weight, int4, "pack-quantized")[0]
+
+    checkpoint = open_checkpoint(a_folder(section, quantized))
+
+    assert checkpoint.layer(LAYER).weight_format.name == "fp8/row"
+    assert checkpoint.layer("model.layers.1.mlp.up_proj").weight_format.name == "int8/row"
+    assert checkpoint.layer("model.layers.0.mlp.up_proj").weight_format.name == "int4/128"
+    assert len(checkpoint.layers) == 2 * 6
+    assert "model.layers.1.self_attn.o_proj.weight" in checkpoint.tensor_names
+    assert checkpoint.scheme.name == "compressed-tensors:mixed"
+
+
+def test_an_activation_order_is_kept(a_folder, dense_tensors):
+    weights = weights_of(strategy="group", group_size=64)
+    weight = dense_tensors[f"{LAYER}.weight"]
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+
+    def quantized(name, weight):
+        if name != LAYER:
+            return compressed(weight, weights, "pack-quantized")[0]
+        # As compressed-tensors 0.12 packs: the codes in the channels' own order, g_idx beside them.
+        stored, _ = compressed(weight[:, order], weights, "pack-quantized")
+        codes = unpack_from_int32(stored["weight_packed"], 4, weight.shape)
+        own = torch.empty_like(codes)
+        own[:, order] = codes
+        group_of = torch.empty(256, dtype=torch.int32)
+        group_of[order] = torch.arange(256, dtype=torch.int32) // 64
+        return {**stored, "weight_packed": pack_to_int32(own, 4), "weight_g_idx": group_of}
+
+    section = a_section(weights | {"actorder": "group"}, "pack-quantized")
+    layer = open_checkpoint(a_folder(section, quantized)).layer(LAYER)
+
+    _, theirs = compressed(weight[:, order], weights, "pack-quantized")
+    assert layer.weight.order is not None
+    assert torch.equal(layer.weight.in_own_order()[:, order], theirs)
+
+
+def test_scales_that_fp16_lacks_are_rounded_and_said(a_folder, dense_tensors, caplog):
+    weights = weights_of(num_bits=8)
+
+    def quantized(dtype):
+        return lambda _, weight: compressed(weight, weights, "int-quantized", dtype)[0]
+
+    open_checkpoint(a_folder(a_section(weights, "int-quantized"), quantized(torch.bfloat16)))
+    assert not caplog.records  # eight significant bits, and none of them too small
+
+    folder = a_folder(a_section(weights, "int-quantized"), quantized(torch.float32))
+    layer = open_checkpoint(folder).layer(LAYER)
+
+    assert "scales are rounded to FP16, by up to 0.0" in caplog.text
+    theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "int-quantized", torch.float32)[
+        1
+    ]
+    assert torch.allclose(layer.weight.dequantize(), theirs, rtol=2**-11, atol=0)
+
+
+def test_a_quantized_output_head_is_computed_dense(a_folder, dense_tensors, caplog):
+    weights = weights_of(num_bits=8)
+    head = dense_tensors["model.embed_tokens.weight"]
+    stored, theirs = compressed(head, weights, "pack-quantized")
+
+    def with_head(tensors):
+        return tensors | {f"lm_head.{part}": tensor for part, tensor in stored.items()}
+
+    checkpoint = open_checkpoint(
+        a_folder(
+            a_section(weights, "pack-quantized", ignore=[]),
+            lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
+            change=with_head,
+            tie_word_embeddings=False,
+        )
+    )
+
+    assert "lm_head" not in checkpoint.layers
+    assert torch.equal(checkpoint.tensor("lm_head.weight").double(), theirs)
+    assert "lm_head is quantized in it" in caplog.text
+
+
+REFUSED = [
+    ({"format": "nvfp4-pack-quantized"}, r"is nvfp4-pack-quantized; pack-quantized, int-"),
+    ({"kv_cache_scheme": F8 | A_TENSOR}, r"quantized KV cache \(kv_cache_scheme\)"),
+    ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights"),
+    ({"transform_config": {"config_groups": {"R1": {}}}}, "rotates activations"),
+    ({"config_groups": {}}, "has codes, and no group of its config"),
+    ({"config_groups": {"a": {"weights": {}}}}, "config_groups.a.targets: Field required"),
+    ({"ignore": ["re:.*mlp.*"]}, "says that it is not quantized"),
+    ({"ignore": ["re:("]}, "has the pattern '\\('"),
+    ({"quant_method": "bitsandbytes"}, "quantized by bitsandbytes; read here are compressed-"),
+    ({"quant_method": "hqq"}, "quantized by hqq; read here are compressed-tensors, awq, gptq"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_what_is_not_read_is_said_in_one_line(a_folder, changes, message):
+    weights = weights_of()
+    folder = a_folder(
+        a_section(weights, "pack-quantized") | changes,
+        lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
+    )
+    with pytest.raises(CheckpointError, match=message) as raised:
+        open_checkpoint(folder)
+    assert "\n" not in str(raised.value)
+
+
+NOT_READ = [
+    (W8 | {"strategy": "tensor", "dynamic": True}, "dynamic activations with a scale a tensor"),
+    (W8 | A_TENSOR, "has no tensor model.layers.1.mlp.down_proj.input_scale"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "message"), NOT_READ)
+def test_activations_that_are_not_computed_are_said(a_folder, inputs, message):
+    folder = a_folder(
+        a_section(W8, "int-quantized", inputs),
+        lambda _, weight: compressed(weight, W8, "int-quantized")[0],
+    )
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder).layer(LAYER)
+
+
+DAMAGE = [
+    ("weight_scale", None, "has no tensor .*down_proj.weight_scale"),
+    ("weight_packed", None, "has no tensor .*down_proj.weight_packed"),
+    ("weight_scale", lambda scale: scale[:-1], r"weight_scale is \[127, 2\], expected \[128, 2\]"),
+    ("weight_scale", lambda scale: scale.fill_(torch.nan), "weight_scale holds NaN or infinity"),
+    ("weight_scale", lambda scale: scale.int(), "weight_scale is I32, expected float16 or"),
+    ("weight_packed", lambda words: words[:, 1:], r"weight_packed is \[128, 31\], expected"),
+    ("weight_shape", lambda shape: shape.flip(0), r"is \[256, 128\], its config.json asks for"),
+]
+
+
+@pytest.mark.parametrize(("part", "change", "message"), DAMAGE)
+def test_tensors_that_do_not_fit_are_named(a_folder, part, change, message):
+    weights = weights_of(strategy="group", group_size=128)
+
+    def damaged(tensors):
+        name = f"{LAYER}.{part}"
+        tensor = tensors.pop(name)
+        return tensors if change is None else {**tensors, name: change(tensor)}
+
+    folder = a_folder(
+        a_section(weights, "pack-quantized"),
+        lambda _, weight: compressed(weight, weights, "pack-quantized")[0],
+        change=damaged,
+    )
+    with pytest.raises(CheckpointError, match=message):
+        open_checkpoint(folder).layer(LAYER)

@@ -1,0 +1,115 @@
+"""One name, one meaning: algorithm, formats, kernels and cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
+from flexq_bench.schemes.registry import layer_kernels, named_schemes, resolve, without_cache
+from kernels.formats import FP16, NumberFormat
+from kernels.registry import resolve as kernel
+
+INT8 = NumberFormat(8)
+
+
+def by_kind(name: str, *, gated: bool) -> dict[str, str]:
+    rows = layer_kernels(resolve(name), gated=gated)
+    return {kind: row.kernel for row in rows for kind in row.kinds}
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "label"),
+    [
+        (NumberFormat(6, 128), NumberFormat(6, 128), "flexq"),
+        (NumberFormat(6, 128), NumberFormat(8, 128), "flexq[w6a8]"),
+        (INT8, INT8, "cublaslt-w8a8"),
+        (NumberFormat(8, kind="float"), NumberFormat(8, kind="float"), "cublaslt-fp8"),
+        (NumberFormat(4, 128, "dual"), INT8, "dgq-w4a8"),
+        (NumberFormat(4, 128), INT8, "group-w4a8"),
+        (NumberFormat(4, 128, "mixed", 0.85), NumberFormat(4, 128, "mixed"), "atom-w4a4"),
+        (NumberFormat(3), NumberFormat(5), "abq-w3a5"),
+        (NumberFormat(3, kind="balanced"), INT8, "abq-w3a8"),
+        (NumberFormat(4, kind="balanced"), NumberFormat(4), "abq-w4a4"),
+        (INT8, FP16, "w8a16"),
+        (NumberFormat(4, 128), FP16, "w4a16"),
+        (NumberFormat(6, kind="float"), FP16, "fp6-w6a16"),
+        (NumberFormat(5, 128, "float"), FP16, "fp5-w5a16[fine]"),
+        (FP16, FP16, "fp16"),
+    ],
+)
+def test_formats_choose_the_kernel(weight, activation, label):
+    assert kernel_label(weight, activation) == label
+    assert why_no_kernel(weight, activation) == ""
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "words"),
+    [
+        (INT8, None, "one scale of all tokens"),
+        (NumberFormat(7, 64), INT8, "no kernel reads int7/64 weights"),
+        (NumberFormat(6, 128), FP16, "int6/128 weights with fp16 .* one for int6/128, int8/128"),
+        (NumberFormat(8), NumberFormat(8, clip=0.5), "all of their range, not to 0.5"),
+    ],
+)
+def test_formats_without_a_kernel_say_why(weight, activation, words):
+    assert kernel_label(weight, activation) is None
+    with pytest.raises(AssertionError, match=words):
+        raise AssertionError(why_no_kernel(weight, activation))
+
+
+def test_a_kernel_of_a_scheme_takes_its_formats_on_both_backends():
+    for named in named_schemes():
+        for row in (*named.gated, *named.plain):
+            assert bool(row.kernel) != bool(row.reason)
+            if row.kernel:
+                for backend in ("cuda", "cpu"):
+                    spec = kernel(row.kernel, backend).spec
+                    assert spec.weight.bits == row.formats.weight.bits
+                    assert spec.activation == row.formats.activation
+
+
+def test_a_layer_that_is_sensitive_has_its_own_kernel():
+    assert set(by_kind("flexq-w6ax", gated=False).values()) == {"flexq"}
+    gated = by_kind("flexq-w6ax", gated=True)
+    assert gated.pop("down_proj") == "flexq[w6a8]"
+    assert set(gated.values()) == {"flexq"}
+    assert by_kind("flexq-w6ax[a8=q_proj]", gated=True)["q_proj"] == "flexq[w6a8]"
+
+
+def test_a_scale_a_row_is_what_w8a16_means():
+    assert by_kind("w8a16", gated=True)["q_proj"] == "w8a16"
+    assert by_kind("w8a16[group=128]", gated=True)["q_proj"] == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "base"),
+    [
+        ("flexq-w6ax", 16, "flexq-w6ax"),
+        ("flexq-w6ax+kv8", 8, "flexq-w6ax"),
+        ("flexq-w6ax[a8=q_proj+k_proj]+kv4", 4, "flexq-w6ax[a8=q_proj+k_proj]"),
+        ("w6a6[kv_bits=8]", 8, "w6a6[kv_bits=8]"),
+        ("atom-w4a4", 4, "atom-w4a4"),
+        ("atom-w4a4+kv16", 16, "atom-w4a4"),
+    ],
+)
+def test_a_name_says_its_cache(name, bits, base):
+    scheme = resolve(name)
+
+    assert (scheme.kv_bits, scheme.name, without_cache(name)) == (bits, name, base)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("w6a6+kv3", "16, 8 or 4 bits, got 3: write w6a6.kv8"),
+        ("w6a6[kv_bits=5]", "16, 8 or 4 bits, got 5"),
+        ("fp6-w6a16", "it is named fp6"),
+        ("fp5-w5a16+kv8", "it is named fp5"),
+        ("flexq-w6a8", "it is named w6a8"),
+        ("flexq", "no scheme 'flexq': there are flexq-w6a"),
+    ],
+)
+def test_names_that_mean_nothing_are_answered_in_one_line(name, words):
+    with pytest.raises(QuantizeError, match=words):
+        resolve(name)
