@@ -32,13 +32,11 @@ class StreamedModel:
     """A model on a device whose blocks come and go.
 
     module: the transformers model. layout: its map. dtype: that schemes see its weights in.
-    config_dict: what config.json of a checkpoint says of it.
     Raises CheckpointError if the source lacks tensors of it, and QuantizeError without a map.
     """
 
     def __init__(self, source: ModelSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source, self._device, self._dtype = source, device, dtype
-        self.config_dict = source.config_dict()
         self.module: Any = _without_weights(source).eval()
         source.bind(self.module)
         self.layout: ModelMap = map_model(self.module)
@@ -51,36 +49,30 @@ class StreamedModel:
             else:
                 self.ends.append(name)
         self._module_to_device()
-        self._resident: set[int] = set()
+        self._resident: int | None = None
 
     def block(self, index: int) -> nn.Module:
         """The module of a block, in memory or not."""
         return self.layout.block_module(self.module, index)
 
     def enter(self, index: int) -> None:
-        """Have a block's weights in memory, and no other's that is not in use as a whole."""
-        if index in self._resident:
+        """Have a block's weights in memory, and no other's."""
+        if index == self._resident:
             return
-        for other in tuple(self._resident):
-            self.leave(other)
+        if self._resident is not None:
+            self.leave(self._resident)
         self._fill(self._of_block[index])
-        self._resident.add(index)
+        self._resident = index
 
     def leave(self, index: int) -> None:
         """Drop a block, with what was done to it."""
         self.block(index).to(_META)
-        self._resident.discard(index)
+        self._resident = None
 
     def load_ends(self) -> None:
         """Read what is no block: a forward pass needs it."""
         self._fill(self.ends)
         self.module.tie_weights()
-
-    def load_all(self) -> None:
-        """Read every block, for what must see all of them at once."""
-        for index, names in self._of_block.items():
-            self._fill(names)
-            self._resident.add(index)
 
     def read_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that belong to no block, as they are stored, one at a time."""
