@@ -16,6 +16,7 @@ from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
 HEAD_BITS, TAIL_BITS = 4, 8
+ACTIVATION_CLIP = 0.9  # of the range of a 4-bit group of activations (Atom, section 4.4)
 GROUP = 128
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -38,12 +39,15 @@ def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
     return (places * stride % k).to(torch.int32)
 
 
-def quantize_mixed(matrix: torch.Tensor, order: torch.Tensor | None = None) -> Operand:
+def quantize_mixed(
+    matrix: torch.Tensor, order: torch.Tensor | None = None, *, clip: float = 1.0
+) -> Operand:
     """Quantize [rows, K] symmetrically: groups of 128 in 4 bits, the last one in 8, in an order.
 
     order: int [K], a permutation; column j of the operand is column order[j] of the matrix. None:
-    default_order. Codes and scales of a group are quantize_symmetric's, and so is what is raised;
-    and ShapeError if order is no permutation of the columns.
+    default_order. clip: share of a group's range that 4-bit codes span. Codes and scales of a group
+    are quantize_symmetric's, and so is what is raised; and ShapeError if order is no permutation of
+    the columns.
     """
     check_shape(matrix, GROUP)
     k = matrix.shape[1]
@@ -52,7 +56,9 @@ def quantize_mixed(matrix: torch.Tensor, order: torch.Tensor | None = None) -> O
         raise ShapeError(f"an order must have each of {k} columns once")
     reordered, start = matrix[:, chosen.long()], tail_start(k)
     tail = quantize_symmetric(reordered[:, start:], TAIL_BITS, GROUP)
-    head = quantize_symmetric(reordered[:, :start], HEAD_BITS, GROUP) if start else None
+    head = None
+    if start:
+        head = quantize_symmetric(reordered[:, :start], HEAD_BITS, GROUP, share=clip)
     return joined(head, tail, chosen)
 
 

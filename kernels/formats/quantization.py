@@ -31,11 +31,12 @@ def quantize(matrix: torch.Tensor, number: NumberFormat) -> Operand:
     if number.kind == "dual" and number.group is not None:
         return quantize_dual_grained(matrix, number.group)
     if number.kind == "mixed":
-        return quantize_mixed(matrix)
+        return quantize_mixed(matrix, clip=number.clip)
     if number.kind == "balanced":
-        return quantize_symmetric(matrix, number.bits, number.group, top=number.limits[1])
+        top = number.limits[1]
+        return quantize_symmetric(matrix, number.bits, number.group, top=top, share=number.clip)
     if number.kind == "symmetric":
-        return quantize_symmetric(matrix, number.bits, number.group)
+        return quantize_symmetric(matrix, number.bits, number.group, share=number.clip)
     raise ShapeError(f"no kernel takes operands of format {number.name}")
 
 

@@ -82,13 +82,19 @@ def code_limits(bits: int) -> tuple[int, int]:
 
 
 def quantize_symmetric(
-    matrix: torch.Tensor, bits: int, group: int | None = 128, *, top: int | None = None
+    matrix: torch.Tensor,
+    bits: int,
+    group: int | None = 128,
+    *,
+    top: int | None = None,
+    share: float = 1.0,
 ) -> Operand:
     """Quantize [rows, K] to signed codes of `bits` bits with one FP16 scale a group.
 
     group: values of k that share a scale; None: one scale a row. The last group of a row is shorter
     where K is not a multiple.
     top: the largest code, of both signs; None: 2^(bits-1) - 1, and one more below zero.
+    share: of a group's range that the codes span; what is beyond saturates.
 
     Raises ShapeError if bits is not in 2 … 8, group < 1 or the matrix is not two-dimensional, and
     ValueError if it holds NaN or infinity, or values past what an FP16 scale can carry.
@@ -99,7 +105,7 @@ def quantize_symmetric(
     check_matrix(matrix, group)
     rows, k = matrix.shape
     grouped = in_groups(matrix.to(work_dtype(matrix)), group)
-    scales = scales_to(grouped, limits[1])
+    scales = scales_to(grouped, limits[1], share)
     codes = nearest_codes_(scaled(grouped, scales), limits).view(rows, -1)[:, :k]
     return Operand(codes.to(torch.int8).contiguous(), scales.squeeze(2), bits, group)
 
