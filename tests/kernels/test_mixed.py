@@ -135,7 +135,8 @@ def test_activations_of_4_bit_groups_span_the_share_that_atom_keeps() -> None:
     whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))
 
     assert atom("cpu").spec.activation == NumberFormat(4, 128, "mixed", ACTIVATION_CLIP)
-    assert clipped.scales is not None and whole.scales is not None
+    assert clipped.scales is not None
+    assert whole.scales is not None
     expected = (x[:, :256].float().view(3, 2, 128).abs().amax(2) * 0.9 / 7).half()
     assert torch.equal(clipped.scales[:, :2], expected)
     assert torch.equal(clipped.scales[:, 2], whole.scales[:, 2])  # the group of 8 bits

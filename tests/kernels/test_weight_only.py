@@ -8,6 +8,7 @@ import torch
 
 from kernels.contract import LinearKernel
 from kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
+from kernels.formats import Operand
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
