@@ -35,10 +35,9 @@ ORIGINAL = "original"
 FULL = "float32"
 _PLAIN = "activation_clip=1,weight_clip=1,gptq=false,kv_bits=16"
 ATOM_STEPS = {  # Table 4 of arXiv 2310.19102, from rounding to nearest to all of Atom
-    f"atom-w4a4[outliers=0,group=none,{_PLAIN}]": "W4A4, one scale a row, as it comes",
-    f"atom-w4a4[outlier_bits=16,group=none,{_PLAIN}]": "and 128 outlier channels in FP16",
-    f"atom-w4a4[group=none,{_PLAIN}]": "and these in INT8",
-    f"atom-w4a4[{_PLAIN}]": "and groups of 128",
+    f"atom-w4a4[outliers=false,group=none,{_PLAIN}]": "W4A4, one scale a row, as it comes",
+    f"atom-w4a4[outliers=false,{_PLAIN}]": "and groups of 128",
+    f"atom-w4a4[{_PLAIN}]": "and the last group in INT8, outliers sorted into it",
     "atom-w4a4[gptq=false,kv_bits=16]": "and clipping",
     "atom-w4a4[kv_bits=16]": "and GPTQ",
     "atom-w4a4": "and keys and values in 4 bits",

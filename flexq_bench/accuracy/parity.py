@@ -1,7 +1,7 @@
 """Parity of kernels with the evaluated model: each quantized layer against the kernel for it.
 
-The kernel quantizes the original weights and the layer's inputs by itself and packs them in its own
-layout; it shares nothing with the fake-quantized layer but what both mean by a format.
+The kernel packs the layer's codes in its own layout and quantizes the layer's inputs by itself; it
+shares nothing with the fake-quantized layer but the codes and what both mean by a format.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from flexq_bench.measure.check import relative_error
-from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import observing
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
@@ -52,9 +51,8 @@ def kernel_parity(
 ) -> list[SiteParity]:
     """Compare every quantized layer with the first of the kernels that takes its formats.
 
-    segment: [T], int64: tokens that make the inputs. labels: of kernels that round to nearest what
-    the scheme does. Raises KernelError for a label that isn't there, QuantizeError for a model
-    without a layer map.
+    segment: [T], int64: tokens that make the inputs. labels: of the kernels. Raises KernelError for
+    a label that isn't there, QuantizeError for a model without a layer map.
     """
     kernels = [kernel for label in labels if (kernel := _linear(label, backend)) is not None]
     layout = map_model(original)
@@ -73,23 +71,21 @@ def kernel_parity(
         if kernel is None or not isinstance(layer, FakeQuantizedLinear):
             parities.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
             continue
-        dense = original.get_submodule(site.name)
-        parities.append(_compare(site.name, kernel, dense, layer, inputs[site.name]))
+        parities.append(_compare(site.name, kernel, layer, inputs[site.name]))
     return parities
 
 
 def _compare(
-    name: str, kernel: LinearKernel, dense: Any, layer: FakeQuantizedLinear, x: torch.Tensor
+    name: str, kernel: LinearKernel, layer: FakeQuantizedLinear, x: torch.Tensor
 ) -> SiteParity:
     label = kernel.spec.label
     try:
-        weight = kernel.pack_weight(kernel.quantize_weight(dense.weight.detach()))
+        weight = kernel.pack_weight(layer.layer.weight)
         packed = kernel.empty_activation(x.shape[0], x.shape[1], x.device)
         y = torch.full(
             (x.shape[0], layer.out_features), torch.nan, dtype=torch.float16, device=x.device
         )
-        bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
-        kernel.linear(x, packed, weight, y, bias=bias)
+        kernel.linear(x, packed, weight, y, bias=layer.layer.bias)
     except KernelError as error:
         return SiteParity(name, label, None, str(error))
     reference = _reference(layer, x)
@@ -101,24 +97,21 @@ def _compare(
 
 def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
     """The layer's output with its products summed in float64, and the sum of their magnitudes."""
-    rows = x.float() if layer.activation is None else layer.activation(x.float())
+    rows = x.float() if layer.order is None else x.float()[:, layer.order]
+    rows = rows if layer.activation is None else layer.activation(rows)
     rows, weight = rows.double(), layer.weight.double()
     y, magnitude = rows @ weight.T, rows.abs() @ weight.abs().T
     if layer.bias is not None:
-        bias = layer.bias.half().double()
+        bias = layer.bias.double()
         y, magnitude = y + bias, magnitude + bias.abs()
     return Reference(y, magnitude)
 
 
 def _takes(kernel: LinearKernel, layer: nn.Module) -> bool:
-    if not isinstance(layer, FakeQuantizedLinear) or layer.order is not None:
+    if not isinstance(layer, FakeQuantizedLinear):
         return False
-    if layer.input_scale is not None or layer.output is not None:
-        return False
-    wanted = kernel.spec.activation
-    if layer.activation is None:
-        return wanted.is_dense
-    return isinstance(layer.activation, DynamicActivation) and layer.activation.format == wanted
+    formats = layer.layer.weight_format, layer.layer.activation_format
+    return formats == (kernel.spec.weight, kernel.spec.activation)
 
 
 def _linear(label: str, backend: Backend) -> LinearKernel | None:

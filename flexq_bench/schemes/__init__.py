@@ -2,8 +2,9 @@
 
 `resolve` turns a name such as `flexq-w6ax` into a Scheme, whose `quantize` replaces the linear
 layers of a Hugging Face decoder by FakeQuantizedLinear layers, with calibration data where the
-method needs them. Names are loaded when they are first used: reading the files of a model
-(`schemes.model_files`) does not wait for torch.
+method needs them. Each has a QuantizedLayer: the codes that checkpoints store and kernels run.
+Names are loaded when they are first used: reading the files of a model (`schemes.model_files`) does
+not wait for torch.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
     from flexq_bench.schemes.flexq import FlexqOptions
     from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+    from flexq_bench.schemes.quantized_layer import QuantizedLayer
     from flexq_bench.schemes.registry import resolve, summaries
     from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
-    from flexq_bench.schemes.storage import load_quantized, save_quantized
 
 __all__ = [
     "Calibration",
@@ -30,13 +31,12 @@ __all__ = [
     "Progress",
     "QuantizationState",
     "QuantizeError",
+    "QuantizedLayer",
     "Scheme",
     "SchemeOptions",
     "calibration_segments",
-    "load_quantized",
     "map_model",
     "resolve",
-    "save_quantized",
     "summaries",
 ]
 
@@ -49,13 +49,12 @@ _MODULES = {
     "Progress": "scheme",
     "QuantizationState": "scheme",
     "QuantizeError": "errors",
+    "QuantizedLayer": "quantized_layer",
     "Scheme": "scheme",
     "SchemeOptions": "scheme",
     "calibration_segments": "calibration",
-    "load_quantized": "storage",
     "map_model": "model_map",
     "resolve": "registry",
-    "save_quantized": "storage",
     "summaries": "registry",
 }
 

@@ -20,7 +20,7 @@ from flexq_bench.schemes.model_map import LinearSite, SiteInput, weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, spread, unrounded
-from kernels.formats import NumberFormat
+from kernels.formats import ColumnGroup, NumberFormat, Operand, Scaling, assembled, quantize
 
 # Softmax of their product: their own error says little of it.
 _UNCLIPPED = ("q_proj", "k_proj", "qkv_proj")
@@ -121,7 +121,7 @@ class Awq(Scheme):
         if clipped:
             rounded = clip_and_round(weight, moments, self.options)
         else:
-            rounded = self.options.number().round(weight)
+            rounded = quantize(weight, self.options.number())
         quantize_site(state.model, site, rounded)
 
 
@@ -130,29 +130,36 @@ def output_error(difference: torch.Tensor, moments: torch.Tensor) -> float:
     return float(((difference @ moments) * difference).sum())
 
 
-def clip_and_round(
-    weight: torch.Tensor, moments: torch.Tensor, options: AwqOptions
-) -> torch.Tensor:
-    """Weights [N, K] rounded, each group of each row with the clipping that errs least, float32.
+def clip_and_round(weight: torch.Tensor, moments: torch.Tensor, options: AwqOptions) -> Operand:
+    """Codes of weights [N, K], each group of each row with the clipping that errs least.
 
     moments: [K, K], the sum of x xᵀ. A group's error is that of its own part of the output.
     """
-    n, k = weight.shape
-    length = options.group or k
-    result = torch.empty_like(weight)
-    for start in range(0, k, length):
-        block = weight[:, start : start + length]
-        local = moments[start : start + length, start : start + length]
-        least = torch.full((n, 1), torch.inf, device=weight.device)
-        for step in range(options.clip_steps + 1):
-            share = 1 - (1 - options.smallest_share) * step / options.clip_steps
-            number = options.number(share)
-            rounded = number.snap(block, number.fit(block))
-            difference = rounded - block
-            error = ((difference @ local) * difference).sum(dim=1, keepdim=True)
-            better = error < least
-            least = torch.where(better, error, least)
-            result[:, start : start + length] = torch.where(
-                better, rounded, result[:, start : start + length]
-            )
-    return result
+    number = options.number()
+    groups = number.columns(weight.shape[1])
+    best = [_best_clipping(weight, moments, group, options) for group in groups]
+    return assembled(torch.cat([codes for codes, _ in best], dim=1), [s for _, s in best], number)
+
+
+def _best_clipping(
+    weight: torch.Tensor, moments: torch.Tensor, group: ColumnGroup, options: AwqOptions
+) -> tuple[torch.Tensor, Scaling]:
+    """Codes of one group [N, length] and their scaling; ties: the largest share."""
+    block = weight[:, group.start : group.end]
+    local = moments[group.start : group.end, group.start : group.end]
+    least = torch.full((weight.shape[0], 1), torch.inf, device=weight.device)
+    best: list[torch.Tensor] = []
+    for step in range(options.clip_steps + 1):
+        share = 1 - (1 - options.smallest_share) * step / options.clip_steps
+        number = options.number(share)
+        scaling = number.fit(block)
+        rounder = number.rounder(scaling, block.dtype)
+        codes = rounder.codes(block)
+        difference = rounder.values(codes) - block
+        error = ((difference @ local) * difference).sum(dim=1, keepdim=True)
+        found = [codes, scaling.scales]
+        found += [] if scaling.zero_points is None else [scaling.zero_points]
+        better = error < least
+        least = torch.where(better, error, least)
+        best = [torch.where(better, *pair) for pair in zip(found, best or found, strict=True)]
+    return best[0], Scaling(*best[1:])

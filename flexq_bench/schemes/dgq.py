@@ -1,7 +1,8 @@
 """DGQ, W4A8: dual-grained weights, and outlier channels clipped into the weights.
 
-Zhang et al., arXiv 2310.04836: section 3.2 and 3.3 are dual_grained, section 3.4 the percentile
-clipping smoothing, with dynamic scales of each token or one static scale of the layer (section 4).
+Zhang et al., arXiv 2310.04836: section 3.2 is `kernels.formats.dual_grained`, section 3.3 is
+`dual_grained`, section 3.4 the percentile clipping smoothing, with dynamic scales of each token or
+one static scale of the layer (section 4).
 """
 
 from __future__ import annotations
@@ -12,20 +13,19 @@ import torch
 
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.dual_grained import PLAIN, SearchOptions, dual_grained
+from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import gather, percentile_scale, unrounded
-from kernels.formats import NumberFormat
-
-_LARGEST_S8 = 127
+from kernels.formats import NumberFormat, Operand, quantize
+from kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8
 
 
 @dataclass(frozen=True, slots=True)
 class DgqOptions(SchemeOptions):
-    """search: the two-phase search; else plain two-level rounding.
+    """search: the two-phase search; else rounded to nearest on both levels.
 
     group_steps, row_steps: of the grids of the two phases.
     outliers: share of an input's channels that are clipped; 0: no smoothing.
@@ -52,6 +52,7 @@ class DgqOptions(SchemeOptions):
 class Dgq(Scheme):
     """4-bit weights that lift to INT8 a row, and INT8 activations."""
 
+    version = 2  # 2: without the search, weights are rounded as kernels' own are
     source = "DGQ, arXiv:2310.04836, sections 3.2 to 3.4"
     options: DgqOptions
 
@@ -60,10 +61,6 @@ class Dgq(Scheme):
         return True
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        options = self.options
-        search = PLAIN
-        if options.search:
-            search = SearchOptions.of_steps(options.group_steps, options.row_steps)
         statistics = Statistics(hessian=True)
         observe_block(state, block, statistics)
         with unrounded(state.layout.block_module(state.model, block)):
@@ -75,10 +72,9 @@ class Dgq(Scheme):
                 moments = statistics.hessian[first] / torch.outer(scale, scale)
                 # Rows don't depend on each other: readers of one input are searched together.
                 weights = torch.cat([weight_of(state.model, site) for site in readers])
-                solved = dual_grained(weights, moments, options.group, search).dequantize()
+                solved = self._rounded(weights, moments).split_rows([site.n for site in readers])
                 activation = self._activation(float((statistics.absmax[first] / scale).max()))
-                rows = torch.split(solved, [site.n for site in readers])
-                for site, rounded in zip(readers, rows, strict=True):
+                for site, rounded in zip(readers, solved, strict=True):
                     quantize_site(state.model, site, rounded, activation)
 
     def _smooth(
@@ -98,7 +94,14 @@ class Dgq(Scheme):
             seen |= fold_scale(state, block, site_input, scale)
         return seen
 
+    def _rounded(self, weights: torch.Tensor, moments: torch.Tensor) -> Operand:
+        options = self.options
+        if not options.search:
+            return quantize(weights, NumberFormat(CODE_BITS, options.group, "dual"))
+        search = SearchOptions.of_steps(options.group_steps, options.row_steps)
+        return search_dual_grained(weights, moments, options.group, search)
+
     def _activation(self, largest: float) -> DynamicActivation | StaticActivation:
         if self.options.static:
-            return StaticActivation(NumberFormat(8), largest / _LARGEST_S8)
+            return StaticActivation(NumberFormat(8), largest / LARGEST_INT8)
         return DynamicActivation(NumberFormat(8))

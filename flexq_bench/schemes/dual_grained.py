@@ -1,10 +1,8 @@
-"""DGQ's search for dual-grained weights: 4-bit groups that lift to INT8, one real scale a row.
+"""DGQ's search for dual-grained weights: group scales and zero points first, row scales after them.
 
-Zhang et al., "Dual Grained Quantization", arXiv 2310.04836, section 3.2:
-W_s8 = S2 · (W_u4 − zero), with an INT8 scale S2 for each group, so that one INT8 product covers all
-of K, and W ≈ s1 · W_s8 with an FP16 scale s1 for each row. Section 3.3 searches in two phases: each
-group's real scale S' and zero point for itself, then each row's s1 with S2 = round(S' / s1). Both
-minimise the squared error of the layer's output.
+Zhang et al., "Dual Grained Quantization", arXiv 2310.04836. Section 3.3 searches in two phases:
+each group's real scale S' and zero point for itself, then each row's S1 with S2 = round(S' / S1).
+Both minimise the squared error of the layer's output. The format is `kernels.formats.dual_grained`.
 
 No library has this format: AutoGPTQ, llm-compressor and optimum know one real scale a group.
 """
@@ -15,40 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.formats import Operand
+from kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8, TOP_CODE
 from kernels.formats.grouping import in_groups, safe_divisor
 from kernels.formats.symmetric_quantization import scales_to
-
-_LARGEST_U4 = 15
-_LARGEST_S8 = 127
-
-
-@dataclass(frozen=True, slots=True)
-class DualGrained:
-    """Weights [N, K] as the kernel reads them.
-
-    codes:       uint8 [N, K], 0 … 15.
-    zeros:       uint8 [N, groups], 0 … 15.
-    group_scale: int8 [N, groups], 1 … 127 (S2).
-    row_scale:   float16 [N, 1] (s1).
-    group:       values of k in a group; the last may be shorter.
-    """
-
-    codes: torch.Tensor
-    zeros: torch.Tensor
-    group_scale: torch.Tensor
-    row_scale: torch.Tensor
-    group: int
-
-    def lifted(self) -> torch.Tensor:
-        """W_s8, int32 [N, K]: what goes into the INT8 product, within ±127."""
-        k = self.codes.shape[1]
-        return _per_column(self.group_scale.int(), self.group, k) * (
-            self.codes.int() - _per_column(self.zeros.int(), self.group, k)
-        )
-
-    def dequantize(self) -> torch.Tensor:
-        """The real weights, float64 [N, K], exact."""
-        return self.lifted().double() * self.row_scale.double()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +42,20 @@ class SearchOptions:
         )
 
 
-PLAIN = SearchOptions(group_shares=(1.0,), row_shares=(1.0,))
-"""Two-level rounding without a search: what the two-phase search is compared with."""
-
-
-def dual_grained(
+def search_dual_grained(
     weight: torch.Tensor,
     hessian: torch.Tensor,
     group: int = 128,
     options: SearchOptions | None = None,
-) -> DualGrained:
+) -> Operand:
     """Quantize weights [N, K] for inputs with the second moments `hessian` [K, K], Σ x xᵀ.
 
     Deterministic: the largest share wins a tie. Raises ValueError if FP16 can't carry a scale.
     """
     options = options or SearchOptions.of_steps()
     work, moments = weight.float(), hessian.to(weight.device).float()
-    scales, zeros = _search_groups(work, moments, group, options.group_shares)
-    return _search_rows(work, moments, scales, zeros, group, options.row_shares)
+    scales, zero_points = _search_groups(work, moments, group, options.group_shares)
+    return _search_rows(work, moments, scales, zero_points, group, options.row_shares)
 
 
 def _search_groups(
@@ -104,11 +68,12 @@ def _search_groups(
     bottom = blocks.amin(dim=2, keepdim=True).clamp(max=0)
     best = _Best.of(top)
     for share in shares:
-        scale = (top - bottom) * share / _LARGEST_U4
+        scale = (top - bottom) * share / TOP_CODE
         divisor = safe_divisor(scale, blocks.dtype)
-        zero = torch.round(-bottom * share / divisor).clamp(0, _LARGEST_U4)
-        codes = (torch.round(blocks / divisor) + zero).clamp(0, _LARGEST_U4)
-        best.offer(_output_error(blocks - (codes - zero) * scale, local), scale, zero)
+        zero_point = torch.round(bottom * share / divisor).clamp(-TOP_CODE, 0)
+        codes = (torch.round(blocks / divisor) - zero_point).clamp(0, TOP_CODE)
+        values = (codes + zero_point) * scale
+        best.offer(_output_error(blocks - values, local), scale, zero_point)
     return best.first.squeeze(2).T, best.second.squeeze(2).T
 
 
@@ -124,51 +89,49 @@ def _search_rows(
     weight: torch.Tensor,
     moments: torch.Tensor,
     scales: torch.Tensor,
-    zeros: torch.Tensor,
+    zero_points: torch.Tensor,
     group: int,
     shares: tuple[float, ...],
-) -> DualGrained:
-    """Phase 2: the row scale s1; S2 and the codes follow from it."""
+) -> Operand:
+    """Phase 2: the row scale S1; S2 and the codes follow from it."""
     largest = weight.abs().amax(dim=1, keepdim=True)
     best = _Best.of(largest)
     for share in shares:
-        row_scale = scales_to(largest, _LARGEST_S8, share).float()
+        row_scale = scales_to(largest, LARGEST_INT8, share).float()
         group_scale = _group_scale(scales, row_scale)
-        lifted = _signed_codes(weight, row_scale, group_scale, zeros, group)
-        lifted *= _per_column(group_scale, group, weight.shape[1])
-        error = _output_error(weight - lifted * row_scale, moments)
+        values = _shifted_codes(weight, row_scale, group_scale, zero_points, group)
+        values *= _per_column(group_scale, group, weight.shape[1])
+        error = _output_error(weight - values * row_scale, moments)
         best.offer(error, row_scale, row_scale)
     row_scale = best.first
     group_scale = _group_scale(scales, row_scale)
-    signed = _signed_codes(weight, row_scale, group_scale, zeros, group)
-    return DualGrained(
-        (signed + _per_column(zeros, group, weight.shape[1])).to(torch.uint8),
-        zeros.to(torch.uint8),
-        group_scale.to(torch.int8),
-        row_scale.to(torch.float16),
+    shifted = _shifted_codes(weight, row_scale, group_scale, zero_points, group)
+    return Operand(
+        (shifted - _per_column(zero_points, group, weight.shape[1])).to(torch.int8),
+        group_scale.half(),
+        CODE_BITS,
         group,
+        zero_points.to(torch.int8).contiguous(),
+        row_scales=row_scale.half(),
     )
 
 
 def _group_scale(scales: torch.Tensor, row_scale: torch.Tensor) -> torch.Tensor:
-    return torch.round(scales / safe_divisor(row_scale, scales.dtype)).clamp(1, _LARGEST_S8)
+    return torch.round(scales / safe_divisor(row_scale, scales.dtype)).clamp(1, LARGEST_INT8)
 
 
-def _signed_codes(
+def _shifted_codes(
     weight: torch.Tensor,
     row_scale: torch.Tensor,
     group_scale: torch.Tensor,
-    zeros: torch.Tensor,
+    zero_points: torch.Tensor,
     group: int,
 ) -> torch.Tensor:
-    """Codes less their zero [N, K], limited so that the lifted value stays within ±127.
-
-    Otherwise the INT8 product would wrap.
-    """
+    """Codes plus their zero point [N, K], limited so that S2 times them stays within ±127."""
     k = weight.shape[1]
-    reach = torch.floor(_LARGEST_S8 / group_scale)
-    highest = _per_column(torch.minimum(_LARGEST_U4 - zeros, reach), group, k)
-    lowest = _per_column(torch.maximum(-zeros, -reach), group, k)
+    reach = torch.floor(LARGEST_INT8 / group_scale)
+    highest = _per_column(torch.minimum(TOP_CODE + zero_points, reach), group, k)
+    lowest = _per_column(torch.maximum(zero_points, -reach), group, k)
     step = _per_column(safe_divisor(group_scale * row_scale, weight.dtype), group, k)
     return torch.minimum(torch.maximum(torch.round(weight / step), lowest), highest)
 

@@ -13,82 +13,64 @@ from torch.nn import functional
 from flexq_bench.schemes.activations import ActivationQuantizer
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import LinearSite, linear_at, replace_module
-from kernels.errors import ShapeError
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import Operand
 
-_LARGEST_INPUT = torch.finfo(torch.float16).max
+_LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
 class FakeQuantizedLinear(nn.Module):
-    """Y = q(s · X)[order] · W^T + bias, W and q(X) code times scale.
+    """Y = q(X)[order] · W^T + bias of a quantized layer: W and q(X) are code times scale.
 
     Products are summed in FP32 whatever the model's dtype, as kernels do, and Y has X's dtype.
 
-    weight:      dequantized [N, K], kept in FP32 (FP16 would round code times scale), its channels
-                 in the order that `order` puts the input in.
-    bias:        [N]; None: the layer has none.
-    activation:  rounds the input; None: it stays as it is (weight-only).
-    input_scale: [K], what channels of X are multiplied with before all else (where it can't be
-                 folded into what comes before); None: nothing.
-    order:       [K], int64: which channel of X stands where (Atom); None: as they are.
-    output:      rounds Y (Atom's KV cache: groups of a head's size).
+    The layer's codes are what it is made of, and follow it to a device. What it computes with is
+    derived from them:
 
-    Raises ShapeError if these don't fit each other.
+    weight: [N, K] dequantized, FP32 (FP16 would round code times scale), channels in the order of
+            the codes.
+    bias:   [N], FP32; None: the layer has none.
+    order:  [K], int64: which channel of X stands where (Atom); None: as they are.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
-    input_scale: torch.Tensor | None
     order: torch.Tensor | None
 
-    def __init__(
-        self,
-        name: str,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        activation: ActivationQuantizer | None = None,
-        *,
-        input_scale: torch.Tensor | None = None,
-        order: torch.Tensor | None = None,
-        output: ActivationQuantizer | None = None,
-    ) -> None:
+    def __init__(self, name: str, layer: QuantizedLayer) -> None:
         super().__init__()
-        n, k = weight.shape
-        for what, tensor, length in (
-            ("bias", bias, n),
-            ("input_scale", input_scale, k),
-            ("order", order, k),
-        ):
-            if tensor is not None and tuple(tensor.shape) != (length,):
-                raise ShapeError(f"{name}: {what} must be [{length}], got {list(tensor.shape)}")
         self.name = name
-        self.out_features, self.in_features = n, k
-        self.activation = activation
-        self.output = output
-        self.register_buffer("weight", weight.detach().to(torch.float32))
-        self.register_buffer("bias", _float(bias))
-        self.register_buffer("input_scale", _float(input_scale))
-        self.register_buffer("order", order)
+        self.out_features, self.in_features = layer.weight.rows, layer.weight.k
+        self._layer = layer
+        order = layer.weight.order
+        self.register_buffer("weight", layer.weight.dequantize(torch.float32))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.float())
+        self.register_buffer("order", None if order is None else order.long())
+
+    @property
+    def layer(self) -> QuantizedLayer:
+        """The codes, on the device of this module."""
+        return self._layer
+
+    @property
+    def activation(self) -> ActivationQuantizer | None:
+        """What rounds the input; None: it stays as it is (weight-only)."""
+        return self._layer.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N] in x's dtype. Raises QuantizeError if x can't be quantized."""
         rows = x.reshape(-1, self.in_features)
-        if self.input_scale is not None:
-            rows = rows * self.input_scale.to(rows.dtype)
         if self.order is not None:
             rows = rows[:, self.order]
         try:
             rows = rows.to(torch.float32) if self.activation is None else self.activation(rows)
-            y = functional.linear(rows, self.weight, self.bias).to(x.dtype)
-            if self.output is not None:
-                y = self.output(y).to(x.dtype)
         except ValueError as error:
             largest = float(x.abs().amax())
-            if _LARGEST_INPUT < largest < math.inf:
-                reason = (
-                    f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_INPUT:,.0f}"
-                )
+            if _LARGEST_FP16 < largest < math.inf:
+                reason = f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_FP16:,.0f}"
                 raise QuantizeError(f"{self.name}: {reason}: leave this model as it is") from error
             raise QuantizeError(f"{self.name}: {error}") from error
+        y = functional.linear(rows, self.weight, self.bias).to(x.dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
@@ -96,33 +78,30 @@ class FakeQuantizedLinear(nn.Module):
         device = fn(self.weight.new_empty(0)).device
         for name, buffer in self._buffers.items():
             self._buffers[name] = None if buffer is None else buffer.to(device)
+        self._layer = self._layer.to(device)
         return self
 
 
 def quantize_site(
     model: nn.Module,
     site: LinearSite,
-    weight: torch.Tensor,
+    weight: Operand,
     activation: ActivationQuantizer | None = None,
-    *,
-    input_scale: torch.Tensor | None = None,
-    order: torch.Tensor | None = None,
-    output: ActivationQuantizer | None = None,
 ) -> FakeQuantizedLinear:
-    """Put a FakeQuantizedLinear with this dequantized weight and the site's bias where it is."""
+    """Put a FakeQuantizedLinear with these codes and the site's bias, as FP16, where it is.
+
+    Raises QuantizeError if FP16 can't hold the bias, or weights that stay as they are.
+    """
     dense = linear_at(model, site.name)
-    quantized = FakeQuantizedLinear(
-        site.name,
-        weight.to(dense.weight.device),
-        dense.bias,
-        activation,
-        input_scale=input_scale,
-        order=order,
-        output=output,
-    )
+    bias = None if dense.bias is None else dense.bias.detach().to(torch.float16)
+    for what, values in (("bias", bias), ("weights", weight.values)):
+        if values is not None and values.dtype == torch.float16 and not _finite(values):
+            raise QuantizeError(f"{site.name}: its {what} pass FP16's {_LARGEST_FP16:,.0f}")
+    layer = QuantizedLayer(weight.to(dense.weight.device), activation, bias)
+    quantized = FakeQuantizedLinear(site.name, layer)
     replace_module(model, site.name, quantized)
     return quantized
 
 
-def _float(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().to(torch.float32)
+def _finite(values: torch.Tensor) -> bool:
+    return bool(torch.isfinite(values).all())

@@ -7,28 +7,27 @@ is rounded to is the caller's choice: ZeroQuant(4+2) (arXiv 2312.08583) does the
 FP5 codes.
 
 llm-compressor and optimum have GPTQ for integers behind their own model wrappers and file formats.
-They offer neither FP6 nor FP5 nor Atom's two bit widths in one row, and what they write isn't what
-our kernels read, so the forty lines of the algorithm are ours.
+They offer neither FP6 nor FP5 nor Atom's two bit widths in one row, so the forty lines of the
+algorithm are ours.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.column_groups import ColumnGroup, column_groups
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from flexq_bench.schemes.uniform import FULL_BITS
 from kernels.errors import ShapeError
-from kernels.formats import NumberFormat
+from kernels.formats import ColumnGroup, NumberFormat, Operand, Rounder, Scaling, assembled
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +55,13 @@ class GptqOptions:
 def gptq(
     weight: torch.Tensor,
     hessian: torch.Tensor,
-    groups: Sequence[ColumnGroup],
+    number: NumberFormat,
     options: GptqOptions | None = None,
-) -> torch.Tensor:
-    """Weights [N, K] rounded to the formats of their groups, float32; deterministic.
+) -> Operand:
+    """Codes and scales of weights [N, K]; deterministic.
 
     hessian: [K, K], the sum (or mean: only ratios matter) of x xᵀ over the calibration tokens.
-    groups:  columns 0 … K-1 in order, as column_groups gives them.
+    number:  format of the codes.
 
     Inputs that calibration never saw (a zero on the diagonal) get the unit Hessian; their weights
     are rounded to nearest. Raises ShapeError if the Hessian doesn't fit the weights, and ValueError
@@ -78,15 +77,24 @@ def gptq(
         raise ValueError("the Hessian holds NaN or infinity: look at the calibration inputs")
 
     work = weight.double()
+    groups = number.columns(k)
+    scalings: list[Scaling] = []
+    rounders: list[Rounder] = []
+
+    def fit(group: ColumnGroup, columns: torch.Tensor) -> None:
+        scalings.append(group.format.fit(columns))
+        rounders.append(group.format.rounder(scalings[-1], columns.dtype))
+
     order = torch.arange(k, device=weight.device)
     if options.act_order:
         order = torch.argsort(hessian.diagonal(), descending=True, stable=True)
-    snappers = [g.snapper(work[:, g.start : g.end]) for g in groups] if options.act_order else []
+        for group in groups:
+            fit(group, work[:, group.start : group.end])
     group_of = [index for index, g in enumerate(groups) for _ in range(g.start, g.end)]
     factor = _inverse_factor(hessian.double()[order][:, order], options.damping)
     work = work[:, order].contiguous()
     columns = order.tolist()
-    rounded = torch.empty_like(work)
+    codes = torch.empty_like(work)
 
     for start in range(0, k, options.block):
         end = min(start + options.block, k)
@@ -97,30 +105,39 @@ def gptq(
                 # Columns of the group past this block still lack the errors of this block.
                 late = work[:, j : group.end].clone()
                 late[:, end - j :] -= errors[:, : j - start] @ factor[start:j, end : group.end]
-                snappers.append(group.snapper(late))
-            snapped = snappers[group_of[columns[j]]](work[:, j : j + 1])[:, 0]
-            rounded[:, j] = snapped
-            error = torch.div(work[:, j] - snapped, factor[j, j], out=errors[:, j - start])
+                fit(group, late)
+            rounder = rounders[group_of[columns[j]]]
+            code = rounder.codes(work[:, j : j + 1])
+            codes[:, j] = code[:, 0]
+            error = work[:, j] - rounder.values(code)[:, 0]
+            error = torch.div(error, factor[j, j], out=errors[:, j - start])
             work[:, j:end].addr_(error, factor[j, j:end], alpha=-1)
         work[:, end:] -= errors @ factor[start:end, end:]
-    restored = torch.empty_like(rounded)
-    restored[:, order] = rounded
-    return restored.float()
+    restored = torch.empty_like(codes)
+    restored[:, order] = codes
+    return assembled(restored, scalings, number)
 
 
 def gptq_together(
     weights: Sequence[torch.Tensor],
     hessian: torch.Tensor,
-    groups: Sequence[ColumnGroup],
+    number: NumberFormat,
     options: GptqOptions | None = None,
-) -> list[torch.Tensor]:
-    """`gptq` of several weights [N, K] that meet the same inputs, each float32 [N, K].
+    *,
+    order: torch.Tensor | None = None,
+) -> list[Operand]:
+    """`gptq` of several weights [N, K] that meet the same inputs.
 
     Rows don't depend on each other, so the columns are gone through once for all of them.
+    order: [K], a permutation that the operands' columns are in; None: the weights' own.
     """
-    solved = gptq(torch.cat(list(weights)), hessian, groups, options)
-    rows = [weight.shape[0] for weight in weights]
-    return [part.clone() for part in torch.split(solved, rows)]
+    together = torch.cat(list(weights))
+    if order is None:
+        solved = gptq(together, hessian, number, options)
+    else:
+        solved = gptq(together[:, order], hessian[order][:, order], number, options)
+        solved = replace(solved, order=order.to(torch.int32))
+    return solved.split_rows([weight.shape[0] for weight in weights])
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
@@ -176,6 +193,6 @@ class Gptq(Scheme):
             readers = readers_of(state, block, site_input)
             weights = [weight_of(state.model, site) for site in readers]
             hessian = statistics.hessian[readers[0].name]
-            solved = gptq_together(weights, hessian, column_groups(readers[0].k, number), solver)
+            solved = gptq_together(weights, hessian, number, solver)
             for site, rounded in zip(readers, solved, strict=True):
                 quantize_site(state.model, site, rounded, activation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,8 @@ from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
 from flexq_bench.schemes.smoothing import Folds, check_share, gather, smoothquant_scale, unrounded
-from flexq_bench.schemes.straight_through import fake_quantize
 from flexq_bench.schemes.uniform import FULL_BITS
-from kernels.formats import NumberFormat
+from kernels.formats import NumberFormat, Operand, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +97,12 @@ class LearnedScheme(Scheme):
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        on_block: Callable[[int], None] | None = None,
     ) -> Folds:
         with _eager_attention(model):
-            return super().quantize(model, calibration, seed=seed, progress=progress)
+            return super().quantize(
+                model, calibration, seed=seed, progress=progress, on_block=on_block
+            )
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
         if state.original is None:
@@ -166,12 +168,12 @@ class LearnedScheme(Scheme):
 
     def _rounded(
         self, state: QuantizationState, site: LinearSite, name: str, learned: Learned
-    ) -> torch.Tensor:
+    ) -> Operand:
         weight = weight_of(state.model, site).double()
         if name in learned.compensation:
             left, right = learned.compensation[name]
             weight = weight + (left @ right).double()
-        return fake_quantize(weight, self.options.weight, learned.clips[name].double())
+        return quantize(weight, self.options.weight, shares=learned.clips[name].double())
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,6 +32,11 @@ class QuantizedLayer:
             raise ShapeError(
                 f"a bias of {self.weight.rows} rows has shape {tuple(self.bias.shape)}"
             )
+
+    def to(self, device: torch.device | str) -> QuantizedLayer:
+        """The same layer on another device."""
+        bias = None if self.bias is None else self.bias.to(device)
+        return replace(self, weight=self.weight.to(device), bias=bias)
 
     @property
     def weight_format(self) -> NumberFormat:

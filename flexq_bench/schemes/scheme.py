@@ -15,6 +15,7 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.model_map import ModelMap, map_model
 from flexq_bench.schemes.smoothing import Folds
 
+FULL_KV_BITS = 16
 Progress = Callable[[int, int, str], None]
 """Called with blocks done, blocks in all, and what is being done."""
 
@@ -74,6 +75,14 @@ class Scheme(ABC):
         self.options = options
 
     @property
+    def kv_bits(self) -> int:
+        """Bits of the cache that the quantized model is served with: 16, 8 or 4.
+
+        Keys and values are rounded where the cache stores them, after the rotary embedding.
+        """
+        return FULL_KV_BITS
+
+    @property
     def needs_calibration(self) -> bool:
         """True if `quantize` must be given calibration data."""
         return False
@@ -95,10 +104,14 @@ class Scheme(ABC):
         *,
         seed: int = 0,
         progress: Progress | None = None,
+        on_block: Callable[[int], None] | None = None,
     ) -> Folds:
         """Quantize a dense model in place: its sites become FakeQuantizedLinear.
 
         Returns the scales that were folded into it.
+
+        on_block: called with a block's index as soon as nothing looks at the block any more or
+        changes it: what is in it may be written and freed.
 
         The same model, data, options and seed give the same numbers.
         Raises QuantizeError if the model has no map or is quantized already, or if calibration
@@ -130,6 +143,8 @@ class Scheme(ABC):
                 raise QuantizeError(f"{self.name}: block {block}: {error}") from error
             if stream is not None and block + 1 < layout.blocks:
                 stream.advance()
+            if on_block is not None:
+                on_block(block)
         if progress is not None:
             progress(layout.blocks, layout.blocks, self.name)
         model.train(was_training)

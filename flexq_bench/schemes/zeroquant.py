@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flexq_bench.schemes.calibration import Statistics
-from flexq_bench.schemes.column_groups import column_groups, round_to_nearest
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.gptq import gptq_together
 from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
-from kernels.formats import NumberFormat
+from kernels.formats import NumberFormat, quantize
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +53,9 @@ class SmallFloat(Scheme):
         for site_input in state.layout.site_inputs:
             readers = readers_of(state, block, site_input)
             weights = [weight_of(state.model, site) for site in readers]
-            groups = column_groups(readers[0].k, number)
             if options.gptq:
-                solved = gptq_together(weights, statistics.hessian[readers[0].name], groups)
+                solved = gptq_together(weights, statistics.hessian[readers[0].name], number)
             else:
-                solved = [round_to_nearest(weight, groups) for weight in weights]
+                solved = [quantize(weight, number) for weight in weights]
             for site, rounded in zip(readers, solved, strict=True):
                 quantize_site(state.model, site, rounded)

@@ -1,26 +1,31 @@
 """Number formats and operands: what a format is called, and how values become codes and scales.
 
-Groups of integers (`symmetric_quantization` is FlexQ's formula), dual-grained and mixed ones,
-scaled FP8, minifloats, and bit planes.
+Groups of integers (`symmetric_quantization` is FlexQ's formula, `asymmetric` has zero points),
+dual-grained and mixed ones, scaled FP8, minifloats, and bit planes.
 """
 
+from kernels.formats.asymmetric import quantize_asymmetric
 from kernels.formats.dual_grained import quantize_dual_grained
 from kernels.formats.fp8 import quantize_e4m3
 from kernels.formats.minifloat import quantize_minifloat
 from kernels.formats.mixed import quantize_mixed
-from kernels.formats.number_format import FP16, Kind, NumberFormat, Scaling
+from kernels.formats.number_format import FP16, ColumnGroup, Kind, NumberFormat, Rounder, Scaling
 from kernels.formats.operand import Operand
-from kernels.formats.quantization import format_of, quantize
+from kernels.formats.quantization import assembled, format_of, quantize
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
 __all__ = [
     "FP16",
+    "ColumnGroup",
     "Kind",
     "NumberFormat",
     "Operand",
+    "Rounder",
     "Scaling",
+    "assembled",
     "format_of",
     "quantize",
+    "quantize_asymmetric",
     "quantize_dual_grained",
     "quantize_e4m3",
     "quantize_minifloat",

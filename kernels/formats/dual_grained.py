@@ -1,7 +1,9 @@
 """Dual-grained quantization: 4-bit codes, INT8 scales of groups, FP16 scales of rows (DGQ).
 
-DGQ (arXiv 2310.04836): W = S1 · S2 · (code + zero point), with S2 and the zero point of a group and
-S1 of a whole row. S2 · (code + zero point) fits int8, so that an int8 GEMM can sum over all of K.
+DGQ (arXiv 2310.04836, section 3.2): W = S1 · S2 · (code + zero point), with S2 and the zero point
+of a group and S1 of a whole row. S2 · (code + zero point) fits int8, so that an int8 GEMM can sum
+over all of K: whoever makes codes sees to that. Rounding to nearest leaves room in S1; DGQ's search
+(`flexq_bench.schemes`) limits codes.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from kernels.formats.operand import Operand
 
 CODE_BITS = 4
 TOP_CODE = (1 << CODE_BITS) - 1
+LARGEST_INT8 = 127
 # A row's largest magnitude becomes this many of S1. A scale S2 is then at most 16, and rounding to
 # a multiple of it moves a value by at most 8: never past 127.
 _SPAN = 119
@@ -58,7 +61,7 @@ def int8_values(operand: Operand) -> torch.Tensor:
     if scales is None or zeros is None:
         raise ShapeError("need dual-grained codes, with zero points and scales of groups")
     checks = (("codes", operand.values, 0, TOP_CODE), ("zero points", zeros, -TOP_CODE, 0))
-    for name, tensor, lowest, highest in (*checks, ("scales of groups", scales, 0, 127)):
+    for name, tensor, lowest, highest in (*checks, ("scales of groups", scales, 0, LARGEST_INT8)):
         whole = tensor.double()
         if bool(((whole < lowest) | (whole > highest) | (whole != whole.round())).any()):
             raise ShapeError(f"{name} must be integers in {lowest} … {highest}")

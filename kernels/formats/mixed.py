@@ -40,29 +40,38 @@ def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def quantize_mixed(
-    matrix: torch.Tensor, order: torch.Tensor | None = None, *, clip: float = 1.0
+    matrix: torch.Tensor,
+    order: torch.Tensor | None = None,
+    *,
+    bits: int = HEAD_BITS,
+    group: int = GROUP,
+    clip: float = 1.0,
 ) -> Operand:
-    """Quantize [rows, K] symmetrically: groups of 128 in 4 bits, the last one in 8, in an order.
+    """Quantize [rows, K] symmetrically: groups in 4 bits, the last one in 8, in an order.
 
     order: int [K], a permutation; column j of the operand is column order[j] of the matrix. None:
-    default_order. clip: share of a group's range that 4-bit codes span. Codes and scales of a group
-    are quantize_symmetric's, and so is what is raised; and ShapeError if order is no permutation of
-    the columns.
+    default_order.
+    bits: of all groups but the last. group: values of k that share a scale.
+    clip: share of the range that the codes of all groups but the last span.
+    Codes and scales of a group are quantize_symmetric's, and so is what is raised; and ShapeError
+    if order is no permutation of the columns.
     """
-    check_shape(matrix, GROUP)
+    check_shape(matrix, group)
     k = matrix.shape[1]
     chosen = default_order(k, matrix.device) if order is None else order.to(torch.int32)
     if not torch.equal(chosen.sort().values.cpu(), torch.arange(k, dtype=torch.int32)):
         raise ShapeError(f"an order must have each of {k} columns once")
-    reordered, start = matrix[:, chosen.long()], tail_start(k)
-    tail = quantize_symmetric(reordered[:, start:], TAIL_BITS, GROUP)
+    reordered, start = matrix[:, chosen.long()], tail_start(k, group)
+    tail = quantize_symmetric(reordered[:, start:], TAIL_BITS, group)
     head = None
     if start:
-        head = quantize_symmetric(reordered[:, :start], HEAD_BITS, GROUP, share=clip)
-    return joined(head, tail, chosen)
+        head = quantize_symmetric(reordered[:, :start], bits, group, share=clip)
+    return joined(head, tail, chosen, bits=bits)
 
 
-def joined(head: Operand | None, tail: Operand, order: torch.Tensor) -> Operand:
+def joined(
+    head: Operand | None, tail: Operand, order: torch.Tensor, *, bits: int = HEAD_BITS
+) -> Operand:
     """INT4 groups and the INT8 group after them as one operand. head None: K is one group."""
     assert tail.scales is not None  # both are codes
     values, scales = tail.values, tail.scales
@@ -70,4 +79,4 @@ def joined(head: Operand | None, tail: Operand, order: torch.Tensor) -> Operand:
         assert head.scales is not None
         values = torch.cat([head.values, values], dim=1)
         scales = torch.cat([head.scales, scales], dim=1)
-    return Operand(values, scales, HEAD_BITS, GROUP, tail_bits=TAIL_BITS, order=order)
+    return Operand(values, scales, bits, tail.group, tail_bits=TAIL_BITS, order=order)

@@ -1,25 +1,25 @@
 """The number format of an operand: bits, group and kind; its name; and rounding values to it.
 
 Kernel specifications say with it what a kernel takes, schemes say with it what they round to.
-Symmetric integers are those of `symmetric_quantization`; asymmetric ones add a zero point, balanced
-ones are symmetric about zero (ABQ-LLM's bit balance, arXiv:2408.08554, section 3.3), floats of 6
-and 5 bits are E3M2 and E3M1 (ZeroQuant(4+2), arXiv:2312.08583, section 4), of 8 bits E4M3, normal
-is NF4 (QLoRA, arXiv:2305.14314), dual is `dual_grained` (DGQ), mixed is `mixed` (Atom), and dense
-values have no scale.
+Symmetric integers are those of `symmetric_quantization`, asymmetric ones, which add a zero point,
+those of `asymmetric`; balanced ones are symmetric about zero (ABQ-LLM's bit balance,
+arXiv:2408.08554, section 3.3), floats of 6 and 5 bits are E3M2 and E3M1 (ZeroQuant(4+2),
+arXiv:2312.08583, section 4), of 8 bits E4M3, normal is NF4 (QLoRA, arXiv:2305.14314), dual is
+`dual_grained` (DGQ), mixed is `mixed` (Atom), and dense values have no scale.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from kernels.errors import ShapeError
 from kernels.formats import fused_rounding
+from kernels.formats.asymmetric import asymmetric_scaling
 from kernels.formats.grouping import (
     check_finite,
     check_shape,
@@ -28,6 +28,7 @@ from kernels.formats.grouping import (
     work_dtype,
 )
 from kernels.formats.minifloat import LARGEST, nearest_minifloat
+from kernels.formats.mixed import TAIL_BITS, tail_start
 from kernels.formats.symmetric_quantization import code_limits, nearest_codes_, scales_to
 
 Kind = Literal["symmetric", "asymmetric", "balanced", "float", "normal", "dual", "mixed", "dense"]
@@ -47,7 +48,7 @@ _BITS: dict[Kind, tuple[int, ...]] = {
     "float": (5, 6, 8),
     "normal": (4,),
     "dual": (4,),
-    "mixed": (4,),
+    "mixed": tuple(range(2, 9)),
     "dense": (16, 32),
 }
 _NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
@@ -57,12 +58,12 @@ _NAME = re.compile(r"(?P<prefix>[a-z]+)(?P<bits>\d+)(?:/(?P<group>row|\d+))?")
 class Scaling:
     """Scale and zero point of a group. scales: FP16 [..., 1].
 
-    zeros: the code that stands for 0, [..., 1], in the dtype of the values that were fitted;
-    None: the format has no zero point.
+    zero_points: added to codes before they are scaled, [..., 1], in the dtype of the values that
+    were fitted; None: zeros.
     """
 
     scales: torch.Tensor
-    zeros: torch.Tensor | None = None
+    zero_points: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +71,13 @@ class NumberFormat:
     """Codes of `bits` bits, one FP16 scale per `group` of k (None: a row, a channel or a token).
 
     kind: balanced integers lie within ±2^(bits-2), one more than 2^(bits-1) of them: the five of
-          ABQ-LLM's W2* take three bits. Dense numbers have neither codes nor scales.
-    clip: share of a group's range that the codes span; what is beyond saturates. Kernels have 1.
+          ABQ-LLM's W2* take three bits. Mixed ones have 8 bits in the last group of K. Dense
+          numbers have neither codes nor scales.
+    clip: share of a group's range that the codes span (mixed: of all groups but the last); what is
+          beyond saturates.
 
-    Raises ShapeError if the bits and the kind contradict each other, a group has no value or clip
-    is not in (0, 1].
+    Raises ShapeError if the bits and the kind contradict each other, a group has no value, mixed
+    numbers have no groups or clip is not in (0, 1].
     """
 
     bits: int
@@ -90,6 +93,8 @@ class NumberFormat:
             raise ShapeError(f"{self.kind} numbers have {known} bits, got {self.bits}")
         if self.group is not None and self.group < 1:
             raise ShapeError(f"a group needs at least one value, got {self.group}")
+        if self.kind == "mixed" and self.group is None:
+            raise ShapeError("mixed numbers have groups of k, the last one in 8 bits: give a group")
         if not 0 < self.clip <= 1:
             raise ShapeError(f"clip is a share of the range, above 0 and at most 1: {self.clip}")
 
@@ -140,46 +145,33 @@ class NumberFormat:
         low, high = code_limits(self.bits)
         return (0, high - low) if self.kind in ("asymmetric", "dual") else (low, high)
 
+    def columns(self, k: int) -> tuple[ColumnGroup, ...]:
+        """The groups of K columns, the last one possibly shorter."""
+        length, last = self.group or k, tail_start(k, self.group or k)
+        head, tail = self._parts() if self.kind == "mixed" else (self, self)
+        return tuple(
+            ColumnGroup(start, min(start + length, k), tail if start == last else head)
+            for start in range(0, k, length)
+        )
+
     def fit(self, grouped: torch.Tensor) -> Scaling:
         """Scaling of values [..., length] that share a scale.
 
         Raises ValueError if FP16 can't carry a scale, ShapeError if the kind has no such scaling.
         """
         if self.kind == "asymmetric":
-            return self._fit_asymmetric(grouped)
+            return Scaling(*asymmetric_scaling(grouped, self.limits[1], self.clip))
         if self.kind == "float" and self.bits in LARGEST:
             return Scaling(scales_to(grouped, LARGEST[self.bits], self.clip))
         if self.kind in ("symmetric", "balanced"):
             return Scaling(scales_to(grouped, self.limits[1], self.clip))
         raise ShapeError(f"{self.name} is not fitted group by group: see kernels.formats.quantize")
 
-    def snapper(
-        self, scaling: Scaling, dtype: torch.dtype
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """Function from values [..., length] of this dtype to the nearest representable numbers.
-
-        A code times its scale is exact in FP32: 9 significant bits at most, and 11.
-        """
-        divisor = safe_divisor(scaling.scales, dtype)
-        factor = scaling.scales.to(dtype)
-        if self.kind == "float":
-            return lambda values: (
-                nearest_minifloat(values / divisor, self.bits).to(dtype).mul_(factor)
-            )
-        limits = self.limits
-        if scaling.zeros is None:
-            return lambda values: nearest_codes_(values / divisor, limits).mul_(factor)
-        zeros = scaling.zeros.to(dtype)
-
-        def snap_asymmetric(values: torch.Tensor) -> torch.Tensor:
-            codes = (values / divisor).round_().add_(zeros).clamp_(*limits)
-            return codes.sub_(zeros).mul_(factor)
-
-        return snap_asymmetric
-
-    def snap(self, values: torch.Tensor, scaling: Scaling) -> torch.Tensor:
-        """The nearest representable numbers of values [..., length], in their dtype."""
-        return self.snapper(scaling, values.dtype)(values)
+    def rounder(self, scaling: Scaling, dtype: torch.dtype) -> Rounder:
+        """Rounding of values [..., length] of this dtype with a scaling."""
+        zero_points = None if scaling.zero_points is None else scaling.zero_points.to(dtype)
+        divisor, factor = safe_divisor(scaling.scales, dtype), scaling.scales.to(dtype)
+        return Rounder(self, divisor, factor, zero_points)
 
     def round(self, matrix: torch.Tensor) -> torch.Tensor:
         """Round [rows, K] to nearest, group by group: FP32 [rows, K], code times scale, exact.
@@ -189,6 +181,11 @@ class NumberFormat:
         """
         check_shape(matrix, self.group)
         rows, k = matrix.shape
+        if self.kind == "mixed":
+            head, tail = self._parts()
+            start = tail_start(k, self.group or k)
+            rounded = tail.round(matrix[:, start:])
+            return torch.cat([head.round(matrix[:, :start]), rounded], 1) if start else rounded
         if self.kind in ("symmetric", "balanced") and fused_rounding.takes(matrix):
             fused = fused_rounding.round_symmetric(matrix, self.group, self.limits, self.clip)
             if fused is not None and math.isfinite(float(fused[1].amax())):
@@ -199,19 +196,49 @@ class NumberFormat:
         except ValueError:
             check_finite(matrix)  # NaN and infinity give no scale either, for a reason of their own
             raise
-        snapped = self.snap(grouped, scaling)
-        return snapped.view(rows, -1)[:, :k].to(torch.float32).contiguous()
+        rounder = self.rounder(scaling, grouped.dtype)
+        rounded = rounder.values(rounder.codes(grouped))
+        return rounded.view(rows, -1)[:, :k].to(torch.float32).contiguous()
 
-    def _fit_asymmetric(self, grouped: torch.Tensor) -> Scaling:
-        top = self.limits[1]
-        # Zero is always in the range, so that it is exact: padding and masked tokens stay zero.
-        low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * self.clip
-        high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * self.clip
-        scales = ((high - low) / top).to(torch.float16)
-        if not math.isfinite(float(scales.detach().amax())):
-            raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
-        zeros = torch.round(-low / safe_divisor(scales, grouped.dtype)).clamp_(0, top)
-        return Scaling(scales, zeros)
+    def _parts(self) -> tuple[NumberFormat, NumberFormat]:
+        """Of mixed numbers: formats of all groups but the last, and of the last."""
+        return replace(self, kind="symmetric"), NumberFormat(TAIL_BITS, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnGroup:
+    """Columns start … end - 1 of a matrix, with one scale a row. format: of their codes."""
+
+    start: int
+    end: int
+    format: NumberFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Rounder:
+    """Codes of values [..., length] that share a scale, and what codes stand for.
+
+    divisor, factor: the scale to divide and to multiply by, [..., 1]. All in the values' dtype.
+    """
+
+    number: NumberFormat
+    divisor: torch.Tensor
+    factor: torch.Tensor
+    zero_points: torch.Tensor | None
+
+    def codes(self, values: torch.Tensor) -> torch.Tensor:
+        """The nearest codes; of small floats the numbers themselves. In the values' dtype."""
+        quotients = values / self.divisor
+        if self.number.kind == "float":
+            return nearest_minifloat(quotients, self.number.bits).to(values.dtype)
+        if self.zero_points is None:
+            return nearest_codes_(quotients, self.number.limits)
+        return quotients.round_().sub_(self.zero_points).clamp_(*self.number.limits)
+
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
+        """Code (plus zero point) times scale: exact in FP32, of 9 and 11 significant bits."""
+        shifted = codes if self.zero_points is None else codes + self.zero_points
+        return shifted * self.factor
 
 
 FP16 = NumberFormat(16, kind="dense")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 
@@ -14,13 +15,14 @@ from kernels.errors import ShapeError
 class Operand:
     """Activations X [M,K] or weights W [N,K], quantized or dense.
 
-    values: [rows, K], int8 or E4M3 codes, or FP16 values that E3M2 or E3M1 has, where scales is
-            given; else FP16/FP32 values.
+    values: [rows, K], int8 (uint8 where unsigned ones have 8 bits) or E4M3 codes, or FP16 values
+            that E3M2 or E3M1 has, where scales is given; else FP16/FP32 values.
     scales: [rows, groups], FP16; groups = ceil(K / group). None: dense.
     bits:   of one code; 16 for dense FP16.
     group:  values of k that share a scale; None: one scale a row (or dense). The last group of a
             row is shorter where K is not a multiple.
-    zero_points: [rows, groups], int8, added to codes before they are scaled. None: zeros.
+    zero_points: [rows, groups], int8 (int16 for codes of 8 bits), added to codes before they are
+            scaled: minus the code that stands for 0. None: zeros.
     row_scales:  [rows, 1], FP16, a second scale that a whole row shares. None: ones.
     tail_bits:   of codes in the last group. None: bits, as everywhere.
     order:       int32 [K], a permutation: column j is channel order[j] of the layer's input. None:
@@ -93,15 +95,26 @@ class Operand:
 
         return self._mapped(taken)
 
-    def dequantize(self) -> torch.Tensor:
-        """The real values, float64 [rows, K]: (code + zero point) times its scales, exact."""
-        values = self.values.double()
+    def split_rows(self, counts: Sequence[int]) -> list[Operand]:
+        """So many rows each, one part after the other; none shares memory with another."""
+        ends = list(accumulate(counts))
+        parts = (self.slice_rows(end - count, end) for count, end in zip(counts, ends, strict=True))
+        return [
+            replace(
+                part._mapped(torch.clone), order=None if self.order is None else self.order.clone()
+            )
+            for part in parts
+        ]
+
+    def dequantize(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """The real values [rows, K]: (code + zero point) times its scales, exact in FP32 too."""
+        values = self.values.to(dtype, copy=True)
         if self.zero_points is not None:
-            values = values + self._per_value(self.zero_points)
+            values += self._per_value(self.zero_points, dtype)
         if self.scales is not None:
-            values = values * self._per_value(self.scales)
+            values *= self._per_value(self.scales, dtype)
         if self.row_scales is not None:
-            values = values * self.row_scales.double()
+            values *= self.row_scales.to(dtype)
         return values
 
     def in_own_order(self) -> torch.Tensor:
@@ -134,8 +147,10 @@ class Operand:
             row_scales=joined("row_scales"),
         )
 
-    def _per_value(self, of_groups: torch.Tensor) -> torch.Tensor:
-        wide = of_groups.double().repeat_interleave(self.group_length, dim=1)
+    def _per_value(self, of_groups: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if of_groups.shape[1] == 1:
+            return of_groups.to(dtype)
+        wide = of_groups.to(dtype).repeat_interleave(self.group_length, dim=1)
         return wide[:, : self.k]
 
     def _mapped(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Operand:

@@ -2,42 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kernels.errors import ShapeError
+from kernels.formats.asymmetric import asymmetric_types, quantize_asymmetric
 from kernels.formats.dual_grained import quantize_dual_grained
 from kernels.formats.fp8 import quantize_e4m3
 from kernels.formats.minifloat import quantize_minifloat
-from kernels.formats.mixed import quantize_mixed
-from kernels.formats.number_format import Kind, NumberFormat
+from kernels.formats.mixed import TAIL_BITS, quantize_mixed
+from kernels.formats.number_format import Kind, NumberFormat, Scaling
 from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
 _E4M3_BITS = 8  # of the floats: the others are minifloats
 
 
-def quantize(matrix: torch.Tensor, number: NumberFormat) -> Operand:
+def quantize(
+    matrix: torch.Tensor,
+    number: NumberFormat,
+    *,
+    shares: torch.Tensor | None = None,
+    order: torch.Tensor | None = None,
+) -> Operand:
     """Round [rows, K] to nearest: codes and scales; dense formats: the values as FP16.
 
-    Raises ShapeError for formats that no kernel of ours takes or that don't fit the matrix, and
-    ValueError for NaN, infinity or values past what a format carries.
+    shares: [rows, groups], what the codes of each group span of its range beside the format's clip,
+    for signed integers; None: all of it. order: of the channels, for mixed ones; None: their
+    default_order.
+
+    Raises ShapeError for formats that no operand has or that don't fit the matrix, and ValueError
+    for NaN, infinity or values past what a format carries.
     """
+    if shares is not None and number.kind not in ("symmetric", "balanced"):
+        raise ShapeError(f"only signed integers have a share for each group, not {number.name}")
     if number.is_dense:
         return Operand(matrix.to(torch.float16), None, number.bits, None)
-    if number.kind == "float":
+    if number.kind == "float" and number.clip == 1:
         if number.bits == _E4M3_BITS:
             return quantize_e4m3(matrix)
         return quantize_minifloat(matrix, number.bits, number.group)
-    if number.kind == "dual" and number.group is not None:
+    if number.kind == "dual" and number.group is not None and number.clip == 1:
         return quantize_dual_grained(matrix, number.group)
-    if number.kind == "mixed":
-        return quantize_mixed(matrix, clip=number.clip)
-    if number.kind == "balanced":
-        top = number.limits[1]
-        return quantize_symmetric(matrix, number.bits, number.group, top=top, share=number.clip)
-    if number.kind == "symmetric":
-        return quantize_symmetric(matrix, number.bits, number.group, share=number.clip)
-    raise ShapeError(f"no kernel takes operands of format {number.name}")
+    if number.kind == "mixed" and number.group is not None:
+        return quantize_mixed(matrix, order, bits=number.bits, group=number.group, clip=number.clip)
+    if number.kind == "asymmetric":
+        return quantize_asymmetric(matrix, number.bits, number.group, number.clip)
+    if number.kind in ("symmetric", "balanced"):
+        top = number.limits[1] if number.kind == "balanced" else None
+        share = number.clip if shares is None else shares * number.clip
+        return quantize_symmetric(matrix, number.bits, number.group, top=top, share=share)
+    raise ShapeError(f"no operand has codes of format {number.name} with clip {number.clip:g}")
+
+
+def assembled(codes: torch.Tensor, scalings: Sequence[Scaling], number: NumberFormat) -> Operand:
+    """The operand of codes [rows, K] that were rounded group by group.
+
+    scalings: of each of number.columns(K).
+    """
+    of_codes, of_zeros = torch.int8, torch.int8
+    if number.kind == "float":
+        of_codes = torch.float16
+    elif number.kind == "asymmetric":
+        of_codes, of_zeros = asymmetric_types(number.bits)
+    zeros = [s.zero_points.to(of_zeros) for s in scalings if s.zero_points is not None]
+    return Operand(
+        codes.to(of_codes).contiguous(),
+        torch.cat([scaling.scales for scaling in scalings], dim=1),
+        number.bits,
+        number.group,
+        torch.cat(zeros, dim=1) if zeros else None,
+        tail_bits=TAIL_BITS if number.kind == "mixed" else None,
+    )
 
 
 def format_of(operand: Operand) -> NumberFormat:

@@ -49,7 +49,7 @@ def group_scales(
     return (reach / torch.full_like(reach, top)).to(torch.float16)
 
 
-def scales_to(grouped: torch.Tensor, top: float, share: float = 1.0) -> torch.Tensor:
+def scales_to(grouped: torch.Tensor, top: float, share: torch.Tensor | float = 1.0) -> torch.Tensor:
     """FP16 scales [..., 1] of values [..., length] that share one, as `group_scales`.
 
     Raises ValueError if a scale passes what FP16 can carry.
@@ -87,14 +87,14 @@ def quantize_symmetric(
     group: int | None = 128,
     *,
     top: int | None = None,
-    share: float = 1.0,
+    share: torch.Tensor | float = 1.0,
 ) -> Operand:
     """Quantize [rows, K] to signed codes of `bits` bits with one FP16 scale a group.
 
     group: values of k that share a scale; None: one scale a row. The last group of a row is shorter
     where K is not a multiple.
     top: the largest code, of both signs; None: 2^(bits-1) - 1, and one more below zero.
-    share: of a group's range that the codes span; what is beyond saturates.
+    share: of a group's range that the codes span; [rows, groups]: of each group's.
 
     Raises ShapeError if bits is not in 2 … 8, group < 1 or the matrix is not two-dimensional, and
     ValueError if it holds NaN or infinity, or values past what an FP16 scale can carry.
@@ -105,7 +105,8 @@ def quantize_symmetric(
     check_matrix(matrix, group)
     rows, k = matrix.shape
     grouped = in_groups(matrix.to(work_dtype(matrix)), group)
-    scales = scales_to(grouped, limits[1], share)
+    of_groups = share.unsqueeze(2) if isinstance(share, torch.Tensor) else share
+    scales = scales_to(grouped, limits[1], of_groups)
     codes = nearest_codes_(scaled(grouped, scales), limits).view(rows, -1)[:, :k]
     return Operand(codes.to(torch.int8).contiguous(), scales.squeeze(2), bits, group)
 

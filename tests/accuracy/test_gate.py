@@ -11,14 +11,12 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-import torch
 
 from db import queries
 from db.engine import open_database
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.schemes import uniform
 from kernels.cpu.bitplane import BitPlaneGemm
-from kernels.formats import NumberFormat
+from kernels.formats import Operand
 
 QUICK = """
 version = 1
@@ -85,16 +83,11 @@ def test_a_kernel_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypa
     assert outcomes == {"perplexity of heldout": "pass", "parity of kernels": "regression"}
 
 
-def test_a_scheme_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
-    real = NumberFormat.round
-
-    def flipped(self, matrix):
-        rounded = real(self, matrix)
-        if matrix.dtype is not torch.float16:  # weights; inputs come as FP16
-            rounded[0, : self.group] *= -1
-        return rounded
-
-    monkeypatch.setattr(uniform.NumberFormat, "round", flipped)
+def test_an_evaluated_model_with_the_sign_of_one_groups_scale_flipped_fails(gate, monkeypatch):
+    real = Operand.dequantize
+    monkeypatch.setattr(
+        Operand, "dequantize", lambda self, dtype: real(flip_one_group(self), dtype)
+    )
     ran = gate("--json", "-", policy=QUICK)
     outcomes = {c["check"]: c["outcome"] for c in json.loads(ran.out)["checks"]}
     assert ran.code == ExitCode.REGRESSION

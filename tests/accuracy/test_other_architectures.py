@@ -57,7 +57,7 @@ EIGHT_BITS = (
     *("w8a8", "gptq-w8a8", "awq-w8a16", "smoothquant-w8a8", "abq-w8a8[epochs=1]"),
     *("omniquant-w8a8[epochs=1]",),
 )
-OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[outliers=16,kv_bits=16]", "flexq-w6ax[a8_budget=0.25]")
+OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[group=16]", "flexq-w6ax[a8_budget=0.25]")
 POLICY = """
 version = 1
 schemes = ["w8a8"]

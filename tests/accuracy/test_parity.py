@@ -66,15 +66,10 @@ def test_each_layer_meets_the_kernel_for_its_formats(an_opt):
     }
 
 
-@pytest.mark.parametrize("scheme", ["w4a4", "rtn-w6a6", "w6a16"])
+@pytest.mark.parametrize("scheme", ["w4a4", "w5a6", "rtn-w6a6", "w6a16"])
 def test_formats_that_no_kernel_named_has_are_said(an_opt, scheme):
     sites = kernel_parity(an_opt, under(an_opt, scheme), SEGMENT, KERNELS, backend="cpu")
     assert {(site.kernel, site.max_rel_error) for site in sites} == {("", None)}
-
-
-def test_weights_of_other_bits_are_found(an_opt):
-    sites = kernel_parity(an_opt, under(an_opt, "w5a6"), SEGMENT, KERNELS, backend="cpu")
-    assert all(site.max_rel_error > 1e-3 for site in sites)
 
 
 def test_an_unknown_kernel_is_refused(an_opt):

@@ -105,9 +105,12 @@ def test_small_floats_round_to_the_nearest_number_ties_to_even(bits: int, value:
     nearest = min(range(len(known)), key=lambda code: (abs(known[code] - magnitude), code % 2))
     number = NumberFormat(bits, None, "float")
     row = torch.tensor([[known[-1], value]], dtype=torch.float64)
-    one = Scaling(torch.ones(1, 1, dtype=torch.float16))
+    rounder = number.rounder(Scaling(torch.ones(1, 1, dtype=torch.float16)), row.dtype)
 
-    assert number.snap(row, one)[0].tolist() == [known[-1], math.copysign(known[nearest], value)]
+    assert rounder.values(rounder.codes(row))[0].tolist() == [
+        known[-1],
+        math.copysign(known[nearest], value),
+    ]
 
 
 def test_the_largest_value_of_a_group_keeps_its_size() -> None:

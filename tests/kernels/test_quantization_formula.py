@@ -14,11 +14,10 @@ import torch
 from edge_cases import EDGE_CASES
 
 from flexq_bench.schemes.activations import DynamicActivation
-from flexq_bench.schemes.column_groups import column_groups, round_to_nearest
 from flexq_bench.schemes.straight_through import fake_quantize
 from kernels.contract import LinearKernel
 from kernels.errors import ShapeError
-from kernels.formats import NumberFormat, quantize_symmetric
+from kernels.formats import NumberFormat, Operand, assembled, quantize, quantize_symmetric
 from kernels.registry import resolve
 
 FORMATS = [
@@ -28,11 +27,23 @@ FORMATS = [
 every_case = pytest.mark.parametrize("case", EDGE_CASES)
 every_format = pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)
 
+
+def by_columns(matrix: torch.Tensor, number: NumberFormat) -> Operand:
+    """Quantized as GPTQ and AWQ do, a group of columns at a time."""
+    codes, scalings = [], []
+    for group in number.columns(matrix.shape[1]):
+        block = matrix[:, group.start : group.end].double()
+        scalings.append(group.format.fit(block))
+        codes.append(group.format.rounder(scalings[-1], block.dtype).codes(block))
+    return assembled(torch.cat(codes, dim=1), scalings, number)
+
+
 # What each returns is code times scale.
 PATHS: dict[str, Callable[[torch.Tensor, NumberFormat], torch.Tensor]] = {
     "NumberFormat.round": lambda x, number: number.round(x),
     "activations of schemes": lambda x, number: DynamicActivation(number)(x),
-    "columns of schemes": lambda x, number: round_to_nearest(x, column_groups(x.shape[1], number)),
+    "quantize": lambda x, number: quantize(x, number).dequantize(torch.float32),
+    "column by column": lambda x, number: by_columns(x, number).dequantize(torch.float32),
     "straight through, FP32": lambda x, number: fake_quantize(x.float(), number),
     "straight through, FP64": lambda x, number: fake_quantize(x.double(), number),
     "straight through, all of the range": lambda x, number: fake_quantize(

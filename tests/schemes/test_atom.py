@@ -3,10 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexq_bench.schemes.atom import reordering
-from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.registry import resolve
+from kernels.formats import NumberFormat
 
 
 def layers(model) -> dict[str, FakeQuantizedLinear]:
@@ -17,10 +16,19 @@ def layers(model) -> dict[str, FakeQuantizedLinear]:
     }
 
 
-def test_largest_square_sums_stand_last():
-    order = reordering(torch.tensor([9.0, 1.0, 5.0, 7.0]), outliers=2)
+def test_channels_with_the_largest_square_sums_stand_last(tiny_llama, calibration):
+    model, seen = tiny_llama(), []
+    down = model.model.layers[0].mlp.down_proj
+    down.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].detach()))
+    model(calibration.tokens)
 
-    assert order.tolist() == [1, 2, 3, 0]
+    resolve("atom-w4a4[gptq=false]").quantize(model, calibration)
+
+    order = layers(model)["model.layers.0.self_attn.q_proj"].layer.weight.order
+    assert sorted(order.tolist()) == list(range(64))
+    square_sums = seen[0].double().square().sum(dim=(0, 1))
+    order = layers(model)["model.layers.0.mlp.down_proj"].layer.weight.order.long()
+    assert set(order[-20:].tolist()) == set(square_sums.topk(20).indices.tolist())
 
 
 @pytest.mark.parametrize("gptq", ["true", "false"])
@@ -28,45 +36,37 @@ def test_reordering_is_undone(tiny_llama, calibration, text, gptq):
     model = tiny_llama()
     original = model(text).logits.detach()
 
-    resolve(
-        f"atom-w8a8[outliers=16,gptq={gptq},activation_clip=1,weight_clip=1,kv_bits=16]"
-    ).quantize(model, calibration)
+    resolve(f"atom-w8a8[group=16,gptq={gptq},activation_clip=1,weight_clip=1]").quantize(
+        model, calibration
+    )
 
     assert any(layer.order.tolist() != sorted(layer.order) for layer in layers(model).values())
     error = (model(text).logits.detach() - original).square().mean() / original.square().mean()
     assert float(error) < 0.01
 
 
-def test_outliers_have_eight_bits_and_the_others_four(tiny_llama, calibration):
+@pytest.mark.parametrize(("group", "tail"), [(128, 64), (16, 16)])
+def test_the_last_group_has_eight_bits_and_the_others_four(tiny_llama, calibration, group, tail):
     model = tiny_llama()
-    dense = model.model.layers[0].self_attn.q_proj.weight.detach()
+    dense = model.model.layers[0].mlp.down_proj.weight.detach()
 
-    resolve("atom-w4a4[outliers=16,group=none,gptq=false,weight_clip=1]").quantize(
-        model, calibration
-    )
+    resolve(f"atom-w4a4[group={group},gptq=false,weight_clip=0.5]").quantize(model, calibration)
 
-    layer = layers(model)["model.layers.0.self_attn.q_proj"]
-    dense = dense[:, layer.order]
-    for part, bits in ((slice(None, -16), 4), (slice(-16, None), 8)):
-        halves = dense[:, part].abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1) / 2
-        error = (layer.weight[:, part] - dense[:, part]).abs() / halves
-        assert float(error.max()) == pytest.approx(1, rel=0.05)
-
-
-def test_only_keys_and_values_are_rounded_for_the_cache(tiny_llama, calibration):
-    model = tiny_llama()
-
-    resolve("atom-w4a4[outliers=16]").quantize(model, calibration)
-
-    rounded = {name.rsplit(".", 1)[-1] for name, layer in layers(model).items() if layer.output}
-    assert rounded == {"k_proj", "v_proj"}
+    layer = layers(model)["model.layers.0.mlp.down_proj"].layer
+    dense = dense[:, layer.weight.order.long()].double()
+    parts = [(start, 4, 0.5) for start in range(0, 192 - tail, group)] + [(192 - tail, 8, 1)]
+    for place, (start, bits, clip) in enumerate(parts):
+        end, top = min(start + group, 192), 2 ** (bits - 1) - 1
+        block = dense[:, start:end]
+        scale = (block.abs().amax(dim=1, keepdim=True) * clip / top).half().double()
+        codes = (block / scale).round().clamp(-top - 1, top)
+        assert torch.equal(layer.weight.values[:, start:end].double(), codes)
+        assert torch.equal(layer.weight.scales[:, place : place + 1].double(), scale)
+    assert layer.weight_format == NumberFormat(4, group, "mixed")
+    assert layer.activation_format == NumberFormat(4, group, "mixed", 0.9)
 
 
-def test_layer_with_fewer_inputs_than_outliers_is_refused(tiny_llama, calibration):
-    with pytest.raises(QuantizeError, match=r"64 inputs, too few to keep 128 .*outliers=8"):
-        resolve("atom-w4a4").quantize(tiny_llama(), calibration)
-
-
-def test_a_cache_that_no_layer_gives_alone_is_refused(build, calibration):
-    with pytest.raises(QuantizeError, match=r"no k_proj and v_proj .*kv_bits=16"):
-        resolve("atom-w4a4[outliers=8]").quantize(build("Phi3ForCausalLM"), calibration)
+def test_the_paper_serves_keys_and_values_in_four_bits():
+    assert resolve("atom-w4a4").kv_bits == 4
+    assert resolve("atom-w4a4[kv_bits=16]").kv_bits == 16
+    assert resolve("flexq-w6ax").kv_bits == 16

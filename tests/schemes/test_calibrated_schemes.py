@@ -11,6 +11,7 @@ from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.input_samples import InputSamples
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.registry import resolve
+from kernels.formats import quantize
 
 SCHEMES = (
     "gptq-w4a16",
@@ -24,7 +25,7 @@ SCHEMES = (
     "abq-w6a6[epochs=1]",
     "dgq-w4a8[row_steps=8]",
     "dgq-w4a8[static=true,search=false]",
-    "atom-w4a4[outliers=16]",
+    "atom-w4a4[group=16]",
 )
 
 
@@ -50,8 +51,7 @@ def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, re
 def test_half_precision_models_of_any_architecture_can_be_quantized(
     architecture, dtype, calibration, text, build
 ):
-    atom = "atom-w4a4[outliers=8,kv_bits=16]" if "Phi3" in architecture else "atom-w4a4[outliers=8]"
-    for name in ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", atom):
+    for name in ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]"):
         model = build(architecture).to(dtype)
         resolve(name).quantize(model, calibration)
         logits = model(text).logits
@@ -76,8 +76,8 @@ def logits_error(build, name, calibration, text) -> float:
         ("gptq-w4a16", "gptq-w3a16"),
         ("awq-w3a16", "awq-w3a16[steps=1,clip_steps=0]"),
         ("dgq-w4a8", "dgq-w4a8[search=false]"),
-        ("atom-w3a8[outliers=16]", "atom-w3a8[outliers=16,gptq=false]"),
-        ("atom-w4a4[outliers=16]", "atom-w4a4[outliers=0,group=none,gptq=false]"),
+        ("atom-w3a8[group=16]", "atom-w3a8[group=16,gptq=false]"),
+        ("atom-w4a4[group=16]", "atom-w4a4[outliers=false,group=none,gptq=false]"),
         ("omniquant-w3a8[epochs=5]", "rtn-w3a8"),
         ("abq-w2*a8[epochs=2]", "abq-w2a8[epochs=2]"),
     ],
@@ -99,8 +99,9 @@ def test_clipping_errs_no_more_than_the_whole_range():
 
     clipped = clip_and_round(weight, moments, options)
 
-    whole = options.number().round(weight)
-    ours, theirs = (output_error((weight - w).double(), moments.double()) for w in (clipped, whole))
+    whole = quantize(weight, options.number())
+    errors = (output_error(weight - w.dequantize(), moments.double()) for w in (clipped, whole))
+    ours, theirs = errors
     assert ours < theirs
 
 
@@ -139,7 +140,7 @@ def test_scheme_without_calibration_data_is_refused(name, tiny_llama):
 
 
 def test_options_that_make_no_sense_are_refused_in_one_line():
-    for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[outlier_bits=5]"):
+    for name in ("dgq-w4a8[outliers=1]", "smoothquant-w6a6[alpha=2]", "atom-w4a4[kv_bits=5]"):
         with pytest.raises(QuantizeError, match="got"):
             resolve(name)
 
@@ -149,6 +150,8 @@ def test_options_that_make_no_sense_are_refused_in_one_line():
     [
         "dgq-w4a8[group=0]",
         "gptq-w4a16[damping=inf]",
+        "atom-w4a4[group=none]",
+        "atom-w4a4[weight_clip=0]",
         "awq-w4a16[steps=0]",
         "awq-w4a16[clip_steps=-1]",
         "abq-w6a6[compensated_blocks=-1]",

@@ -8,44 +8,58 @@ import torch
 import flexq_bench.accuracy
 import flexq_bench.schemes
 from flexq_bench.schemes import registry
-from flexq_bench.schemes.activations import DynamicActivation, MixedActivation, StaticActivation
+from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.calibration import BlockStream, Statistics, calibration_segments
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.uniform import UniformOptions
-from kernels.errors import ShapeError
-from kernels.formats import NumberFormat
+from kernels.formats import NumberFormat, Operand, quantize, quantize_mixed
 
 
-def test_a_layer_keeps_its_weights_in_fp32_when_the_model_becomes_fp16():
-    weight = NumberFormat(6, 128).round(torch.randn(4, 256))
-    layer = FakeQuantizedLinear("layer", weight)
+def test_a_layer_keeps_codes_and_fp32_weights_when_the_model_becomes_fp16():
+    weight = quantize(torch.randn(4, 256), NumberFormat(6, 128))
+    layer = FakeQuantizedLinear("layer", QuantizedLayer(weight))
 
     layer.to(torch.float16)
 
-    assert torch.equal(layer.weight, weight)
+    assert layer.weight.dtype == torch.float32
+    assert torch.equal(layer.weight.double(), weight.dequantize())
+    assert layer.layer.weight.scales.dtype == torch.float16
     assert layer(torch.ones(2, 3, 256, dtype=torch.float16)).dtype == torch.float16
 
 
-def test_scale_comes_before_order_and_output_is_rounded():
-    weight = torch.tensor([[1.0, 10.0], [0.0, 1.0]])
-    layer = FakeQuantizedLinear(
-        "layer",
-        weight,
-        torch.tensor([0.5, 0.0]),
-        input_scale=torch.tensor([2.0, 3.0]),
-        order=torch.tensor([1, 0]),
-        output=DynamicActivation(NumberFormat(2)),
-    )
+def test_codes_follow_a_layer_to_its_device():
+    weight = quantize_mixed(torch.randn(4, 256))
+    layer = FakeQuantizedLinear("layer", QuantizedLayer(weight, None, torch.ones(4).half()))
 
-    # x·s = [2, 3], in order [3, 2]: 3 + 20 + 0.5 = 23.5 and 2, of which 2 bits leave 1 and 0
-    assert layer(torch.ones(1, 2)).tolist() == [[23.5, 0.0]]
+    layer.to("meta")
+
+    moved = layer.layer
+    tensors = (moved.weight.values, moved.weight.scales, moved.weight.order, moved.bias)
+    assert {tensor.device.type for tensor in (*tensors, layer.weight, layer.order)} == {"meta"}
 
 
-def test_a_layer_refuses_what_does_not_fit():
-    with pytest.raises(ShapeError, match=r"layer: input_scale must be \[3\], got \[2\]"):
-        FakeQuantizedLinear("layer", torch.ones(2, 3), input_scale=torch.ones(2))
+def test_inputs_are_taken_in_the_order_of_the_codes_and_rounded_there():
+    scales = torch.ones(2, 2, dtype=torch.float16)
+    codes, order = torch.tensor([[1, 10], [0, 1]]), torch.tensor([1, 0])
+    weight = Operand(codes.to(torch.int8), scales, 5, 1, order=order.to(torch.int32))
+    half_of_the_first = DynamicActivation(NumberFormat(2, 1, "mixed", 0.5))
+    bias = torch.tensor([0.5, 0.0]).half()
+
+    layer = FakeQuantizedLinear("layer", QuantizedLayer(weight, half_of_the_first, bias))
+
+    # x in order: [3, 2], of which 3 becomes 1.5 and 2 stays, but for the scale of 8 bits
+    assert layer(torch.tensor([[2.0, 3.0]])).tolist()[0] == pytest.approx([22, 2], rel=1e-3)
+
+
+def test_what_fp16_can_not_hold_is_refused_with_the_layers_name(tiny_opt):
+    model = tiny_opt()
+    model.model.decoder.layers[1].fc1.bias.data[0] = 1e6
+
+    with pytest.raises(QuantizeError, match=r"layers\.1\.fc1: its bias .* FP16"):
+        registry.resolve("w6a6").quantize(model)
 
 
 def test_a_static_scale_saturates_what_calibration_never_saw():
@@ -54,14 +68,13 @@ def test_a_static_scale_saturates_what_calibration_never_saw():
     assert static(torch.tensor([[1.1, -1000.0]])).tolist() == [[1.0, -64.0]]
 
 
-def test_parts_of_an_input_may_have_formats_of_their_own():
-    mixed = MixedActivation(
-        (2, 2), (DynamicActivation(NumberFormat(2)), DynamicActivation(NumberFormat(8)))
-    )
+def test_the_last_group_of_a_mixed_input_has_eight_bits():
+    mixed = DynamicActivation(NumberFormat(2, 2, "mixed"))
 
-    found = mixed(torch.tensor([[1.0, 0.4, 127.0, 0.6]]))
+    found = mixed(torch.tensor([[1.0, 0.4, 127.0, 0.6], [1.0, 0.4, 127.0, 0.6]]))
 
-    assert found.tolist() == [[1.0, 0.0, 127.0, 1.0]]
+    assert found.tolist() == [[1.0, 0.0, 127.0, 1.0]] * 2
+    assert mixed(torch.tensor([[127.0, 0.6]])).tolist() == [[127.0, 1.0]]
 
 
 def test_every_example_is_a_scheme_with_its_own_name():

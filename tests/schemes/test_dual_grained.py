@@ -6,7 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexq_bench.schemes.awq import output_error
-from flexq_bench.schemes.dual_grained import PLAIN, SearchOptions, dual_grained
+from flexq_bench.schemes.dual_grained import SearchOptions, search_dual_grained
+from kernels.formats import quantize_dual_grained
+from kernels.formats.dual_grained import int8_values
 
 QUICK = SearchOptions.of_steps(6, 12)
 
@@ -22,41 +24,27 @@ def drawn(seed: int, n: int, k: int, spread: float) -> tuple[torch.Tensor, torch
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 70), st.floats(0, 3))
-def test_lifted_codes_never_leave_int8(seed, n, k, spread):
+def test_codes_lift_to_int8_as_the_kernel_wants_them(seed, n, k, spread):
     weight, moments = drawn(seed, n, k, spread)
 
-    for options in (PLAIN, QUICK):
-        packed = dual_grained(weight, moments, 32, options)
+    found = search_dual_grained(weight, moments, 32, QUICK)
 
-        assert int(packed.lifted().abs().max()) <= 127
-        assert int(packed.codes.max()) <= 15
-        assert int(packed.zeros.max()) <= 15
-        assert int(packed.group_scale.min()) >= 1
-
-
-def test_weights_are_row_scale_times_group_scale_times_code_less_zero():
-    weight, moments = drawn(0, 4, 70, 1.0)
-
-    packed = dual_grained(weight, moments, 32, QUICK)
-
-    for row in range(4):
-        for column in range(70):
-            group = column // 32
-            code = int(packed.codes[row, column]) - int(packed.zeros[row, group])
-            lifted = int(packed.group_scale[row, group]) * code
-            expected = float(packed.row_scale[row, 0]) * lifted
-            assert packed.dequantize()[row, column].item() == expected
+    lifted = int8_values(found)  # which refuses codes, scales and zero points out of range
+    assert int(lifted.abs().max()) <= 127
+    assert int(found.scales.min()) >= 1
+    assert torch.equal(found.dequantize(), lifted.double() * found.row_scales.double())
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_two_phases_err_less_than_plain_rounding_on_two_levels(seed):
+def test_two_phases_err_less_than_rounding_to_nearest_on_two_levels(seed):
     weight, moments = drawn(seed, 24, 192, 0.5)
 
     errors = [
-        output_error(
-            weight - dual_grained(weight, moments, 64, options).dequantize(), moments.double()
+        output_error(weight - found.dequantize(), moments.double())
+        for found in (
+            quantize_dual_grained(weight, 64),
+            search_dual_grained(weight, moments, 64, QUICK),
         )
-        for options in (PLAIN, QUICK)
     ]
 
     assert errors[1] < 0.97 * errors[0]
@@ -66,7 +54,7 @@ def test_weights_of_zero_stay_zero():
     weight, moments = drawn(0, 3, 64, 0.0)
     weight[1] = 0
 
-    packed = dual_grained(weight, moments, 32, QUICK)
+    packed = search_dual_grained(weight, moments, 32, QUICK)
 
     assert bool((packed.dequantize()[1] == 0).all())
     assert bool(torch.isfinite(packed.dequantize()).all())

@@ -12,9 +12,10 @@ from flexq_bench.schemes.activations import DynamicActivation
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import linear_at, map_model
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from flexq_bench.schemes.registry import resolve
 from kernels import registry as kernel_registry
-from kernels.formats import NumberFormat
+from kernels.formats import FP16, NumberFormat, quantize
 
 GROUP = 128
 
@@ -70,7 +71,9 @@ def test_a_layer_computes_what_the_kernel_computes(a_bits, k):
         bias=bias,
     )
     activation = DynamicActivation(NumberFormat(a_bits, GROUP))
-    layer = FakeQuantizedLinear("layer", NumberFormat(6, GROUP).round(w), bias, activation)
+    layer = FakeQuantizedLinear(
+        "layer", QuantizedLayer(quantize(w, NumberFormat(6, GROUP)), activation, bias)
+    )
 
     found = layer(x)
 
@@ -89,7 +92,8 @@ def test_a_layer_computes_what_the_kernel_computes(a_bits, k):
 )
 def test_inputs_that_fp16_can_not_hold_are_refused_with_the_layers_name(bad, reason):
     layer = FakeQuantizedLinear(
-        "model.layers.3.fc2", torch.ones(2, 4), None, DynamicActivation(NumberFormat(6))
+        "model.layers.3.fc2",
+        QuantizedLayer(quantize(torch.ones(2, 4), FP16), DynamicActivation(NumberFormat(6))),
     )
     x = torch.zeros(1, 4)
     x[0, 1] = bad

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from flexq_bench.schemes.awq import output_error
-from flexq_bench.schemes.column_groups import ColumnGroup, column_groups, round_to_nearest
-from flexq_bench.schemes.gptq import GptqOptions, gptq
+from flexq_bench.schemes.gptq import GptqOptions, gptq, gptq_together
 from kernels.errors import ShapeError
-from kernels.formats import NumberFormat
+from kernels.formats import NumberFormat, format_of, quantize
 
 K = 150  # no multiple of the group of 64
 FORMATS = (
@@ -33,14 +32,11 @@ def correlated(seed: int, rows: int = 24, tokens: int = 300) -> tuple[torch.Tens
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_gptq_errs_less_than_rounding_to_nearest(number, act_order, seed):
     weight, hessian = correlated(seed)
-    groups = column_groups(K, number)
 
-    solved = gptq(weight, hessian, groups, GptqOptions(act_order=act_order))
+    solved = gptq(weight, hessian, number, GptqOptions(act_order=act_order))
 
-    nearest = round_to_nearest(weight, groups)
-    ours, theirs = (
-        output_error((weight - w).double(), hessian.double()) for w in (solved, nearest)
-    )
+    nearest = quantize(weight, number)
+    ours, theirs = (output_error(weight - w.dequantize(), hessian) for w in (solved, nearest))
     assert ours < 0.9 * theirs
 
 
@@ -48,71 +44,76 @@ def test_gptq_is_the_definition_with_an_inverse_that_shrinks():
     weight, hessian = correlated(0)
     number = NumberFormat(4)
 
-    solved = gptq(weight, hessian, column_groups(K, number))
+    solved = gptq(weight, hessian, number)
 
     work = weight.double()
-    scaling = number.fit(work)
+    rounder = number.rounder(number.fit(work), work.dtype)
     damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(K)
     inverse = torch.linalg.inv(damped)
     for j in range(K):  # equation 3 of arXiv 2210.17323, column j leaving the inverse each time
-        code = number.snap(work[:, j : j + 1], scaling)
-        error = (work[:, j : j + 1] - code) / inverse[0, 0]
+        rounded = rounder.values(rounder.codes(work[:, j : j + 1]))
+        error = (work[:, j : j + 1] - rounded) / inverse[0, 0]
         work[:, j + 1 :] -= error * inverse[0, 1:]
-        work[:, j] = code[:, 0]
+        work[:, j] = rounded[:, 0]
         inverse = inverse[1:, 1:] - torch.outer(inverse[1:, 0], inverse[0, 1:]) / inverse[0, 0]
-    torch.testing.assert_close(solved.double(), work)
+    torch.testing.assert_close(solved.dequantize(), work)
 
 
+@pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)
 @pytest.mark.parametrize("act_order", [False, True])
-def test_without_correlations_gptq_rounds_to_nearest(act_order):
+def test_without_correlations_gptq_rounds_to_nearest(number, act_order):
     weight, _ = correlated(0)
-    groups = column_groups(K, NumberFormat(4, 64))
     spread = torch.diag(torch.rand(K, dtype=torch.float64) + 0.1)
 
-    solved = gptq(weight, spread, groups, GptqOptions(act_order=act_order))
+    solved = gptq(weight, spread, number, GptqOptions(act_order=act_order))
 
-    assert torch.equal(solved, round_to_nearest(weight, groups))
+    nearest = quantize(weight, number)
+    assert format_of(solved) == format_of(nearest)
+    for name in ("values", "scales", "zero_points"):
+        ours, theirs = getattr(solved, name), getattr(nearest, name)
+        assert (ours is None and theirs is None) or torch.equal(ours, theirs)
+
+
+def test_several_weights_are_solved_together_in_an_order_of_their_channels():
+    weight, hessian = correlated(0)
+    order = torch.randperm(K, generator=torch.Generator().manual_seed(1))
+    number = NumberFormat(4, 64, "mixed")
+
+    first, second = gptq_together([weight[:10], weight[10:]], hessian, number, order=order)
+
+    alone = gptq(weight[:, order], hessian[order][:, order], number)
+    assert torch.equal(torch.cat([first.values, second.values]), alone.values)
+    assert second.order.tolist() == order.tolist()
+    assert (first.rows, second.rows, first.tail_bits) == (10, 14, 8)
+    assert int(first.values[:, :128].abs().max()) <= 8 < int(first.values[:, 128:].abs().max())
 
 
 def test_size_of_blocks_changes_nothing():
     weight, hessian = correlated(0)
-    groups = column_groups(K, NumberFormat(4, 64))
+    number = NumberFormat(4, 64)
 
-    small = gptq(weight, hessian, groups, GptqOptions(block=7))
+    small = gptq(weight, hessian, number, GptqOptions(block=7))
 
-    torch.testing.assert_close(small, gptq(weight, hessian, groups, GptqOptions(block=K)))
-
-
-def test_columns_without_a_format_take_up_errors_and_keep_their_precision():
-    weight, hessian = correlated(0)
-    kept = (*column_groups(K - 30, NumberFormat(4, 64)), ColumnGroup(K - 30, K, None))
-
-    solved = gptq(weight, hessian, kept)
-
-    nearest = round_to_nearest(weight, kept)
-    assert torch.equal(nearest[:, K - 30 :], weight[:, K - 30 :])
-    ours, theirs = (
-        output_error((weight - w).double(), hessian.double()) for w in (solved, nearest)
-    )
-    assert ours < 0.5 * theirs
+    whole = gptq(weight, hessian, number, GptqOptions(block=K))
+    assert torch.equal(small.values, whole.values)
 
 
 def test_inputs_never_seen_are_rounded_to_nearest():
     weight, hessian = correlated(0)
     hessian[5], hessian[:, 5] = 0, 0
-    groups = column_groups(K, NumberFormat(4))
+    number = NumberFormat(4)
 
-    solved = gptq(weight, hessian, groups)
+    solved = gptq(weight, hessian, number)
 
-    assert torch.equal(solved[:, 5], round_to_nearest(weight, groups)[:, 5])
+    assert torch.equal(solved.values[:, 5], quantize(weight, number).values[:, 5])
 
 
 def test_hessian_that_does_not_fit_or_is_not_finite_is_refused():
     weight, hessian = correlated(0)
-    groups = column_groups(K, NumberFormat(4))
+    number = NumberFormat(4)
 
     with pytest.raises(ShapeError, match="150x150 Hessian"):
-        gptq(weight, hessian[:10, :10], groups)
+        gptq(weight, hessian[:10, :10], number)
     hessian[0, 0] = torch.nan
     with pytest.raises(ValueError, match="NaN or infinity"):
-        gptq(weight, hessian, groups)
+        gptq(weight, hessian, number)

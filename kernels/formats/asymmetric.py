@@ -1,0 +1,76 @@
+"""Asymmetric integers: unsigned codes, one FP16 scale and one zero point a group, round to nearest.
+
+The weights of GPTQ (arXiv 2210.17323) and AWQ (arXiv 2306.00978). For values x of a group and codes
+of b bits, top = 2^b - 1:
+
+    low, high  = share · min(x, 0), share · max(x, 0)
+    scale      = fp16((high - low) / top)
+    zero point = clamp(round(low / scale), -top, 0)
+    code       = clamp(round(x / scale) - zero point, 0, top)
+
+A value is (code + zero point) · scale. Zero is always in the range, so that it is exact: padding
+and masked tokens stay zero. `round`, the scale, what is refused and share are those of
+`symmetric_quantization`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from kernels.formats.grouping import check_matrix, in_groups, safe_divisor, work_dtype
+from kernels.formats.operand import Operand
+from kernels.formats.symmetric_quantization import code_limits
+
+_SIGNED_BITS = 7  # unsigned codes of so many fit int8
+
+
+def asymmetric_scaling(
+    grouped: torch.Tensor, top: int, share: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales, FP16, and zero points, in the values' dtype, of values [..., length]: [..., 1] each.
+
+    Raises ValueError if a scale passes what FP16 can carry.
+    """
+    low = grouped.amin(dim=-1, keepdim=True).clamp_max(0) * share
+    high = grouped.amax(dim=-1, keepdim=True).clamp_min(0) * share
+    scales = ((high - low) / top).to(torch.float16)
+    if not math.isfinite(float(scales.detach().amax())):
+        raise ValueError(f"a range past {65504 * top:,} does not fit an FP16 scale")
+    zero_points = torch.round(low / safe_divisor(scales, grouped.dtype)).clamp_(-top, 0)
+    return scales, zero_points
+
+
+def asymmetric_types(bits: int) -> tuple[torch.dtype, torch.dtype]:
+    """Types that codes and zero points of so many bits are stored in."""
+    if bits <= _SIGNED_BITS:
+        return torch.int8, torch.int8
+    return torch.uint8, torch.int16
+
+
+def quantize_asymmetric(
+    matrix: torch.Tensor, bits: int, group: int | None = 128, share: float = 1.0
+) -> Operand:
+    """Quantize [rows, K] to unsigned codes with one FP16 scale and one zero point a group.
+
+    group: values of k that share them; None: a row. The last group may be shorter.
+    share: of a group's range that the codes span.
+    Raises ShapeError and ValueError as `quantize_symmetric`.
+    """
+    low, high = code_limits(bits)
+    top = high - low
+    check_matrix(matrix, group)
+    rows, k = matrix.shape
+    grouped = in_groups(matrix.to(work_dtype(matrix)), group)
+    scales, zero_points = asymmetric_scaling(grouped, top, share)
+    nearest = (grouped / safe_divisor(scales, grouped.dtype)).round_()
+    codes = nearest.sub_(zero_points).clamp_(0, top).view(rows, -1)[:, :k]
+    of_codes, of_zeros = asymmetric_types(bits)
+    return Operand(
+        codes.to(of_codes).contiguous(),
+        scales.squeeze(2),
+        bits,
+        group,
+        zero_points.squeeze(2).to(of_zeros),
+    )
