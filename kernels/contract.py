@@ -267,8 +267,11 @@ def check_gemm(x: PackedOperand, w: PackedOperand, out: torch.Tensor) -> GemmWor
 
 
 def checked_scales(operand: Operand, fmt: NumberFormat) -> torch.Tensor:
-    """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format."""
-    given = format_of(operand)
+    """The operand's scales [rows, groups]. Raises ShapeError if its codes are of another format.
+
+    Which share of a range the codes span is in the scales already.
+    """
+    given, fmt = format_of(operand), replace(fmt, clip=1.0)
     if fmt.kind == "balanced" and given.kind == "symmetric":
         largest, top = int(operand.values.abs().max()), fmt.limits[1]
         if largest > top:

@@ -123,16 +123,15 @@ _ENTRIES: tuple[_Entry, ...] = (
     ),
     *(
         _Entry(
-            f"w{bits}a16",
-            cpu=partial(
-                cpu_dense.DequantizedGemm,
-                f"w{bits}a16",
-                NumberFormat(bits, group),
-                FP16,
-            ),
-            cuda=partial(weight_only.WeightOnlyGemm, bits),
+            kernel_label(f"w{number.bits}a16", variant),
+            cpu=partial(cpu_dense.DequantizedGemm, f"w{number.bits}a16", number, FP16, variant),
+            cuda=partial(weight_only.WeightOnlyGemm, number.bits, variant),
         )
-        for bits, group in ((8, None), (4, weight_only.STEP_K))
+        for number, variant in (
+            (NumberFormat(8), ""),
+            (NumberFormat(4, weight_only.STEP_K), ""),
+            (NumberFormat(4, weight_only.STEP_K, "asymmetric"), weight_only.ZEROS),
+        )
     ),
     *(
         _Entry(

@@ -178,18 +178,25 @@ def _full_range(
 def _for_stage(kernel: LinearKernel, stage: Stage, x: Operand, w: Operand) -> LinearInputs:
     if stage == "gemm":
         return LinearInputs(None, x, w)
-    x_real = _with_tops(x).in_own_order().half()
+    x_real = _with_tops(x, kernel.spec.activation.clip).in_own_order().half()
     return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
 
 
-def _with_tops(x: Operand) -> Operand:
-    """Codes that quantizing their real values gives back: within ±top, one at the top a group."""
+def _with_tops(x: Operand, clip: float) -> Operand:
+    """Codes that quantizing their real values gives back: within ±top, one at the top a group.
+
+    clip: share of a group's range that codes span, of the groups before a mixed operand's last: the
+    one at the top is then as far beyond it.
+    """
     start = 0 if x.tail_bits is None else tail_start(x.k)
-    values = x.values.clone()
-    for part, bits in ((values[:, :start], x.bits), (values[:, start:], x.tail_bits or x.bits)):
+    values = x.values.double()
+    for part, bits, share in (
+        (values[:, :start], x.bits, clip),
+        (values[:, start:], x.tail_bits or x.bits, 1.0),
+    ):
         top = 2 ** (bits - 1) - 1
         part.clamp_(min=-top)
-        part[:, :: x.group_length] = top
+        part[:, :: x.group_length] = top / share
     return replace(x, values=values)
 
 

@@ -25,6 +25,7 @@ from flexq_bench.schemes.model_map import weight_of
 from flexq_bench.schemes.scheme import QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import observe_block, readers_of
 from kernels.formats import NumberFormat, quantize
+from kernels.formats.mixed import ACTIVATION_CLIP
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class AtomOptions(SchemeOptions):
     outliers: bool = True
     reorder: bool = True
     group: int | None = 128
-    activation_clip: float = 0.9
+    activation_clip: float = ACTIVATION_CLIP
     weight_clip: float = 0.85
     gptq: bool = True
     kv_bits: int = field(default=4, kw_only=True)

@@ -141,12 +141,15 @@ def _pack_as_given(operand: Operand, fmt: NumberFormat) -> PackedOperand:
     buffers = {"values": operand.values}
     if not fmt.is_dense:
         buffers["scales"] = checked_scales(operand, fmt)
+    if operand.zero_points is not None:
+        buffers["zero_points"] = operand.zero_points
     return PackedOperand(buffers, operand.rows, operand.k)
 
 
 def _dequantize(packed: PackedOperand, fmt: NumberFormat) -> torch.Tensor:
-    scales = packed.buffers.get("scales")
-    return Operand(packed.buffers["values"], scales, fmt.bits, fmt.group).dequantize()
+    values, scales = packed.buffers["values"], packed.buffers.get("scales")
+    zeros = packed.buffers.get("zero_points")
+    return Operand(values, scales, fmt.bits, fmt.group, zero_points=zeros).dequantize()
 
 
 def _pack_codes(operand: Operand) -> PackedOperand:

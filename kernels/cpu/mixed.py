@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from kernels.contract import (
@@ -13,7 +15,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.formats import NumberFormat, Operand, quantize_mixed
-from kernels.formats.mixed import GROUP, default_order
+from kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order
 
 _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
@@ -25,7 +27,8 @@ class MixedGemm(LinearKernel):
         name="atom-w4a4",
         backend="cpu",
         weight=_FORMAT,
-        activation=_FORMAT,
+        activation=replace(_FORMAT, clip=ACTIVATION_CLIP),
+        version=2,  # 2: activations are clipped
         summary="Atom's W4A4 in torch: INT4 groups, the last one INT8, channels reordered",
     )
 
@@ -44,7 +47,8 @@ class MixedGemm(LinearKernel):
         return PackedOperand(buffers, m, k)
 
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
-        packed.copy_from(_pack(quantize_mixed(x, packed.buffers["order"])))
+        order = packed.buffers["order"]
+        packed.copy_from(_pack(quantize_mixed(x, order, clip=ACTIVATION_CLIP)))
 
     def linear(
         self,

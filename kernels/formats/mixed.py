@@ -16,6 +16,7 @@ from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
 HEAD_BITS, TAIL_BITS = 4, 8
+ACTIVATION_CLIP = 0.9  # of the range of a 4-bit group of activations (Atom, section 4.4)
 GROUP = 128
 _GOLDEN = (math.sqrt(5) - 1) / 2
 

@@ -120,8 +120,13 @@ def test_kernels_pack_the_codes_and_scales_of_the_reference(label, case):
     kernel.activate(x.cuda(), packed)
     kernel.gemm(packed, weight, out)
 
-    expected = kernel.quantize_activation(x).in_own_order() * scale
-    assert torch.equal(out.cpu(), expected.half())
+    expected = (kernel.quantize_activation(x).in_own_order() * scale).half()
+    if kernel.spec.weight.kind == "mixed":
+        # Codes of 8 bits are sums of two tiles that cancel, each of which FP32 may round: next to a
+        # tie that is one unit of FP16. A code that is off by one is off by 2^-7 at least.
+        torch.testing.assert_close(out.cpu(), expected, rtol=2.0**-10, atol=0.0)
+    else:
+        assert torch.equal(out.cpu(), expected)
 
 
 @pytest.mark.parametrize("number", FORMATS, ids=lambda number: number.name)

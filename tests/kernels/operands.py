@@ -48,6 +48,8 @@ def random_weight(fmt: NumberFormat, n: int, k: int, *, seed: int) -> Operand:
         return unit_operand(codes, fmt.bits, fmt.group)
     if fmt.kind == "mixed":
         return random_mixed(n, k, seed=seed)
+    if fmt.kind == "asymmetric":
+        return random_asymmetric(n, k, fmt, seed=seed)
     draw = random_codes if fmt.is_integer else random_minifloats
     return unit_operand(draw(n, k, fmt.bits, seed=seed), fmt.bits, fmt.group)
 
@@ -60,6 +62,16 @@ def random_mixed(rows: int, k: int, *, seed: int, scale: float = 1.0) -> Operand
         return joined(None, tail, default_order(k))
     head = unit_operand(random_codes(rows, start, 4, seed=seed + 1), 4, GROUP, scale)
     return joined(head, tail, default_order(k))
+
+
+def random_asymmetric(n: int, k: int, fmt: NumberFormat, *, seed: int) -> Operand:
+    """Codes and zero points over the whole range; scales of 1."""
+    half = 1 << (fmt.bits - 1)
+    codes = (random_codes(n, k, fmt.bits, seed=seed).short() + half).to(torch.int8)
+    unscaled = unit_operand(codes, fmt.bits, fmt.group)
+    generator = torch.Generator().manual_seed(seed)
+    zeros = torch.randint(1 - 2 * half, 1, (n, unscaled.groups), generator=generator)
+    return replace(unscaled, zero_points=zeros.to(torch.int8))
 
 
 def random_dual_grained(n: int, k: int, group: int, *, seed: int) -> Operand:

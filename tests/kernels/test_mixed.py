@@ -9,7 +9,7 @@ import torch
 from kernels.contract import LinearKernel, checked_scales
 from kernels.errors import ShapeError
 from kernels.formats import NumberFormat, Operand, quantize_mixed, quantize_symmetric
-from kernels.formats.mixed import default_order
+from kernels.formats.mixed import ACTIVATION_CLIP, default_order
 from kernels.reference import reference_gemm
 from kernels.registry import resolve
 
@@ -125,8 +125,21 @@ def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None
 
     kernel.linear(x, packed, kernel.pack_weight(w), out)
 
-    reference = reference_gemm(quantize_mixed(x, order), w)
+    reference = reference_gemm(quantize_mixed(x, order, clip=ACTIVATION_CLIP), w)
     assert torch.equal(out, reference.y.half())
+
+
+def test_activations_of_4_bit_groups_span_the_share_that_atom_keeps() -> None:
+    x = torch.randn(3, 300, generator=torch.Generator().manual_seed(4)).half()
+    order = torch.arange(300)
+    whole, clipped = (quantize_mixed(x, order, clip=share) for share in (1.0, ACTIVATION_CLIP))
+
+    assert atom("cpu").spec.activation == NumberFormat(4, 128, "mixed", ACTIVATION_CLIP)
+    assert clipped.scales is not None
+    assert whole.scales is not None
+    expected = (x[:, :256].float().view(3, 2, 128).abs().amax(2) * 0.9 / 7).half()
+    assert torch.equal(clipped.scales[:, :2], expected)
+    assert torch.equal(clipped.scales[:, 2], whole.scales[:, 2])  # the group of 8 bits
 
 
 def test_an_operand_refuses_an_order_of_another_length() -> None:

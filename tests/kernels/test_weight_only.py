@@ -8,6 +8,7 @@ import torch
 
 from kernels.contract import LinearKernel
 from kernels.cuda.weight_only.gemm import WeightOnlyGemm, tile_scales, tile_weights
+from kernels.formats import Operand
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
 
@@ -66,7 +67,26 @@ def test_packed_weights_take_what_the_floor_reads(bits: int, group: int | None) 
     assert kernel.pack_weight(weight).nbytes == GemmWorkload(1, 64, 512).weight_bytes(bits, group)
 
 
-@pytest.mark.parametrize("label", ["w8a16", "w4a16"])
+def test_zero_points_lie_beside_the_scales_as_the_kernel_subtracts_them() -> None:
+    kernel = WeightOnlyGemm(4, "zeros")
+    generator = torch.Generator().manual_seed(1)
+    codes = torch.randint(0, 16, (20, 300), generator=generator, dtype=torch.int8)
+    zeros = torch.randint(0, 16, (20, 3), generator=generator, dtype=torch.int8)
+    scales = torch.rand(20, 3, generator=generator).half()
+    packed = kernel.pack_weight(Operand(codes, scales, 4, 128, zero_points=-zeros))
+
+    quads = packed.buffers["scales"]
+    assert quads.shape == (2, 3, 8, 4)
+    assert quads[0, 2, 5].tolist() == [
+        float(scales[5, 2]),
+        float(scales[13, 2]),
+        1024 + int(zeros[5, 2]),
+        -64 - int(zeros[13, 2]),
+    ]
+    assert torch.equal(packed.buffers["tiles"], tile_weights(codes - 8, 4))
+
+
+@pytest.mark.parametrize("label", ["w8a16", "w4a16", "w4a16[zeros]"])
 def test_both_backends_agree_on_the_formats(label: str) -> None:
     cpu, cuda = resolve(label, "cpu"), resolve(label, "cuda")
 

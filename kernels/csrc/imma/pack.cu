@@ -3,7 +3,8 @@
 //                   -> tiles [N/16, K/128], scales half [N/16, K/128, 8, 2] (imma/layout.cuh)
 //   quantize_rows   x half [M, K] -> codes int8 [M, K_PAD], scales float [K/128, M_PAD]; codes of a
 //                   group in their own order or in that of the MMA. INT8_TAIL: k is channel order[k]
-//                   of x, int [K], and the last group has 8 bits
+//                   of x, int [K], the last group has 8 bits, and the others' codes span 0.9 of
+//                   their range
 // K/128 and N/16 are rounded up, K_PAD = 128 * steps, M_PAD is M rounded up to 8; padding is zero.
 #include "common/quantize.cuh"
 #include "imma/layout.cuh"
@@ -45,6 +46,8 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
 
 #ifdef A_BITS
 constexpr int QUANTIZE_WARPS = 8;  // of a block; each has a step
+// The share of a group's range that Atom's 4-bit codes span (arXiv 2310.19102, section 4.4).
+constexpr float HEAD_SHARE = INT8_TAIL ? 0.9f : 1.0f;
 
 // Codes of quantize.cuh with one scale a group.
 // grid: (K/128 over QUANTIZE_WARPS, M_PAD); a lane has four neighbouring k.
@@ -81,7 +84,7 @@ extern "C" __global__ void quantize_rows(const half_bits* x, uint32_t* codes, fl
   for (int i = 0; i < 4; ++i) largest = fmaxf(largest, fabsf(value[i]));
   largest = warp_maximum(largest);
   const bool is_tail = INT8_TAIL && step == steps - 1;
-  const float scale = is_tail ? scale_of<8>(largest) : scale_of<A_BITS>(largest);
+  const float scale = is_tail ? scale_of<8>(largest) : scale_of<A_BITS>(largest * HEAD_SHARE);
   const Divisor divisor = divisor_of(scale);
   uint32_t word = 0;
 #pragma unroll

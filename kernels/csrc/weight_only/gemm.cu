@@ -3,7 +3,8 @@
 //   w     tiles [N/16, K/128] of weight_only/layout.cuh
 //   x     half [M, X_STRIDE], X_STRIDE a multiple of 8
 //   sw    GROUPED 0: half [N], one scale a row; GROUPED 1: half [N/16, K/128, 8, 2], one a row and 128 k,
-//         those of rows r and r + 8 side by side
+//         those of rows r and r + 8 side by side; ZEROS 1: half [N/16, K/128, 8, 4], these two and the
+//         offsets that make their codes z differ: 1024 + z of row r, -(64 + z) of row r + 8
 //   bias  half [N] or null                           y     half [M, N], row-major
 // N/16 and K/128 are rounded up; weights past the edges are zero, x past K is zero.
 //
@@ -20,6 +21,9 @@
 #ifndef BIAS_SHIFT
 #define BIAS_SHIFT 1
 #endif
+#ifndef ZEROS
+#define ZEROS 0  // 1: codes of 4 bits have a zero point, a row and 128 k
+#endif
 #include "common/k_split.cuh"
 #include "ptx/cp_async.cuh"
 #include "ptx/launch.cuh"
@@ -27,6 +31,7 @@
 #include "ptx/mma.cuh"
 #include "weight_only/layout.cuh"
 static_assert(STAGES >= 2, "one stage is computed while the others load");
+static_assert(!ZEROS || (GROUPED && W_BITS == 4), "zero points are those of groups of 4-bit codes");
 
 constexpr int TOKENS = COL_TILES * MMA_TOKENS;
 constexpr int STAGE_BYTES = ROW_TILES * TILE_BYTES;
@@ -55,10 +60,11 @@ __device__ inline void load_stage(const Operands& op, uint32_t stage, int step, 
 }
 
 // A lane's operands of a step beside the tiles: its k of a token in each column tile and, where
-// scales change along K, those of its two rows in each row tile.
+// scales change along K, those of its two rows in each row tile, and their offsets.
 struct Small {
   uint4 x[COL_TILES][X_VECTORS];
   uint32_t row_scales[ROW_TILES];
+  uint32_t row_offsets[ZEROS ? ROW_TILES : 1];
 };
 
 __device__ inline void load_small(Small& s, const Operands& op, int step) {
@@ -74,7 +80,14 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
       s.x[j][v] = inside ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
     }
   }
-  if constexpr (GROUPED) {
+  if constexpr (ZEROS) {
+    const uint2* quads = reinterpret_cast<const uint2*>(op.sw);
+#pragma unroll
+    for (int r = 0; r < ROW_TILES; ++r) {
+      const uint2 of_rows = __ldg(quads + tile_at(op, r, step) * (MMA_ROWS / 2) + op.lane / 4);
+      s.row_scales[r] = of_rows.x, s.row_offsets[r] = of_rows.y;
+    }
+  } else if constexpr (GROUPED) {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(op.sw);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
@@ -84,7 +97,8 @@ __device__ inline void load_small(Small& s, const Operands& op, int step) {
 
 // One row tile and one step: totals gain its products, as they are or times the scales of the step.
 __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightTile& weights,
-                                     const Small& small, [[maybe_unused]] uint32_t scales) {
+                                     const Small& small, [[maybe_unused]] uint32_t scales,
+                                     Offsets offsets) {
   float sums[COL_TILES][4];
 #pragma unroll
   for (int j = 0; j < COL_TILES; ++j)
@@ -93,7 +107,7 @@ __device__ inline void multiply_tile(float (&total)[COL_TILES][4], const WeightT
 #pragma unroll
   for (int i = 0; i < MMAS; ++i) {
     uint32_t a[4];
-    weights.operands(a, i);
+    weights.operands(a, i, offsets);
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j) {
       const uint4 t = small.x[j][i / 2];
@@ -198,7 +212,8 @@ weight_only(const unsigned char* w, const half_bits* sw, const half_bits* x, con
 #pragma unroll
     for (int r = 0; r < ROW_TILES; ++r)
       multiply_tile(total[r], WeightTile(ring + slot * STAGE_BYTES + r * TILE_BYTES, lane), now,
-                    GROUPED ? now.row_scales[r] : 0u);
+                    GROUPED ? now.row_scales[r] : 0u,
+                    ZEROS ? Offsets::of_rows(now.row_offsets[ZEROS ? r : 0]) : Offsets{});
     slot = slot == STAGES - 1 ? 0 : slot + 1;
   }
 

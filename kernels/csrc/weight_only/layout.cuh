@@ -14,7 +14,7 @@
 //   W_BITS 5   E3M1 numbers in two planes, "4+2" and "4+1" (ZeroQuant(4+2), arXiv 2312.08583)
 //
 // Integers are widened exactly: 0x6400 | u is the half 1024 + u, and one subtraction (or, for the upper
-// nibbles, one fused multiply-add) leaves the code.
+// nibbles, one fused multiply-add) leaves the code. A zero point is subtracted by the same instruction.
 //
 // A float s eee mm becomes the upper byte of a half as s00eeemm: exponent and mantissa where a half has
 // its lowest ones. Read as a half that is the number times 2^-12, the subnormal ones too: the formats'
@@ -70,6 +70,17 @@ __device__ inline uint32_t rebiased_halves(uint32_t bits) {
 }
 #endif
 
+// What turns the nibbles of 4 bits, u, into codes: (1024 + u) - lower, (1024 + 16·u) / 16 + upper, twice
+// in a register. The lower nibbles are row l/4, the upper ones row l/4 + 8.
+struct Offsets {
+  uint32_t lower = 0x64086408u, upper = 0xD480D480u;  // u - 8
+
+  // Of zero points z: halves 1024 + z of the first row and -(64 + z) of the second.
+  __device__ inline static Offsets of_rows(uint32_t halves) {
+    return {__byte_perm(halves, 0u, 0x1010u), __byte_perm(halves, 0u, 0x3232u)};
+  }
+};
+
 struct WeightTile {
   static constexpr int WORDS = TILE_BYTES / 128;
   uint32_t words[WORDS];  // floats: eight of the high plane, then the low one
@@ -88,7 +99,7 @@ struct WeightTile {
   }
 
   // Operand registers of MMA i, which is a constant after unrolling: two weights as halves in each.
-  __device__ inline void operands(uint32_t (&a)[4], int i) const {
+  __device__ inline void operands(uint32_t (&a)[4], int i, [[maybe_unused]] const Offsets& by) const {
     if constexpr (W_BITS == 8) {
 #pragma unroll
       for (int o = 0; o < 4; ++o) {
@@ -100,9 +111,8 @@ struct WeightTile {
 #pragma unroll
       for (int o = 0; o < 4; o += 2) {
         const uint32_t word = o < 2 ? words[i] : words[i] >> 8;
-        a[o] = subtract_half2(biased_halves<0x000F000Fu>(word), 0x64086408u);
-        // 1024 + 16·u: a sixteenth of it less 72 is u - 8.
-        a[o + 1] = multiply_add_half2(biased_halves<0x00F000F0u>(word), 0x2C002C00u, 0xD480D480u);
+        a[o] = subtract_half2(biased_halves<0x000F000Fu>(word), by.lower);
+        a[o + 1] = multiply_add_half2(biased_halves<0x00F000F0u>(word), 0x2C002C00u, by.upper);
       }
     } else {
 #pragma unroll

@@ -10,6 +10,7 @@ emulated instruction, to show what that would cost.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from kernels.cuda.imma.four_bit import tile_nibbles
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.weight_only.gemm import tile_scales
 from kernels.formats import NumberFormat, Operand
-from kernels.formats.mixed import default_order, tail_start
+from kernels.formats.mixed import ACTIVATION_CLIP, default_order, tail_start
 from kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
@@ -40,7 +41,8 @@ class MixedGemm(ImmaGemm):
             variant=variant,
             backend="cuda",
             weight=_FORMAT,
-            activation=_FORMAT,
+            activation=replace(_FORMAT, clip=ACTIVATION_CLIP),
+            version=2,  # 2: activations are clipped
             summary="Atom: INT4 groups, the last one INT8, channels reordered"
             + (", by an int4 MMA that is emulated" if emulated else ""),
             min_capability=(9, 0) if emulated else (8, 0),

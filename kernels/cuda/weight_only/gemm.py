@@ -1,7 +1,8 @@
 """Weight-only baselines: weights of 8 or 4 bits, FP16 activations (csrc/weight_only/gemm.cu).
 
-`w8a16` has one scale an output feature, `w4a16` one per 128 k. Both widen exactly to FP16 in
-registers and sum in FP32 on the FP16 tensor core.
+`w8a16` has one scale an output feature, `w4a16` one per 128 k, and `w4a16[zeros]` a zero point
+beside it, as AWQ (arXiv 2306.00978) has. All widen exactly to FP16 in registers and sum in FP32 on
+the FP16 tensor core.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ MMA_ROWS, MMA_TOKENS = 16, 8
 _SHARE_BYTES = 16 * 32  # a warp's sums of 16 rows and 8 tokens
 _TOKEN_MULTIPLE = 8  # of a token's values in memory: 16 bytes
 COL_TILES = (1, 2, 4)  # of 8 tokens, in one block; more tokens are further blocks
+ZEROS = "zeros"  # the variant with zero points
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,33 +129,50 @@ def tile_scales(scales: torch.Tensor) -> torch.Tensor:
     return whole.view(row_tiles, 2, 8, steps).permute(0, 3, 2, 1).contiguous()
 
 
+def tile_scales_and_offsets(scales: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
+    """FP16 scales and integer zero points [N, K/128] as [N/16, K/128, 8, 4].
+
+    Of rows r and r + 8: their scales, 1024 + z of the first, -(64 + z) of the second.
+    """
+    z = padded(zeros, -(-zeros.shape[0] // MMA_ROWS) * MMA_ROWS, zeros.shape[1]).half()
+    of_rows = tile_scales(z)
+    offsets = torch.stack((1024 + of_rows[..., 0], -(64 + of_rows[..., 1])), dim=-1)
+    return torch.cat((tile_scales(scales), offsets), dim=-1).contiguous()
+
+
 class WeightOnlyGemm(LinearKernel):
-    """`w8a16` and `w4a16`; minifloat.py has the floats.
+    """`w8a16`, `w4a16` and `w4a16[zeros]`; minifloat.py has the floats.
 
     timed: losses of configurations, which choose one without tuning.
     """
 
     timed: TimedShapes
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, variant: str = "") -> None:
         self.timed = INT8_WEIGHTS if bits == 8 else INT4_WEIGHTS
         group = STEP_K if bits == 4 else None
         scales = f"a scale per {STEP_K} k" if group else "a scale an output feature"
+        zeros = " and a zero point" if variant == ZEROS else ""
         self.spec = KernelSpec(
             name=f"w{bits}a16",
+            variant=variant,
             backend="cuda",
-            weight=NumberFormat(bits, group),
+            weight=NumberFormat(bits, group, "asymmetric" if zeros else "symmetric"),
             activation=FP16,
-            summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
+            summary=f"{bits}-bit weights, {scales}{zeros}, FP16 activations on FP16 tensor cores",
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
-        grouped = self.spec.weight.group is not None
-        buffers = {
-            "tiles": self.tile(weight.values),
-            "scales": tile_scales(scales) if grouped else scales[:, 0].contiguous(),
-        }
+        codes = weight.values
+        if weight.zero_points is not None:
+            codes = codes - (1 << (self.spec.weight.bits - 1))  # as signed ones lie in memory
+            small = tile_scales_and_offsets(scales, -weight.zero_points)
+        elif self.spec.weight.group is not None:
+            small = tile_scales(scales)
+        else:
+            small = scales[:, 0].contiguous()
+        buffers = {"tiles": self.tile(codes), "scales": small}
         return PackedOperand(buffers, weight.rows, weight.k)
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:
@@ -163,7 +182,8 @@ class WeightOnlyGemm(LinearKernel):
     def defines(self) -> dict[str, int]:
         """Defines of every build of this kernel, whatever the configuration."""
         weight = self.spec.weight
-        return {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
+        defines = {"W_BITS": weight.bits, "GROUPED": int(weight.group is not None)}
+        return defines | ({"ZEROS": 1} if weight.kind == "asymmetric" else {})
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         values = torch.zeros(m, _padded_k(k), dtype=torch.float16, device=device)
@@ -239,7 +259,9 @@ class WeightOnlyGemm(LinearKernel):
         return choose_by_timed_shapes(can_run, gemm, current_gpu().sms, self.timed)
 
     def builds(self) -> Sequence[Build]:
-        return [self.build(c) for tiles in COL_TILES for c in self.configs(tiles)]
+        """Every one; of a variant, which shares its source, those of the most tokens."""
+        tiles_at_once = COL_TILES[-1:] if self.spec.variant else COL_TILES
+        return [self.build(c) for tiles in tiles_at_once for c in self.configs(tiles)]
 
     def builds_for(self, gemm: GemmWorkload, config: Config | None) -> Sequence[Build]:
         chosen = config if isinstance(config, WeightOnlyConfig) else self.default_config(gemm)
