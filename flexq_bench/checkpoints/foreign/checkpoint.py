@@ -118,7 +118,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         change = self._layers.scale_change()
         if change:
             log.warning(
-                "%s: scales are rounded to FP16, by up to %.2g %%: its makers' own are wider",
+                "%s: scales have more digits than FP16 and are rounded to it, by up to %.2g %%",
                 self.folder.name,
                 100 * change,
             )
