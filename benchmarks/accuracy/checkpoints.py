@@ -102,9 +102,7 @@ def decode(
     length = arguments.prompt + arguments.new
     model = load(source, device, length, lambda *_: None, (1,))
     operations = CudaOperations() if device.type == "cuda" else TorchOperations()
-    engine = Engine(
-        model, operations, lambda *_: None, slots=1, capacity=length, kv_bits=kv_bits
-    )
+    engine = Engine(model, operations, lambda *_: None, slots=1, capacity=length, kv_bits=kv_bits)
     ids = prompt.int().to(device)[None]
     return [int(token) for token in engine.generate(ids, arguments.new).tokens[0]]
 
@@ -128,7 +126,7 @@ def greedy(model: Any, prompt: Any, new: int) -> tuple[list[int], list[float]]:
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
     """The rows as Markdown."""
     lines = [
-        "| scheme | content hash | bits a weight | reference | kernels | difference | tokens equal |",
+        "| scheme | content hash | bits | reference | kernels | difference | tokens equal |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:

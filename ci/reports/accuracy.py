@@ -110,7 +110,8 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     yield ""
     yield (
         f"Commit {plain(report.commit[:10])} on {plain(report.device)}, policy "
-        f"{plain(report.policy)}, through {report.through}. Intervals are 95 %, over the same segments and questions."
+        f"{plain(report.policy)}, through {report.through}. Intervals are 95 %, over the same "
+        "segments and questions."
     )
     yield ""
     yield from _table(report.judged)
