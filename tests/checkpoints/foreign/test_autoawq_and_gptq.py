@@ -12,6 +12,7 @@ from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.writer import check_target
 from flexq_bench.errors import UsageError
 
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
@@ -322,3 +323,9 @@ def test_a_folder_that_is_not_quantized_is_no_checkpoint(tmp_path):
     assert not is_checkpoint(tmp_path)
     with pytest.raises(UsageError, match="holds no quantized checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_others_is_never_overwritten(a_folder):
+    folder = a_folder(AWQ, lambda _, weight: awq(weight))
+    with pytest.raises(CheckpointError, match="only a checkpoint of ours is overwritten"):
+        check_target(folder, overwrite=True)
