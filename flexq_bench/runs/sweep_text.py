@@ -37,7 +37,8 @@ def parse_sweep(
     """The sweep that these words ask for. kernels: labels or globs, None: all.
 
     m, n, k: sizes, each once; m None: a few. model: its layers in place of n and k. layers:
-    `fused`, `separate`, or names. shapes: in place of model, n and k. Raises UsageError or WorkloadError, which say what is wrong and
+    `fused`, `separate`, or names. shapes: in place of model, n and k.
+    Raises UsageError or WorkloadError, which say what is wrong and
     what there is; for more than most_cases before any shape of them is made.
     """
     labels = split_names(kernels) or _ALL_KERNELS

@@ -3,8 +3,8 @@
 Limits are those of NVIDIA's CUDA Programming Guide, "Compute Capabilities", tables of technical
 specifications and of shared memory capacities (10.0 and 12.0: of CUDA 13.0). How registers and
 shared memory are handed out (in 256 registers a warp, over four partitions of an SM, in 128 bytes,
-1 KB of each block kept by the system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on a
-GPU asks the driver as well.
+1 KB of each block kept by the system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on
+a GPU asks the driver as well.
 """
 
 from __future__ import annotations
