@@ -61,7 +61,9 @@ def footprint(
     model = architecture.dimensions
     sizes = layer_sizes(architecture)
     block = sum(
-        packed_bytes(n, k, linear_kernel(scheme.kernel_of(model.block, name), backend).spec.weight)
+        packed_bytes(
+            n, k, linear_kernel(scheme.kernel_of(architecture.block, name), backend).spec.weight
+        )
         for name, n, k in sizes
     )
     cache = 2 * model.layers * model.kv_heads * capacity * batch
@@ -132,7 +134,7 @@ def load(
         names = [name for name, _, _ in layer_sizes(architecture)]
         linears = []
         for name in names:
-            label = scheme.kernel_of(dimensions.block, name)
+            label = scheme.kernel_of(architecture.block, name)
             linears.append(pack(name, label, raw.linears.pop(name)))
         blocks.append(Block(norm_of(raw.attention_norm), norm_of(raw.ffn_norm), *linears))
         on_block(index + 1)
