@@ -1,4 +1,8 @@
-"""The resources of every build for every target, as a table that is kept in the repository."""
+"""The resources of builds for targets, as a table that is kept in the repository.
+
+Every build is in it for the targets that kernels run on. For those that are only compiled it has
+the largest build of each source: compiling all of them takes as long as for two of the others.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from kernels.decoder.cuda_operations import builds as decoder_builds
 from kernels.registry import labels, resolve
 from kernels.runtime.machine_code import resources
 from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import TARGETS
+from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from kernels.runtime.resource_row import ResourceRow, resource_row
 
 _TEXT_COLUMNS = ("build", "target", "function")
@@ -26,9 +30,24 @@ def all_builds() -> tuple[Build, ...]:
     return tuple(sorted(builds | set(decoder_builds()), key=lambda build: build.name))
 
 
-def measure_resources(
-    builds: Iterable[Build], targets: Sequence[str] = TARGETS
-) -> list[ResourceRow]:
+def largest_builds(target: str) -> tuple[Build, ...]:
+    """Of each source the build whose block asks for most shared memory, of those for `target`."""
+    of_source: dict[str, Build] = {}
+    for build in sorted(all_builds(), key=_asked_bytes):
+        if build.runs_on(target):
+            of_source[build.source] = build
+    return tuple(of_source.values())
+
+
+def measure_table() -> list[ResourceRow]:
+    """Compile what the table has and read the resources, in order. Needs no GPU."""
+    rows = measure_resources(all_builds(), RUN_TARGETS)
+    for target in COMPILED_ONLY:
+        rows += measure_resources(largest_builds(target), (target,))
+    return sorted(rows)
+
+
+def measure_resources(builds: Iterable[Build], targets: Sequence[str]) -> list[ResourceRow]:
     """Compile builds for targets and read their resources, in order. Needs no GPU."""
     work = [(b, target) for b in builds for target in targets if b.runs_on(target)]
     with ThreadPoolExecutor() as pool:  # NVRTC and the tools run outside Python
@@ -57,6 +76,10 @@ def read_table(path: Path) -> list[ResourceRow]:
             ResourceRow(**{name: _value(name, cell) for name, cell in row.items()})
             for row in csv.DictReader(handle)
         ]
+
+
+def _asked_bytes(build: Build) -> tuple[int, str]:
+    return build.block.shared_bytes if build.block else 0, build.name
 
 
 def _value(column: str, cell: str) -> Any:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.resources.abc import Traversable
 from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from workloads.blocks import BLOCK_TYPES, BlockType
 from workloads.data_files import (
     Count,
     DataTable,
@@ -15,7 +18,28 @@ from workloads.data_files import (
     validated,
     wanted,
 )
-from workloads.model_spec import Block, ModelSpec
+from workloads.model_spec import Experts, LatentAttention, ModelSpec
+
+_UpToAll = Annotated[int, Field(strict=True, ge=0), wanted("an integer of at least 0")]
+
+
+class _ExpertsTable(DataTable):
+    """Fields as of Experts."""
+
+    count: Count
+    active: Count
+    ffn: Count
+    shared: _UpToAll = 0
+    dense_blocks: _UpToAll = 0
+
+
+class _LatentTable(DataTable):
+    """Fields as of LatentAttention."""
+
+    kv_rank: Count
+    nope_dim: Count
+    rope_dim: Count
+    value_dim: Count
 
 
 class _ModelTable(DataTable):
@@ -31,13 +55,27 @@ class _ModelTable(DataTable):
     vocab: Count
     context: Count
     source: Text
+    head_dim: Count | None = None
+    tied_embeddings: Flag | None = None
+    experts: _ExpertsTable | None = None
+    latent: _LatentTable | None = None
+
+    def spec(self, family: _FamilyTable) -> ModelSpec:
+        shared = family.model_dump(exclude={"model", "source"})
+        own = self.model_dump(exclude={"source", "experts", "latent"}, exclude_none=True)
+        return ModelSpec(
+            **shared | own,
+            source=f"{family.source}; {self.source}",
+            experts=Experts(**self.experts.model_dump()) if self.experts else None,
+            latent=LatentAttention(**self.latent.model_dump()) if self.latent else None,
+        )
 
 
 class _FamilyTable(DataTable):
-    """A family's file: what its models share, and the models."""
+    """A family's file: what its models share, and the models, whose own tied_embeddings win."""
 
     family: Text
-    block: Annotated[Block, wanted("llama or opt")]
+    block: Annotated[BlockType, wanted(f"one of {', '.join(BLOCK_TYPES)}")]
     tied_embeddings: Flag
     learned_positions: Flag
     source: Text
@@ -47,12 +85,4 @@ class _FamilyTable(DataTable):
 def read_family(file: Traversable) -> tuple[ModelSpec, ...]:
     """The models of one family's file. Raises WorkloadError if it has another form."""
     family = validated(_FamilyTable, read_toml(file), file.name)
-    shared = family.model_dump(exclude={"model", "source"})
-    return tuple(
-        ModelSpec(
-            **shared,
-            **model.model_dump(exclude={"source"}),
-            source=f"{family.source}; {model.source}",
-        )
-        for model in family.model
-    )
+    return tuple(model.spec(family) for model in family.model)

@@ -2,43 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import groupby
 
+from workloads.blocks import LAYERS, Block, BlockType, Projection
 from workloads.errors import WorkloadError
 from workloads.names import unknown
 
-Block = Literal["llama", "opt"]
+__all__ = ["Block", "BlockType", "Experts", "LatentAttention", "LayerShape", "ModelSpec"]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
     """One linear layer of a decoder block, weights [N,K]: n output and k input features.
 
-    fused: several projections of the same input in one matrix, stacked along N.
+    count: matrices of this name in the model: one a block, or one for each routed expert of a
+    block. fused: several projections of the same input in one matrix, stacked along N.
     """
 
     name: str
     n: int
     k: int
-    count_per_block: int = 1
+    count: int = 1
     fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A mixture of experts as feed-forward, in all blocks but the first `dense_blocks`.
+
+    count: routed experts of a block, of which a token takes `active`. ffn: width of one. shared:
+    experts that every token takes; they are one matrix, `shared` times as wide.
+    """
+
+    count: int
+    active: int
+    ffn: int
+    shared: int = 0
+    dense_blocks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values are made of a latent vector of kv_rank.
+
+    Widths of a head: of queries and keys without positions (nope_dim) and of the part that carries
+    them (rope_dim), and of values.
+    """
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A decoder-only model by its published dimensions.
 
-    block: "llama" (gated feed-forward: gate, up, down) or "opt" (fc1, fc2).
-    kv_heads: fewer than heads in grouped-query attention; K and V are then narrower than Q.
-    context: tokens. learned_positions: a table of `context` rows; False with rotary positions.
-    Raises WorkloadError if the heads don't divide the hidden size or the KV heads the heads.
+    block: its type, which names its layers (`workloads/blocks.py`). ffn: width of the dense
+    feed-forward. kv_heads: fewer than heads in grouped-query attention; K and V are then narrower
+    than Q. head_dim: 0 stands for hidden / heads. context: tokens. learned_positions: a table of
+    `context` rows; False with rotary positions.
+    Raises WorkloadError if the heads don't divide the hidden size where they must, the KV heads the
+    heads, or if the block needs experts or latent attention.
     """
 
     name: str
     family: str
-    block: Block
+    block: BlockType
     hidden: int
     ffn: int
     layers: int
@@ -49,22 +82,50 @@ class ModelSpec:
     tied_embeddings: bool
     learned_positions: bool
     source: str
+    head_dim: int = 0
+    experts: Experts | None = None
+    latent: LatentAttention | None = None
 
     def __post_init__(self) -> None:
-        if self.hidden % self.heads or self.heads % self.kv_heads:
+        if (not self.head_dim and self.hidden % self.heads) or self.heads % self.kv_heads:
             raise WorkloadError(
                 f"{self.name}: {self.heads} heads must divide hidden {self.hidden}, and "
                 f"{self.kv_heads} KV heads must divide the heads"
             )
+        if not self.head_dim:
+            object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        known = self.widths
+        for projection in LAYERS[self.block]:
+            for width in (projection.n, projection.k):
+                if width not in known:
+                    lacking = "latent" if width.startswith("latent") else "experts"
+                    raise WorkloadError(f"{self.name}: a block {self.block} needs {lacking}")
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden // self.heads
-
-    @property
-    def kv_width(self) -> int:
-        """Output features of the K projection, and of the V projection."""
-        return self.kv_heads * self.head_dim
+    def widths(self) -> Mapping[str, int]:
+        """Features by the names that `workloads/blocks.py` uses."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        widths = {
+            "hidden": self.hidden,
+            "queries": queries,
+            "keys": keys,
+            "queries_keys_values": queries + 2 * keys,
+            "ffn": self.ffn,
+            "gate_up": 2 * self.ffn,
+        }
+        if self.experts is not None:
+            ffn = self.experts.ffn
+            widths |= {"expert_ffn": ffn, "shared_ffn": ffn * self.experts.shared}
+        if self.latent is not None:
+            a = self.latent
+            widths |= {
+                "latent": a.kv_rank,
+                "latent_and_positions": a.kv_rank + a.rope_dim,
+                "latent_queries": self.heads * (a.nope_dim + a.rope_dim),
+                "latent_keys_values": self.heads * (a.nope_dim + a.value_dim),
+                "latent_values": self.heads * a.value_dim,
+            }
+        return widths
 
     @property
     def embedding_parameters(self) -> int:
@@ -73,12 +134,16 @@ class ModelSpec:
         return tokens + (self.context * self.hidden if self.learned_positions else 0)
 
     def linear_layers(self, fused: bool = True) -> tuple[LayerShape, ...]:
-        """The linear layers of one block in the order of the forward pass.
+        """The linear layers of a block in the order of the forward pass, experts once.
 
-        fused: Q, K and V as one layer, and gate and up as one, as serving engines run them.
-        The output head is not among them: no scheme quantizes it.
+        fused: projections of one input as one layer (Q, K and V; gate and up), as serving engines
+        run them. A model whose first blocks differ has the layers of both kinds. The output head
+        and the routers of experts are not among them: no scheme quantizes them.
         """
-        return (*self._attention(fused), *self._feed_forward(fused))
+        layers = (p for p in LAYERS[self.block] if self._count(p))
+        if not fused:
+            return tuple(self._shape(p) for p in layers)
+        return tuple(self._stacked(layers))
 
     def all_layers(self) -> tuple[LayerShape, ...]:
         """Every layer that has a name, each once: the fused ones, then what they are made of."""
@@ -91,25 +156,24 @@ class ModelSpec:
             raise WorkloadError(unknown(f"layer of {self.name} named", name, shapes))
         return shapes[name]
 
-    def _attention(self, fused: bool) -> Iterator[LayerShape]:
-        hidden, kv = self.hidden, self.kv_width
-        if fused:
-            yield LayerShape("qkv_proj", hidden + 2 * kv, hidden, fused=True)
-        else:
-            yield LayerShape("q_proj", hidden, hidden)
-            yield LayerShape("k_proj", kv, hidden)
-            yield LayerShape("v_proj", kv, hidden)
-        yield LayerShape("out_proj" if self.block == "opt" else "o_proj", hidden, hidden)
+    def _stacked(self, layers: Iterator[Projection]) -> Iterator[LayerShape]:
+        for name, group in groupby(layers, key=lambda p: p.fused or p.name):
+            parts = [self._shape(p) for p in group]
+            n = sum(part.n for part in parts)
+            yield replace(parts[0], name=name, n=n, fused=len(parts) > 1)
 
-    def _feed_forward(self, fused: bool) -> Iterator[LayerShape]:
-        hidden, ffn = self.hidden, self.ffn
-        if self.block == "opt":
-            yield LayerShape("fc1", ffn, hidden)
-            yield LayerShape("fc2", hidden, ffn)
-            return
-        if fused:
-            yield LayerShape("gate_up_proj", 2 * ffn, hidden, fused=True)
-        else:
-            yield LayerShape("gate_proj", ffn, hidden)
-            yield LayerShape("up_proj", ffn, hidden)
-        yield LayerShape("down_proj", hidden, ffn)
+    def _shape(self, projection: Projection) -> LayerShape:
+        widths = self.widths
+        n, k = widths[projection.n], widths[projection.k]
+        return LayerShape(projection.name, n, k, self._count(projection))
+
+    def _count(self, projection: Projection) -> int:
+        """How many such matrices the model has."""
+        if projection.place == "every":
+            return self.layers
+        dense = self.layers if self.experts is None else self.experts.dense_blocks
+        if projection.place == "dense":
+            return dense
+        experts = self.experts or Experts(0, 0, 0)
+        in_block = experts.count if projection.place == "routed" else min(experts.shared, 1)
+        return (self.layers - dense) * in_block

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernels.resource_table import all_builds, measure_resources, write_table
+from kernels.resource_table import measure_table, write_table
 
 TABLE = Path(__file__).parents[2] / "tests" / "kernels" / "resources.csv"
 
 if __name__ == "__main__":
-    write_table(TABLE, measure_resources(all_builds()))
+    write_table(TABLE, measure_table())

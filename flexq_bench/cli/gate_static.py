@@ -34,7 +34,7 @@ def static(
         typer.Option(
             "--targets",
             metavar="NAMES",
-            help="Architectures: sm_86,sm_90. Default: all of the fleet.",
+            help="Architectures: sm_86,sm_90. Default: sm_80 to sm_120.",
             show_default=False,
         ),
     ] = None,

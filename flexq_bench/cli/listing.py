@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.cli.options import BackendChoice, BackendOption, DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, show_by_words
+from flexq_bench.cli.output import console, print_json, say, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
 from workloads.names import unknown
@@ -35,6 +35,19 @@ def list_(
         ),
     ],
     backend: BackendOption = BackendChoice.AUTO,
+    every: Annotated[
+        bool, typer.Option("--all", help="Of kernels: every label, not a line a family.")
+    ] = False,
+    kernel: Annotated[
+        str | None,
+        typer.Option("--kernel", metavar="LABEL", help="Of series: a label or glob: 'flexq*'."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="Of series: a model's shapes.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="SKU", help="Of series: one kind of GPU.")
+    ] = None,
     limit: Annotated[
         int, typer.Option("--limit", min=1, help="Of runs or false-alarms, newest first.")
     ] = 50,
@@ -43,7 +56,9 @@ def list_(
 ) -> None:
     """Show the kernels, schemes, suites, models, devices, runs, series there are, or the noise.
 
-    --backend narrows kernels; auto shows both. Devices are this machine's, then those with results.
+    --backend narrows kernels; auto shows both. Kernels are shown by family, with the best share of
+    the floor that is stored of this machine's device. Many series are shown only narrowed.
+    Devices are this machine's, then those with results.
     noise: of each series, by commits compared with themselves; in --json as ln(head / base).
     false-alarms: how often such a comparison was called slower or faster, over time.
     """
@@ -54,17 +69,28 @@ def list_(
         "models": _models,
         "devices": lambda: _devices(db),
         "runs": lambda: _runs(db, limit),
-        "series": lambda: _series(db),
+        "series": lambda: _series(db, kernel, model, gpu),
         "noise": lambda: _noise(db),
         "false-alarms": lambda: _false_alarms(db, limit),
     }
     if what not in sources:
         raise UsageError(unknown("list of", what, sources))
+    if what == "kernels" and not every and not as_json:
+        _show_families(backend, db)
+        return
     rows = sources[what]()
     if as_json:
         print_json(rows)
         return
     out = console()
+    if what == "series" and len(rows) > _MOST_SERIES and kernel is model is gpu is None:
+        kernels, gpus = ({row[name] for row in rows} for name in ("kernel", "gpu"))
+        out.print(
+            f"{len(rows):,} series of {len(kernels)} kernels on {len(gpus)} kinds of device: "
+            "narrow them with --kernel, --model or --gpu (--json has all)",
+            soft_wrap=True,
+        )
+        return
     if rows:
         show_by_words(out, _table(rows))
     else:
@@ -239,11 +265,47 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
     }
 
 
-def _series(db: str | None) -> list[Row]:
+def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
     from db import queries
+    from workloads.patterns import check_pattern, matches
 
+    if kernel is not None:
+        check_pattern(kernel)
+    filters = queries.Filters(models=(model,) if model else (), gpus=(gpu,) if gpu else ())
     with _stored(db) as session:
-        return [asdict(series) for series in queries.list_series(session)] if session else []
+        return [
+            asdict(series)
+            for series in (queries.list_series(session, filters) if session else ())
+            if kernel is None or matches(kernel, kernel_label(series.kernel, series.variant))
+        ]
+
+
+def _show_families(backend: BackendChoice, db: str | None) -> None:
+    from flexq_bench.cli.kernel_families import kernel_families, lines_of
+    from kernels.registry import list_kernels
+
+    names = [name for name in ("cuda", "cpu") if backend in (BackendChoice.AUTO, name)]
+    specs = [s for name in names for s in list_kernels("cuda" if name == "cuda" else "cpu")]
+    out = console()
+    for line in lines_of(kernel_families(specs, _shares_of_floor(db))):
+        say(out, line)
+    say(out, "% floor: the best stored of this machine's device. --all: every label, its backend")
+
+
+def _shares_of_floor(db: str | None) -> dict[str, float]:
+    """The best of the newest results of each label on this machine's first device."""
+    from db import queries
+    from flexq_bench.measure.local_devices import local_devices
+
+    (_, here), *_ = local_devices()
+    best: dict[str, float] = {}
+    with _stored(db) as session:
+        filters = queries.Filters(gpus=(here.sku,), stages=("gemm",), caches=("cold",))
+        for row in queries.latest_results(session, filters) if session else ():
+            label = kernel_label(row.kernel, row.variant)
+            if row.pct_of_floor is not None:
+                best[label] = max(best.get(label, 0.0), row.pct_of_floor)
+    return best
 
 
 def _noise(db: str | None) -> list[Row]:
@@ -298,6 +360,7 @@ _LOG_RATIOS = {
 }
 _SHARES = {"rate", "low", "high", "confidence"}
 
+_MOST_SERIES = 40  # that are shown without a filter
 _HEADINGS = {"created_at": "created (UTC)", "kv_bits": "KV bits"}
 # Columns of a series that tell it apart at a glance; --json has all of them.
 _HIDDEN = {

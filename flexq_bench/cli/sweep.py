@@ -23,9 +23,12 @@ from flexq_bench.cli.options import (
     TimesOption,
     tuning_of,
 )
+from flexq_bench.cli.output import say
 from flexq_bench.cli.size_files import sizes_of
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import parse_sweep, split_names
+from workloads.model_spec import LayerShape
+from workloads.suite import Shape
 
 
 def sweep(
@@ -45,9 +48,21 @@ def sweep(
         str | None,
         typer.Option("--model", metavar="NAME", help="A model's layers, not --n and --k."),
     ] = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="PATH",
+            help="The layers of a Hugging Face config.json, or of a folder with one.",
+        ),
+    ] = None,
     layers: Annotated[
         str,
-        typer.Option("--layers", metavar="NAMES", help="With --model: fused, separate, or names."),
+        typer.Option(
+            "--layers",
+            metavar="NAMES",
+            help="With --model: fused, separate, or names. With --config: names.",
+        ),
     ] = "fused",
     like: Annotated[
         str | None,
@@ -85,6 +100,9 @@ def sweep(
 ) -> None:
     """Measure kernels on every combination of M, N and K, on a model's layers, or as a run had.
 
+    --config takes any model that transformers knows, and builds it without weights; experts count
+    once, and the output head and routers are left out.
+
     Says first how long it will take, if anything like it was measured before. The results are
     stored like any others and never become a baseline. Exit codes as of `run`.
     """
@@ -107,16 +125,23 @@ def sweep(
     files = ResultFiles(as_json, out, plot)
     options = measuring.RunOptions(db, pool, files, streams=True)
     if like is not None:
-        if n is not None or k is not None or model is not None or queue:
-            raise UsageError("--like has the run's own shapes: drop --n, --k, --model and --queue")
+        if n is not None or k is not None or model is not None or config is not None or queue:
+            raise UsageError(
+                "--like has the run's own shapes: drop --n, --k, --model, --config and --queue"
+            )
         from flexq_bench.cli.sweep_like import suite_like
 
         suite = suite_like(like, patterns, sizes_of("--m", m), db)
     else:
+        of_config = _of_config(config, layers)
         chosen = parse_sweep(
             kernels=kernels, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
             model=model, layers=layers, stage=stage, cache=cache,
+            shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in of_config),
         )  # fmt: skip
+        for layer in of_config:
+            size = f"{layer.n}x{layer.k}"
+            say(options.people, f"{layer.name}: {size}, {layer.count} in the model")
         if queue:
             from flexq_bench.cli.sweep_like import queue_sweep
 
@@ -124,3 +149,12 @@ def sweep(
             raise typer.Exit(0)
         suite = chosen.suite()
     raise typer.Exit(measuring.measure_suite(suite, patterns or (), "sweep", options))
+
+
+def _of_config(config: str | None, names: str) -> tuple[LayerShape, ...]:
+    """The layers of a configuration that have these names; none without --config."""
+    if config is None:
+        return ()
+    from flexq_bench.runs.config_layers import chosen_layers, layers_of_config
+
+    return chosen_layers(layers_of_config(config), split_names(names) or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
@@ -14,6 +14,7 @@ from flexq_bench.schemes.model_files import CONFIG
 from workloads.errors import WorkloadError
 from workloads.model_spec import Block, ModelSpec
 
+_BLOCKS: tuple[Block, ...] = get_args(Block)
 _ARCHITECTURES: dict[str, Block] = {"LlamaForCausalLM": "llama", "OPTForCausalLM": "opt"}
 _CLASSES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}  # by model_type
 _OPT_LAYERS = ("qkv_proj", "out_proj", "fc1", "fc2")
@@ -37,7 +38,7 @@ class Architecture:
 
     @property
     def block(self) -> Block:
-        return self.dimensions.block
+        return _decoded(self.dimensions)
 
     @property
     def is_gated(self) -> bool:
@@ -56,9 +57,23 @@ class Architecture:
 
 
 def of_catalog(model: ModelSpec) -> Architecture:
-    """A model of the catalog. Its eps and angles don't matter to speed: those of LLaMA."""
+    """A model of the catalog. Its eps and angles don't matter to speed: those of LLaMA.
+
+    Raises UsageError for a block that decode does not have.
+    """
+    _decoded(model)
     biased = _OPT_LAYERS if model.block == "opt" else ()
     return Architecture(model, model.head_dim, biased, 1e-5)
+
+
+def _decoded(model: ModelSpec) -> Block:
+    for block in _BLOCKS:
+        if model.block == block:
+            return block
+    raise UsageError(
+        f"{model.name} has blocks of type {model.block}, and decode has {' and '.join(_BLOCKS)}: "
+        "measure its layers (sweep --model), or pick another"
+    )
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Architecture:

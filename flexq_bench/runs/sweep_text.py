@@ -31,12 +31,14 @@ def parse_sweep(
     layers: str = "fused",
     stage: str = "gemm",
     cache: str = "cold",
+    shapes: tuple[Shape, ...] = (),
     most_cases: int = MAX_CASES,
 ) -> Sweep:
     """The sweep that these words ask for. kernels: labels or globs, None: all.
 
     m, n, k: sizes, each once; m None: a few. model: its layers in place of n and k. layers:
-    `fused`, `separate`, or names. Raises UsageError or WorkloadError, which say what is wrong and
+    `fused`, `separate`, or names. shapes: in place of model, n and k.
+    Raises UsageError or WorkloadError, which say what is wrong and
     what there is; for more than most_cases before any shape of them is made.
     """
     labels = split_names(kernels) or _ALL_KERNELS
@@ -46,12 +48,15 @@ def parse_sweep(
     # A glob may find many kernels; how many, only the plan of a device knows.
     named = len({label for label in labels if not is_glob(label)}) or 1
     of_a_shape = named * len(sizes) * len(stages) * len(caches)
-    if model is not None:
+    if shapes:
+        if model is not None or n is not None or k is not None:
+            raise UsageError("--config brings its own N and K: leave out --model, --n and --k")
+    elif model is not None:
         if n is not None or k is not None:
             raise UsageError("--model brings its own N and K: leave out --n and --k")
         shapes = _model_shapes(model, layers)
     elif n is None or k is None:
-        raise UsageError("which layers? Give --n and --k, or --model (see list models)")
+        raise UsageError("which layers? Give --n and --k, --model (see list models), or --config")
     else:
         check_cases(len(n) * len(k) * of_a_shape, most_cases, "a sweep")
         shapes = tuple(Shape(a, b, layer="") for a, b in product(n, k))

@@ -39,8 +39,8 @@ def _described(arch: str, sms: int) -> Gpu:
     return Gpu(arch, sms, LIMITS[arch].block_shared_bytes)
 
 
-# The fleet's GPU of each target: A100, RTX 3090 Ti (and A6000), RTX 4090, H200. SMs are those of
-# NVIDIA's architecture white papers.
+# A GPU of each target: A100, RTX 3090 Ti (and A6000), RTX 4090, H200, B200, RTX PRO 6000. SMs are
+# those of NVIDIA's architecture white papers; of the last two, what their drivers report.
 OF_TARGET = {
     gpu.arch: gpu
     for gpu in (
@@ -48,6 +48,8 @@ OF_TARGET = {
         _described("sm_86", 84),
         _described("sm_89", 128),
         _described("sm_90", 132),
+        _described("sm_100", 148),
+        _described("sm_120", 188),
     )
 }
 

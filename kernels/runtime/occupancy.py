@@ -1,9 +1,10 @@
 """How many blocks of a function an SM holds at once, from what the function needs.
 
 Limits are those of NVIDIA's CUDA Programming Guide, "Compute Capabilities", tables of technical
-specifications and of shared memory capacities. How registers and shared memory are handed out (in
-256 registers a warp, over four partitions of an SM, in 128 bytes, 1 KB of each block kept by the
-system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on a GPU asks the driver as well.
+specifications and of shared memory capacities (10.0 and 12.0: of CUDA 13.0). How registers and
+shared memory are handed out (in 256 registers a warp, over four partitions of an SM, in 128 bytes,
+1 KB of each block kept by the system) is what NVIDIA's `cuda_occupancy.h` computes with; a test on
+a GPU asks the driver as well.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ LIMITS = {
     "sm_86": SmLimits(16, 48, 100 * _KB, 99 * _KB),
     "sm_89": SmLimits(24, 48, 100 * _KB, 99 * _KB),
     "sm_90": SmLimits(32, 64, 228 * _KB, 227 * _KB),
+    "sm_100": SmLimits(32, 64, 228 * _KB, 227 * _KB),
+    "sm_120": SmLimits(24, 48, 100 * _KB, 99 * _KB),
 }
-# What the fleet has: A100; RTX 3090 Ti and A6000; Ada; H200.
+# A100; RTX 3090 Ti and A6000; Ada; H100 and H200; B200; RTX PRO 6000 and RTX 50.
 TARGETS = tuple(LIMITS)
+COMPILED_ONLY = ("sm_100", "sm_120")  # no kernel ever ran on one: only their code is looked at
+RUN_TARGETS = tuple(target for target in TARGETS if target not in COMPILED_ONLY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,3 +148,27 @@ def test_dashboard_runs_the_app_on_the_database_asked_for(cli, tmp_path, monkeyp
     assert environment["FLEXQ_BENCH_READ_ONLY"] == "1"
     assert command[command.index("--server.address") + 1] == "127.0.0.1"
     assert command[command.index("--browser.gatherUsageStats") + 1] == "false"
+
+
+def test_list_kernels_has_a_line_a_family_with_its_share_of_the_floor(cli, measured):
+    lines = cli("list", "kernels").out.splitlines()
+
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    by_family = {line.split()[0]: line for line in lines}
+    assert "ABQ-LLM W{2..8}A{2..8}" in by_family["abq-w{2..8}a{2..8}"]
+    assert "w{4,8}a16" in by_family
+    measured_share = by_family["cublas-fp16"].split()
+    assert any(word.replace(".", "").isdigit() and "." in word for word in measured_share)
+    assert "abq-w3a7" in cli("list", "kernels", "--all").out
+
+
+def test_many_series_are_counted_until_they_are_narrowed(cli, database):
+    cli("db", "import", str(EXAMPLES / "h200" / "paper-fig10-flexq.parquet"))
+
+    assert "series of" in cli("list", "series").out
+    assert "narrow them with --kernel, --model or --gpu" in cli("list", "series").out
+    rows = json.loads(cli("list", "series", "--json", "--kernel", "read-*").out)
+    assert {row["kernel"] for row in rows} == {"read-6", "read-8"}
+    assert "read-6" in cli("list", "series", "--kernel", "read-6").out
+    assert json.loads(cli("list", "series", "--json", "--gpu", "none").out) == []

@@ -163,3 +163,26 @@ def test_verbose_says_what_is_done(cli):
 
     assert "cublas-fp16 gemm hot m4n256k256: " in ran.err
     assert logging.getLogger().level != logging.INFO
+
+
+def test_sweep_lists_and_measures_the_layers_of_a_configuration(cli, tmp_path):
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"} | sizes | heads))
+    options = ("--kernels", "cublas-fp16", "--m", "1", "--layers", "qkv_proj,down_proj")
+
+    ran = cli("sweep", "--config", str(tmp_path), *options)
+
+    assert ran.code == ExitCode.PASS
+    assert "qkv_proj: 128x64, 3 in the model" in ran.out
+    assert "m1n64k96" in ran.out
+    assert "o_proj" not in ran.out
+
+
+def test_a_configuration_brings_its_own_shapes(cli, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2", "n_layer": 1}')
+
+    refused = cli("sweep", "--config", str(tmp_path), "--model", "llama-7b")
+
+    assert refused.code == ExitCode.USAGE
+    assert "--config brings its own N and K" in refused.error

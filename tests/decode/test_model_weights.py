@@ -160,6 +160,12 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
         check_capacity(515, 512, "small")
 
 
+@pytest.mark.parametrize("name", ["qwen3-8b", "mistral-7b", "deepseek-v2-lite"])
+def test_a_catalog_model_of_another_block_is_refused(name):
+    with pytest.raises(UsageError, match="and decode has llama and opt: measure its layers"):
+        open_model(name, 0)
+
+
 def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
     exact = footprint(open_model("llama-13b", "fp16", 0), 1, 1039, 16)
     six = footprint(open_model("llama-13b", "flexq-w6ax", 0), 1, 1039, 16)

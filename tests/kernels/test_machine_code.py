@@ -10,11 +10,17 @@ import pytest
 
 from kernels.errors import CompileError, KernelError
 from kernels.registry import resolve
-from kernels.resource_table import all_builds, measure_resources, read_table
+from kernels.resource_table import (
+    all_builds,
+    largest_builds,
+    measure_resources,
+    measure_table,
+    read_table,
+)
 from kernels.runtime import nvrtc
 from kernels.runtime.machine_code import instructions, resources
 from kernels.runtime.nvrtc import Build, compile_build
-from kernels.runtime.occupancy import TARGETS
+from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from kernels.runtime.resource_row import ResourceRow
 
 TABLE = Path(__file__).parent / "resources.csv"
@@ -37,7 +43,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def measured() -> list[ResourceRow]:
-    return measure_resources(all_builds())
+    return measure_table()
 
 
 def test_nothing_spills_on_any_target(measured: list[ResourceRow]) -> None:
@@ -78,7 +84,7 @@ def test_every_source_is_some_kernels() -> None:
     assert {build.source for build in all_builds()} == set(sources)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", RUN_TARGETS)
 @pytest.mark.parametrize(
     ("label", "function", "instruction"),
     [
@@ -108,6 +114,29 @@ def test_a_kernel_runs_on_its_tensor_core(
         counts = instructions(compile_build(build, target))[function]
         assert counts[instruction] >= 4
         assert counts["LDGSTS"] >= 3  # the cp.async pipeline
+
+
+@pytest.mark.parametrize("target", COMPILED_ONLY)
+def test_binary_products_are_emulated_where_no_tensor_core_has_them(target: str) -> None:
+    largest = {build.source: build for build in largest_builds(target)}
+    found = {}
+    for source in ("btc/gemm.cu", "imma/group_gemm.cu"):
+        block = largest[source].block
+        assert block is not None
+        counts = instructions(compile_build(largest[source], target))[block.function]
+        found[source] = (counts["BMMA"], counts["IMMA"] > 0, counts["CALL"] > 0)
+
+    assert found == {"btc/gemm.cu": (0, True, True), "imma/group_gemm.cu": (0, True, False)}
+    assert not {"imma/group_gemm_wgmma.cu", "imma/group_gemm_persistent.cu"} & set(largest)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", COMPILED_ONLY)
+def test_every_build_compiles_where_none_ever_ran(target: str) -> None:
+    rows = measure_resources(all_builds(), (target,))
+
+    assert {row.build for row in rows} == {b.name for b in all_builds() if b.runs_on(target)}
+    assert [row for row in rows if row.local_bytes or row.stack_bytes > 16] == []
 
 
 def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:

@@ -95,6 +95,7 @@ class Revision:
             tuple((name, value) for name, value in described["defines"]),
             described["min_sm"],
             Block(*block) if block else None,
+            described["only_sm"],
         )
         texts = [
             source_hash(self._process.tree / "kernels" / "csrc", build.source),

@@ -89,6 +89,7 @@ def _described(build: Any, owners: dict[str, list[str]]) -> dict[str, Any]:
         "source": build.source,
         "defines": [list(define) for define in build.defines],
         "min_sm": build.min_sm,
+        "only_sm": getattr(build, "only_sm", None),  # older revisions have none
         "block": block and [block.function, block.threads, block.shared_bytes],
         **owners,
     }

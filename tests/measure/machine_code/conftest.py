@@ -89,11 +89,13 @@ class Repository:
         count: int = 16,
         source: str = SOURCE,
         path: str = "tiny.cu",
+        only_sm: int | None = None,
     ) -> str:
         """The sha of a commit of this version. path: of its source in csrc."""
         registry = REGISTRY.replace("THREADS", str(threads)).replace("SHARED", str(shared))
         registry = registry.replace("tiny.cu", path)
-        self.write("kernels/registry.py", registry.replace("COUNT=COUNT", f"COUNT={count}"))
+        registry = registry.replace("COUNT=COUNT", f"COUNT={count}, only_sm={only_sm}")
+        self.write("kernels/registry.py", registry)
         for moved in (self.folder / "kernels" / "csrc").rglob("*.cu"):
             moved.unlink()
         self.write(f"kernels/csrc/{path}", source)

@@ -106,6 +106,15 @@ def test_shared_memory_that_no_block_can_have_is_worse_whatever_the_limit(reposi
     assert found == {("sm_86", "tiny", "warps_per_sm"): (40, 0)}
 
 
+def test_instructions_of_one_architecture_are_compiled_for_no_other(repository, compare):
+    base = repository.commit(threads=256, only_sm=90)
+    head = repository.commit(threads=512, only_sm=90)
+
+    report = compare(base, head, targets=("sm_86", "sm_90", "sm_100"))
+
+    assert (report.broken, report.differing) == ((), 1)
+
+
 def test_sources_that_are_equal_are_not_compiled(repository, compare):
     base = repository.commit()
     repository.write("notes.txt", "what has nothing to do with it")

@@ -1,0 +1,85 @@
+"""Kernels by family, a line each: kernels whose names differ in their bits only."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from kernels.contract import KernelSpec
+
+WIDTH = 100  # columns of a line
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelFamily:
+    """name: with the widths folded. labels: of its kernels, with variants.
+
+    pct_of_floor: the best of the newest results on this machine's device; None: there is none.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    summary: str
+    pct_of_floor: float | None
+
+
+def kernel_families(
+    specs: Sequence[KernelSpec], pct_of_floor: Mapping[str, float]
+) -> tuple[KernelFamily, ...]:
+    """Families in the order of their first kernels. pct_of_floor: by label."""
+    groups: dict[str, list[KernelSpec]] = {}
+    for spec in specs:
+        groups.setdefault(_NUMBER.sub("#", spec.label.partition("[")[0]), []).append(spec)
+    return tuple(_family(group, pct_of_floor) for group in groups.values())
+
+
+def folded(names: Sequence[str]) -> str:
+    """One text for names that differ in their numbers only: abq-w{2..8}a{2..8}, w{4,8}a16.
+
+    Of names that differ in more, the first.
+    """
+    if len({_NUMBER.sub("#", name) for name in names}) > 1:
+        return names[0]
+    values = [sorted(set(column)) for column in zip(*map(_numbers, names), strict=True)]
+    parts = _NUMBER.split(names[0])
+    return parts[0] + "".join(
+        _span(one) + part for one, part in zip(values, parts[1:], strict=True)
+    )
+
+
+def lines_of(families: Sequence[KernelFamily]) -> Iterator[str]:
+    """A head and a line each, no wider than WIDTH."""
+    name_width = max((len(family.name) for family in families), default=0)
+    yield f"{'family':{name_width}}  labels  % floor  for"
+    for family in families:
+        share = "" if family.pct_of_floor is None else f"{family.pct_of_floor:.1f}"
+        line = f"{family.name:{name_width}}  {len(family.labels):6}  {share:>7}  "
+        yield line + textwrap.shorten(family.summary, WIDTH - len(line), placeholder=" …")
+
+
+def _family(group: Sequence[KernelSpec], pct_of_floor: Mapping[str, float]) -> KernelFamily:
+    labels = tuple(dict.fromkeys(spec.label for spec in group))
+    first = [spec for spec in group if spec.backend == group[0].backend]
+    plain = [spec for spec in first if "[" not in spec.label] or first
+    measured = [pct_of_floor[label] for label in labels if label in pct_of_floor]
+    return KernelFamily(
+        folded([spec.label.partition("[")[0] for spec in group]),
+        labels,
+        folded(list(dict.fromkeys(spec.summary for spec in plain))),
+        max(measured, default=None),
+    )
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in _NUMBER.findall(name)]
+
+
+def _span(values: Sequence[int]) -> str:
+    if len(values) == 1:
+        return str(values[0])
+    if len(values) > 2 and values[-1] - values[0] == len(values) - 1:
+        return f"{{{values[0]}..{values[-1]}}}"
+    return f"{{{','.join(map(str, values))}}}"
