@@ -17,9 +17,12 @@ from kernels.formats import (
     NumberFormat,
     Scaling,
     format_of,
+    quantization,
+    quantize,
     quantize_minifloat,
     quantize_symmetric,
 )
+from kernels.reference import reference_gemm
 from kernels.registry import labels, resolve
 
 
@@ -70,19 +73,49 @@ def test_small_floats_are_what_kernels_are_given(bits: int, group: int | None) -
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_asymmetric_rounding_is_its_definition(bits: int) -> None:
     matrix = a_matrix(4, 100) + torch.tensor([[0.0], [3.0], [-5.0], [0.0]])
-    top = 2**bits - 1
+    matrix[1:3] = matrix[1:3].abs() * torch.tensor([[1.0], [-1.0]])  # of one sign: zero at an end
+    top, number = 2**bits - 1, NumberFormat(bits, 64, "asymmetric")
 
-    rounded = NumberFormat(bits, 64, "asymmetric").round(matrix)
+    rounded, operand = number.round(matrix), quantize(matrix, number)
 
+    assert operand.zero_points is not None
+    assert format_of(operand) == number
+    assert torch.equal(operand.dequantize(), rounded.double())
     for row in range(4):
         for start in (0, 64):
             values = matrix[row, start : start + 64].tolist()
             low, high = min(0.0, *values), max(0.0, *values)
             scale = float(np.float16((high - low) / top))
             zero = min(top, max(0, round(-low / scale))) if scale else 0
+            assert int(operand.zero_points[row, start // 64]) == -zero
             for place, value in enumerate(values):
                 code = min(top, max(0, round(value / scale) + zero)) if scale else zero
+                assert int(operand.values[row, start + place]) == code
                 assert rounded[row, start + place] == np.float32((code - zero) * scale)
+
+
+def test_the_reference_multiplies_codes_with_zero_points() -> None:
+    x, w = a_matrix(3, 100).half(), quantize(a_matrix(5, 100, 1), NumberFormat(4, 64, "asymmetric"))
+
+    found = reference_gemm(quantize(x, FP16), w).y
+
+    torch.testing.assert_close(found, x.double() @ w.dequantize().T, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("number", "shares"),
+    [
+        (NumberFormat(4, 64, "normal"), None),
+        (NumberFormat(6, 64, "float", clip=0.5), None),
+        (NumberFormat(4, 64, "dual", clip=0.5), None),
+        (NumberFormat(4, 64, "asymmetric"), torch.ones(5, 2)),
+    ],
+)
+def test_codes_that_no_operand_has_are_refused(
+    number: NumberFormat, shares: torch.Tensor | None
+) -> None:
+    with pytest.raises(ShapeError):
+        quantize(a_matrix(5, 100), number, shares=shares)
 
 
 def test_balanced_two_bits_have_five_levels() -> None:
@@ -149,6 +182,7 @@ def test_values_past_an_fp16_scale_are_refused(kind: str) -> None:
         (2, None, "balanced", 1.0),
         (6, 0, "symmetric", 1.0),
         (6, None, "symmetric", 0.0),
+        (4, None, "mixed", 1.0),
     ],
 )
 def test_formats_that_make_no_sense_are_refused(
@@ -212,3 +246,20 @@ def test_a_kernels_operands_have_the_formats_of_its_specification(label: str) ->
         given = format_of(operand)
         assert (given.bits, given.group) == (number.bits, number.group)
         assert given.kind == ("symmetric" if number.kind == "balanced" else number.kind)
+
+
+@pytest.mark.parametrize(
+    "name", ["int4/48", "uint4/48", "fp6/row", "dual4/48", "mixed4/48", "fp16"]
+)
+def test_rows_are_rounded_the_same_alone_and_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, number = a_matrix(7, 100), NumberFormat.parse(name)
+    whole = quantize(matrix, number)
+
+    monkeypatch.setattr(quantization, "_CHUNK_VALUES", 300)
+    parts = quantize(matrix, number)
+
+    assert parts.rows == 7
+    assert torch.equal(parts.dequantize(), whole.dequantize())
+    assert format_of(parts) == format_of(whole)
