@@ -23,6 +23,7 @@ from flexq_bench.checkpoints.model_source import (
     first_line,
     quiet_transformers,
 )
+from flexq_bench.checkpoints.peak_memory import give_back_free_memory
 from flexq_bench.schemes.model_map import ModelMap, map_model
 
 _META = torch.device("meta")
@@ -68,6 +69,7 @@ class StreamedModel:
         """Drop a block, with what was done to it."""
         self.block(index).to(_META)
         self._resident = None
+        give_back_free_memory()
 
     def load_ends(self) -> None:
         """Read what is no block: a forward pass needs it."""
