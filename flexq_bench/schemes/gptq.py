@@ -95,7 +95,7 @@ def gptq(
     factor = _inverse_factor(hessian.double()[order][:, order], options.damping)
     work = work[:, order].contiguous()
     columns = order.tolist()
-    codes = torch.empty_like(work)
+    codes = torch.empty_like(work, dtype=torch.float16)  # integers up to 255, or small floats
 
     for start in range(0, k, options.block):
         end = min(start + options.block, k)

@@ -17,6 +17,9 @@ from kernels.formats.operand import Operand
 from kernels.formats.symmetric_quantization import quantize_symmetric
 
 _E4M3_BITS = 8  # of the floats: the others are minifloats
+# Rows are rounded so many values at a time: in float64 a large layer would take the memory of
+# several blocks.
+_CHUNK_VALUES = 1 << 22
 
 
 def quantize(
@@ -37,6 +40,26 @@ def quantize(
     """
     if shares is not None and number.kind not in ("symmetric", "balanced"):
         raise ShapeError(f"only signed integers have a share for each group, not {number.name}")
+    rows = max(1, _CHUNK_VALUES // max(1, matrix.shape[-1]))
+    if matrix.ndim != 2 or matrix.shape[0] <= rows:
+        return _quantize_rows(matrix, number, shares, order)
+    parts = torch.split(matrix, rows)
+    of_parts = [None] * len(parts) if shares is None else torch.split(shares, rows)
+    return Operand.stacked(
+        [
+            _quantize_rows(part, number, share, order)
+            for part, share in zip(parts, of_parts, strict=True)
+        ]
+    )
+
+
+def _quantize_rows(
+    matrix: torch.Tensor,
+    number: NumberFormat,
+    shares: torch.Tensor | None,
+    order: torch.Tensor | None,
+) -> Operand:
+    """`quantize` of rows that are rounded together; a row doesn't depend on the others."""
     if number.is_dense:
         return Operand(matrix.to(torch.float16), None, number.bits, None)
     if number.kind == "float" and number.clip == 1:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flexq_bench.accuracy.loading import load_model
-from flexq_bench.decode.checkpoints import open_checkpoint
+from flexq_bench.decode.model_weights import open_weights
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
 CPU = torch.device("cpu")
@@ -93,7 +93,7 @@ def test_a_file_is_the_model_that_its_blocks_stand_for(a_file, name):
     assert torch.equal(block.mlp.down_proj.weight, torch.from_numpy(values["ffn_down"]))
     assert torch.equal(block.self_attn.o_proj.weight, torch.from_numpy(values["attn_output"]))
     assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
-    served = open_checkpoint(path).block(0, CPU).linears["down_proj"].weight
+    served = open_weights(path).block(0, CPU).linears["down_proj"].weight
     assert torch.equal(served, torch.from_numpy(values["ffn_down"]).half())
 
 

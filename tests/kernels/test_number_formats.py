@@ -17,6 +17,7 @@ from kernels.formats import (
     NumberFormat,
     Scaling,
     format_of,
+    quantization,
     quantize,
     quantize_minifloat,
     quantize_symmetric,
@@ -245,3 +246,20 @@ def test_a_kernels_operands_have_the_formats_of_its_specification(label: str) ->
         given = format_of(operand)
         assert (given.bits, given.group) == (number.bits, number.group)
         assert given.kind == ("symmetric" if number.kind == "balanced" else number.kind)
+
+
+@pytest.mark.parametrize(
+    "name", ["int4/48", "uint4/48", "fp6/row", "dual4/48", "mixed4/48", "fp16"]
+)
+def test_rows_are_rounded_the_same_alone_and_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, number = a_matrix(7, 100), NumberFormat.parse(name)
+    whole = quantize(matrix, number)
+
+    monkeypatch.setattr(quantization, "_CHUNK_VALUES", 300)
+    parts = quantize(matrix, number)
+
+    assert parts.rows == 7
+    assert torch.equal(parts.dequantize(), whole.dequantize())
+    assert format_of(parts) == format_of(whole)
