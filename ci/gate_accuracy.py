@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
@@ -25,6 +25,7 @@ from flexq_bench.accuracy import (
     task_name,
 )
 from flexq_bench.accuracy.records import OnUnit, Unit, execute
+from flexq_bench.accuracy.results import REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.texts import Text
 from flexq_bench.errors import MissingResultsError, UsageError
@@ -63,6 +64,8 @@ class AccuracyReport:
     commit: str
     device: str
     judged: tuple[LimitOutcome, ...]
+    through: Through = REFERENCE
+    content_hashes: Mapping[str, str] = field(default_factory=dict)  # by scheme, where known
 
     @property
     def exit_code(self) -> ExitCode:
@@ -83,12 +86,15 @@ def planned_evaluation(
     batch: int,
     calibration: CalibrationPlan | None,
     seed: int,
+    through: Through | None = None,
+    checkpoint: str | None = None,
 ) -> tuple[EvaluationPlan, dict[str, str]]:
     """The evaluation that a policy needs, and what of it is missing here, with the reason.
 
     texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
-    segments, or questions, at a time. Raises UsageError if `base` is judged against itself or a
-    text has no limit, MissingResultsError if nothing can be evaluated.
+    segments, or questions, at a time. through, checkpoint: as EvaluationPlan has them.
+    Raises UsageError if `base` is judged against itself or a text has no limit,
+    MissingResultsError if nothing can be evaluated.
     """
     if base in schemes:
         raise UsageError(f"{base} can't be judged against itself: give another --base")
@@ -111,6 +117,8 @@ def planned_evaluation(
         batch=batch,
         calibration=calibration,
         seed=seed,
+        through=through,
+        checkpoint=checkpoint,
     )
     return plan, missing
 
@@ -174,6 +182,8 @@ def gate_accuracy(
         policy=policy.name,
         commit=origin.commit.sha,
         device=origin.device.sku,
+        through=setup.evaluator.through,
+        content_hashes={one.scheme: one.content_hash for one in results if one.content_hash},
         judged=tuple(judged),
     )
 

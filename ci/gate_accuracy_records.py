@@ -46,6 +46,8 @@ def _record(
         policy=policy.name,
         policy_version=policy.version,
         policy_hash=policy.fingerprint,
+        content_hash=report.content_hashes.get(scheme),
+        through=report.through,
         verdict=next(outcome for outcome in Outcome if outcome in outcomes).value,
         exit_code=int(exit_code_of(outcomes)),
         limits=tuple(_limit(one) for one in judged),

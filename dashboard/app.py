@@ -14,6 +14,7 @@ from dashboard.views.kernels import page as kernels
 from dashboard.views.measurement import page as measurement
 from dashboard.views.overview import page as overview
 from dashboard.views.paper import page as paper
+from dashboard.views.pareto import page as pareto
 from dashboard.views.results import page as results
 from dashboard.views.sweep import page as sweep
 
@@ -21,6 +22,6 @@ st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
 pages = (
     *(overview, alert, history, measurement, compare),
-    *(kernels, sweep, paper, results, accuracy, decode, fleet),
+    *(kernels, sweep, paper, results, accuracy, pareto, decode, fleet),
 )
 st.navigation([one.as_page() for one in pages]).run()

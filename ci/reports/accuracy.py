@@ -23,10 +23,13 @@ _LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 
 
 def headline(report: AccuracyReport) -> str:
-    """`failed: 1 regression, 3 pass; tiny-llama against fp16`."""
+    """`failed: 1 regression, 3 pass; tiny-llama against fp16, through kernels`."""
     counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
-    return f"{SAID[report.exit_code]}: {summary}; {report.model} against {report.base}"
+    return (
+        f"{SAID[report.exit_code]}: {summary}; {report.model} against {report.base}, "
+        f"through {report.through}"
+    )
 
 
 def terminal(report: AccuracyReport) -> Table:
@@ -55,6 +58,9 @@ def junit(report: AccuracyReport) -> str:
     }
     root = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(root, "testsuite", {"name": SUITE, **totals})
+    properties = ElementTree.SubElement(suite, "properties")
+    for name, value in _named_hashes(report):
+        ElementTree.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
     for one in report.judged:
         names = {"classname": clean(one.scheme), "name": clean(one.check)}
         test = ElementTree.SubElement(suite, "testcase", names)
@@ -77,6 +83,8 @@ def as_json(report: AccuracyReport) -> str:
         "headline": headline(report),
         "model": report.model,
         "model_hash": report.model_hash,
+        "through": report.through,
+        "content_hashes": dict(report.content_hashes),
         "base": report.base,
         "policy": report.policy,
         "commit": report.commit,
@@ -102,10 +110,23 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     yield ""
     yield (
         f"Commit {plain(report.commit[:10])} on {plain(report.device)}, policy "
-        f"{plain(report.policy)}. Intervals are 95 %, over the same segments and questions."
+        f"{plain(report.policy)}, through {report.through}. Intervals are 95 %, over the same "
+        "segments and questions."
     )
     yield ""
     yield from _table(report.judged)
+    hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
+    if hashes:
+        yield ""
+        yield f"Content hash of {', '.join(hashes)}."
+
+
+def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
+    """Names and values of the report's properties."""
+    yield "model_hash", report.model_hash
+    yield "through", report.through
+    for scheme, digest in report.content_hashes.items():
+        yield f"content_hash of {scheme}", digest
 
 
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:

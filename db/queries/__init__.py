@@ -94,10 +94,12 @@ from db.queries.verdicts import (
     recent_commits,
 )
 from db.queries.whole_models import (
+    SYNTHETIC,
     DecodeRow,
     ModelResults,
     ScoreRow,
     ServingRow,
+    checkpoint_decodes,
     decoded_models,
     decoded_schemes,
     latest_decodes,
@@ -107,6 +109,7 @@ from db.queries.whole_models import (
 )
 
 __all__ = [
+    "SYNTHETIC",
     "AlertEventRow",
     "AlertRow",
     "ChangePointRow",
@@ -150,6 +153,7 @@ __all__ = [
     "case_seconds",
     "cases_to_measure",
     "change_points_of",
+    "checkpoint_decodes",
     "commits_between",
     "decision_evidence",
     "decisions_between",

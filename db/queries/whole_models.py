@@ -13,6 +13,8 @@ from sqlalchemy.orm import Session
 
 from db.tables import AccuracyResult, DecodeResult, Device, Run, ServingResult
 
+SYNTHETIC = "synthetic"  # weights of a decode: random ones of the model's shapes
+
 
 @dataclass(frozen=True, slots=True)
 class ScoreRow:
@@ -54,6 +56,7 @@ class DecodeRow:
     gpu: str
     run: str  # uuid
     created_at: datetime
+    content_hash: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,7 @@ def latest_scores(session: Session, models: Sequence[str]) -> list[ScoreRow]:
         .order_by(table.created_at, table.id)
     )  # fmt: skip
     rows = [ScoreRow(**row) for row in session.execute(query).mappings()]
-    return list(
-        {(r.model, r.scheme, r.through, r.task, r.metric, r.gpu): r for r in rows}.values()
-    )
+    return list({(r.model, r.scheme, r.through, r.task, r.metric, r.gpu): r for r in rows}.values())
 
 
 def latest_decodes(
@@ -131,6 +132,27 @@ def latest_decodes(
             for r in rows
         }.values()
     )  # fmt: skip
+
+
+def checkpoint_decodes(session: Session, model: str, hashes: Sequence[str]) -> list[DecodeRow]:
+    """The newest right decode of each of these checkpoints, and of a model's random weights.
+
+    One for each content hash (or scheme, of random weights), cache, batch, lengths and GPU.
+    """
+    table = DecodeResult
+    synthetic = (table.model == model) & (table.weights == SYNTHETIC)
+    query = _with_place(table, DecodeRow).where(
+        table.status == "ok",
+        table.token_ms.is_not(None),
+        table.content_hash.in_(list(hashes)) | synthetic,
+    )
+    rows = [DecodeRow(**row) for row in session.execute(query).mappings()]
+    return list(
+        {
+            (r.content_hash, r.scheme, r.kv_bits, r.batch, r.prompt_tokens, r.new_tokens, r.gpu): r
+            for r in rows
+        }.values()
+    )
 
 
 def latest_servings(session: Session, *, model: str) -> list[ServingRow]:

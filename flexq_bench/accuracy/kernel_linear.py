@@ -84,7 +84,8 @@ class KernelLinear(nn.Module):
         halves = rows.to(torch.float16).contiguous()
         if not bool(torch.isfinite(halves).all()):
             raise QuantizeError(f"{self.name}: {_not_finite(x)}")
-        y = torch.empty(len(halves), self.out_features, dtype=torch.float16, device=x.device)
+        # What a kernel does not write is no number, which a perplexity does not survive.
+        y = halves.new_full((len(halves), self.out_features), torch.nan)
         size = _ROWS[self.kernel.spec.backend]
         try:
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):

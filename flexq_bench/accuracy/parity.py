@@ -1,7 +1,8 @@
-"""Parity of kernels with the evaluated model: each quantized layer against the kernel for it.
+"""Parity of kernels with the reference: each quantized layer as both compute it.
 
-The kernel packs the layer's codes in its own layout and quantizes the layer's inputs by itself; it
-shares nothing with the fake-quantized layer but the codes and what both mean by a format.
+KernelLinear packs the layer's codes in the kernel's layout and leaves rounding the inputs to the
+kernel; it shares nothing with FakeQuantizedLinear but the codes and what both mean by a format.
+Whichever of them the model was evaluated with is compared as it is there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from flexq_bench.accuracy.kernel_linear import KernelLinear
 from flexq_bench.measure.check import relative_error
 from flexq_bench.schemes.calibration import observing
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model
 from kernels.contract import Backend, LinearKernel
-from kernels.errors import KernelError
 from kernels.reference import Reference
 from kernels.registry import resolve
 
@@ -66,29 +68,28 @@ def kernel_parity(
         quantized(input_ids=segment.to(device)[None], use_cache=False)
     parities = []
     for site in layout.sites:
-        layer = quantized.get_submodule(site.name)
-        kernel = next((k for k in kernels if _takes(k, layer)), None)
-        if kernel is None or not isinstance(layer, FakeQuantizedLinear):
+        module = quantized.get_submodule(site.name)
+        kernel = next((k for k in kernels if _takes(k, module)), None)
+        if kernel is None or not isinstance(module, FakeQuantizedLinear | KernelLinear):
             parities.append(SiteParity(site.name, "", None, "no kernel named has its formats"))
             continue
-        parities.append(_compare(site.name, kernel, layer, inputs[site.name]))
+        parities.append(_compare(kernel, module, inputs[site.name]))
     return parities
 
 
 def _compare(
-    name: str, kernel: LinearKernel, layer: FakeQuantizedLinear, x: torch.Tensor
+    kernel: LinearKernel, module: FakeQuantizedLinear | KernelLinear, x: torch.Tensor
 ) -> SiteParity:
-    label = kernel.spec.label
+    name, label = module.name, kernel.spec.label
+    same = isinstance(module, KernelLinear) and module.kernel is kernel
     try:
-        weight = kernel.pack_weight(layer.layer.weight)
-        packed = kernel.empty_activation(x.shape[0], x.shape[1], x.device)
-        y = torch.full(
-            (x.shape[0], layer.out_features), torch.nan, dtype=torch.float16, device=x.device
-        )
-        kernel.linear(x, packed, weight, y, bias=layer.layer.bias)
-    except KernelError as error:
+        computing = module if same else KernelLinear(name, module.layer, kernel=kernel)
+        y = computing(x)
+    except QuantizeError as error:
         return SiteParity(name, label, None, str(error))
-    reference = _reference(layer, x)
+    if not isinstance(module, FakeQuantizedLinear):
+        module = FakeQuantizedLinear(name, module.layer)
+    reference = _reference(module, x)
     worst = float(torch.nan_to_num(relative_error(y, reference), nan=math.inf).max())
     if math.isfinite(worst):
         return SiteParity(name, label, worst)
@@ -107,10 +108,10 @@ def _reference(layer: FakeQuantizedLinear, x: torch.Tensor) -> Reference:
     return Reference(y, magnitude)
 
 
-def _takes(kernel: LinearKernel, layer: nn.Module) -> bool:
-    if not isinstance(layer, FakeQuantizedLinear):
+def _takes(kernel: LinearKernel, module: nn.Module) -> bool:
+    if not isinstance(module, FakeQuantizedLinear | KernelLinear):
         return False
-    formats = layer.layer.weight_format, layer.layer.activation_format
+    formats = module.layer.weight_format, module.layer.activation_format
     return formats == (kernel.spec.weight, kernel.spec.activation)
 
 

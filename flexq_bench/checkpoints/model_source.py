@@ -15,6 +15,7 @@ import torch
 
 from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
 from flexq_bench.schemes.model_files import ModelFiles
 
@@ -61,11 +62,12 @@ class ModelSource(ABC):
         """What config.json of a checkpoint says of the model: the weights are FP16."""
         described = self._described()
         kept = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
-        return dict(sorted({**kept, "torch_dtype": "float16"}.items()))
+        return dict(sorted({**kept, "_name_or_path": self.name, "torch_dtype": "float16"}.items()))
 
     def _described(self) -> dict[str, Any]:
         """Hugging Face's config.json of the model."""
-        described: dict[str, Any] = self.config().to_dict()
+        config = self.config()
+        described: dict[str, Any] = config.to_dict()
         return described
 
 
@@ -117,12 +119,17 @@ class GgufSource(ModelSource):
         self._path = files.weights[0]
         self._stored: dict[str, Any] = {}  # gguf.ReaderTensor, by transformers' name
         self._processor: Any = None
+        self._config: Any = None  # reading it takes as long as its vocabulary
 
     def config(self) -> Any:
         from transformers import AutoConfig
 
-        with self._readable():
-            return AutoConfig.from_pretrained(self._path.parent, gguf_file=self._path.name)
+        if self._config is None:
+            with self._readable():
+                self._config = AutoConfig.from_pretrained(
+                    self._path.parent, gguf_file=self._path.name
+                )
+        return self._config
 
     def companions(self, scratch: Path) -> list[Path]:
         from transformers import AutoTokenizer
@@ -146,7 +153,7 @@ class GgufSource(ModelSource):
             architecture = read_field(reader, "general.architecture")[0]
             kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
             self._processor = kind(config=model.config.to_dict())
-            names = get_gguf_hf_weights_map(model, self._processor)
+            names = get_gguf_hf_weights_map(_AsOne(model), self._processor)
             self._stored = {
                 names[tensor.name]: _GgufTensor(self._path, tensor)
                 for tensor in reader.tensors
@@ -162,7 +169,7 @@ class GgufSource(ModelSource):
         for name in names:
             matrix = len(self._stored[name].shape) > 1  # what is done to norms takes FP32
             values = self._values(name, np.dtype(np.float16 if matrix else np.float32))
-            if matrix and not bool(torch.isfinite(values).all()):
+            if matrix and not all_finite(values):
                 values = self._values(name, np.dtype(np.float32))
             yield name, values.to(device)
 
@@ -186,6 +193,16 @@ class GgufSource(ModelSource):
             raise CheckpointError(
                 f"can't read {self._path} ({first_line(error)}): {_AGAIN}"
             ) from error
+
+
+class _AsOne:
+    """A model without parts: transformers would make the same table of names for each of them."""
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.state_dict = model.config, model.state_dict
+
+    def named_children(self) -> tuple[()]:
+        return ()
 
 
 class _GgufTensor:

@@ -29,14 +29,14 @@ class PeakMemory:
         self.meaning = (
             "of tensors on the GPU"
             if device.type == "cuda"
-            else "growth of the resident set while the model was read and quantized"
+            else "growth of the resident set while weights were read, quantized and written"
         )
 
     def __enter__(self) -> Self:
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             return self
-        _give_back_free_memory()
+        give_back_free_memory()  # what earlier work left there would hide growth
         with contextlib.suppress(OSError):  # not Linux, not allowed: it counts from the beginning
             _RESET.write_text(_RESET_PEAK)
         self._before = _status("VmRSS")
@@ -63,8 +63,8 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) * _KIB
 
 
-def _give_back_free_memory() -> None:
-    """What earlier work left free in the heap would hide growth: glibc returns it to the system."""
+def give_back_free_memory() -> None:
+    """Return what is free in the heap to the system, which glibc does by itself only in part."""
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from flexq_bench.checkpoints.config import StoredScheme
 from flexq_bench.checkpoints.model_source import ModelSource
+from flexq_bench.checkpoints.peak_memory import PeakMemory
 from flexq_bench.checkpoints.streaming import StreamedModel
-from flexq_bench.checkpoints.writer import CheckpointWriter
+from flexq_bench.checkpoints.writer import CheckpointWriter, check_target
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.scheme import Progress, Scheme
@@ -22,7 +24,8 @@ from flexq_bench.schemes.scheme import Progress, Scheme
 class WrittenCheckpoint:
     """A checkpoint that was written. quantized_bytes: of the quantized layers, of `weights` values.
 
-    stored_bytes: of all tensors.
+    stored_bytes: of all tensors. seconds: that it took. peak_bytes: the most memory that was taken
+    from when the model's description and tokenizer were read; peak_of: what was counted.
     """
 
     folder: Path
@@ -30,6 +33,9 @@ class WrittenCheckpoint:
     weights: int
     quantized_bytes: int
     stored_bytes: int
+    seconds: float
+    peak_bytes: int
+    peak_of: str
 
     @property
     def bits_per_weight(self) -> float:
@@ -57,25 +63,30 @@ def quantize_checkpoint(
 
     Raises CheckpointError or QuantizeError in one line; nothing half-written is left.
     """
+    started = time.monotonic()
+    check_target(folder, overwrite=overwrite)  # before anything is read
     streamed = StreamedModel(source, device, dtype)
     stored = StoredScheme(
         name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
     )
-    with CheckpointWriter(
-        folder,
-        source.config_dict(),
-        stored,
-        kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
-        overwrite=overwrite,
-    ) as writer:
-        with tempfile.TemporaryDirectory() as scratch:
-            for path in source.companions(Path(scratch)):
-                writer.add_file(path)
+    with (
+        TemporaryDirectory() as scratch,
+        CheckpointWriter(
+            folder,
+            source.config_dict(),
+            stored,
+            kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
+            overwrite=overwrite,
+        ) as writer,
+    ):
+        for path in source.companions(Path(scratch)):
+            writer.add_file(path)
         writer.leave_as_is(_other_linears(streamed))
-        for name, tensor in streamed.read_ends():
-            writer.add_tensor(name, tensor)
-        writer.close_shard()
-        _quantize_blocks(streamed, scheme, writer, calibration, seed, progress)
+        with PeakMemory(device) as peak:
+            for name, tensor in streamed.read_ends():
+                writer.add_tensor(name, tensor)
+            writer.close_shard()
+            _quantize_blocks(streamed, scheme, writer, calibration, seed, progress)
         content_hash = writer.finish()
     return WrittenCheckpoint(
         writer.folder,
@@ -83,6 +94,9 @@ def quantize_checkpoint(
         sum(site.n * site.k for site in streamed.layout.sites),
         writer.layer_bytes,
         writer.stored_bytes,
+        time.monotonic() - started,
+        peak.bytes,
+        peak.meaning,
     )
 
 
@@ -102,8 +116,6 @@ def _quantize_blocks(
 
     if scheme.needs_calibration:
         streamed.load_ends()
-    if scheme.needs_whole_model:
-        streamed.load_all()
     with streamed.streamed():
         scheme.quantize(
             streamed.module,

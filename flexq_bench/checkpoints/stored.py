@@ -17,7 +17,7 @@ from flexq_bench.checkpoints.config import (
 )
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.layers import decode, specs
+from flexq_bench.checkpoints.layers import all_finite, decode, specs
 from flexq_bench.checkpoints.safetensors_io import (
     DTYPES,
     TensorInfo,
@@ -76,7 +76,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         if name not in self.tensor_names:
             raise CheckpointError(f"{self.folder} has no tensor {name}")
         tensor = read_tensor(self._infos[name], name)
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not all_finite(tensor):
             raise CheckpointError(f"{self.folder}: {name} holds NaN or infinity: {_AGAIN}")
         return tensor
 

@@ -16,12 +16,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.model_source import (
     ModelSource,
     expected_tensors,
     first_line,
     quiet_transformers,
 )
+from flexq_bench.checkpoints.peak_memory import give_back_free_memory
 from flexq_bench.schemes.model_map import ModelMap, map_model
 
 _META = torch.device("meta")
@@ -30,7 +32,7 @@ _META = torch.device("meta")
 class StreamedModel:
     """A model on a device whose blocks come and go.
 
-    module: the transformers model. layout: its map. dtype: of the weights.
+    module: the transformers model. layout: its map. dtype: that schemes see its weights in.
     Raises CheckpointError if the source lacks tensors of it, and QuantizeError without a map.
     """
 
@@ -48,36 +50,31 @@ class StreamedModel:
             else:
                 self.ends.append(name)
         self._module_to_device()
-        self._resident: set[int] = set()
+        self._resident: int | None = None
 
     def block(self, index: int) -> nn.Module:
         """The module of a block, in memory or not."""
         return self.layout.block_module(self.module, index)
 
     def enter(self, index: int) -> None:
-        """Have a block's weights in memory, and no other's that is not in use as a whole."""
-        if index in self._resident:
+        """Have a block's weights in memory, and no other's."""
+        if index == self._resident:
             return
-        for other in tuple(self._resident):
-            self.leave(other)
+        if self._resident is not None:
+            self.leave(self._resident)
         self._fill(self._of_block[index])
-        self._resident.add(index)
+        self._resident = index
 
     def leave(self, index: int) -> None:
         """Drop a block, with what was done to it."""
         self.block(index).to(_META)
-        self._resident.discard(index)
+        self._resident = None
+        give_back_free_memory()
 
     def load_ends(self) -> None:
         """Read what is no block: a forward pass needs it."""
         self._fill(self.ends)
         self.module.tie_weights()
-
-    def load_all(self) -> None:
-        """Read every block, for what must see all of them at once."""
-        for index, names in self._of_block.items():
-            self._fill(names)
-            self._resident.add(index)
 
     def read_ends(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that belong to no block, as they are stored, one at a time."""
@@ -103,7 +100,7 @@ class StreamedModel:
     def _fill(self, names: Iterable[str]) -> None:
         for name, tensor in self._source.read(names, self._device):
             values = tensor.to(self._dtype)
-            if not bool(torch.isfinite(values).all()):
+            if not all_finite(values):
                 raise CheckpointError(
                     f"{self._source.name}: {name} holds NaN or infinity in "
                     f"{str(self._dtype).removeprefix('torch.')}: download the model again, or take "
@@ -124,7 +121,7 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(self._device)
 
 
-class _EmptyOnMeta(TorchFunctionMode):
+class EmptyOnMeta(TorchFunctionMode):
     """Tensors that a layer would fill with weights take no memory; what is computed is computed."""
 
     def __torch_function__(
@@ -141,7 +138,7 @@ def _without_weights(source: ModelSource) -> Any:
 
     config = source.config()
     try:
-        with quiet_transformers(), _EmptyOnMeta():
+        with quiet_transformers(), EmptyOnMeta():
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # from a wrong configuration to an unknown architecture
         raise CheckpointError(f"can't load {source.name}: {first_line(error)}") from error

@@ -23,7 +23,8 @@ from flexq_bench.checkpoints.config import (
 )
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.layers import encode
+from flexq_bench.checkpoints.layers import all_finite, encode
+from flexq_bench.checkpoints.reader import is_checkpoint
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.decoder.kv import KV_BITS
@@ -62,7 +63,7 @@ class CheckpointWriter:
             raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
         self._shard_bytes = shard_bytes
-        self._check_target(overwrite)
+        check_target(self.folder, overwrite=overwrite)
         self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
         self._layers: dict[str, LayerEntry] = {}
         self._ignored: list[str] = []
@@ -74,7 +75,7 @@ class CheckpointWriter:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._aside.mkdir()
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise _cannot_write(self.folder, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -114,10 +115,10 @@ class CheckpointWriter:
         Raises CheckpointError if it holds NaN or infinity, or is there already.
         """
         if tensor.is_floating_point():
-            if not bool(torch.isfinite(tensor).all()):
+            if not all_finite(tensor):
                 raise CheckpointError(f"{name} holds NaN or infinity: quantize another model")
             half = tensor.to(torch.float16)
-            tensor = half if bool(torch.isfinite(half).all()) else tensor
+            tensor = half if all_finite(half) else tensor
         self._add(name, tensor)
 
     def leave_as_is(self, names: Iterable[str]) -> None:
@@ -129,7 +130,7 @@ class CheckpointWriter:
         try:
             shutil.copyfile(path, self._aside / path.name)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise _cannot_write(self.folder, error) from error
 
     def close_shard(self) -> None:
         """Write what was added since the last shard to one of its own, and let go of it."""
@@ -139,7 +140,7 @@ class CheckpointWriter:
         try:
             infos = write_tensors(path, self._pending)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise _cannot_write(self.folder, error) from error
         self._shards.append((path, sorted(infos)))
         self._tensors |= infos
         self._pending, self._pending_bytes = {}, 0
@@ -158,7 +159,7 @@ class CheckpointWriter:
             _write_json(self._aside / CONFIG, config)
             self._put_in_place()
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise _cannot_write(self.folder, error) from error
         return str(config[QUANTIZATION][SECTION]["content_hash"])
 
     def _add(self, name: str, tensor: torch.Tensor) -> None:
@@ -216,28 +217,29 @@ class CheckpointWriter:
             raise
         shutil.rmtree(replaced, ignore_errors=True)
 
-    def _check_target(self, overwrite: bool) -> None:
-        try:
-            if not self.folder.exists() or not any(self.folder.iterdir()):
-                return
-        except NotADirectoryError as error:
-            raise CheckpointError(f"{self.folder} is a file: give a folder") from error
-        except OSError as error:
-            raise self._cannot_write(error) from error
-        from flexq_bench.checkpoints.reader import is_checkpoint
 
-        if not is_checkpoint(self.folder):
-            raise CheckpointError(
-                f"{self.folder} holds other files: give a new folder (only a quantized checkpoint "
-                "is overwritten)"
-            )
-        if not overwrite:
-            raise CheckpointError(
-                f"{self.folder} holds a checkpoint already: give another folder, or --overwrite"
-            )
+def check_target(folder: Path, *, overwrite: bool) -> None:
+    """Raise CheckpointError unless a checkpoint may be put there."""
+    try:
+        if not folder.exists() or not any(folder.iterdir()):
+            return
+    except NotADirectoryError as error:
+        raise CheckpointError(f"{folder} is a file: give a folder") from error
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+    if not is_checkpoint(folder):
+        raise CheckpointError(
+            f"{folder} holds other files: give a new folder (only a quantized checkpoint is "
+            "overwritten)"
+        )
+    if not overwrite:
+        raise CheckpointError(
+            f"{folder} holds a checkpoint already: give another folder, or --overwrite"
+        )
 
-    def _cannot_write(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"can't write {self.folder}: {error.strerror or error}")
+
+def _cannot_write(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"can't write {folder}: {error.strerror or error}")
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -12,12 +12,14 @@ from flexq_bench.cli.accuracy import progress
 from flexq_bench.cli.model_options import (
     BatchOption,
     CalibrationOption,
+    CheckpointOption,
     DataOption,
     DtypeOption,
     LengthOption,
     ModelOption,
     SegmentsOption,
     TaskDataOption,
+    ThroughOption,
 )
 from flexq_bench.cli.options import (
     DbOption,
@@ -30,6 +32,7 @@ from flexq_bench.cli.options import (
 )
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
+from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.sweep_text import split_names
 
@@ -37,9 +40,15 @@ from flexq_bench.runs.sweep_text import split_names
 def accuracy(
     model: ModelOption,
     policy: PolicyOption = "default",
+    checkpoint: CheckpointOption = None,
+    through: ThroughOption = None,
     schemes: Annotated[
         str | None,
-        typer.Option("--scheme", metavar="NAMES", help="Comma-separated; default: the policy's."),
+        typer.Option(
+            "--scheme",
+            metavar="NAMES",
+            help="Comma-separated; default: the policy's, but beside a checkpoint none.",
+        ),
     ] = None,
     base: Annotated[
         str | None,
@@ -63,6 +72,8 @@ def accuracy(
 ) -> None:
     """Evaluate a model as it is and quantized, and hold what it loses against a policy.
 
+    With --checkpoint exactly the bytes of that folder are judged; reports carry its content hash.
+
     Exit code 0: within the limits; 1: it lost too much, or kernels compute something else; 3: it
     can't be told; 4: planned results are missing. Results are stored.
     """
@@ -73,12 +84,20 @@ def accuracy(
     from db.engine import open_database
     from db.gate_store import add_gates
     from flexq_bench.accuracy import CalibrationPlan, read_text
-    from flexq_bench.accuracy.setup import prepare
+    from flexq_bench.accuracy.results import as_through
+    from flexq_bench.accuracy.setup import prepare, subjects
+    from flexq_bench.checkpoints import is_checkpoint
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
     rules = load_accuracy_policy(policy)
-    judged = split_names(schemes) or rules.schemes
+    if is_checkpoint(model):
+        raise UsageError(
+            f"--model {model} is a quantized checkpoint: give it with --checkpoint, and the model "
+            "that it was made from with --model"
+        )
+    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=rules.schemes)
+    judged = evaluated.schemes
     compared = base or rules.base
     plan, absent = planned_evaluation(
         rules,
@@ -91,6 +110,8 @@ def accuracy(
         if calibration is None
         else CalibrationPlan(read_text(calibration), calibration_segments, calibration_length),
         seed=seed,
+        through=as_through(through),
+        checkpoint=evaluated.checkpoint,
     )
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -88,7 +87,6 @@ def quantize(
     from flexq_bench.accuracy.loading import DTYPES, chosen_dtype
     from flexq_bench.accuracy.setup import best_device
     from flexq_bench.checkpoints.model_source import open_source
-    from flexq_bench.checkpoints.peak_memory import PeakMemory
     from flexq_bench.checkpoints.quantizing import quantize_checkpoint
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
@@ -103,8 +101,7 @@ def quantize(
         data = _calibrated(
             files, source, algorithm, calibration, calibration_segments, calibration_length, seed
         )
-    started = time.monotonic()
-    with ended_by_terminate(), _progress() as on_block, PeakMemory(chosen) as peak:
+    with ended_by_terminate(), _progress() as on_block:
         written = quantize_checkpoint(
             source,
             algorithm,
@@ -117,17 +114,9 @@ def quantize(
             overwrite=overwrite,
             progress=on_block,
         )
-    seconds = time.monotonic() - started
     if as_json:
-        facts = asdict(written) | {"folder": str(written.folder)}
-        print_json(
-            facts
-            | {
-                "bits_per_weight": written.bits_per_weight,
-                "seconds": seconds,
-                "peak_bytes": peak.bytes,
-            }
-        )
+        facts = {"folder": str(written.folder), "bits_per_weight": written.bits_per_weight}
+        print_json(asdict(written) | facts)
         return
     to = console()
     say(to, f"checkpoint: {written.folder}")
@@ -142,8 +131,8 @@ def quantize(
         f"size: {written.stored_bytes / _MIB:,.1f} MiB, "
         f"{written.quantized_bytes / _MIB:,.1f} of them quantized layers",
     )
-    say(to, f"time: {seconds:.1f} s")
-    say(to, f"peak memory: {peak.bytes / _MIB:,.1f} MiB, {peak.meaning}")
+    say(to, f"time: {written.seconds:.1f} s")
+    say(to, f"peak memory: {written.peak_bytes / _MIB:,.1f} MiB, {written.peak_of}")
 
 
 def _calibrated(

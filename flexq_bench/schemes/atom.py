@@ -31,7 +31,9 @@ from kernels.formats import NumberFormat, quantize
 class AtomOptions(SchemeOptions):
     """Each step of Table 4 of arXiv 2310.19102.
 
-    outliers: the last group of the sorted channels has 8 bits; else channels stay where they are.
+    outliers: the last group of the channels has 8 bits.
+    reorder:  channels are sorted, the largest ones last; else they stay where they are, as they do
+              without outliers.
     group:    values of k that share a scale; None: an output channel and a token, which leaves no
               group for outliers.
     activation_clip, weight_clip: share of the range that the codes of the other groups span; 1: all
@@ -43,6 +45,7 @@ class AtomOptions(SchemeOptions):
     w_bits: int = 4
     a_bits: int = 4
     outliers: bool = True
+    reorder: bool = True
     group: int | None = 128
     activation_clip: float = 0.9
     weight_clip: float = 0.85
@@ -88,7 +91,7 @@ class Atom(Scheme):
             readers = readers_of(state, block, site_input)
             first = readers[0].name
             order = None
-            if options.outliers:
+            if options.outliers and options.reorder:
                 order = torch.argsort(statistics.square_sum[first], stable=True)
             weights = [weight_of(state.model, site) for site in readers]
             if options.gptq:

@@ -69,10 +69,6 @@ class Flexq(Scheme):
     def needs_stream(self) -> bool:
         return False
 
-    @property
-    def needs_whole_model(self) -> bool:
-        return self.options.a8_budget is not None
-
     def prepare(self, state: QuantizationState) -> None:
         state.decided[_HIGH] = self._high_sites(state)
 

@@ -45,7 +45,12 @@ class QuantizedLayer:
 
     @property
     def activation_format(self) -> NumberFormat | None:
-        """Format that a kernel must round X to; None: no kernel of ours has such an activation."""
+        """Format that a kernel must round X to; None: no kernel of ours has such an activation.
+
+        Kernels of mixed codes alone bring X's channels into the order of the weight's.
+        """
+        if self.weight.order is not None and self.weight.tail_bits is None:
+            return None
         if self.activation is None:
             return FP16
         return self.activation.kernel_format

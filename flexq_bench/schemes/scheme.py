@@ -101,11 +101,6 @@ class Scheme(ABC):
         """True if `quantize_block` compares with the original model's outputs."""
         return False
 
-    @property
-    def needs_whole_model(self) -> bool:
-        """True if `prepare` looks at all blocks at once; others have one at a time in memory."""
-        return False
-
     def quantize(
         self,
         model: nn.Module,

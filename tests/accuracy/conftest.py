@@ -72,9 +72,12 @@ def cli(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="session")
 def write_checkpoint(tiny_llama):
-    """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder."""
+    """write_checkpoint(folder, "w6a6"): tiny-llama quantized to a folder.
 
-    def write(folder: Path, name: str, *, seed: int = 0) -> Path:
+    change: what is done to each quantized layer before it is stored, by its name.
+    """
+
+    def write(folder: Path, name: str, *, seed: int = 0, change=None) -> Path:
         loaded = load_model(str(tiny_llama), device=torch.device("cpu"))
         scheme = resolve(name)
         calibration = None
@@ -94,9 +97,10 @@ def write_checkpoint(tiny_llama):
                 if isinstance(module, FakeQuantizedLinear)
             }
             for layer, module in quantized.items():
-                writer.add_layer(layer, module.layer)
+                stored_layer = module.layer
+                writer.add_layer(layer, change(layer, stored_layer) if change else stored_layer)
             for tensor, value in loaded.model.named_parameters():
-                writer.add_tensor(tensor, value)
+                writer.add_tensor(tensor, value.detach())
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 writer.add_file(tiny_llama / file)
             writer.finish()

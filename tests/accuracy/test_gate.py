@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +15,9 @@ import pytest
 
 from db import queries
 from db.engine import open_database
+from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
+from kernels.contract import PackedOperand
 from kernels.cpu.bitplane import BitPlaneGemm
 from kernels.formats import Operand
 
@@ -167,3 +170,84 @@ def test_the_three_verdicts_come_by_one_command(tiny_llama, tmp_path):
     ran = subprocess.run(script, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert re.findall(r"exit code (\d), \d+ s", ran.stdout) == ["0", "1", "1"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory, write_checkpoint):
+    """tiny-llama under flexq-w6ax, in a folder."""
+    return write_checkpoint(tmp_path_factory.mktemp("gate") / "flexq", "flexq-w6ax")
+
+
+ONE_SEGMENT = QUICK.replace("max_tokens = 1275", "max_tokens = 255")
+LIMITS_ALONE = ONE_SEGMENT.partition("[parity]")[0]
+
+
+@pytest.mark.parametrize("through", ["reference", "kernels"])
+def test_a_checkpoint_is_judged_as_its_bytes_say(gate, checkpoint, tmp_path, through):
+    files = {name: tmp_path / f"report.{name}" for name in ("markdown", "junit", "json")}
+    options = [part for name, path in files.items() for part in (f"--{name}", str(path))]
+    ran = gate(
+        *("--checkpoint", str(checkpoint), "--through", through, *options), policy=LIMITS_ALONE
+    )
+    assert ran.code == ExitCode.PASS, ran.out + ran.err
+    digest = open_checkpoint(checkpoint).content_hash
+    document = json.loads(files["json"].read_text())
+    assert document["content_hashes"] == {"flexq-w6ax": digest}
+    assert document["through"] == through
+    assert digest in files["markdown"].read_text()
+    properties = ElementTree.fromstring(files["junit"].read_text()).iter("property")
+    assert digest in {one.attrib["value"] for one in properties}
+    with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
+        (row,) = queries.gate_history(session, "tiny-llama", limit=9)
+    assert (row.content_hash, row.through, row.verdict) == (digest, through, "pass")
+
+
+def test_a_checkpoint_with_damaged_bytes_is_refused_by_its_hash(gate, checkpoint, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(checkpoint, damaged)
+    shard = sorted(damaged.glob("*.safetensors"))[-1]
+    content = bytearray(shard.read_bytes())
+    content[-100:] = bytes(255 - byte for byte in content[-100:])
+    shard.write_bytes(content)
+    ran = gate("--checkpoint", str(damaged), policy=LIMITS_ALONE)
+    assert ran.code == ExitCode.USAGE
+    assert len(ran.error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("through", ["reference", "kernels"])
+def test_one_damaged_layer_whose_hash_was_made_again_fails(
+    gate, write_checkpoint, tmp_path, through
+):
+    def damage(name, layer):
+        if name != "model.layers.1.mlp.down_proj":
+            return layer
+        reversed_codes = layer.weight.values.flip(1).contiguous()
+        return replace(layer, weight=replace(layer.weight, values=reversed_codes))
+
+    damaged = write_checkpoint(tmp_path / "damaged", "flexq-w6ax", change=damage)
+    ran = gate("--checkpoint", str(damaged), "--through", through, policy=LIMITS_ALONE)
+    assert ran.code == ExitCode.REGRESSION, ran.out + ran.err
+
+
+def test_a_kernel_with_one_groups_wrong_scale_passes_the_reference_and_fails_kernels(
+    gate, checkpoint, monkeypatch
+):
+    """What is judged through kernels is what will run."""
+    pack = BitPlaneGemm.pack_weight
+
+    def spoil(self, weight):
+        packed = pack(self, weight)
+        scales = packed.buffers["scales"].clone()
+        scales[:, 0] *= 8
+        return PackedOperand(packed.buffers | {"scales": scales}, packed.rows, packed.k)
+
+    monkeypatch.setattr(BitPlaneGemm, "pack_weight", spoil)
+    judged = ("--checkpoint", str(checkpoint), "--through")
+    assert gate(*judged, "reference", policy=LIMITS_ALONE).code == ExitCode.PASS
+    assert gate(*judged, "kernels", policy=LIMITS_ALONE).code == ExitCode.REGRESSION
+
+
+def test_a_gate_needs_the_model_that_a_checkpoint_was_made_from(cli, checkpoint):
+    ran = cli("gate", "accuracy", "--model", str(checkpoint), "--device", "cpu")
+    assert ran.code == ExitCode.USAGE
+    assert "give it with --checkpoint" in ran.error

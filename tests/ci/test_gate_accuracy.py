@@ -69,7 +69,9 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
 
         tasks = ("wikitext", "piqa")
         units = tuple((scheme, task) for scheme in ("fp16", "w6a6") for task in tasks)
-        evaluator = SimpleNamespace(evaluate=evaluate, parameters=lambda *unit: {})
+        evaluator = SimpleNamespace(
+            evaluate=evaluate, parameters=lambda *unit: {}, through="reference"
+        )
         origin = Origin(
             model="made",
             model_hash="cd",

@@ -135,6 +135,7 @@ open_sweep = _opening("sweep")
 open_paper = _opening("paper")
 open_results = _opening("results")
 open_accuracy = _opening("accuracy")
+open_pareto = _opening("pareto")
 open_decode = _opening("decode")
 open_fleet = _opening("fleet")
 

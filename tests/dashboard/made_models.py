@@ -46,7 +46,8 @@ def a_score(scheme: str, metric: str = "perplexity", **changes: Any) -> Accuracy
     } | changes
     if "value" not in fields:
         fields["value"] = math.exp(sum(fields["values"]) / len(fields["values"]))
-    parts = (run.uuid, scheme, fields["task"], metric, fields["commit"].sha, fields["model"])
+    parts = [run.uuid, scheme, fields["task"], metric, fields["commit"].sha, fields["model"]]
+    parts += [str(fields[name]) for name in ("content_hash", "through") if name in fields]
     return AccuracyRecord(uuid=str(uuid.uuid5(uuid.NAMESPACE_DNS, " ".join(parts))), **fields)
 
 

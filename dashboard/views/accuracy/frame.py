@@ -18,6 +18,7 @@ from flexq_bench.accuracy import (
     MetricResult,
     difference,
 )
+from flexq_bench.accuracy.results import REFERENCE
 
 Values = Mapping[int, tuple[float, ...]]
 
@@ -34,9 +35,14 @@ class Compared:
 
 
 def newest(scores: Iterable[Score]) -> list[Score]:
-    """The last score of each scheme, task, data and metric, in the order given."""
-    last = {(s.scheme, s.task, s.data_hash, s.metric): s for s in scores}
+    """The last score of each scheme, through, task, data and metric, in the order given."""
+    last = {(s.scheme, s.through, s.task, s.data_hash, s.metric): s for s in scores}
     return list(last.values())
+
+
+def named(score: Score) -> str:
+    """What charts call the scheme: with what computed it, where that was not the reference."""
+    return score.scheme if score.through == REFERENCE else f"{score.scheme} ({score.through})"
 
 
 def needed_values(scores: Iterable[Score]) -> list[int]:
@@ -78,7 +84,7 @@ def difference_frame(rows: Sequence[Compared]) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "scheme": row.score.scheme,
+                "scheme": named(row.score),
                 "task": row.score.task,
                 "metric": row.score.metric,
                 "change": 100 * row.difference.interval.estimate,
@@ -98,6 +104,8 @@ def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
     return [
         {
             "scheme": row.score.scheme,
+            "through": row.score.through if row.score.scheme != FULL_PRECISION else "",
+            "checkpoint": (row.score.content_hash or "")[:12],
             "task": row.score.task,
             "metric": row.score.metric,
             "value": row.score.value,
@@ -130,7 +138,7 @@ def kind_frame(scores: Sequence[Score], values: Values) -> pd.DataFrame:
             by_kind.setdefault(str(layer).rpartition(".")[2], []).append(error)
         rows += [
             {
-                "scheme": score.scheme,
+                "scheme": named(score),
                 "kind": kind,
                 "median": float(np.median(errors)),
                 "least": min(errors),

@@ -24,6 +24,8 @@ def gate_rows(
             "scheme": gate.scheme,
             "verdict": marked(gate.verdict),
             "decided by": _deciding(gate),
+            "through": gate.through,
+            "checkpoint": (gate.content_hash or "")[:12],
             "against": gate.base,
             "policy": f"{gate.policy}, version {gate.policy_version}, {gate.policy_hash[:8]}",
             "exit code": gate.exit_code,

@@ -21,6 +21,7 @@ from dashboard.views.accuracy.frame import (
     difference_frame,
     history_frame,
     kind_frame,
+    named,
     needed_values,
     newest,
     table_rows,
@@ -70,7 +71,8 @@ def page() -> None:
             values = queries.score_values(session, sorted(wanted))
             names = {one.sha: one.name for one in queries.releases(session)}
             gates = queries.gate_history(session, model, limit=_GATES)
-            styles = kernel_styles((), [(name, "") for name in queries.scored_schemes(session)])
+            shown = [*queries.scored_schemes(session), *map(named, scores)]
+            styles = kernel_styles((), [(name, "") for name in dict.fromkeys(shown)])
     rows = compared(latest, values, bases)
     _show_scores(model, latest, rows)
     _show_gates(controls, model, gates, names, database)

@@ -29,6 +29,9 @@ from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _IN_A_BLOCK = re.compile(r"\.layers\.\d+\.")
 
+# What early versions of transformers stored, and now compute from the configuration.
+_COMPUTED = ".rotary_emb.inv_freq"
+
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +60,11 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         for name in self.layers:
             self._check_shape(name)
         owned = self._layers.owned()
-        dense = [name for name in self._tensors.infos if name not in owned]
+        dense = [
+            name
+            for name in self._tensors.infos
+            if name not in owned and not name.endswith(_COMPUTED)
+        ]
         self.tensor_names = tuple(sorted([*dense, *self._outside]))
         self.kv_bits = DENSE_KV_BITS
         self.scheme = StoredScheme(name=self._scheme_name(), version=0)

@@ -146,6 +146,7 @@ def test_an_activation_order_is_the_order_of_the_layers_input(a_folder, dense_te
     expected = torch.empty(128, 256, dtype=torch.float64)
     expected[:, order] = values_of(*rounded(weight[:, order], 4, 64))
     assert torch.equal(layer.weight.in_own_order(), expected)
+    assert layer.activation_format is None  # no kernel brings the input into this order
     assert checkpoint.layer("model.layers.0.mlp.down_proj").weight.order is None
 
 
@@ -181,7 +182,11 @@ def test_a_bias_comes_with_its_layer(a_folder):
 
 
 def test_what_is_not_quantized_is_as_it_was(a_folder, dense_tensors):
-    checkpoint = open_checkpoint(a_folder(GPTQ, lambda _, weight: gptq(weight)))
+    def as_stored_in_2023(tensors):
+        return tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(16)}
+
+    folder = a_folder(GPTQ, lambda _, weight: gptq(weight), change=as_stored_in_2023)
+    checkpoint = open_checkpoint(folder)
     names = {name for name in dense_tensors if not name.endswith("_proj.weight")}
     assert set(checkpoint.tensor_names) == names
     for name in names:

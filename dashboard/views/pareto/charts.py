@@ -1,0 +1,60 @@
+"""Charts of what checkpoints lose against what they cost: nearer to the corner is better."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from dashboard.shared.charts import error_bars, lay_out
+from dashboard.shared.colors import Style
+from dashboard.views.pareto.frame import RANDOM_WEIGHTS, front
+
+_HEIGHT = 420
+
+
+def against(frame: pd.DataFrame, styles: Mapping[str, Style], across: str, title: str) -> go.Figure:
+    """Perplexity increase with its interval over a column, a point a checkpoint.
+
+    frame: see frame.pareto_frame; across: token_ms, which has an interval, or memory_gib. A line
+    joins those that no other one beats in both.
+    """
+    figure = go.Figure()
+    drawn = frame.dropna(subset=[across, "increase"])
+    best = front(drawn, across)
+    figure.add_scatter(
+        name="not beaten in both",
+        x=best[across],
+        y=best["increase"],
+        mode="lines",
+        line={"width": 1, "dash": "dot", "color": "gray", "shape": "hv"},
+        hoverinfo="skip",
+    )
+    for row in drawn.to_dict("records"):
+        one = pd.DataFrame([row])
+        style = styles[str(row["scheme"])]
+        times = None
+        if across == "token_ms":
+            times = error_bars(one["token_ms"], one["token_low"], one["token_high"])
+        is_random = row["speed_of"] == RANDOM_WEIGHTS
+        figure.add_scatter(
+            name=html.escape(f"{row['scheme']} {row['checkpoint']}"),
+            x=one[across],
+            y=one["increase"],
+            error_x=times,
+            error_y=error_bars(one["increase"], one["low"], one["high"]),
+            mode="markers",
+            marker={
+                "color": style.color,
+                "symbol": f"{style.symbol}-open" if is_random else style.symbol,
+                "size": 11,
+            },
+            hovertemplate="%{x:.4g}, %{y:+.3g} %"
+            + (f"<br>speed of {RANDOM_WEIGHTS}" if is_random else "")
+            + "<extra>%{fullData.name}</extra>",
+        )
+    figure.update_xaxes(title=title, rangemode="tozero")
+    figure.update_yaxes(title="perplexity increase over fp16 (%)")
+    return lay_out(figure, _HEIGHT)

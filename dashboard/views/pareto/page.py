@@ -1,0 +1,151 @@
+"""Pareto: a model's checkpoints, what they lose against how fast and how large they are."""
+
+from __future__ import annotations
+
+import pandas as pd
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown
+from dashboard.shared.colors import kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text
+from dashboard.shared.spreadsheet import harmless
+from dashboard.views.accuracy.frame import bases_of, compared, needed_values, newest
+from dashboard.views.pareto import charts
+from dashboard.views.pareto.frame import RANDOM_WEIGHTS, Setting, judged, pareto_frame
+from db import queries
+from db.engine import Database
+from db.queries import Score
+from flexq_bench.accuracy import PERPLEXITY
+from flexq_bench.runs import command_lines
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Pareto", icon=":material/scatter_plot:", url_path="pareto")
+
+
+def page() -> None:
+    """Choose model, text and setting of the decodes; see each checkpoint as one point."""
+    st.header("Pareto")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            models = sorted({*queries.scored_models(session), *queries.decoded_models(session)})
+        if not models:
+            _say_that_it_is_empty(database)
+            return
+        controls = Controls("pareto")
+        model = controls.one(st.sidebar, "model", "Model", models, models[0], always=True)
+        with database.session() as session:
+            scores = [s for s in queries.model_scores(session, model) if s.metric == PERPLEXITY]
+            texts = sorted({score.task for score in scores})
+        text = controls.one(st.sidebar, "text", "Text", texts, texts[0]) if texts else ""
+        of_text = [score for score in scores if score.task == text]
+        of_checkpoints = _newest_of_each(of_text)
+        bases = bases_of(of_checkpoints, of_text)
+        hashes = [score.content_hash for score in of_checkpoints if score.content_hash]
+        with database.session() as session:
+            wanted = {id for of in (of_checkpoints, bases.values()) for id in needed_values(of)}
+            values = queries.score_values(session, sorted(wanted))
+            decodes = queries.checkpoint_decodes(session, model, hashes)
+    settings = sorted({Setting.of(row) for row in decodes}, key=_written)
+    setting = (
+        controls.one(
+            st.container(), "decode", "Decoded", settings, settings[0],
+            shown=_shown, written=_written, in_a_row=True,
+        )
+        if settings
+        else None
+    )  # fmt: skip
+    for missing in controls.ignored:
+        st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
+    frame = pareto_frame(judged(compared(of_checkpoints, values, bases)), decodes, setting)
+    _show(model, frame, database)
+
+
+def _newest_of_each(scores: list[Score]) -> list[Score]:
+    """The last score of each checkpoint, through kernels and through the reference."""
+    by_checkpoint: dict[str, list[Score]] = {}
+    for score in scores:
+        if score.content_hash is not None and score.value is not None:
+            by_checkpoint.setdefault(score.content_hash, []).append(score)
+    return [last for of_one in by_checkpoint.values() for last in newest(of_one)]
+
+
+def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
+    if frame.empty:
+        evaluate = command_lines.command(
+            "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE",
+            *command_lines.database_arguments(database),
+        )  # fmt: skip
+        st.info(f"No checkpoint of {as_text(model)} was evaluated yet: {as_code(evaluate)}")
+        return
+    styles = kernel_styles((), [(name, "") for name in dict.fromkeys(frame["scheme"])])
+    if (frame["speed_of"] == RANDOM_WEIGHTS).any():
+        st.warning(
+            "Some of these times are of random weights of the model's shapes, not of a checkpoint: "
+            "open markers, and the table says which.",
+            icon=":material/casino:",
+        )
+    for across, title, key in (
+        ("token_ms", "time of a token (ms)", "time"),
+        ("memory_gib", _memory_title(frame), "memory"),
+    ):
+        st.subheader("Time" if key == "time" else "Memory", anchor=False)
+        if frame.dropna(subset=[across, "increase"]).empty:
+            st.caption(
+                "Nothing to draw: it takes a checkpoint that was evaluated beside fp16 on a text "
+                "and decoded, with the same content hash. The table says what is missing."
+            )
+            continue
+        st.plotly_chart(charts.against(frame, styles, across, title), key=key)
+    st.caption("Lower and further left is better. Bars are 95 % intervals; memory has none.")
+    st.subheader("Checkpoints", anchor=False)
+    number = st.column_config.NumberColumn
+    st.dataframe(
+        harmless(frame),
+        hide_index=True,
+        column_config={
+            "increase": number("perplexity increase, %", format="%.3f"),
+            "low": number(format="%.3f"),
+            "high": number(format="%.3f"),
+            "token_ms": number("token, ms", format="%.3f"),
+            "token_low": None,
+            "token_high": None,
+            "memory_gib": number("memory, GiB", format="%.3f"),
+            "memory_is": "memory of",
+            "speed_of": "time and memory of",
+        },
+        key="checkpoints",
+    )
+
+
+def _memory_title(frame: pd.DataFrame) -> str:
+    kinds = set(frame["memory_is"]) - {""}
+    known = {"peak": "peak memory", "weights": "packed weights"}
+    return f"{' or '.join(known[kind] for kind in sorted(kinds)) or 'memory'} (GiB)"
+
+
+def _shown(setting: Setting) -> str:
+    return (
+        f"{setting.gpu}, batch {setting.batch}, {setting.prompt_tokens} in, "
+        f"{setting.new_tokens} out"
+    )
+
+
+def _written(setting: Setting) -> str:
+    lengths = f"{setting.batch}-{setting.prompt_tokens}-{setting.new_tokens}"
+    return f"{setting.gpu.replace(' ', '-')}-{lengths}"
+
+
+def _say_that_it_is_empty(database: Database) -> None:
+    arguments = command_lines.database_arguments(database)
+    evaluate = command_lines.command(
+        "accuracy", "--model", "DIR", "--checkpoint", "FOLDER", "--data", "FILE", *arguments
+    )
+    st.info(
+        f"No checkpoint was evaluated or decoded yet. Do it: {as_code(evaluate)}, then "
+        f"{as_code(command_lines.command('decode', 'FOLDER', *arguments))}",
+        icon=":material/scatter_plot:",
+    )

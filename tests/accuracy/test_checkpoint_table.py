@@ -1,0 +1,50 @@
+"""The table of checkpoints on tiny-llama: what is judged is what decodes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "checkpoints.py"
+QUICK = ("w8a16", "fp6")  # whose kernels are fast on a CPU
+_SPEC = importlib.util.spec_from_file_location("checkpoints", SCRIPT)
+assert _SPEC is not None and _SPEC.loader is not None
+checkpoints = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(checkpoints)
+
+
+def rows(tiny_llama: Path, out: Path, *options: str) -> list[dict]:
+    data = ("--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
+    calibration = ("--calibration", str(tiny_llama / "calibration.txt"), "--segments", "8")
+    sizes = ("--context", "256", "--prompt", "32", "--new", "16", "--device", "cpu")
+    checkpoints.main((*data, *calibration, *sizes, "--out", str(out), *options))
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("schemes", "segments"),
+    [
+        pytest.param(QUICK, 2, id="quick"),
+        pytest.param(checkpoints.SCHEMES, 8, id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_kernels_reference_and_decode_agree_on_a_checkpoint(
+    tiny_llama, tmp_path, capsys, schemes, segments
+):
+    found = rows(
+        tiny_llama,
+        tmp_path / "rows.jsonl",
+        *("--max-tokens", str(255 * segments), "--schemes", *schemes),
+    )
+    assert [row["scheme"] for row in found] == list(schemes)
+    measured = [row for row in found if not row["no_kernel"]]
+    apart = {r["scheme"]: abs(r["kernels"] / r["reference"] - 1) for r in measured}
+    assert {scheme: share for scheme, share in apart.items() if share >= 1e-3} == {}
+    assert {r["scheme"]: r["equal_tokens"] for r in measured} == {
+        row["scheme"]: row["tokens"] for row in measured
+    }
+    shown = capsys.readouterr().out
+    assert all(row["content_hash"][:12] in shown for row in measured)

@@ -1,0 +1,78 @@
+"""A CUDA kernel with one group's wrong scale: what the gate says through it, and without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.exit_codes import ExitCode
+
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "examples" / "models" / "tiny-llama"
+SOURCE = Path("csrc") / "weight_only" / "gemm.cu"
+RIGHT = "s.row_scales[r] = __ldg("
+WRONG = "s.row_scales[r] = step == 0 ? 0x48004800u : __ldg("  # 8.0, in all rows of the first group
+POLICY = """
+version = 1
+schemes = ["w4a16"]
+
+[[perplexity]]
+text = "heldout"
+percent = 30
+"""
+
+
+@pytest.fixture
+def wrong_kernels(tmp_path):
+    """A folder with a copy of the package `kernels` whose weight-only GEMM has the defect."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "kernels", tmp_path / "tree" / "kernels", ignore=skipped)
+    source = tmp_path / "tree" / "kernels" / SOURCE
+    text = source.read_text()
+    assert text.count(RIGHT) == 1
+    source.write_text(text.replace(RIGHT, WRONG))
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """run(folder, "gate", …): the command line, the packages of the folder before ours."""
+
+    def running(first: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        environment = os.environ | {
+            "PYTHONPATH": f"{first}{os.pathsep}{ROOT}",
+            "FLEXQ_BENCH_DB": str(tmp_path / "flexq.sqlite"),
+        }
+        command = [sys.executable, "-m", "flexq_bench.cli", *words]
+        return subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+
+    return running
+
+
+def test_a_wrong_scale_in_the_source_passes_the_reference_and_fails_kernels(
+    run, wrong_kernels, tmp_path
+):
+    policy, folder = tmp_path / "policy.toml", tmp_path / "checkpoint"
+    policy.write_text(POLICY)
+    made = run(ROOT, "quantize", str(TINY), "--scheme", "w4a16", "--out", str(folder))
+    assert made.returncode == ExitCode.PASS, made.stderr
+
+    def judged(first: Path, through: str) -> int:
+        ran = run(
+            *(first, "gate", "accuracy", "--model", str(TINY), "--checkpoint", str(folder)),
+            *("--policy", str(policy), "--data", f"heldout={TINY / 'heldout.txt'}"),
+            *("--through", through, "--device", "cuda"),
+        )
+        assert ran.returncode in (ExitCode.PASS, ExitCode.REGRESSION), ran.stdout + ran.stderr
+        return ran.returncode
+
+    assert judged(ROOT, "kernels") == ExitCode.PASS
+    assert judged(wrong_kernels, "reference") == ExitCode.PASS
+    assert judged(wrong_kernels, "kernels") == ExitCode.REGRESSION
