@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +20,8 @@ from flexq_bench.accuracy.loading import (
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints import QuantizedCheckpoint
+from flexq_bench.checkpoints.model_source import expected_tensors
+from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import replace_module
 
@@ -43,6 +43,7 @@ def load_checkpoint(
     with quiet_transformers():
         tokenizer = tokenizer_at(checkpoint.tokenizer_folder)
         model = _without_weights(checkpoint, DTYPES[chosen])
+    _check_whole(checkpoint, model)
     buffers = ActivationBuffers()
     for name in checkpoint.layers:
         layer = checkpoint.layer(name, device)
@@ -55,12 +56,6 @@ def load_checkpoint(
     for name in checkpoint.tensor_names:
         _set_tensor(checkpoint, model, name, checkpoint.tensor(name).to(device))
     model.tie_weights()
-    lacking = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if lacking:
-        raise AccuracyError(
-            f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
-            f"({min(lacking)} …): quantize the model again"
-        )
     name = checkpoint.model_name
     check_vocabulary(name, model, tokenizer)
     model = model.to(device).eval()
@@ -69,33 +64,28 @@ def load_checkpoint(
 
 
 def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any:
-    """The architecture, its parameters on the meta device, its other buffers as they are made."""
+    """The architecture; matrices are on the meta device, what is computed is computed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     described = dict(checkpoint.config)
     try:
         config = AutoConfig.for_model(described.pop("model_type"), **described)
-        with _parameters_on_meta():
+        with EmptyOnMeta():
             return AutoModelForCausalLM.from_config(config, dtype=dtype)
     except Exception as error:  # from an unknown kind of model to a field of another type
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise AccuracyError(f"can't load {checkpoint.folder}: {message[0]}") from error
 
 
-@contextmanager
-def _parameters_on_meta() -> Iterator[None]:
-    register = nn.Module.register_parameter
-
-    def on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        if parameter is not None:
-            module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
-
-    nn.Module.register_parameter = on_meta  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
+def _check_whole(checkpoint: QuantizedCheckpoint, model: nn.Module) -> None:
+    given = {*checkpoint.tensor_names}
+    given |= {f"{layer}.{part}" for layer in checkpoint.layers for part in ("weight", "bias")}
+    lacking = expected_tensors(model).keys() - given
+    if lacking:
+        raise AccuracyError(
+            f"{checkpoint.folder} lacks {len(lacking)} weights of its architecture "
+            f"({min(lacking)} …): quantize the model again"
+        )
 
 
 def _put_in(

@@ -87,8 +87,9 @@ def _compare(
         y = computing(x)
     except QuantizeError as error:
         return SiteParity(name, label, None, str(error))
-    evaluated = isinstance(module, FakeQuantizedLinear)
-    reference = _reference(module if evaluated else FakeQuantizedLinear(name, module.layer), x)
+    if not isinstance(module, FakeQuantizedLinear):
+        module = FakeQuantizedLinear(name, module.layer)
+    reference = _reference(module, x)
     worst = float(torch.nan_to_num(relative_error(y, reference), nan=math.inf).max())
     if math.isfinite(worst):
         return SiteParity(name, label, worst)

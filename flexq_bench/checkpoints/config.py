@@ -3,8 +3,9 @@
 `quantization_config` is what `compressed-tensors` reads (QuantizationConfig of version 0.20):
 config_groups with targets, weights and input_activations. Beside it, under `flexq_bench`, stands
 what it has no word for: the scheme and its seed, the bits of keys and values, the format of each
-layer as a NumberFormat, the hash of the content. Where a layer can't be said in config_groups,
-quant_method is `flexq-bench`, which other loaders refuse, and config_groups is empty.
+layer as a NumberFormat, the hash of the content. Where a layer can't be said in config_groups, they
+are one group of format `flexq-bench`, without arguments of weights: other loaders refuse that (they
+go past a quant_method that they don't know, and fill in random weights).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ CONFIG = "config.json"
 SECTION = "flexq_bench"
 QUANTIZATION = "quantization_config"
 COMPRESSED_TENSORS: Literal["compressed-tensors"] = "compressed-tensors"
-OWN_METHOD: Literal["flexq-bench"] = "flexq-bench"
 PACKED, INT, FLOAT, MIXED = (
     *("pack-quantized", "int-quantized", "float-quantized", "mixed-precision"),
 )
+OWN = "flexq-bench"  # no format of compressed-tensors
 DENSE_KV_BITS = 16
 _E4M3_BITS = 8
 # Of Hugging Face's configuration: where a model came from, and the dtype that it is loaded in.
@@ -180,7 +181,7 @@ class ConfigGroup(_Strict):
     """Layers (targets: their names) of one format, as compressed-tensors describes them."""
 
     targets: tuple[str, ...]
-    weights: QuantizationArgs
+    weights: QuantizationArgs | None = None
     input_activations: QuantizationArgs | None = None
     output_activations: None = None
     format: str
@@ -203,7 +204,7 @@ class Extension(_Strict):
 class QuantizationSection(_Strict):
     """`quantization_config` of a checkpoint of ours."""
 
-    quant_method: Literal["compressed-tensors", "flexq-bench"]
+    quant_method: Literal["compressed-tensors"] = COMPRESSED_TENSORS
     format: str
     quantization_status: Literal["compressed"] = "compressed"
     config_groups: dict[str, ConfigGroup]
@@ -236,13 +237,9 @@ def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSe
             break
         groups.setdefault(group, []).append(name)
     if not sayable or not groups:
-        return QuantizationSection(
-            quant_method=OWN_METHOD, format=OWN_METHOD, config_groups={}, ignore=(),
-            flexq_bench=extension,
-        )  # fmt: skip
+        groups = {ConfigGroup(targets=(), format=OWN): ["Linear"]}
     formats = {group.format for group in groups}
     return QuantizationSection(
-        quant_method=COMPRESSED_TENSORS,
         format=formats.pop() if len(formats) == 1 else MIXED,
         config_groups={
             f"group_{index}": group.model_copy(update={"targets": tuple(names)})

@@ -62,7 +62,7 @@ class ModelSource(ABC):
         """What config.json of a checkpoint says of the model: the weights are FP16."""
         described = self._described()
         kept = {key: value for key, value in described.items() if key not in _STORAGE_KEYS}
-        return dict(sorted({**kept, "torch_dtype": "float16"}.items()))
+        return dict(sorted({**kept, "_name_or_path": self.name, "torch_dtype": "float16"}.items()))
 
     def _described(self) -> dict[str, Any]:
         """Hugging Face's config.json of the model."""

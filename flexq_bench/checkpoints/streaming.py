@@ -121,7 +121,7 @@ class StreamedModel:
                     module._buffers[name] = buffer.to(self._device)
 
 
-class _EmptyOnMeta(TorchFunctionMode):
+class EmptyOnMeta(TorchFunctionMode):
     """Tensors that a layer would fill with weights take no memory; what is computed is computed."""
 
     def __torch_function__(
@@ -138,7 +138,7 @@ def _without_weights(source: ModelSource) -> Any:
 
     config = source.config()
     try:
-        with quiet_transformers(), _EmptyOnMeta():
+        with quiet_transformers(), EmptyOnMeta():
             return AutoModelForCausalLM.from_config(config)
     except Exception as error:  # from a wrong configuration to an unknown architecture
         raise CheckpointError(f"can't load {source.name}: {first_line(error)}") from error

@@ -100,7 +100,7 @@ def write_checkpoint(tiny_llama):
                 stored_layer = module.layer
                 writer.add_layer(layer, change(layer, stored_layer) if change else stored_layer)
             for tensor, value in loaded.model.named_parameters():
-                writer.add_tensor(tensor, value)
+                writer.add_tensor(tensor, value.detach())
             for file in ("tokenizer.json", "tokenizer_config.json"):
                 writer.add_file(tiny_llama / file)
             writer.finish()
