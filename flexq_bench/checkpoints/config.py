@@ -190,13 +190,15 @@ class ConfigGroup(_Strict):
 class Extension(_Strict):
     """What compressed-tensors has no word for.
 
-    files: SHA-256 of the tokenizer's files, by name. content_hash: see `hashing`.
+    synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
+    files, by name. content_hash: see `hashing`.
     """
 
     version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
     scheme: StoredScheme
     kv_bits: Literal[16, 8, 4]
     layers: dict[str, LayerEntry]
+    synthetic: bool = False
     files: dict[str, str] = {}
     content_hash: str = ""
 

@@ -76,6 +76,7 @@ def quantize_checkpoint(
             source.config_dict(),
             stored,
             kv_bits=scheme.kv_bits if kv_bits is None else kv_bits,
+            is_synthetic=source.is_synthetic,
             overwrite=overwrite,
         ) as writer,
     ):

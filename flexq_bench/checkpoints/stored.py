@@ -43,6 +43,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.scheme = extension.scheme
         self.kv_bits = extension.kv_bits
         self.content_hash = extension.content_hash
+        self.is_synthetic = extension.synthetic
         self.layers = tuple(extension.layers)
         self._entries = extension.layers
         self._infos = _tensors(folder)

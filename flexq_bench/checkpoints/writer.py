@@ -40,6 +40,7 @@ class CheckpointWriter:
     folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
     hf_config:   Hugging Face's configuration of the model.
     kv_bits:     of cached keys and values: 16, 8 or 4.
+    is_synthetic: the weights are random.
     shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
 
     Raises CheckpointError in one line if the folder can't be written or holds something else.
@@ -52,6 +53,7 @@ class CheckpointWriter:
         scheme: StoredScheme,
         *,
         kv_bits: int = 16,
+        is_synthetic: bool = False,
         shard_bytes: int = SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
@@ -61,6 +63,7 @@ class CheckpointWriter:
         if kv_bits not in KV_BITS:
             raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
+        self._is_synthetic = is_synthetic
         self._shard_bytes = shard_bytes
         check_target(self.folder, overwrite=overwrite)
         self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
@@ -191,6 +194,7 @@ class CheckpointWriter:
             scheme=self._scheme,
             kv_bits=self._kv_bits,  # type: ignore[arg-type]
             layers=self._layers,
+            synthetic=self._is_synthetic,
             files=vocabulary_digests(self._aside),
         )
         section = section_of(extension, tuple(self._ignored)).model_dump(
