@@ -86,6 +86,7 @@ class PreparedCase:
         self._l2_bytes = l2_bytes
         self.copies = self._needed_copies()
         self.config = self._subject.default_config()
+        self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
         """Run this one; weights that it doesn't read are freed."""
@@ -123,7 +124,9 @@ class PreparedCase:
             case.stage,
             case.cache,
             machine.gpu,
-            f"{machine.software} {builds_hash(tuple(self.kernel.builds()))}",
+            # A choice is stale that was made at another clock.
+            f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
+            f"protocol {self._protocol.version} {case.regime}",
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
@@ -139,7 +142,13 @@ class PreparedCase:
             yield config, timer(config) if microseconds <= near else microseconds
 
     def _timer(self) -> BriefTimer:
-        return BriefTimer(self._place_candidates, self._clock, self._protocol, warm=self._warm)
+        return BriefTimer(
+            self._place_candidates,
+            self._clock,
+            self._protocol,
+            regime=self.case.regime,
+            warm=self._warm,
+        )
 
     def _place_candidates(self) -> Buffers:
         configs = self._subject.candidates()
@@ -175,8 +184,14 @@ class PreparedCase:
         self._clock.release_memory()
         buffers = self._subject.place(self.copies, seed=seed, beside=beside)
         rotation = self._clock.rotation(
-            buffers.bound(self.config), self.copies, self._protocol, buffers.between
+            buffers.bound(self.config),
+            self.copies,
+            self._protocol,
+            buffers.between,
+            self._launches.get((self.copies, self.config)),
         )
+        # All placements have samples of one length.
+        self._launches[self.copies, self.config] = rotation.launches
         try:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:

@@ -145,6 +145,7 @@ class WeightOnlyGemm(LinearKernel):
             weight=NumberFormat(bits, group),
             activation=FP16,
             summary=f"{bits}-bit weights, {scales}, FP16 activations on FP16 tensor cores",
+            overlaps_launches=True,
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:
