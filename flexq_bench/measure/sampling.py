@@ -10,8 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import numpy as np
-
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
@@ -19,9 +17,8 @@ from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
-# Standard deviations of placements that the 95 % interval of their median is to each side:
-# 1.96 · sqrt(pi / 2), for many placements; and what the median absolute deviation is of one.
-_HALF_WIDTH, _MAD = 2.46, 0.6745
+# Half the 95 % interval of a median of many, in standard deviations over sqrt(n): 1.96 · sqrt(pi / 2).
+_HALF_WIDTH = 2.46
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
 
@@ -281,11 +278,12 @@ class _Sampler:
 def placements_needed(medians: list[float], tolerance: float) -> float:
     """About how many placements it takes until the interval of their median is ± tolerance wide.
 
-    medians: of the placements so far, any unit. From their median absolute deviation: a single
-    placement that lies apart doesn't keep the interval open for long.
+    medians: of the placements so far, any unit. One in five may lie apart: it doesn't keep the
+    interval open for long. What counts is the standard deviation of the others.
     """
     centre = statistics.median(medians)
-    sigma = float(np.median(np.abs(np.asarray(medians) - centre))) / _MAD
+    near = sorted(medians, key=lambda median: abs(median - centre))
+    sigma = statistics.stdev(near[: len(near) - len(near) // 5])
     return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
 
 
