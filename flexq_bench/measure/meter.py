@@ -197,6 +197,7 @@ class Meter:
             seed=self.seed,
             protocol_version=self.protocol.version,
             input_distribution="",
+            regime=case.regime,
         )
         try:
             kernel = self._find(case)
