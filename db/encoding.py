@@ -25,7 +25,15 @@ from db.accuracy_records import ACCURACY_STATUSES, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
-from db.records import COMPARABLE_STATUSES, RUN_STATUSES, SCHEMA_VERSION, STATUSES, TIME_METRICS, Record, RunInfo
+from db.records import (
+    COMPARABLE_STATUSES,
+    RUN_STATUSES,
+    SCHEMA_VERSION,
+    STATUSES,
+    TIME_METRICS,
+    Record,
+    RunInfo,
+)
 
 T = TypeVar("T")
 AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord

@@ -105,9 +105,7 @@ class _GroupTable(DataTable):
         return self
 
     def group(self) -> Group:
-        return Group(
-            self.kernels, self.m, self._shapes(), self.stages, self.caches, self.regimes
-        )
+        return Group(self.kernels, self.m, self._shapes(), self.stages, self.caches, self.regimes)
 
     def _shapes(self) -> tuple[Shape, ...]:
         if self.shapes:

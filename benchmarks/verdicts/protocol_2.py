@@ -5,9 +5,9 @@
     python benchmarks/verdicts/protocol_2.py measure --out FOLDER --old-tree TREE --every 13
     python benchmarks/verdicts/protocol_2.py report --out FOLDER
 
-`plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run. `measure`
-needs nothing but torch, CuPy and NVML; it appends a line a case to a file of its part and leaves out
-what any file there has. --old-tree: another tree's code measures, for example protocol 1 from
+`plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run.
+`measure` needs nothing but torch, CuPy and NVML; it appends a line a case to a file of its part and
+leaves out what any file there has. --old-tree: another tree's code measures, for example protocol 1 from
 
     git archive c6ae341 | tar -x -C TREE
 
@@ -183,8 +183,8 @@ def _line(row: Row) -> str:
     return (
         f"{row['case']}: {row['median_us']:.2f} us ± {_width(row):.2%}, {row['status']} "
         f"{row['regime'] or ''}, {len(row['placements_us'])} placements, {row['samples']} samples, "
-        f"{row['invalid']} left out, gap {row['gap_us'] or 0:.0f} us, {row['sm_mhz'] or 0:.0f} MHz, "
-        f"{row['power_w'] or 0:.0f} W, {row['wall_s']:.2f} s ({steps})"
+        f"{row['invalid']} left out, gap {row['gap_us'] or 0:.0f} us, "
+        f"{row['sm_mhz'] or 0:.0f} MHz, {row['power_w'] or 0:.0f} W, {row['wall_s']:.2f} s ({steps})"
     )
 
 
@@ -202,7 +202,7 @@ def report(out: Path) -> None:
         say(_summary("in both", [new[key] for key in both]))
         say(_summary("in both", [old[key] for key in both]))
     say("")
-    say("| kernel | M <= 16: ok | median s | M > 16: ok | median s | above its floor by > interval |")
+    say("| kernel | M <= 16: ok | median s | M > 16: ok | median s | beat their floor |")
     say("| --- | ---: | ---: | ---: | ---: | ---: |")
     for kernel in KERNELS:
         mine = [row for row in new.values() if row["case"].startswith(f"{kernel} ")]

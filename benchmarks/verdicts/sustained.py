@@ -3,7 +3,8 @@
     python benchmarks/verdicts/sustained.py --out FOLDER [--cases KEY,KEY]
 
 Needs a GPU. Prints a table of both regimes: time, SM clock, watts, joules a launch and joules a
-tera-operation; and of FP16 against W6A6, how the ratio of their times changes. Writes sustained.jsonl.
+tera-operation; and of FP16 against W6A6, how the ratio of their times changes. Writes
+sustained.jsonl.
 """
 
 from __future__ import annotations

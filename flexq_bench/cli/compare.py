@@ -251,8 +251,8 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     if all(protocols) and not protocols[0] & protocols[1]:
         first, second = (", ".join(map(str, sorted(versions))) for versions in protocols)
         raise UsageError(
-            f"run {base} was measured by protocol {first} and {head} by {second}: their times don't "
-            "compare, measure one of them again"
+            f"run {base} was measured by protocol {first} and {head} by {second}: their times "
+            "don't compare, measure one of them again"
         )
     results = compare_stored(*stored)
     if not results:

@@ -15,8 +15,8 @@ class Measured:
     regime: of the times; sample_gap_us: idle time before each sample. launch_j: energy of a launch;
     None: not under steady load, or the device doesn't tell.
     extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
-    samples, device states before and after, other processes on the GPU, seconds that each step took,
-    and the secret that inputs which change between samples were drawn from.
+    samples, device states before and after, other processes on the GPU, seconds of each step, and
+    the secret that inputs which change between samples were drawn from.
     """
 
     status: str  # one of db.records.STATUSES

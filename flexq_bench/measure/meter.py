@@ -335,9 +335,7 @@ class Meter:
 
     def _measure_probe(self, label: str, case: Case) -> Measured:
         kernel, variant = parse_kernel_label(label)
-        probe_case = Case(
-            kernel, case.gemm, variant=variant, cache=case.cache, regime=case.regime
-        )
+        probe_case = Case(kernel, case.gemm, variant=variant, cache=case.cache, regime=case.regime)
         try:
             return self._measure_alone(probe_case)
         except MeasureError as error:  # no probe of this width

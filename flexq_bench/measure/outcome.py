@@ -12,7 +12,6 @@ from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.sampling import Sampling
 from flexq_bench.measure.telemetry import Telemetry
 
-
 _US_A_SECOND = 1e6
 
 

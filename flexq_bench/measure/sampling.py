@@ -17,7 +17,8 @@ from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
-# Half the 95 % interval of a median of many, in standard deviations over sqrt(n): 1.96 · sqrt(pi / 2).
+# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
+# 1.96 · sqrt(pi / 2).
 _HALF_WIDTH = 2.46
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
@@ -248,9 +249,7 @@ class _Sampler:
         valid = [p.valid_us for p in placements if p.valid_us]
         if not valid:
             return None
-        return hierarchical_interval(
-            valid, seed=self._seed, confidence=self._protocol.confidence
-        )
+        return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
 
     def _stop(self, interval: Interval | None) -> str:
         """Why to stop now (see Sampling.stopped); empty: go on."""

@@ -150,9 +150,7 @@ def half_width_percent(result: Result) -> float | None:
     return 100.0 * (high - low) / 2 / median
 
 
-def _pct_of_floor(
-    result: Result, time: Interval, probed: Sequence[Interval]
-) -> Interval | None:
+def _pct_of_floor(result: Result, time: Interval, probed: Sequence[Interval]) -> Interval | None:
     """The result keeps the floor that its own device measured. How well that is known, the nearest
     result of a probe of this width tells: launches that overlap have one of their own."""
     floor_us = result.floor_us

@@ -16,7 +16,7 @@ BUILD = Build.of("probes/clock.cu")
 class ClockStamps:
     """Readings of every SM's cycle counter and of the GPU's timer, taken in the current stream.
 
-    count: of the spans between two stamps. A stamp is one warp a SM that writes 16 bytes: some 2 us.
+    count: of the spans between two stamps. A stamp is a warp a SM that writes 16 bytes: some 2 us.
     Raises UnsupportedError without CuPy, KernelError if the launch is refused.
     """
 

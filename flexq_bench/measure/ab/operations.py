@@ -24,7 +24,8 @@ from workloads.case import Case
 class _Slot:
     """A prepared case, and its placement while there is one.
 
-    samples: of a batch; gap_us: idle time before each. filled: whether inputs came from outside, where results are judged then.
+    samples: of a batch; gap_us: idle time before each. filled: whether inputs came from outside,
+    where results are judged then.
     """
 
     prepared: PreparedCase
