@@ -7,7 +7,8 @@
 
 `plan` needs no GPU: it writes cases.json, the cases and their probes in the order of a run.
 `measure` needs nothing but torch, CuPy and NVML; it appends a line a case to a file of its part and
-leaves out what any file there has. --old-tree: another tree's code measures, for example protocol 1 from
+leaves out what any file there has. --old-tree: another tree's code measures, for example protocol 1
+from
 
     git archive c6ae341 | tar -x -C TREE
 
@@ -184,7 +185,8 @@ def _line(row: Row) -> str:
         f"{row['case']}: {row['median_us']:.2f} us ± {_width(row):.2%}, {row['status']} "
         f"{row['regime'] or ''}, {len(row['placements_us'])} placements, {row['samples']} samples, "
         f"{row['invalid']} left out, gap {row['gap_us'] or 0:.0f} us, "
-        f"{row['sm_mhz'] or 0:.0f} MHz, {row['power_w'] or 0:.0f} W, {row['wall_s']:.2f} s ({steps})"
+        f"{row['sm_mhz'] or 0:.0f} MHz, {row['power_w'] or 0:.0f} W, "
+        f"{row['wall_s']:.2f} s ({steps})"
     )
 
 
