@@ -31,6 +31,7 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
+from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
 from kernels import registry
@@ -44,6 +45,7 @@ from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
 _SECRET_BITS = 52  # every JSON reader has integers of so many bits
 _COOLS_S = 1.0  # clocks stay up for seconds between cases
+_SHARED_PART = 6  # percent of the memory that is free at first: weights kept for the next cases
 Resolve = Callable[[str, Backend], Kernel]
 
 
@@ -82,6 +84,7 @@ class Meter:
         self._resolve = resolve
         self._tuning = tuning
         self._choices = tuning.memory()
+        self._shared = SharedWeights(_SHARED_PART * self.free_memory() // 100)
         self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
         self._free_mhz: float | None = None
@@ -150,7 +153,7 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        return self._prepare(kernel, case)
+        return self._prepare(kernel, case, SharedWeights(0))
 
     @property
     def torch_device(self) -> torch.device:
@@ -203,7 +206,10 @@ class Meter:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            self._estimate(kernel.spec, case).check(self.free_memory(), case.label, case.gemm)
+            estimate = self._estimate(kernel.spec, case)
+            if estimate.total > self.free_memory():
+                self._shared.clear()
+            estimate.check(self.free_memory(), case.label, case.gemm)
             return self._measure_kernel(kernel, case, blank)
         except FlexqError:
             raise
@@ -225,7 +231,7 @@ class Meter:
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
         protocol, steps = self.protocol, Steps()
         with steps("prepare"):
-            prepared = self._prepare(kernel, case)
+            prepared = self._prepare(kernel, case, self._shared)
         with steps("tune"):
             if self._tuning is Tuning.NONE:
                 prepared.use_default()
@@ -291,7 +297,7 @@ class Meter:
             ),
         )
 
-    def _prepare(self, kernel: Kernel, case: Case) -> PreparedCase:
+    def _prepare(self, kernel: Kernel, case: Case, shared: SharedWeights) -> PreparedCase:
         return PreparedCase(
             kernel,
             case,
@@ -301,6 +307,7 @@ class Meter:
             l2_bytes=self.device_info.l2_bytes,
             seed=self.seed,
             secret=self._secret,
+            shared=shared,
             warm=self._is_warm,
         )
 

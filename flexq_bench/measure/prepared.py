@@ -17,6 +17,7 @@ from flexq_bench.measure.cold_cache_rotation import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.rewriting import Rewriting
+from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
@@ -61,7 +62,8 @@ class PreparedCase:
 
     config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
     weights, in a rotation. seed: of the run. secret: what changes between samples is drawn from it.
-    warm: the device was just at work. All methods want the clock's device to be the current one.
+    shared: weights of cases before. warm: the device was just at work. All methods want the clock's
+    device to be the current one.
     Raises UnsupportedError where the cache mode can't be had, and whatever the kernel raises.
     """
 
@@ -76,12 +78,13 @@ class PreparedCase:
         l2_bytes: int | None,
         seed: int,
         secret: int,
+        shared: SharedWeights,
         warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
-        self._subject = bind(kernel, case, device, seed, rewriting)
+        self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
         self.copies = self._needed_copies()

@@ -43,8 +43,7 @@ class Protocol:
     budget_s:           of placing, warm-up and samples. Ends a case early where its placements
                         scatter so much that it would not do.
     gaps:               idle time before each sample under `boost`, in lengths of a sample; the next
-                        where samples are clocked too low after the one before. On an H200 at 700 W
-                        FP16 at M = 256 draws 644 W after half a length and 368 W after two.
+                        where samples are clocked too low after the one before.
     min_clock_fraction: a sample under `boost` whose SM clock is below this fraction of what the
                         device runs at without load is left out.
     sustained:          steady load before the samples of each placement under `sustained` …
@@ -128,7 +127,7 @@ PROTOCOL_CUDA = Protocol(
     rewritten_bytes=256 << 20,
     floor_margin=1.5,
     ci_tolerance=0.0025,
-    min_samples=50,
+    min_samples=30,
     min_device_s=0.02,
     placement_s=0.1,
     budget_s=4.0,

@@ -17,6 +17,9 @@ from flexq_bench.stats import Interval, hierarchical_interval, median_interval
 from workloads.case import Regime
 
 _MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
+# Of long samples with longer gaps, as once a batch outputs are looked at; in at most so many times
+# the length of a batch.
+_MIN_GAPPED, _MOST_BATCHES = 3, 10
 # Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
 # 1.96 · sqrt(pi / 2).
 _HALF_WIDTH = 2.46
@@ -213,7 +216,7 @@ class _Sampler:
         """Batches until it is done. gap: in lengths of a sample; None: steady load, in which every
         sample counts and power is read."""
         gap_us = (gap or 0.0) * sample_s * 1e6
-        count = batch_size(sample_s + gap_us / 1e6, self._protocol.batch_s)
+        count = _gapped_batch(sample_s, gap_us, self._protocol.batch_s)
         times: list[float] = []
         clocks: list[float | None] = []
         started = self._now()
@@ -306,7 +309,7 @@ def warm_up(
         medians.append(batch.median_us)
         sample_s = batch.median_us * rotation.launches / 1e6
         gap_us = gap * sample_s * 1e6
-        count = batch_size(sample_s + gap_us / 1e6, batch_s)
+        count = _gapped_batch(sample_s, gap_us, batch_s)
         elapsed = now() - start
         settled = len(medians) == phase.medians and max(medians) - min(
             medians
@@ -346,6 +349,13 @@ def is_low(mhz: float | None, least_mhz: float | None) -> bool:
 def batch_size(sample_s: float, batch_s: float) -> int:
     """Samples of this length, in seconds, that fill a batch."""
     return max(1, min(_MAX_BATCH, round(batch_s / max(sample_s, 1e-9))))
+
+
+def _gapped_batch(sample_s: float, gap_us: float, batch_s: float) -> int:
+    """Samples that fill a batch with their gaps; a few at least where they have gaps."""
+    whole_s = sample_s + gap_us / 1e6
+    least = min(_MIN_GAPPED, int(_MOST_BATCHES * batch_s / whole_s)) if gap_us else 1
+    return max(least, batch_size(whole_s, batch_s))
 
 
 def _median(values: list[float]) -> float | None:

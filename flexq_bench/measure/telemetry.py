@@ -109,12 +109,8 @@ class Telemetry:
         self.after = self._sensor.read()
 
     def note(self, start: float, stop: float) -> None:
-        """Samples were taken from start to stop (host seconds): `summary` is about these times.
-
-        Without a reading in between, one is taken now.
-        """
-        states = [state for at, state in list(self._readings) if start <= at <= stop]
-        self._used.extend(states or [self._sensor.read()])
+        """Samples were taken from start to stop (host seconds): `summary` is about these times."""
+        self._used.extend(state for at, state in list(self._readings) if start <= at <= stop)
 
     def mean_power_w(self, start: float, stop: float) -> float | None:
         """Mean power from start to stop (host seconds); None: the device doesn't tell.
@@ -133,8 +129,11 @@ class Telemetry:
         return _median(state.power_w for _, state in during)
 
     def summary(self) -> DeviceState:
-        """Medians while samples were taken; every throttle reason seen; the highest temperature."""
-        used = self._used
+        """Medians while samples were taken; every throttle reason seen; the highest temperature.
+
+        Of the readings before and after, where samples took less time than two readings are apart.
+        """
+        used = self._used or [state for state in (self.before, self.after) if state is not None]
         temperatures = _present(s.temperature_c for s in used)
         masks = [s.throttle_mask for s in used if s.throttle_mask is not None]
         return DeviceState(

@@ -82,7 +82,7 @@ def test_equal_placements_stop_at_the_fifth_with_the_least_samples_and_device_ti
     assert sampling.converged
     assert sampling.regime == "boost"
     assert len(sampling.placements) == 5
-    assert sampling.n_valid >= 50
+    assert sampling.n_valid >= 30
     assert sum(p.device_s for p in sampling.placements) >= 0.02
     assert sampling.interval.is_within(0.0025)
 
@@ -138,11 +138,11 @@ def test_a_placement_that_scatters_goes_on_until_its_time_is_over():
     assert all(p.device_s < PROTOCOL_CUDA.placement_s for p in loud.placements)
 
 
-def test_a_kernel_too_slow_for_fifty_samples_still_has_a_number():
+def test_a_kernel_too_slow_for_all_samples_still_has_a_number():
     sampling = run(World([1.0], launch_us=200_000.0))  # a sample is two seconds
 
     assert not sampling.converged
-    assert 1 <= sampling.n_valid < 50
+    assert 1 <= sampling.n_valid < 30
     assert sampling.elapsed_s < 25
 
 
