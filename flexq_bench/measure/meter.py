@@ -288,7 +288,6 @@ class Meter:
                 sampling,
                 protocol,
                 telemetry,
-                self.free_mhz(),
                 copies=prepared.copies,
                 launches=launches,
                 secret=self._secret,

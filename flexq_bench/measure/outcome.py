@@ -84,7 +84,6 @@ def extra_facts(
     sampling: Sampling,
     protocol: Protocol,
     telemetry: Telemetry,
-    free_mhz: float | None,
     **facts: Any,
 ) -> dict[str, Any]:
     """What is worth keeping beside the statistics: see Measured.extra."""
@@ -95,15 +94,19 @@ def extra_facts(
     if after is not None and after.sm_clock_mhz is not None:
         extra["after"] = after.as_dict()
     clocks = [statistics.median(p.valid_mhz) for p in sampling.counted if p.valid_mhz]
-    if free_mhz is not None:
-        extra["free_mhz"] = round(free_mhz, 1)
+    if sampling.free.device_mhz is not None:
+        extra["free_mhz"] = round(sampling.free.device_mhz, 1)
         extra["placement_mhz"] = [round(mhz, 1) for mhz in clocks]
+    if sampling.free.case_mhz is not None:
+        extra["case_mhz"] = round(sampling.free.case_mhz, 1)
     if sampling.no_boost:
         extra["no_boost"] = sampling.no_boost
     if sampling.n_invalid:
         extra["invalid"] = {
             "reason": (
-                f"SM clock below {100 * protocol.min_clock_fraction:.0f} % of that without load"
+                f"SM clock below {100 * protocol.min_clock_fraction:.0f} % of the case's own with "
+                f"long gaps, or {100 * protocol.min_device_clock_fraction:.0f} % of the device's "
+                "without load"
             ),
             "samples": [
                 [i for i, valid in enumerate(p.valid) if not valid] for p in sampling.placements

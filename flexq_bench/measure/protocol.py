@@ -44,8 +44,9 @@ class Protocol:
                         scatter so much that it would not do.
     gaps:               idle time before each sample under `boost`, in lengths of a sample; the next
                         where samples are clocked too low after the one before.
-    min_clock_fraction: a sample under `boost` whose SM clock is below this fraction of what the
-                        device runs at without load is left out.
+    min_clock_fraction: a sample under `boost` whose SM clock is below this fraction of the case's
+                        own with the longest gaps is left out …
+    min_device_clock_fraction: … or below this one of what the device runs at without load.
     sustained:          steady load before the samples of each placement under `sustained` …
     sustained_s:        … which then take this long …
     sustained_placements: … over so many placements.
@@ -89,6 +90,7 @@ class Protocol:
     confidence: float = 0.95
     min_placements: int = 5
     min_clock_fraction: float = 0.97
+    min_device_clock_fraction: float = 0.85
     sustained_placements: int = 3
     turn_s: float = 0.01
     telemetry_period_s: float = 0.02
@@ -98,13 +100,6 @@ class Protocol:
     def cold_bytes(self, l2_bytes: int | None, factor: float) -> int:
         """Bytes that the weight copies of a cold rotation must exceed at a cache factor."""
         return int(factor * (l2_bytes or self.assumed_l2_bytes))
-
-    def least_mhz(self, free_mhz: float | None) -> float | None:
-        """SM clock of a sample that counts under `boost`; None: the device doesn't tell its own.
-
-        free_mhz: what the device runs at without load.
-        """
-        return None if free_mhz is None else self.min_clock_fraction * free_mhz
 
     @property
     def samples_a_placement(self) -> int:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
@@ -23,8 +23,40 @@ _MIN_GAPPED, _MOST_BATCHES = 3, 10
 # Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
 # 1.96 · sqrt(pi / 2).
 _HALF_WIDTH = 2.46
+# That tell a case's own clock without a power limit; and idle time that no limit outlasts.
+_FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeClocks:
+    """SM clocks free of the power limit. None: the device doesn't tell.
+
+    device_mhz: of the device without load. case_mhz: of the case with gaps that leave power to
+    spare; None: not known yet. Tensor cores at work clock an SM lower than reading memory does,
+    whatever the gaps (on an H200 1,810 to 1,850 MHz where NVML says 1,980), so that what a power
+    limit takes can only be told from what the same case has without it.
+    """
+
+    device_mhz: float | None = None
+    case_mhz: float | None = None
+
+    def with_case(self, rotation: Rotation, sample_s: float, protocol: Protocol) -> FreeClocks:
+        """With the case's own clock, from a few samples with the longest gaps."""
+        gap_s = min(protocol.gaps[-1] * sample_s, _LONGEST_FREE_GAP_S)
+        count = max(1, min(_FREE_SAMPLES, int(protocol.placement_s / (sample_s + gap_s))))
+        batch = rotation.sample(count, gap_us=gap_s * 1e6)
+        return replace(self, case_mhz=_median([mhz for mhz in batch.sm_mhz if mhz is not None]))
+
+    def least_mhz(self, protocol: Protocol) -> float | None:
+        """SM clock of a sample that counts under `boost`."""
+        limits = (
+            (self.device_mhz, protocol.min_device_clock_fraction),
+            (self.case_mhz, protocol.min_clock_fraction),
+        )
+        known = [fraction * mhz for mhz, fraction in limits if mhz is not None]
+        return max(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +93,7 @@ class Sampling:
 
     regime: of the interval. no_boost: why it is not `boost` where that was asked for; else empty.
     stopped: "closed", "hopeless": placements scatter too much for the budget, or "budget".
+    free: the clocks that samples under `boost` were held against.
     """
 
     regime: Regime
@@ -69,6 +102,7 @@ class Sampling:
     stopped: str
     elapsed_s: float
     no_boost: str = ""
+    free: FreeClocks = FreeClocks()
 
     @property
     def converged(self) -> bool:
@@ -138,7 +172,7 @@ class _Sampler:
     ) -> None:
         self._place, self._protocol, self._telemetry = place, protocol, telemetry
         self._seed, self._now = seed, now
-        self._least_mhz = protocol.least_mhz(free_mhz)
+        self._free = FreeClocks(free_mhz)
         self._began = now()
         self._gap = 0  # of protocol.gaps
         self._placements: list[Placement] = []
@@ -156,8 +190,9 @@ class _Sampler:
         if interval is not None:
             return self._sampling("boost", interval, stopped)
         clocks = [mhz for p in self._placements for mhz in p.sm_mhz if mhz is not None]
+        least_mhz = self._free.least_mhz(self._protocol)
         return self.sustained(
-            f"all {len(clocks)} samples were clocked below {self._least_mhz:.0f} MHz "
+            f"all {len(clocks)} samples were clocked below {least_mhz:.0f} MHz "
             f"({statistics.median(clocks):.0f} MHz in the median), also with gaps of "
             f"{self._placements[-1].gap_us / 1000:.3g} ms: look for throttling"
         )
@@ -177,12 +212,20 @@ class _Sampler:
         self, regime: Regime, interval: Interval, stopped: str, no_boost: str = ""
     ) -> Sampling:
         elapsed_s = self._now() - self._began
-        return Sampling(regime, tuple(self._placements), interval, stopped, elapsed_s, no_boost)
+        return Sampling(
+            regime,
+            tuple(self._placements),
+            interval,
+            stopped,
+            elapsed_s,
+            no_boost,
+            self._free,
+        )
 
     def _boost_placement(self, rotation: Rotation, phase: WarmUp) -> Placement:
         protocol, now = self._protocol, self._now
-        warmed, self._gap = warm_up_under_boost(
-            rotation, phase, protocol, self._least_mhz, now, gap=self._gap
+        warmed, self._gap, self._free = warm_up_under_boost(
+            rotation, phase, protocol, self._free, now, gap=self._gap
         )
         began = now()
         return self._sample(
@@ -226,7 +269,8 @@ class _Sampler:
             self._telemetry.note(began, self._now())
             times.extend(batch.times_us)
             clocks.extend(batch.sm_mhz)
-            valid = [gap is None or not is_low(mhz, self._least_mhz) for mhz in clocks]
+            least_mhz = self._free.least_mhz(self._protocol)
+            valid = [gap is None or not is_low(mhz, least_mhz) for mhz in clocks]
             placement = Placement(
                 tuple(times),
                 tuple(valid),
@@ -324,20 +368,24 @@ def warm_up_under_boost(
     rotation: Rotation,
     phase: WarmUp,
     protocol: Protocol,
-    least_mhz: float | None,
+    free: FreeClocks,
     now: Now,
     *,
     gap: int = 0,
-) -> tuple[Warmed, int]:
-    """Warm up with gaps, and with longer ones while most samples are clocked below `least_mhz`.
+) -> tuple[Warmed, int, FreeClocks]:
+    """Warm up with gaps, and with longer ones while most samples are clocked too low to count.
 
-    gap: of protocol.gaps, to begin with. Returns the one that it ended with, too.
+    gap: of protocol.gaps, to begin with. Returns the one that it ended with and the clocks that are
+    known then, too.
     """
     while True:
         warmed = warm_up(rotation, phase, protocol.batch_s, now, gap=protocol.gaps[gap])
-        low = sum(is_low(mhz, least_mhz) for mhz in warmed.batch.sm_mhz)
-        if 2 * low <= len(warmed.batch.sm_mhz) or gap + 1 == len(protocol.gaps):
-            return warmed, gap
+        clocks = warmed.batch.sm_mhz
+        if free.case_mhz is None and any(mhz is not None for mhz in clocks):
+            free = free.with_case(rotation, warmed.sample_s, protocol)
+        low = sum(is_low(mhz, free.least_mhz(protocol)) for mhz in clocks)
+        if 2 * low <= len(clocks) or gap + 1 == len(protocol.gaps):
+            return warmed, gap, free
         gap, phase = gap + 1, protocol.rewarm
 
 

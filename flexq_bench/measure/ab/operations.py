@@ -14,7 +14,7 @@ import flexq_bench
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
-from flexq_bench.measure.sampling import batch_size, is_low, warm_up_under_boost
+from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from kernels.autotune import TuningMemory
 from workloads.case import Case
@@ -25,10 +25,11 @@ class _Slot:
     """A prepared case, and its placement while there is one.
 
     samples: of a batch; gap_us: idle time before each. filled: whether inputs came from outside,
-    where results are judged then.
+    where results are judged then. free: the clocks that its samples are held against.
     """
 
     prepared: PreparedCase
+    free: FreeClocks
     held: ExitStack = field(default_factory=ExitStack)
     placed: Placed | None = None
     samples: int = 1
@@ -80,7 +81,7 @@ class WorkerOperations:
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared)
+        self._slots[slot] = _Slot(prepared, FreeClocks(self._meter.free_mhz()))
         wrong = prepared.check("before").detail
         self._meter.release_memory()  # for the other side, which may be another process
         return {
@@ -102,8 +103,8 @@ class WorkerOperations:
         mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
-        warmed, gap = warm_up_under_boost(
-            mine.placed.rotation, phase, protocol, self._least_mhz, time.perf_counter
+        warmed, gap, mine.free = warm_up_under_boost(
+            mine.placed.rotation, phase, protocol, mine.free, time.perf_counter
         )
         mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
         mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
@@ -142,7 +143,7 @@ class WorkerOperations:
             "samples_us": batch.times_us,
             "launches": placed.rotation.launches,
             "mhz": mhz,
-            "valid": not gap_us or not is_low(mhz, self._least_mhz),
+            "valid": not gap_us or not is_low(mhz, mine.free.least_mhz(self._meter.protocol)),
         }
 
     def leave(self, slot: str) -> dict[str, Any]:
@@ -161,10 +162,6 @@ class WorkerOperations:
             del old
             self._meter.release_memory()
         return {}
-
-    @property
-    def _least_mhz(self) -> float | None:
-        return self._meter.protocol.least_mhz(self._meter.free_mhz())
 
     def _placed(self, slot: str) -> Placed:
         placed = self._slots[slot].placed
