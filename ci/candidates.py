@@ -60,7 +60,8 @@ def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
     """Of a run that measured this commit. The empty kernel is no GEMM to slow down."""
     cases, measured = [], []
     for row in queries.run_results(session, run):
-        if row.median_us is None or row.status not in ("ok", "noisy"):
+        # An interleaved comparison is under `boost`, and says nothing of steady load.
+        if row.median_us is None or row.status not in ("ok", "noisy") or row.regime == "sustained":
             continue
         if row.kernel == EMPTY_KERNEL:
             continue

@@ -25,7 +25,15 @@ from db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
-from db.records import COMPARABLE_STATUSES, RUN_STATUSES, SCHEMA_VERSION, STATUSES, Record, RunInfo
+from db.records import (
+    COMPARABLE_STATUSES,
+    RUN_STATUSES,
+    SCHEMA_VERSION,
+    STATUSES,
+    TIME_METRICS,
+    Record,
+    RunInfo,
+)
 
 T = TypeVar("T")
 AnyRecord = Record | AccuracyRecord | DecodeRecord | ServingRecord | GateRecord
@@ -169,7 +177,10 @@ def _check_result(record: Mapping[str, Any]) -> None:
     if record["accepted"] and (median is None or status not in COMPARABLE_STATUSES):
         reason = "median_us is null" if median is None else f"status is {status!r}"
         raise RecordError(f"accepted is true, and {reason}: what can't be compared is not accepted")
-    if record["metric"] != "time":
+    regime = record.get("regime")
+    if regime is not None and TIME_METRICS.get(regime) != record["metric"]:
+        raise RecordError(f"regime is {regime!r}, and metric is {record['metric']!r}")
+    if record["metric"] not in TIME_METRICS.values():
         return
     for name in ("median_us", "ci_low_us", "ci_high_us", "floor_us"):
         if record[name] is not None and record[name] <= 0:

@@ -21,6 +21,8 @@ STATUSES = (
 
 COMPARABLE_STATUSES = ("ok", "noisy")
 
+TIME_METRICS = {"boost": "time", "sustained": "sustained_time"}  # by regime
+
 RUN_STATUSES = (
     "running",  # started, and nobody has finished it
     "complete",  # the whole plan was gone through
@@ -88,7 +90,7 @@ class Record:
     backend: str
     stage: str
     cache: str
-    metric: str  # "time"; of machine code: "registers", "spill_bytes" …
+    metric: str  # "time", "sustained_time"; of machine code: "registers", "spill_bytes" …
     unit: str  # "us"; "registers", "bytes", "warps" …
     direction: str  # "lower" | "higher": which way is better
     m: int
@@ -131,7 +133,7 @@ class Record:
     power_w: float | None
     temperature_c: float | None
     throttle_mask: int | None
-    n_invalid: int  # samples below 75 % of the default SM clock, kept but not counted
+    n_invalid: int  # samples at too low an SM clock for their regime, kept but not counted
 
     created_at: str
     run: RunInfo
@@ -140,3 +142,7 @@ class Record:
     environment: dict[str, str]  # driver, CUDA, torch, compiler flags, host, clock policy …
     schema_version: int = SCHEMA_VERSION
     extra: dict[str, Any] = field(default_factory=dict)
+    # How the time was taken. None: by protocol 1, which named no regime, or nothing ran.
+    regime: str | None = None  # "boost": free of the power limit; "sustained": under steady load
+    sample_gap_us: float | None = None  # idle time before each sample
+    launch_j: float | None = None  # joules of a launch; None also under "boost"

@@ -34,6 +34,8 @@ class KernelSpec:
     version: part of the series' identity; raised when the same name starts to mean other work.
     min_capability, max_capability: CUDA compute capabilities it runs on, both inclusive.
     reads_weights: False for kernels that have no weights to read (the empty kernel).
+    overlaps_launches: whether it starts while the launch before it still runs (programmatic
+        dependent launch), so that its floor is that of a stream of launches.
     package: the outside package that it calls. None: everything is ours or torch's.
     rounds_to: significant bits that a package leaves of scaled weights or of outputs, where that is
         no more than FP16 has; its results are then judged by these and never bit for bit. None:
@@ -51,6 +53,7 @@ class KernelSpec:
     min_capability: Capability = (8, 0)
     max_capability: Capability = (99, 0)
     reads_weights: bool = True
+    overlaps_launches: bool = False
     package: Package | None = None
     rounds_to: int | None = None
 

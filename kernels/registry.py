@@ -29,6 +29,7 @@ from kernels.errors import UnknownKernelError, UnsupportedError
 from kernels.formats import FP16, NumberFormat
 from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
+from workloads.probes import floor_kernel
 
 _NAMED = 8  # kernels that an error names, nearest first
 
@@ -194,8 +195,12 @@ _ENTRIES: tuple[_Entry, ...] = (
         )
         for bits, fmt in _READ_FORMATS.items()
     ),
-    _Entry(
-        "read-6[overlap]", cuda=partial(cuda_probes.ReadWeights, _READ_FORMATS[6], overlap=True)
+    *(
+        _Entry(
+            floor_kernel(bits, overlaps=True),
+            cuda=partial(cuda_probes.ReadWeights, fmt, overlap=True),
+        )
+        for bits, fmt in _READ_FORMATS.items()
     ),
     _Entry("empty", cpu=cpu_probes.EmptyKernel, cuda=cuda_probes.EmptyKernel),
     _Entry("spin", cuda=cuda_probes.Spin),

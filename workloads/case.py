@@ -11,8 +11,10 @@ from workloads.gemm import GemmWorkload
 
 Stage = Literal["gemm", "linear"]
 CacheMode = Literal["cold", "hot"]
+Regime = Literal["boost", "sustained"]
 _KEY = re.compile(
     r"(?P<label>\S+) (?P<stage>gemm|linear) (?P<cache>cold|hot) m(?P<m>\d+)n(?P<n>\d+)k(?P<k>\d+)"
+    r"( (?P<regime>sustained))?"
 )
 _KERNEL_LABEL = re.compile(r"(?P<kernel>[a-z0-9*][a-z0-9*.-]*)(\[(?P<variant>[a-z0-9+.,-]+)\])?")
 
@@ -37,6 +39,8 @@ def kernel_label(kernel: str, variant: str) -> str:
 class Case:
     """What a plan declares and a measurement answers.
 
+    regime: "boost", at the clock that the device has free of its power limit, or "sustained", under
+    steady load.
     model and layer label the shape for people (for example "llama-7b", "qkv_proj"); they are not
     part of the identity: two models with the same layer shape share one case.
     """
@@ -46,6 +50,7 @@ class Case:
     variant: str = ""
     stage: Stage = "gemm"
     cache: CacheMode = "cold"
+    regime: Regime = "boost"
     model: str = field(default="", compare=False)
     layer: str = field(default="", compare=False)
 
@@ -57,7 +62,8 @@ class Case:
     def key(self) -> str:
         """Identity within a run, for example `flexq-w6a6 gemm cold m1n4096k4096`."""
         g = self.gemm
-        return f"{self.label} {self.stage} {self.cache} m{g.m}n{g.n}k{g.k}"
+        regime = "" if self.regime == "boost" else f" {self.regime}"
+        return f"{self.label} {self.stage} {self.cache} m{g.m}n{g.n}k{g.k}{regime}"
 
     @classmethod
     def from_key(cls, key: str) -> Case:
@@ -75,4 +81,5 @@ class Case:
             variant=variant,
             stage=cast(Stage, match["stage"]),
             cache=cast(CacheMode, match["cache"]),
+            regime=cast(Regime, match["regime"] or "boost"),
         )

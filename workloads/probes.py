@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from workloads.case import kernel_label
+
 EMPTY_KERNEL = "empty"
 SPIN_KERNEL = "spin"
 _FLOOR_PREFIX = "read-"
 
 
-def floor_kernel(weight_bits: int) -> str:
-    """The probe that reads weights of this width: `read-6`."""
-    return f"{_FLOOR_PREFIX}{weight_bits}"
+def floor_kernel(weight_bits: int, *, overlaps: bool = False) -> str:
+    """Label of the probe that reads weights of this width: `read-6`, or `read-6[overlap]`.
+
+    overlaps: a launch starts while the one before still runs.
+    """
+    return kernel_label(f"{_FLOOR_PREFIX}{weight_bits}", "overlap" if overlaps else "")
 
 
 def calibrates(kernel: str) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TypeVar
 
-from workloads.case import CacheMode, Case, Stage, parse_kernel_label
+from workloads.case import CacheMode, Case, Regime, Stage, parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.gemm import GemmWorkload
 from workloads.model_spec import ModelSpec
@@ -44,6 +44,7 @@ class Group:
     shapes: tuple[Shape, ...]
     stages: tuple[Stage, ...] = ("gemm",)
     caches: tuple[CacheMode, ...] = ("cold",)
+    regimes: tuple[Regime, ...] = ("boost",)
 
     @property
     def is_empty(self) -> bool:
@@ -136,6 +137,10 @@ class Suite:
         filters = self.kernel_filters if kernels is None else (*self.kernel_filters, tuple(kernels))
         return replace(self, groups=groups, kernel_filters=filters)
 
+    def under(self, regimes: tuple[Regime, ...]) -> Suite:
+        """The suite measured under these regimes, whatever its file says."""
+        return replace(self, groups=tuple(replace(g, regimes=regimes) for g in self.groups))
+
     def cases(self, kernel_labels: Sequence[str]) -> tuple[Case, ...]:
         """The cases for kernels that a backend offers, each once, a shape's cases together.
 
@@ -154,9 +159,9 @@ class Suite:
             cases.update(dict.fromkeys(_combine(group, self._chosen(group, kernel_labels))))
         rank = {label: position for position, label in enumerate(kernel_labels)}
 
-        def order(case: Case) -> tuple[int, int, int, int, str, str]:
+        def order(case: Case) -> tuple[int, int, int, int, str, str, str]:
             g = case.gemm
-            return (g.n, g.k, g.m, rank[case.label], case.stage, case.cache)
+            return (g.n, g.k, g.m, rank[case.label], case.stage, case.cache, case.regime)
 
         return tuple(sorted(cases, key=order))
 
@@ -169,6 +174,7 @@ class Suite:
             * len(set(group.m))
             * len(group.stages)
             * len(group.caches)
+            * len(group.regimes)
             * len(self._chosen(group, kernel_labels))
             for group in self.groups
         )
@@ -239,13 +245,14 @@ def layer_shapes(models: Sequence[ModelSpec], layers: str | Sequence[str]) -> tu
 def _combine(group: Group, labels: Sequence[str]) -> Iterator[Case]:
     for shape, m, label in product(group.shapes, group.m, labels):
         kernel, variant = parse_kernel_label(label)
-        for stage, cache in product(group.stages, group.caches):
+        for stage, cache, regime in product(group.stages, group.caches, group.regimes):
             yield Case(
                 kernel,
                 GemmWorkload(m, shape.n, shape.k),
                 variant=variant,
                 stage=stage,
                 cache=cache,
+                regime=regime,
                 model=shape.model,
                 layer=shape.layer,
             )

@@ -11,6 +11,7 @@ models = ["llama-7b"]                          # with: layers = "fused" (default
 shapes = ["256x1376"]                          # or, in place of models: N x K
 stages = ["gemm", "linear"]                    # default: gemm
 caches = ["cold", "hot"]                       # default: cold
+regimes = ["boost", "sustained"]               # default: boost
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Annotated, Self, TypeVar, get_args
 
 from pydantic import model_validator
 
-from workloads.case import CacheMode, Stage
+from workloads.case import CacheMode, Regime, Stage
 from workloads.data_files import (
     AnyText,
     DataTable,
@@ -51,9 +52,10 @@ __all__ = ["Group", "Shape", "Suite", "layer_shapes", "list_suites", "load_suite
 
 _STAGES: tuple[Stage, ...] = get_args(Stage)
 _CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
+_REGIMES: tuple[Regime, ...] = get_args(Regime)
 _SHAPE = re.compile(r"(?P<n>[0-9]{1,18})x(?P<k>[0-9]{1,18})")
 
-Word = TypeVar("Word", Stage, CacheMode)
+Word = TypeVar("Word", Stage, CacheMode, Regime)
 
 
 def _parse_shape(text: str) -> Shape:
@@ -89,6 +91,9 @@ class _GroupTable(DataTable):
     caches: Annotated[
         tuple[CacheMode, ...], parsed_texts(lambda names: _words("cache", names, _CACHES))
     ] = ("cold",)
+    regimes: Annotated[
+        tuple[Regime, ...], parsed_texts(lambda names: _words("regime", names, _REGIMES))
+    ] = ("boost",)
 
     @model_validator(mode="after")
     def _check_shapes(self) -> Self:
@@ -100,7 +105,7 @@ class _GroupTable(DataTable):
         return self
 
     def group(self) -> Group:
-        return Group(self.kernels, self.m, self._shapes(), self.stages, self.caches)
+        return Group(self.kernels, self.m, self._shapes(), self.stages, self.caches, self.regimes)
 
     def _shapes(self) -> tuple[Shape, ...]:
         if self.shapes:

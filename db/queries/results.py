@@ -54,6 +54,8 @@ class ResultRow:
     commit: str  # sha
     dirty: bool
     created_at: datetime
+    protocol_version: int
+    regime: str | None
 
 
 RESULT_COLUMNS = (
@@ -92,6 +94,8 @@ RESULT_COLUMNS = (
     Commit.sha,
     Commit.dirty,
     Measurement.created_at,
+    Series.protocol_version,
+    Measurement.regime,
 )
 
 

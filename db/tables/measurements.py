@@ -63,6 +63,10 @@ class Measurement(Base):
     temperature_c: Mapped[float | None]
     throttle_mask: Mapped[int | None] = mapped_column(BigInteger)
     extra: Mapped[dict[str, Any]] = mapped_column(JSON)  # empty: nothing beyond the columns
+    # Null in the next two: measured by protocol 1, which named no regime, or nothing ran.
+    regime: Mapped[str | None]  # boost: free of the power limit; sustained: under steady load
+    sample_gap_us: Mapped[float | None]  # idle time before each sample
+    launch_j: Mapped[float | None]  # null: as regime, or not sustained, or the driver did not tell
 
 
 class Sample(Base):

@@ -246,7 +246,15 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
 
     with open_database(db, read_only=True) as database, database.session() as session:
         runs = [queries.run_by_uuid_prefix(session, prefix) for prefix in (base, head)]
-        results = compare_stored(*(queries.run_results(session, run.uuid) for run in runs))
+        stored = [queries.run_results(session, run.uuid) for run in runs]
+    protocols = [{row.protocol_version for row in rows} for rows in stored]
+    if all(protocols) and not protocols[0] & protocols[1]:
+        first, second = (", ".join(map(str, sorted(versions))) for versions in protocols)
+        raise UsageError(
+            f"run {base} was measured by protocol {first} and {head} by {second}: their times "
+            "don't compare, measure one of them again"
+        )
+    results = compare_stored(*stored)
     if not results:
         raise UsageError(f"neither run has a result: see {base} and {head} in list runs")
     verdicts = [result.verdict for result in results]

@@ -12,6 +12,7 @@ from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
     from flexq_bench.measure import Tuning  # brings torch, which a typing error need not wait for
+    from workloads.case import Regime
 
 LARGEST_SEED = 2**63 - 1  # that the database holds
 LARGEST_ID = 2**31 - 1  # of its rows
@@ -68,6 +69,18 @@ StageOption = Annotated[
 CacheOption = Annotated[
     str | None,
     typer.Option("--cache", metavar="MODES", help="Only cold, or only hot.", rich_help_panel=CASES),
+]
+
+RegimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--regime",
+        metavar="REGIMES",
+        help="boost: clocks free of the power limit; sustained: under steady load, with watts and "
+        "joules; or both: boost,sustained. Default: as the suite says, else boost.",
+        show_default=False,
+        rich_help_panel=CASES,
+    ),
 ]
 
 # Device and cluster
@@ -253,6 +266,14 @@ def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:
     if no_tune and retune:
         raise UsageError("--no-tune times nothing and --retune everything: leave one of them out")
     return Tuning.NONE if no_tune else Tuning.FRESH if retune else Tuning.REMEMBERED
+
+
+def regimes_of(regime: str | None) -> tuple[Regime, ...] | None:
+    """The regimes that were asked for; None: none was. Raises UsageError for any other word."""
+    from flexq_bench.runs.sweep import REGIMES, known_words
+
+    names = split_names(regime)
+    return None if names is None else known_words("regime", names, REGIMES)
 
 
 def restrictions_of(

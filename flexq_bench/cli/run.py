@@ -21,11 +21,13 @@ from flexq_bench.cli.options import (
     ModelsOption,
     NoTuneOption,
     OutOption,
+    RegimeOption,
     RepeatOption,
     RetuneOption,
     SizesOption,
     StageOption,
     TimesOption,
+    regimes_of,
     restrictions_of,
     tuning_of,
 )
@@ -43,6 +45,7 @@ def run(
     layers: LayersOption = None,
     stage: StageOption = None,
     cache: CacheOption = None,
+    regime: RegimeOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
@@ -79,7 +82,7 @@ def run(
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
-    sizes = split_sizes(m)
+    sizes, regimes = split_sizes(m), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
         cluster,
@@ -93,12 +96,15 @@ def run(
     )
     options = measuring.RunOptions(db, pool, ResultFiles(as_json, out))
     if resume is not None:
-        if sizes is not None or any(value is not None for value in restrictions.values()):
+        narrowing = (sizes, regimes, *restrictions.values())
+        if any(value is not None for value in narrowing):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
         raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
     chosen = load_suite(suite).restrict(m=sizes, **restrictions)
+    if regimes is not None:
+        chosen = chosen.under(regimes)
     patterns = restrictions["kernels"] or ()
     raise typer.Exit(measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options))
 

@@ -17,10 +17,12 @@ from flexq_bench.cli.options import (
     KernelsOption,
     NoTuneOption,
     OutOption,
+    RegimeOption,
     RepeatOption,
     RetuneOption,
     SeedOption,
     TimesOption,
+    regimes_of,
     tuning_of,
 )
 from flexq_bench.cli.output import say
@@ -78,6 +80,7 @@ def sweep(
     cache: Annotated[
         str, typer.Option("--cache", metavar="MODES", help="cold, hot or both: cold,hot.")
     ] = "cold",
+    regime: RegimeOption = None,
     plot: Annotated[
         str | None, typer.Option("--plot", metavar="FILE", help="Draw times over M as a .png file.")
     ] = None,
@@ -110,7 +113,7 @@ def sweep(
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
-    patterns = split_names(kernels)
+    patterns, regimes = split_names(kernels), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
         cluster,
@@ -143,11 +146,15 @@ def sweep(
             size = f"{layer.n}x{layer.k}"
             say(options.people, f"{layer.name}: {size}, {layer.count} in the model")
         if queue:
+            if regimes not in (None, ("boost",)):
+                raise UsageError("--queue measures under boost only: leave --regime or --queue out")
             from flexq_bench.cli.sweep_like import queue_sweep
 
             queue_sweep(chosen, options)
             raise typer.Exit(0)
         suite = chosen.suite()
+    if regimes is not None:
+        suite = suite.under(regimes)
     raise typer.Exit(measuring.measure_suite(suite, patterns or (), "sweep", options))
 
 

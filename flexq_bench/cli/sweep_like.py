@@ -37,10 +37,10 @@ def suite_like(
     groups: dict[Group, None] = {}
     sizes: dict[tuple[object, ...], set[int]] = defaultdict(set)
     for case in cases:
-        sizes[case.label, case.gemm.n, case.gemm.k, case.stage, case.cache].add(case.gemm.m)
+        sizes[_place(case)].add(case.gemm.m)
     for case in cases:
         g = case.gemm
-        own = sizes[case.label, g.n, g.k, case.stage, case.cache]
+        own = sizes[_place(case)]
         shape = names.get((g.n, g.k), Shape(g.n, g.k, layer=""))
         group = Group(
             tuple(kernels or (case.label,)),
@@ -48,9 +48,14 @@ def suite_like(
             (shape,),
             (case.stage,),
             (case.cache,),
+            (case.regime,),
         )
         groups[group] = None
     return Suite("sweep", f"like run {run.uuid[:8]} of {run.suite}", "", tuple(groups))
+
+
+def _place(case: Case) -> tuple[object, ...]:
+    return (case.label, case.gemm.n, case.gemm.k, case.stage, case.cache, case.regime)
 
 
 def queue_sweep(sweep: Sweep, options: RunOptions) -> None:

@@ -8,15 +8,36 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from flexq_bench.measure.protocol import Protocol
+from kernels.cuda.clock_stamps import ClockStamps
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3
 _FITTINGS = 3
 _NEARLY = 1.25  # times as many launches as there are: not worth another graph
+# The clock of a GPU without load is the highest of many pauses. It is known when so many agree, but
+# an idle GPU clocks up only after some tens of milliseconds.
+_PAUSES, _PAUSE_US, _AGREEMENT = 8, 2000.0, 0.002
+_SHORTEST_S, _LONGEST_S = 0.1, 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Samples that were taken together, in the order measured.
+
+    times_us: microseconds a launch. sm_mhz: SM clock during each; None: the device doesn't tell.
+    """
+
+    times_us: tuple[float, ...]
+    sm_mhz: tuple[float | None, ...]
+
+    @property
+    def median_us(self) -> float:
+        return statistics.median(self.times_us)
 
 
 class BetweenSamples:
@@ -68,8 +89,11 @@ class Rotation(ABC):
     launches: int
 
     @abstractmethod
-    def sample(self, count: int) -> list[float]:
-        """Times of `count` samples in microseconds a launch; everything is done on return."""
+    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
+        """Take `count` samples; everything is done on return.
+
+        gap_us: the device idles so long before each. A CPU's samples have no gaps.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -86,8 +110,16 @@ class Clock(ABC):
         copies: int,
         protocol: Protocol,
         between: BetweenSamples | None = None,
+        launches: int | None = None,
     ) -> Rotation:
-        """A rotation whose samples have the protocol's length. Runs the launches a few times."""
+        """A rotation whose samples have the protocol's length. Runs the launches a few times.
+
+        launches: of a sample, where that is known from other buffers; None: found out.
+        """
+
+    @abstractmethod
+    def free_mhz(self) -> float | None:
+        """SM clock of the device without load; None: it doesn't tell."""
 
     @abstractmethod
     def device_guard(self) -> AbstractContextManager[object]:
@@ -118,8 +150,13 @@ class CpuClock(Clock):
         copies: int,
         protocol: Protocol,
         between: BetweenSamples | None = None,
+        launches: int | None = None,
     ) -> Rotation:
-        return _CpuRotation(launch, copies, protocol, between or BetweenSamples(), self._now_ns)
+        between = between or BetweenSamples()
+        return _CpuRotation(launch, copies, protocol, between, self._now_ns, launches)
+
+    def free_mhz(self) -> float | None:
+        return None
 
     @contextmanager
     def device_guard(self) -> Iterator[None]:
@@ -145,15 +182,17 @@ class _CpuRotation(Rotation):
         protocol: Protocol,
         between: BetweenSamples,
         now_ns: Callable[[], int],
+        launches: int | None,
     ) -> None:
         self._launch, self._copies, self._now_ns = launch, copies, now_ns
         self._between = between
         self._next = 0
-        self.launches = 1
-        launch_us = statistics.median(self.sample(_CALIBRATIONS))
-        self.launches = _launches_for(launch_us, 1, protocol)
+        self.launches = launches or 1
+        if launches is None:
+            launch_us = self.sample(_CALIBRATIONS).median_us
+            self.launches = _launches_for(launch_us, 1, protocol)
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
         times = []
         self._between.begin_batch(count)
         for index in range(count):
@@ -171,7 +210,7 @@ class _CpuRotation(Rotation):
             elapsed_ns = self._now_ns() - start
             self._next = (self._next + self.launches) % self._copies
             times.append(elapsed_ns / 1000 / self.launches)
-        return times
+        return Batch(tuple(times), (None,) * count)
 
     def _begin_sample(self) -> None:
         self._between.begin_launches(self.launches)
@@ -195,8 +234,28 @@ class CudaClock(Clock):
         copies: int,
         protocol: Protocol,
         between: BetweenSamples | None = None,
+        launches: int | None = None,
     ) -> Rotation:
-        return _CudaRotation(launch, copies, protocol, between or BetweenSamples(), self._stream)
+        between = between or BetweenSamples()
+        return _CudaRotation(launch, copies, protocol, between, self._stream, launches)
+
+    def free_mhz(self) -> float | None:
+        """Pause until the clock stays where it is: an idle GPU takes a while to clock up."""
+        clocks: list[float] = []
+        began = time.perf_counter()
+        while (elapsed := time.perf_counter() - began) < _LONGEST_S:
+            with torch.cuda.stream(self._stream):
+                stamps = ClockStamps(_PAUSES, self._device)
+                for span in range(_PAUSES):
+                    stamps.begin(span)
+                    stamps.end(span, pause_us=_PAUSE_US)
+            self._stream.synchronize()
+            newest = [mhz for mhz in stamps.clocks_mhz() if mhz is not None]
+            clocks.extend(newest)
+            least = (1 - _AGREEMENT) * max(clocks, default=0.0)
+            if elapsed >= _SHORTEST_S and all(mhz >= least for mhz in newest):
+                break
+        return max(clocks, default=None)
 
     def device_guard(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self._device)
@@ -216,6 +275,7 @@ class _CudaRotation(Rotation):
         protocol: Protocol,
         between: BetweenSamples,
         stream: torch.cuda.Stream,
+        launches: int | None,
     ) -> None:
         self._launch, self._copies, self._stream = launch, copies, stream
         self._between = between
@@ -224,14 +284,17 @@ class _CudaRotation(Rotation):
         with torch.cuda.stream(stream):
             launch(0)  # loading a module or creating a handle can't be captured
         stream.synchronize()
-        self.launches = copies
+        self.launches = launches or copies
         self._kept_graph: torch.cuda.CUDAGraph | None = None
-        self._graph = self._capture()
-        fit_launches(copies, protocol, self._launch_us)
-        if between.keeps_outputs:
-            first = between.captures_kept_first()
+        kept_first = between.keeps_outputs and between.captures_kept_first()
+        if kept_first and launches is not None:
             self._kept_graph = self._capture(between.after_launch)
-            if first:
+        self._graph = self._capture()
+        if launches is None:
+            fit_launches(copies, protocol, self._launch_us)
+        if between.keeps_outputs and self._kept_graph is None:
+            self._kept_graph = self._capture(between.after_launch)
+            if kept_first:
                 self._graph.reset()
                 self._graph = self._capture()
 
@@ -241,7 +304,7 @@ class _CudaRotation(Rotation):
             self._graph.reset()
             self.launches = launches
             self._graph = self._capture()
-        return statistics.median(self.sample(_CALIBRATIONS))
+        return self.sample(_CALIBRATIONS).median_us
 
     def _capture(self, after_launch: Callable[[], None] | None = None) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -258,26 +321,33 @@ class _CudaRotation(Rotation):
                     after_launch()
         return graph
 
-    def sample(self, count: int) -> list[float]:
+    def sample(self, count: int, *, gap_us: float = 0.0) -> Batch:
         starts, stops = _timing_events(count), _timing_events(count)
         with torch.cuda.stream(self._stream):
+            stamps = ClockStamps(count + 1, self._stream.device)  # one more for what is not timed
             self._between.begin_batch(count)
-            self._between.before_sample()
-            self._graph.replay()  # untimed: behind it the host queues the rest without a gap
+            if not gap_us:  # in a gap the host has time to queue what follows
+                self._between.before_sample()
+                self._graph.replay()  # untimed: behind it the host queues the rest
             for index, (start, stop) in enumerate(zip(starts, stops, strict=True)):
                 if self._kept_graph is not None and self._between.is_kept(index):
                     self._between.before_sample()
+                    stamps.begin(count, gap_us)
                     self._kept_graph.replay()
+                    stamps.end(count)
                     self._between.after_kept_sample()
                 self._between.before_sample()
+                stamps.begin(index, gap_us)
                 start.record(self._stream)
                 self._graph.replay()
                 stop.record(self._stream)
+                stamps.end(index)
         self._stream.synchronize()
-        return [
+        times = tuple(
             start.elapsed_time(stop) * 1000 / self.launches
             for start, stop in zip(starts, stops, strict=True)
-        ]
+        )
+        return Batch(times, tuple(stamps.clocks_mhz()[:count]))
 
     def close(self) -> None:
         self._stream.synchronize()

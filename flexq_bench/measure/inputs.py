@@ -59,16 +59,31 @@ def derive_seed(seed: int, *parts: object) -> int:
 
 
 def realistic_inputs(
-    kernel: LinearKernel, gemm: GemmWorkload, device: torch.device, seed: int
+    kernel: LinearKernel,
+    gemm: GemmWorkload,
+    device: torch.device,
+    seed: int,
+    *,
+    w: Operand | None = None,
 ) -> LinearInputs:
     """The distribution INPUT_DISTRIBUTION: normal weights, normal activations with outliers.
 
-    Every kernel gets the same real values for one shape and seed, in its own format.
+    Every kernel gets the same real values for one shape and seed, in its own format. w: weights
+    that were drawn before; None: they are drawn now.
     """
+    if w is None:
+        w = realistic_weight(kernel, gemm.n, gemm.k, device, derive_seed(seed, "weights"))
+    x_real = realistic_activations(gemm, torch.Generator(device).manual_seed(seed))
+    return LinearInputs(x_real, kernel.quantize_activation(x_real), w)
+
+
+def realistic_weight(
+    kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int
+) -> Operand:
+    """The weights [N,K] of INPUT_DISTRIBUTION in the kernel's format."""
     generator = torch.Generator(device).manual_seed(seed)
-    w = torch.randn(gemm.n, gemm.k, generator=generator, device=device).mul_(WEIGHT_STD).half()
-    x_real = realistic_activations(gemm, generator)
-    return LinearInputs(x_real, kernel.quantize_activation(x_real), kernel.quantize_weight(w))
+    w = torch.randn(n, k, generator=generator, device=device).mul_(WEIGHT_STD).half()
+    return kernel.quantize_weight(w)
 
 
 def realistic_activations(gemm: GemmWorkload, generator: torch.Generator) -> torch.Tensor:

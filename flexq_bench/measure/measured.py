@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from workloads.case import Regime
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The measured part of a db.records.Record: same names, same meanings, same units.
 
+    regime: of the times; sample_gap_us: idle time before each sample. launch_j: energy of a launch;
+    None: not under steady load, or the device doesn't tell.
     extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
-    samples, device states before and after, other processes on the GPU, and the secret that inputs
-    which change between samples were drawn from.
+    samples, device states before and after, other processes on the GPU, seconds of each step, and
+    the secret that inputs which change between samples were drawn from.
     """
 
     status: str  # one of db.records.STATUSES
@@ -24,6 +28,9 @@ class Measured:
     weight_bits: int = 0
     act_bits: int = 0
     group: int | None = None
+    regime: Regime = "boost"
+    sample_gap_us: float | None = None
+    launch_j: float | None = None
     median_us: float | None = None
     ci_low_us: float | None = None
     ci_high_us: float | None = None

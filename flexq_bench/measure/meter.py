@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
@@ -30,19 +31,21 @@ from flexq_bench.measure.outcome import extra_facts, judge_speed, status_of, wit
 from flexq_bench.measure.prepared import PreparedCase, TuningMachine
 from flexq_bench.measure.protocol import PROTOCOL_CPU, PROTOCOL_CUDA, Protocol
 from flexq_bench.measure.sampling import sample_case
+from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.telemetry import NoSensor, NvmlSensor, Sensor, Telemetry
 from flexq_bench.measure.tuning import Tuning
 from kernels import registry
 from kernels.autotune import TuningMemory
 from kernels.contract import Backend, Kernel, KernelSpec
 from kernels.errors import UnknownKernelError, UnsupportedError
-from workloads.case import Case
+from workloads.case import Case, parse_kernel_label
 from workloads.probes import EMPTY_KERNEL, floor_kernel, is_probe
 
 # What of the environment decides which configuration is fastest.
 _TUNED_FOR = ("torch", "cuda", "driver", "compiler_flags", "nvrtc", "cublas")
 _SECRET_BITS = 52  # every JSON reader has integers of so many bits
 _COOLS_S = 1.0  # clocks stay up for seconds between cases
+_SHARED_PART = 6  # percent of the memory that is free at first: weights kept for the next cases
 Resolve = Callable[[str, Backend], Kernel]
 
 
@@ -81,8 +84,11 @@ class Meter:
         self._resolve = resolve
         self._tuning = tuning
         self._choices = tuning.memory()
+        self._shared = SharedWeights(_SHARED_PART * self.free_memory() // 100)
         self._probes: dict[tuple[object, ...], Measured] = {}
         self._measured_at = -math.inf
+        self._free_mhz: float | None = None
+        self._knows_free_mhz = False
         self.capability = capability(self._device)
         self.device_info: DeviceInfo = describe_device(self._device, self._nvml)
         self.environment: dict[str, str] = describe_environment(self._device, self._nvml)
@@ -98,6 +104,12 @@ class Meter:
     def free_memory(self) -> int:
         """Bytes that can be allocated on the device now."""
         return available_memory(self._device)
+
+    def free_mhz(self) -> float | None:
+        """SM clock of the device without load, measured once; None: it doesn't tell."""
+        if not self._knows_free_mhz:
+            self._free_mhz, self._knows_free_mhz = self._clock.free_mhz(), True
+        return self._free_mhz
 
     def other_processes(self) -> int | None:
         """How many processes compute on the device beside this one; None: nobody can tell."""
@@ -141,7 +153,7 @@ class Meter:
         """
         kernel = self._find(case)
         self._check_supported(kernel.spec, case)
-        return self._prepare(kernel, case)
+        return self._prepare(kernel, case, SharedWeights(0))
 
     @property
     def torch_device(self) -> torch.device:
@@ -188,12 +200,16 @@ class Meter:
             seed=self.seed,
             protocol_version=self.protocol.version,
             input_distribution="",
+            regime=case.regime,
         )
         try:
             kernel = self._find(case)
             blank = _describe(blank, kernel.spec)
             self._check_supported(kernel.spec, case)
-            self._estimate(kernel.spec, case).check(self.free_memory(), case.label, case.gemm)
+            estimate = self._estimate(kernel.spec, case)
+            if estimate.total > self.free_memory():
+                self._shared.clear()
+            estimate.check(self.free_memory(), case.label, case.gemm)
             return self._measure_kernel(kernel, case, blank)
         except FlexqError:
             raise
@@ -213,34 +229,46 @@ class Meter:
             )
 
     def _measure_kernel(self, kernel: Kernel, case: Case, blank: Measured) -> Measured:
-        protocol = self.protocol
-        prepared = self._prepare(kernel, case)
-        if self._tuning is Tuning.NONE:
-            prepared.use_default()
-        else:
-            prepared.choose_config(self._choices, self.tuning_machine)
-        check = prepared.check("before")
-        telemetry = Telemetry(
-            self.sensor,
-            min_clock_fraction=protocol.min_clock_fraction,
-            period_s=protocol.telemetry_period_s,
-        )
+        protocol, steps = self.protocol, Steps()
+        with steps("prepare"):
+            prepared = self._prepare(kernel, case, self._shared)
+        with steps("tune"):
+            if self._tuning is Tuning.NONE:
+                prepared.use_default()
+            else:
+                prepared.choose_config(self._choices, self.tuning_machine)
+        with steps("check"):
+            check = prepared.check("before")
+        telemetry = Telemetry(self.sensor, period_s=protocol.telemetry_period_s)
         launches: list[int] = []  # of a sample, by placement
         problems: list[str] = []
 
         @contextmanager
         def place(index: int) -> Iterator[Rotation]:
-            with prepared.placed(index) as placed:
+            with ExitStack() as stack:
+                with steps("place"):
+                    placed = stack.enter_context(prepared.placed(index))
                 launches.append(placed.rotation.launches)
-                yield placed.rotation
-                problems.append(placed.inspect())
+                with steps("sample"):
+                    yield placed.rotation
+                with steps("inspect"):
+                    problems.append(placed.inspect())
 
         with telemetry:
-            sampling = sample_case(place, protocol, telemetry, seed=self.seed)
+            sampling = sample_case(
+                place,
+                protocol,
+                telemetry,
+                seed=self.seed,
+                regime=case.regime,
+                free_mhz=self.free_mhz(),
+                warm=self._is_warm,
+            )
         self._measured_at = time.monotonic()
-        check = check.merged(prepared.check("after"))
+        with steps("check"):
+            check = check.merged(prepared.check("after"))
         check = check.merged(CheckResult(None, None, next(filter(None, problems), "")))
-        status, detail = status_of(check, sampling, protocol, telemetry)
+        status, detail = status_of(check, sampling, protocol)
         state = telemetry.summary()
         return replace(
             with_times(blank, sampling),
@@ -251,9 +279,9 @@ class Meter:
             exact=check.exact,
             config={} if prepared.config is None else prepared.config.as_dict(),
             binary_hash=prepared.binary_hash,
-            sm_clock_mhz=state.sm_clock_mhz,
+            sm_clock_mhz=sampling.sm_clock_mhz or state.sm_clock_mhz,
             mem_clock_mhz=state.mem_clock_mhz,
-            power_w=state.power_w,
+            power_w=sampling.power_w or state.power_w,
             temperature_c=state.temperature_c,
             throttle_mask=state.throttle_mask,
             extra=extra_facts(
@@ -264,10 +292,11 @@ class Meter:
                 launches=launches,
                 secret=self._secret,
                 other_processes=other_processes(self._nvml),
+                steps_s=steps.seconds,
             ),
         )
 
-    def _prepare(self, kernel: Kernel, case: Case) -> PreparedCase:
+    def _prepare(self, kernel: Kernel, case: Case, shared: SharedWeights) -> PreparedCase:
         return PreparedCase(
             kernel,
             case,
@@ -277,8 +306,14 @@ class Meter:
             l2_bytes=self.device_info.l2_bytes,
             seed=self.seed,
             secret=self._secret,
-            warm=time.monotonic() - self._measured_at < _COOLS_S,
+            shared=shared,
+            warm=self._is_warm,
         )
+
+    @property
+    def _is_warm(self) -> bool:
+        """Whether the device was just at work."""
+        return time.monotonic() - self._measured_at < _COOLS_S
 
     def _with_probes(self, case: Case, measured: Measured) -> Measured:
         """The result with the floor of its weights and the empty launch beside it."""
@@ -288,7 +323,8 @@ class Meter:
         measured = replace(measured, launch_us=launch_us)
         if not spec.reads_weights:
             return measured
-        floor = self._probe(floor_kernel(spec.weight.bits), case, measured)
+        label = floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
+        floor = self._probe(label, case, measured)
         if case.cache == "cold" and not is_probe(case.label):
             measured = judge_speed(measured, floor, launch_us or 0.0, self.protocol)
         return replace(measured, floor_us=floor.median_us if floor.is_comparable else None)
@@ -296,15 +332,16 @@ class Meter:
     def _probe(self, label: str, case: Case, measured: Measured) -> Measured:
         """A probe at the case's shape, measured once a shape and cache mode."""
         shape = () if label == EMPTY_KERNEL else (case.gemm.n, case.gemm.k, case.cache)
-        key = (label, *shape)
+        key = (label, measured.regime, *shape)
         if key not in self._probes:
             if case.label != label:
-                measured = self._measure_probe(label, case)
+                measured = self._measure_probe(label, replace(case, regime=measured.regime))
             self._probes[key] = measured
         return self._probes[key]
 
     def _measure_probe(self, label: str, case: Case) -> Measured:
-        probe_case = Case(kernel=label, gemm=case.gemm, cache=case.cache)
+        kernel, variant = parse_kernel_label(label)
+        probe_case = Case(kernel, case.gemm, variant=variant, cache=case.cache, regime=case.regime)
         try:
             return self._measure_alone(probe_case)
         except MeasureError as error:  # no probe of this width
@@ -319,6 +356,25 @@ class Meter:
         except RuntimeError:
             # The device is broken: the next measurement's health check says so with its reason.
             return
+
+
+class Steps:
+    """Seconds of wall time by step of a measurement."""
+
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[step] += time.perf_counter() - began
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        return {step: round(seconds, 4) for step, seconds in self._seconds.items()}
 
 
 def _describe(measured: Measured, spec: KernelSpec) -> Measured:

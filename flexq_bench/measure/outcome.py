@@ -12,38 +12,35 @@ from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.sampling import Sampling
 from flexq_bench.measure.telemetry import Telemetry
 
+_US_A_SECOND = 1e6
 
-def status_of(
-    check: CheckResult, sampling: Sampling, protocol: Protocol, telemetry: Telemetry
-) -> tuple[str, str]:
+
+def status_of(check: CheckResult, sampling: Sampling, protocol: Protocol) -> tuple[str, str]:
     """Status and detail. Wrong comes before noisy: a wrong kernel's time says nothing."""
     if not check.is_correct:
         return "incorrect", check.detail
-    if sampling.interval is None:
-        return "noisy", (
-            f"all {sampling.n_invalid} samples are invalid: the SM clock stayed below "
-            f"{telemetry.lowest_valid_mhz:.0f} MHz; look for throttling"
-        )
-    if not sampling.converged:
-        interval = sampling.interval
-        width = 100 * interval.half_width / interval.estimate
-        return "noisy", (
-            f"the interval is ±{width:.3g} % after {sampling.elapsed_s:.1f} s, "
-            f"{len(sampling.placements)} placements and {sampling.n_valid} samples; "
-            f"±{100 * protocol.ci_tolerance:.3g} % over {protocol.min_placements} placements and "
-            f"{protocol.min_samples} samples is asked for"
-        )
-    return "ok", ""
+    if sampling.converged:
+        return "ok", ""
+    interval = sampling.interval
+    width = 100 * interval.half_width / interval.estimate
+    ended = ", and more would not do" if sampling.stopped == "hopeless" else ""
+    return "noisy", (
+        f"the interval is ±{width:.3g} % after {len(sampling.counted)} placements and "
+        f"{sampling.n_valid} samples{ended}; ±{100 * protocol.ci_tolerance:.3g} % is asked for"
+    )
 
 
 def with_times(measured: Measured, sampling: Sampling) -> Measured:
     """The result with its samples and statistics. Invalid samples are kept but not counted."""
-    interval = sampling.interval
+    interval, power_w = sampling.interval, sampling.power_w
     return replace(
         measured,
-        median_us=interval.estimate if interval else None,
-        ci_low_us=interval.low if interval else None,
-        ci_high_us=interval.high if interval else None,
+        regime=sampling.regime,
+        sample_gap_us=sampling.gap_us,
+        launch_j=None if power_w is None else power_w * interval.estimate / _US_A_SECOND,
+        median_us=interval.estimate,
+        ci_low_us=interval.low,
+        ci_high_us=interval.high,
         n_samples=sampling.n_valid,
         n_invalid=sampling.n_invalid,
         placement_medians_us=tuple(
@@ -84,7 +81,10 @@ def judge_speed(
 
 
 def extra_facts(
-    sampling: Sampling, protocol: Protocol, telemetry: Telemetry, **facts: Any
+    sampling: Sampling,
+    protocol: Protocol,
+    telemetry: Telemetry,
+    **facts: Any,
 ) -> dict[str, Any]:
     """What is worth keeping beside the statistics: see Measured.extra."""
     before, after = telemetry.before, telemetry.after
@@ -93,9 +93,21 @@ def extra_facts(
         extra["before"] = before.as_dict()
     if after is not None and after.sm_clock_mhz is not None:
         extra["after"] = after.as_dict()
+    clocks = [statistics.median(p.valid_mhz) for p in sampling.counted if p.valid_mhz]
+    if sampling.free.device_mhz is not None:
+        extra["free_mhz"] = round(sampling.free.device_mhz, 1)
+        extra["placement_mhz"] = [round(mhz, 1) for mhz in clocks]
+    if sampling.free.case_mhz is not None:
+        extra["case_mhz"] = round(sampling.free.case_mhz, 1)
+    if sampling.no_boost:
+        extra["no_boost"] = sampling.no_boost
     if sampling.n_invalid:
         extra["invalid"] = {
-            "reason": f"SM clock below {100 * protocol.min_clock_fraction:.0f} % of the default",
+            "reason": (
+                f"SM clock below {100 * protocol.min_clock_fraction:.0f} % of the case's own with "
+                f"long gaps, or {100 * protocol.min_device_clock_fraction:.0f} % of the device's "
+                "without load"
+            ),
             "samples": [
                 [i for i, valid in enumerate(p.valid) if not valid] for p in sampling.placements
             ],

@@ -17,6 +17,7 @@ from flexq_bench.measure.cold_cache_rotation import copies_for
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.rewriting import Rewriting
+from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
@@ -61,7 +62,8 @@ class PreparedCase:
 
     config: what runs; the kernel's own heuristic until one is chosen or given. copies: of the
     weights, in a rotation. seed: of the run. secret: what changes between samples is drawn from it.
-    warm: the device was just at work. All methods want the clock's device to be the current one.
+    shared: weights of cases before. warm: the device was just at work. All methods want the clock's
+    device to be the current one.
     Raises UnsupportedError where the cache mode can't be had, and whatever the kernel raises.
     """
 
@@ -76,16 +78,18 @@ class PreparedCase:
         l2_bytes: int | None,
         seed: int,
         secret: int,
+        shared: SharedWeights,
         warm: bool = False,
     ) -> None:
         self.case, self.kernel = case, kernel
         self._clock, self._protocol, self._seed, self._warm = clock, protocol, seed, warm
         rewriting = Rewriting(secret, protocol, l2_bytes or protocol.assumed_l2_bytes)
-        self._subject = bind(kernel, case, device, seed, rewriting)
+        self._subject = bind(kernel, case, device, seed, rewriting, shared)
         self.input_distribution = self._subject.input_distribution
         self._l2_bytes = l2_bytes
         self.copies = self._needed_copies()
         self.config = self._subject.default_config()
+        self._launches: dict[tuple[int, Config | None], int] = {}
 
     def _take(self, config: Config | None) -> None:
         """Run this one; weights that it doesn't read are freed."""
@@ -123,7 +127,9 @@ class PreparedCase:
             case.stage,
             case.cache,
             machine.gpu,
-            f"{machine.software} {builds_hash(tuple(self.kernel.builds()))}",
+            # A choice is stale that was made at another clock.
+            f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
+            f"protocol {self._protocol.version} {case.regime}",
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
@@ -139,7 +145,13 @@ class PreparedCase:
             yield config, timer(config) if microseconds <= near else microseconds
 
     def _timer(self) -> BriefTimer:
-        return BriefTimer(self._place_candidates, self._clock, self._protocol, warm=self._warm)
+        return BriefTimer(
+            self._place_candidates,
+            self._clock,
+            self._protocol,
+            regime=self.case.regime,
+            warm=self._warm,
+        )
 
     def _place_candidates(self) -> Buffers:
         configs = self._subject.candidates()
@@ -175,8 +187,14 @@ class PreparedCase:
         self._clock.release_memory()
         buffers = self._subject.place(self.copies, seed=seed, beside=beside)
         rotation = self._clock.rotation(
-            buffers.bound(self.config), self.copies, self._protocol, buffers.between
+            buffers.bound(self.config),
+            self.copies,
+            self._protocol,
+            buffers.between,
+            self._launches.get((self.copies, self.config)),
         )
+        # All placements have samples of one length.
+        self._launches[self.copies, self.config] = rotation.launches
         try:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:

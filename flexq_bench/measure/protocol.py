@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class WarmUp:
 class Protocol:
     """The numbers of one protocol version. Two times compare only under the same version.
 
-    warm_up:            before the first placement; clocks and caches settle.
-    rewarm:             before each later one; only its own buffers are new.
+    warm_up:            before the first placement of a device that did nothing for a second.
+    rewarm:             before each other one; only its own buffers are new.
     retune:             before each candidate that is timed briefly, on buffers that are there.
     min_cache_factor:   a cold rotation's weights exceed this many times the L2 cache …
     cache_factor:       … and this many where that takes at most many_copies copies. At 4, kernels
@@ -33,13 +33,24 @@ class Protocol:
     min_sample_us:      a sample (launches timed together) is at least this long.
     target_sample_us:   … and is filled up to this: it keeps what starting a CUDA graph costs, 2 to
                         3 us a sample, under 1 %, and the event clock's 0.5 us under 0.2 %.
-    batch_s:            samples queued between two synchronizations of the host.
+    batch_s:            samples with their gaps queued between two synchronizations of the host.
     confidence, ci_tolerance: stop when the interval of the median at this confidence lies within
                         ± this fraction of it.
     min_samples, min_device_s: over all placements, before a case may stop.
     min_placements:     fresh allocations of all buffers.
-    give_up_s:          after this long the case is noisy.
-    min_clock_fraction: a sample whose SM clock is below this fraction of the default is invalid.
+    placement_s:        a placement ends after this long even where its own interval is wider:
+                        further placements say more.
+    budget_s:           of placing, warm-up and samples. Ends a case early where its placements
+                        scatter so much that it would not do.
+    gaps:               idle time before each sample under `boost`, in lengths of a sample; the next
+                        where samples are clocked too low after the one before.
+    min_clock_fraction: a sample under `boost` whose SM clock is below this fraction of the case's
+                        own with the longest gaps is left out …
+    min_device_clock_fraction: … or below this one of what the device runs at without load.
+    sustained:          steady load before the samples of each placement under `sustained` …
+    sustained_s:        … which then take this long …
+    sustained_placements: … over so many placements.
+    turn_s:             samples of one side, without their gaps, in an interleaved comparison.
     telemetry_period_s: between readings of clocks and power while samples are taken.
     tolerance:          of max_rel_error (see check.relative_error).
     contents:           activations that samples draw from, fewer where these are large.
@@ -66,7 +77,11 @@ class Protocol:
     ci_tolerance: float
     min_samples: int
     min_device_s: float
-    give_up_s: float
+    placement_s: float
+    budget_s: float
+    gaps: tuple[float, ...]
+    sustained: WarmUp
+    sustained_s: float
     min_cache_factor: float = 4.0
     cache_factor: float = 16.0
     many_copies: int = 1024
@@ -74,7 +89,10 @@ class Protocol:
     max_launches: int = 16384
     confidence: float = 0.95
     min_placements: int = 5
-    min_clock_fraction: float = 0.75
+    min_clock_fraction: float = 0.97
+    min_device_clock_fraction: float = 0.85
+    sustained_placements: int = 3
+    turn_s: float = 0.01
     telemetry_period_s: float = 0.02
     tolerance: float = 1e-3
     pool_share: float = 1 / 32
@@ -94,19 +112,23 @@ class Protocol:
 
 PROTOCOL_CUDA = Protocol(
     version=PROTOCOL_VERSION,
-    warm_up=WarmUp(min_s=0.3, max_s=3.0),
-    rewarm=WarmUp(min_s=0.03, max_s=0.3),
+    warm_up=WarmUp(min_s=0.2, max_s=1.0),
+    rewarm=WarmUp(min_s=0.01, max_s=0.1),
     retune=WarmUp(min_s=0.004, max_s=0.05),
     min_sample_us=50.0,
     target_sample_us=400.0,
-    batch_s=0.02,
+    batch_s=0.01,
     contents=16,
     rewritten_bytes=256 << 20,
     floor_margin=1.5,
     ci_tolerance=0.0025,
-    min_samples=50,
-    min_device_s=0.2,
-    give_up_s=15.0,
+    min_samples=30,
+    min_device_s=0.02,
+    placement_s=0.1,
+    budget_s=4.0,
+    gaps=(2.0, 6.0, 18.0),
+    sustained=WarmUp(min_s=1.0, max_s=1.0),
+    sustained_s=0.6,
 )
 
 # A CPU proves the pipeline and is never compared with a GPU: it is shared with other programs and
@@ -127,5 +149,9 @@ PROTOCOL_CPU = Protocol(
     ci_tolerance=1.0,
     min_samples=10,
     min_device_s=0.1,
-    give_up_s=3.0,
+    placement_s=0.6,
+    budget_s=3.0,
+    gaps=(0.0,),
+    sustained=WarmUp(min_s=0.05, max_s=0.05),
+    sustained_s=0.05,
 )

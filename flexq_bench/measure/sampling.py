@@ -2,48 +2,116 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from flexq_bench.measure.clocks import Rotation
+from flexq_bench.measure.clocks import Batch, Rotation
 from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.telemetry import Telemetry
 from flexq_bench.stats import Interval, hierarchical_interval, median_interval
+from workloads.case import Regime
 
-_MAX_BATCH = 256  # samples, so that the device's queue of launches never fills
+_MAX_BATCH = 128  # samples, so that the device's queue of launches never fills
+# Of long samples with longer gaps, as once a batch outputs are looked at; in at most so many times
+# the length of a batch.
+_MIN_GAPPED, _MOST_BATCHES = 3, 10
+# Half the 95 % interval of the median of n, in standard deviations over sqrt(n), for large n:
+# 1.96 · sqrt(pi / 2).
+_HALF_WIDTH = 2.46
+# That tell a case's own clock without a power limit; and idle time that no limit outlasts.
+_FREE_SAMPLES, _LONGEST_FREE_GAP_S = 5, 0.02
 Place = Callable[[int], AbstractContextManager[Rotation]]
 Now = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class FreeClocks:
+    """SM clocks free of the power limit. None: the device doesn't tell.
+
+    device_mhz: of the device without load. case_mhz: of the case with gaps that leave power to
+    spare; None: not known yet. Tensor cores at work clock an SM lower than reading memory does,
+    whatever the gaps (on an H200 1,810 to 1,850 MHz where NVML says 1,980), so that what a power
+    limit takes can only be told from what the same case has without it.
+    """
+
+    device_mhz: float | None = None
+    case_mhz: float | None = None
+
+    def with_case(self, rotation: Rotation, sample_s: float, protocol: Protocol) -> FreeClocks:
+        """With the case's own clock, from a few samples with the longest gaps."""
+        gap_s = min(protocol.gaps[-1] * sample_s, _LONGEST_FREE_GAP_S)
+        count = max(1, min(_FREE_SAMPLES, int(protocol.placement_s / (sample_s + gap_s))))
+        batch = rotation.sample(count, gap_us=gap_s * 1e6)
+        return replace(self, case_mhz=_median([mhz for mhz in batch.sm_mhz if mhz is not None]))
+
+    def least_mhz(self, protocol: Protocol) -> float | None:
+        """SM clock of a sample that counts under `boost`."""
+        limits = (
+            (self.device_mhz, protocol.min_device_clock_fraction),
+            (self.case_mhz, protocol.min_clock_fraction),
+        )
+        known = [fraction * mhz for mhz, fraction in limits if mhz is not None]
+        return max(known, default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """Samples over one set of freshly allocated buffers, in the order measured.
 
-    times_us: microseconds a launch. valid: per sample, whether the device's clock was high enough.
-    device_s: time that all of them took on the device.
+    times_us: microseconds a launch. valid: per sample, whether it counts in the regime of the case.
+    sm_mhz: SM clock during each; None: the device doesn't tell. device_s: time that all of them
+    took on the device. gap_us: idle time before each. power_w: mean; None: not under steady load,
+    or the device doesn't tell.
     """
 
     times_us: tuple[float, ...]
     valid: tuple[bool, ...]
+    sm_mhz: tuple[float | None, ...]
     device_s: float
+    gap_us: float = 0.0
+    power_w: float | None = None
 
     @property
     def valid_us(self) -> tuple[float, ...]:
         return tuple(t for t, valid in zip(self.times_us, self.valid, strict=True) if valid)
 
+    @property
+    def valid_mhz(self) -> tuple[float, ...]:
+        """SM clocks of the samples that count, where they are known."""
+        clocks = zip(self.sm_mhz, self.valid, strict=True)
+        return tuple(mhz for mhz, valid in clocks if valid and mhz is not None)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What all placements of a case gave. interval None: not one valid sample."""
+    """What all placements of a case gave.
 
+    regime: of the interval. no_boost: why it is not `boost` where that was asked for; else empty.
+    stopped: "closed", "hopeless": placements scatter too much for the budget, or "budget".
+    free: the clocks that samples under `boost` were held against.
+    """
+
+    regime: Regime
     placements: tuple[Placement, ...]
-    interval: Interval | None
-    converged: bool
+    interval: Interval
+    stopped: str
     elapsed_s: float
+    no_boost: str = ""
+    free: FreeClocks = FreeClocks()
+
+    @property
+    def converged(self) -> bool:
+        return self.stopped == "closed"
+
+    @property
+    def counted(self) -> tuple[Placement, ...]:
+        """Placements with samples that count."""
+        return tuple(p for p in self.placements if p.valid_us)
 
     @property
     def n_valid(self) -> int:
@@ -53,6 +121,21 @@ class Sampling:
     def n_invalid(self) -> int:
         return sum(len(p.times_us) for p in self.placements) - self.n_valid
 
+    @property
+    def sm_clock_mhz(self) -> float | None:
+        """Median SM clock of the samples that count."""
+        return _median([mhz for p in self.placements for mhz in p.valid_mhz])
+
+    @property
+    def gap_us(self) -> float:
+        """Idle time before each sample of the last placement."""
+        return self.placements[-1].gap_us
+
+    @property
+    def power_w(self) -> float | None:
+        """Median over placements under steady load."""
+        return _median([p.power_w for p in self.counted if p.power_w is not None])
+
 
 def sample_case(
     place: Place,
@@ -60,101 +143,268 @@ def sample_case(
     telemetry: Telemetry,
     *,
     seed: int,
+    regime: Regime = "boost",
+    free_mhz: float | None = None,
+    warm: bool = False,
     now: Now = time.perf_counter,
 ) -> Sampling:
-    """Measure fresh placements until the protocol's stop rule holds or it gives up.
+    """Measure fresh placements until the protocol's stop rule holds.
 
     place(i): a context that allocates placement i, yields its rotation and frees it.
+    free_mhz: SM clock of the device without load; None: it doesn't tell. warm: it was just at work.
+    A case none of whose samples reaches that clock is measured under `sustained`.
     """
-    start = now()
-    deadline = start + protocol.give_up_s
-    share_s = protocol.give_up_s / protocol.min_placements
-    placements: list[Placement] = []
-    interval: Interval | None = None
-    converged = False
-    while not converged and (not placements or now() < deadline):
-        with place(len(placements)) as rotation:
-            phase = protocol.rewarm if placements else protocol.warm_up
-            sample_s = warm_up(rotation, phase, protocol.batch_s, now)
-            stop_at = min(deadline, now() + share_s)
-            placements.append(
-                _sample_placement(rotation, protocol, telemetry, sample_s, stop_at, seed, now)
+    sampler = _Sampler(place, protocol, telemetry, seed, free_mhz, now)
+    if regime == "sustained":
+        return sampler.sustained()
+    return sampler.boost(warm=warm)
+
+
+class _Sampler:
+    def __init__(
+        self,
+        place: Place,
+        protocol: Protocol,
+        telemetry: Telemetry,
+        seed: int,
+        free_mhz: float | None,
+        now: Now,
+    ) -> None:
+        self._place, self._protocol, self._telemetry = place, protocol, telemetry
+        self._seed, self._now = seed, now
+        self._free = FreeClocks(free_mhz)
+        self._began = now()
+        self._gap = 0  # of protocol.gaps
+        self._placements: list[Placement] = []
+
+    def boost(self, *, warm: bool) -> Sampling:
+        protocol = self._protocol
+        interval, stopped = None, ""
+        while not stopped:
+            with self._place(len(self._placements)) as rotation:
+                is_warm = warm or bool(self._placements)
+                phase = protocol.rewarm if is_warm else protocol.warm_up
+                self._placements.append(self._boost_placement(rotation, phase))
+            interval = self._interval(self._placements)
+            stopped = self._stop(interval)
+        if interval is not None:
+            return self._sampling("boost", interval, stopped)
+        clocks = [mhz for p in self._placements for mhz in p.sm_mhz if mhz is not None]
+        least_mhz = self._free.least_mhz(self._protocol)
+        return self.sustained(
+            f"all {len(clocks)} samples were clocked below {least_mhz:.0f} MHz "
+            f"({statistics.median(clocks):.0f} MHz in the median), also with gaps of "
+            f"{self._placements[-1].gap_us / 1000:.3g} ms: look for throttling"
+        )
+
+    def sustained(self, no_boost: str = "") -> Sampling:
+        first = len(self._placements)
+        for index in range(first, first + self._protocol.sustained_placements):
+            with self._place(index) as rotation:
+                self._placements.append(self._steady_placement(rotation))
+        interval = self._interval(self._placements[first:])
+        assert interval is not None  # every sample under steady load counts
+        closed = interval.is_within(self._protocol.ci_tolerance)
+        stopped = "closed" if closed else "budget"
+        return self._sampling("sustained", interval, stopped, no_boost)
+
+    def _sampling(
+        self, regime: Regime, interval: Interval, stopped: str, no_boost: str = ""
+    ) -> Sampling:
+        elapsed_s = self._now() - self._began
+        return Sampling(
+            regime,
+            tuple(self._placements),
+            interval,
+            stopped,
+            elapsed_s,
+            no_boost,
+            self._free,
+        )
+
+    def _boost_placement(self, rotation: Rotation, phase: WarmUp) -> Placement:
+        protocol, now = self._protocol, self._now
+        warmed, self._gap, self._free = warm_up_under_boost(
+            rotation, phase, protocol, self._free, now, gap=self._gap
+        )
+        began = now()
+        return self._sample(
+            rotation,
+            warmed.sample_s,
+            gap=protocol.gaps[self._gap],
+            is_done=lambda placement: (
+                now() - began >= protocol.placement_s or self._is_settled(placement)
+            ),
+        )
+
+    def _steady_placement(self, rotation: Rotation) -> Placement:
+        protocol, now = self._protocol, self._now
+        warmed = warm_up(rotation, protocol.sustained, protocol.batch_s, now)
+        began = now()
+        return self._sample(
+            rotation,
+            warmed.sample_s,
+            gap=None,
+            is_done=lambda _: now() - began >= protocol.sustained_s,
+        )
+
+    def _sample(
+        self,
+        rotation: Rotation,
+        sample_s: float,
+        *,
+        gap: float | None,
+        is_done: Callable[[Placement], bool],
+    ) -> Placement:
+        """Batches until it is done. gap: in lengths of a sample; None: steady load, in which every
+        sample counts and power is read."""
+        gap_us = (gap or 0.0) * sample_s * 1e6
+        count = _gapped_batch(sample_s, gap_us, self._protocol.batch_s)
+        times: list[float] = []
+        clocks: list[float | None] = []
+        started = self._now()
+        while True:
+            began = self._now()
+            batch = rotation.sample(count, gap_us=gap_us)
+            self._telemetry.note(began, self._now())
+            times.extend(batch.times_us)
+            clocks.extend(batch.sm_mhz)
+            least_mhz = self._free.least_mhz(self._protocol)
+            valid = [gap is None or not is_low(mhz, least_mhz) for mhz in clocks]
+            placement = Placement(
+                tuple(times),
+                tuple(valid),
+                tuple(clocks),
+                sum(times) * rotation.launches / 1e6,
+                gap_us,
+                self._telemetry.mean_power_w(started, self._now()) if gap is None else None,
             )
-        interval = _interval(placements, protocol, seed)
-        converged = _may_stop(placements, interval, protocol)
-    return Sampling(tuple(placements), interval, converged, now() - start)
+            if is_done(placement):
+                return placement
+
+    def _is_settled(self, placement: Placement) -> bool:
+        """Whether this placement has its share of samples and its own interval has closed."""
+        protocol, samples = self._protocol, placement.valid_us
+        if len(samples) < protocol.samples_a_placement:
+            return False
+        if placement.device_s < protocol.device_s_a_placement:
+            return False
+        interval = median_interval(samples, seed=self._seed, confidence=protocol.confidence)
+        return interval.is_within(protocol.ci_tolerance)
+
+    def _interval(self, placements: list[Placement]) -> Interval | None:
+        valid = [p.valid_us for p in placements if p.valid_us]
+        if not valid:
+            return None
+        return hierarchical_interval(valid, seed=self._seed, confidence=self._protocol.confidence)
+
+    def _stop(self, interval: Interval | None) -> str:
+        """Why to stop now (see Sampling.stopped); empty: go on."""
+        protocol = self._protocol
+        counted = [p for p in self._placements if p.valid_us]
+        elapsed_s = self._now() - self._began
+        if (
+            interval is not None
+            and len(counted) >= protocol.min_placements
+            and sum(len(p.valid_us) for p in counted) >= protocol.min_samples
+            and sum(p.device_s for p in counted) >= protocol.min_device_s
+            and interval.is_within(protocol.ci_tolerance)
+        ):
+            return "closed"
+        if interval is None and len(self._placements) >= protocol.min_placements:
+            return "hopeless"
+        if len(counted) >= protocol.min_placements:
+            medians = [statistics.median(p.valid_us) for p in counted]
+            needed = placements_needed(medians, protocol.ci_tolerance)
+            if elapsed_s * needed / len(self._placements) > protocol.budget_s:
+                return "hopeless"
+        return "budget" if elapsed_s >= protocol.budget_s else ""
 
 
-def warm_up(rotation: Rotation, phase: WarmUp, batch_s: float, now: Now) -> float:
-    """Run until times settle (see WarmUp). Returns the length of a sample then, in seconds."""
+def placements_needed(medians: list[float], tolerance: float) -> float:
+    """About how many placements it takes until the interval of their median is ± tolerance wide.
+
+    medians: of the placements so far, any unit. One in five may lie apart: it doesn't keep the
+    interval open for long. What counts is the standard deviation of the others.
+    """
+    centre = statistics.median(medians)
+    near = sorted(medians, key=lambda median: abs(median - centre))
+    sigma = statistics.stdev(near[: len(near) - len(near) // 5])
+    return math.ceil((_HALF_WIDTH * sigma / (tolerance * centre)) ** 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """sample_s: length of a sample when times had settled, in seconds. batch: the last samples."""
+
+    sample_s: float
+    batch: Batch
+
+
+def warm_up(
+    rotation: Rotation, phase: WarmUp, batch_s: float, now: Now, *, gap: float = 0.0
+) -> Warmed:
+    """Run until times settle (see WarmUp). gap: idle before each sample, in lengths of a sample."""
     start = now()
     medians: deque[float] = deque(maxlen=phase.medians)
-    count = 1
+    count, gap_us, turns = 1, 0.0, 0
     while True:
-        median_us = statistics.median(rotation.sample(count))
-        medians.append(median_us)
-        sample_s = median_us * rotation.launches / 1e6
-        count = batch_size(sample_s, batch_s)
+        batch = rotation.sample(count, gap_us=gap_us)
+        medians.append(batch.median_us)
+        sample_s = batch.median_us * rotation.launches / 1e6
+        gap_us = gap * sample_s * 1e6
+        count = _gapped_batch(sample_s, gap_us, batch_s)
         elapsed = now() - start
         settled = len(medians) == phase.medians and max(medians) - min(
             medians
         ) <= phase.agreement * min(medians)
-        if elapsed >= phase.max_s or (elapsed >= phase.min_s and settled):
-            return sample_s
+        turns += 1
+        # The first sample had no gap.
+        if turns > 1 and (elapsed >= phase.max_s or (elapsed >= phase.min_s and settled)):
+            return Warmed(sample_s, batch)
 
 
-def _sample_placement(
+def warm_up_under_boost(
     rotation: Rotation,
+    phase: WarmUp,
     protocol: Protocol,
-    telemetry: Telemetry,
-    sample_s: float,
-    stop_at: float,
-    seed: int,
+    free: FreeClocks,
     now: Now,
-) -> Placement:
-    times: list[float] = []
-    valid: list[bool] = []
+    *,
+    gap: int = 0,
+) -> tuple[Warmed, int, FreeClocks]:
+    """Warm up with gaps, and with longer ones while most samples are clocked too low to count.
+
+    gap: of protocol.gaps, to begin with. Returns the one that it ended with and the clocks that are
+    known then, too.
+    """
     while True:
-        count = batch_size(sample_s, protocol.batch_s)
-        began = now()
-        batch = rotation.sample(count)
-        is_valid = telemetry.is_clock_valid(began, now())
-        times.extend(batch)
-        valid.extend([is_valid] * len(batch))
-        placement = Placement(tuple(times), tuple(valid), sum(times) * rotation.launches / 1e6)
-        if now() >= stop_at or _is_settled(placement, protocol, seed):
-            return placement
+        warmed = warm_up(rotation, phase, protocol.batch_s, now, gap=protocol.gaps[gap])
+        clocks = warmed.batch.sm_mhz
+        if free.case_mhz is None and any(mhz is not None for mhz in clocks):
+            free = free.with_case(rotation, warmed.sample_s, protocol)
+        low = sum(is_low(mhz, free.least_mhz(protocol)) for mhz in clocks)
+        if 2 * low <= len(clocks) or gap + 1 == len(protocol.gaps):
+            return warmed, gap, free
+        gap, phase = gap + 1, protocol.rewarm
 
 
-def _is_settled(placement: Placement, protocol: Protocol, seed: int) -> bool:
-    """Whether this placement has its share of samples and its own interval has closed."""
-    samples = placement.valid_us
-    if len(samples) < protocol.samples_a_placement:
-        return False
-    if placement.device_s < protocol.device_s_a_placement:
-        return False
-    interval = median_interval(samples, seed=seed, confidence=protocol.confidence)
-    return interval.is_within(protocol.ci_tolerance)
-
-
-def _may_stop(placements: list[Placement], interval: Interval | None, protocol: Protocol) -> bool:
-    counted = [p for p in placements if p.valid_us]
-    return (
-        interval is not None
-        and len(counted) >= protocol.min_placements
-        and sum(len(p.valid_us) for p in counted) >= protocol.min_samples
-        and sum(p.device_s for p in counted) >= protocol.min_device_s
-        and interval.is_within(protocol.ci_tolerance)
-    )
-
-
-def _interval(placements: list[Placement], protocol: Protocol, seed: int) -> Interval | None:
-    valid = [p.valid_us for p in placements if p.valid_us]
-    if not valid:
-        return None
-    return hierarchical_interval(valid, seed=seed, confidence=protocol.confidence)
+def is_low(mhz: float | None, least_mhz: float | None) -> bool:
+    """Whether a sample's SM clock is too low to count under `boost`; not where it isn't told."""
+    return mhz is not None and least_mhz is not None and mhz < least_mhz
 
 
 def batch_size(sample_s: float, batch_s: float) -> int:
     """Samples of this length, in seconds, that fill a batch."""
     return max(1, min(_MAX_BATCH, round(batch_s / max(sample_s, 1e-9))))
+
+
+def _gapped_batch(sample_s: float, gap_us: float, batch_s: float) -> int:
+    """Samples that fill a batch with their gaps; a few at least where they have gaps."""
+    whole_s = sample_s + gap_us / 1e6
+    least = min(_MIN_GAPPED, int(_MOST_BATCHES * batch_s / whole_s)) if gap_us else 1
+    return max(least, batch_size(whole_s, batch_s))
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None

@@ -16,6 +16,7 @@ from flexq_bench.measure.inputs import (
     LinearInputs,
     derive_seed,
     realistic_inputs,
+    realistic_weight,
 )
 from flexq_bench.measure.linear_buffers import Launch, LinearBuffers
 from flexq_bench.measure.rewriting import (
@@ -25,6 +26,7 @@ from flexq_bench.measure.rewriting import (
     second_order,
     stage_input,
 )
+from flexq_bench.measure.shared_weights import LayerWeights, SharedWeights
 from kernels.contract import Config, Kernel, KernelSpec, LinearKernel, PackedOperand, Probe
 from kernels.reference import reference_gemm
 from workloads.case import Case
@@ -75,17 +77,38 @@ class Subject(ABC):
 
 
 def bind(
-    kernel: Kernel, case: Case, device: torch.device, seed: int, rewriting: Rewriting
+    kernel: Kernel,
+    case: Case,
+    device: torch.device,
+    seed: int,
+    rewriting: Rewriting,
+    shared: SharedWeights,
 ) -> Subject:
     """The subject of a case: draws its inputs from the seed and packs them.
 
-    The kernel's name is not part of what is drawn: all kernels have the same real values. Where
-    they change between samples, the others are drawn from the secret of `rewriting`.
+    The kernel's name is not part of what is drawn: all kernels have the same real values. Nor is M
+    part of the weights: cases of one kernel and layer find them in `shared`. Where they change
+    between samples, the others are drawn from the secret of `rewriting`.
     """
-    drawn = derive_seed(seed, case.gemm, "timed")
     if isinstance(kernel, Probe):
+        drawn = derive_seed(seed, case.gemm, "timed")
         return _ProbeSubject(kernel, case.gemm, device, drawn)
-    return _LinearSubject(kernel, case, device, drawn, rewriting)
+    n, k = case.gemm.n, case.gemm.k
+    weights = shared.get(
+        (kernel.spec.label, n, k, seed, rewriting.secret),
+        lambda: _layer_weights(kernel, n, k, device, seed, rewriting.secret),
+    )
+    return _LinearSubject(kernel, case, device, seed, rewriting, weights)
+
+
+def _layer_weights(
+    kernel: LinearKernel, n: int, k: int, device: torch.device, seed: int, secret: int
+) -> LayerWeights:
+    operand = realistic_weight(kernel, n, k, device, derive_seed(seed, n, k, "timed weights"))
+    order = second_order(n, derive_seed(secret, n, k, "rows"))
+    contents = (operand, operand.take_rows(order.to(device)))
+    packed = tuple(kernel.pack_weight(content) for content in contents)
+    return LayerWeights(operand, (torch.arange(n), order), packed)
 
 
 class _LinearSubject(Subject):
@@ -98,18 +121,16 @@ class _LinearSubject(Subject):
         device: torch.device,
         seed: int,
         rewriting: Rewriting,
+        weights: LayerWeights,
     ) -> None:
         self.spec = kernel.spec
         self._kernel, self._case, self._device = kernel, case, device
         self._rewriting = rewriting
-        self._inputs = realistic_inputs(kernel, case.gemm, device, seed)
+        drawn = derive_seed(seed, case.gemm, "timed")
+        self._inputs = realistic_inputs(kernel, case.gemm, device, drawn, w=weights.operand)
         exact = reference_gemm(self._inputs.x, self._inputs.w)
         self._reference = exact.rounded_to(kernel.spec.rounds_to)
-        n = case.gemm.n
-        order = second_order(n, derive_seed(rewriting.secret, case.gemm, "rows"))
-        self._orders = (torch.arange(n), order)
-        second = self._inputs.w.take_rows(order.to(device))
-        self._weights = tuple(kernel.pack_weight(w) for w in (self._inputs.w, second))
+        self._orders, self._weights = weights.orders, weights.packed
 
     @property
     def copy_bytes(self) -> int:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import reduce
+from itertools import pairwise
 from operator import or_
 from types import TracebackType
 from typing import Any, Protocol
@@ -17,13 +18,17 @@ from flexq_bench.measure.nvml import Nvml
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """One reading. MHz, MHz, W, °C and NVML's bit mask; None: the device doesn't tell."""
+    """One reading. MHz, MHz, W, °C, NVML's bit mask and J since the driver was loaded.
+
+    None: the device doesn't tell.
+    """
 
     sm_clock_mhz: float | None = None
     mem_clock_mhz: float | None = None
     power_w: float | None = None
     temperature_c: float | None = None
     throttle_mask: int | None = None
+    energy_j: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,20 +66,17 @@ class NvmlSensor:
             power_w=self._nvml.power_w(),
             temperature_c=self._nvml.temperature_c(),
             throttle_mask=self._nvml.throttle_mask(),
+            energy_j=self._nvml.energy_j(),
         )
 
 
 class Telemetry:
-    """Reads a sensor before, after and, on a thread, while its `with` block runs.
-
-    min_clock_fraction: of the sensor's default SM clock; below it times are not valid.
-    """
+    """Reads a sensor before, after and, on a thread, while its `with` block runs."""
 
     def __init__(
         self,
         sensor: Sensor,
         *,
-        min_clock_fraction: float,
         period_s: float,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -85,8 +87,6 @@ class Telemetry:
         self._used: list[DeviceState] = []
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        default = sensor.default_sm_clock_mhz
-        self.lowest_valid_mhz = None if default is None else min_clock_fraction * default
         self.before: DeviceState | None = None
         self.after: DeviceState | None = None
 
@@ -108,24 +108,32 @@ class Telemetry:
             self._thread.join()
         self.after = self._sensor.read()
 
-    def is_clock_valid(self, start: float, stop: float) -> bool:
-        """Whether the SM clock stayed high enough from start to stop (host seconds).
+    def note(self, start: float, stop: float) -> None:
+        """Samples were taken from start to stop (host seconds): `summary` is about these times."""
+        self._used.extend(state for at, state in list(self._readings) if start <= at <= stop)
 
-        Without a reading in between, one is taken now. True where the device tells no clock. The
-        readings looked at are those that `summary` is about.
+    def mean_power_w(self, start: float, stop: float) -> float | None:
+        """Mean power from start to stop (host seconds); None: the device doesn't tell.
+
+        By its energy counter between the first and the last time that it moved: it is updated less
+        often than it is read. Else the median of the power that it told.
         """
-        states = [state for at, state in list(self._readings) if start <= at <= stop]
-        if not states:
-            states = [self._sensor.read()]
-        self._used.extend(states)
-        clocks = [s.sm_clock_mhz for s in states if s.sm_clock_mhz is not None]
-        if not clocks or self.lowest_valid_mhz is None:
-            return True
-        return min(clocks) >= self.lowest_valid_mhz
+        during = [(at, state) for at, state in list(self._readings) if start <= at <= stop]
+        steps: list[tuple[float, float]] = []
+        for (_, before), (at, state) in pairwise(during):
+            if None not in (before.energy_j, state.energy_j) and state.energy_j != before.energy_j:
+                steps.append((at, state.energy_j or 0.0))
+        if len(steps) > 1:
+            (first_s, first_j), (last_s, last_j) = steps[0], steps[-1]
+            return (last_j - first_j) / (last_s - first_s)
+        return _median(state.power_w for _, state in during)
 
     def summary(self) -> DeviceState:
-        """Medians while samples were taken; every throttle reason seen; the highest temperature."""
-        used = self._used
+        """Medians while samples were taken; every throttle reason seen; the highest temperature.
+
+        Of the readings before and after, where samples took less time than two readings are apart.
+        """
+        used = self._used or [state for state in (self.before, self.after) if state is not None]
         temperatures = _present(s.temperature_c for s in used)
         masks = [s.throttle_mask for s in used if s.throttle_mask is not None]
         return DeviceState(

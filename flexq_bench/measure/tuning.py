@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +13,7 @@ from flexq_bench.measure.protocol import Protocol, WarmUp
 from flexq_bench.measure.sampling import warm_up
 from kernels.autotune import TuningMemory, tuning_folder
 from kernels.contract import Config
+from workloads.case import Regime
 
 _SAMPLES = 7  # of each candidate that is near: enough to tell percents apart, not tenths
 _GLANCES = 3  # samples of every candidate
@@ -35,14 +35,22 @@ class Tuning(StrEnum):
 class BriefTimer:
     """Times configurations over one set of buffers, which it allocates when first asked.
 
-    place: allocates them. warm: the device was just at work. If it wasn't, the first configuration
-    is preceded by as long a warm-up as a measurement is, so that it does not pay for low clocks.
+    place: allocates them. regime: of the case: under `boost` samples have its first gaps.
+    warm: the device was just at work. If it wasn't, the first configuration is preceded by as long
+    a warm-up as a measurement is, so that it does not pay for low clocks.
     """
 
     def __init__(
-        self, place: Callable[[], Buffers], clock: Clock, protocol: Protocol, *, warm: bool = False
+        self,
+        place: Callable[[], Buffers],
+        clock: Clock,
+        protocol: Protocol,
+        *,
+        regime: Regime = "boost",
+        warm: bool = False,
     ) -> None:
         self._place, self._clock, self._protocol = place, clock, protocol
+        self._gap = protocol.gaps[0] if regime == "boost" else 0.0
         self._first = protocol.rewarm if warm else protocol.warm_up
         self._buffers: Buffers | None = None
 
@@ -63,8 +71,12 @@ class BriefTimer:
         buffers = self._buffers
         rotation = self._clock.rotation(buffers.bound(config), buffers.copies, protocol)
         try:
-            if phase is not None:
-                warm_up(rotation, phase, protocol.retune.min_s, time.perf_counter)
-            return statistics.median(rotation.sample(samples))
+            if phase is None:
+                sample_us = rotation.sample(1).median_us * rotation.launches
+            else:
+                batch_s = protocol.retune.min_s
+                warmed = warm_up(rotation, phase, batch_s, time.perf_counter, gap=self._gap)
+                sample_us = 1e6 * warmed.sample_s
+            return rotation.sample(samples, gap_us=self._gap * sample_us).median_us
         finally:
             rotation.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from db.records import DeviceInfo
+from db.records import TIME_METRICS, DeviceInfo
 from workloads.case import Case
 from workloads.probes import is_probe
 
@@ -41,7 +41,7 @@ class Machine:
             "backend": self.backend,
             "stage": case.stage,
             "cache": case.cache,
-            "metric": "time",
+            "metric": TIME_METRICS[case.regime],
             "unit": "us",
             "direction": "lower",
             "m": case.gemm.m,

@@ -9,7 +9,7 @@ from flexq_bench.errors import UsageError
 from kernels import registry
 from kernels.contract import Backend, Capability, KernelSpec
 from kernels.errors import KernelError, UnsupportedError
-from workloads.case import Case
+from workloads.case import Case, parse_kernel_label
 from workloads.gemm import GemmWorkload
 from workloads.names import listed, nearest_first
 from workloads.patterns import is_glob
@@ -120,10 +120,15 @@ def _floor_of(case: Case, backend: Backend) -> Case | None:
     spec = _spec(case.label, backend)
     if spec is None or not spec.reads_weights or is_probe(spec.name):
         return None
+    kernel, variant = parse_kernel_label(
+        floor_kernel(spec.weight.bits, overlaps=spec.overlaps_launches)
+    )
     return Case(
-        floor_kernel(spec.weight.bits),
+        kernel,
         GemmWorkload(1, case.gemm.n, case.gemm.k),
+        variant=variant,
         cache=case.cache,
+        regime=case.regime,
         model=case.model,
         layer=case.layer,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from datetime import UTC, datetime
 
-from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
 from workloads.case import Case
 from workloads.probes import is_probe
@@ -50,7 +50,7 @@ def build_record(
         backend=device.backend,
         stage=case.stage,
         cache=case.cache,
-        metric="time",
+        metric=TIME_METRICS[measured.regime],
         unit="us",
         direction="lower",
         m=case.gemm.m,
@@ -94,6 +94,9 @@ def build_record(
         device=device,
         environment=environment,
         extra={**measured.extra, "attempt": attempt, "repetition": repetition},
+        regime=measured.regime,
+        sample_gap_us=measured.sample_gap_us,
+        launch_j=measured.launch_j,
     )
 
 

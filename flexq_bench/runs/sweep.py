@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
 from flexq_bench.errors import UsageError
-from workloads.case import CacheMode, Stage
+from workloads.case import CacheMode, Regime, Stage
 from workloads.gemm import MAX_DIMENSION
 from workloads.models import get_model
 from workloads.names import unknown
@@ -17,12 +17,13 @@ from workloads.suite import Group, Shape, Suite
 
 STAGES: tuple[Stage, ...] = get_args(Stage)
 CACHES: tuple[CacheMode, ...] = get_args(CacheMode)
+REGIMES: tuple[Regime, ...] = get_args(Regime)
 _FIELDS = ("kernels", "m", "shapes", "stages", "caches")
 _SHAPE_FIELDS = ("n", "k", "layer", "model")
 _LAYER = re.compile(r"[a-z0-9_.-]{0,64}")
 _MOST_VALUES = 1000  # of one list in data that somebody else wrote
 
-Word = TypeVar("Word", Stage, CacheMode)
+Word = TypeVar("Word", Stage, CacheMode, Regime)
 
 
 @dataclass(frozen=True, slots=True)

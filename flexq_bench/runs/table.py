@@ -102,8 +102,12 @@ def _verdict(result: Result) -> Text:
         return Text("NO", style="bold red")
     if result.status in ("failed", "unsupported"):
         return Text(result.status, style="red" if result.status == "failed" else "yellow")
-    right = "exact" if result.exact else "yes"
-    return Text(f"{right}, noisy" if result.status == "noisy" else right, style="green")
+    words = ["exact" if result.exact else "yes"]
+    if result.status == "noisy":
+        words.append("noisy")
+    if result.regime == "sustained":
+        words.append("sustained")
+    return Text(", ".join(words), style="green")
 
 
 def _style(result: Result) -> str:
@@ -129,4 +133,7 @@ def result_line(record: Record) -> str:
     if record.median_us is None:
         return f"{record.case} on {record.gpu}: {record.status}: {record.detail}"
     floor = "" if record.pct_of_floor is None else f", {record.pct_of_floor:.0f} % of floor"
-    return f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}"
+    regime = f", {record.regime}" if record.regime == "sustained" else ""
+    return (
+        f"{record.case} on {record.gpu}: {record.median_us:.4g} us{floor}, {record.status}{regime}"
+    )

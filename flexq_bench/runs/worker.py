@@ -68,6 +68,7 @@ def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:
         seed=seed,
         protocol_version=protocol.version,
         input_distribution="",
+        regime=case.regime,
         kernel_version=spec.version if spec else 0,
         weight_bits=spec.weight.bits if spec else 0,
         act_bits=spec.activation.bits if spec else 0,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from flexq_bench.stats import Interval, ratio_interval
 from workloads.case import kernel_label
-from workloads.probes import floor_kernel, is_probe
+from workloads.probes import calibrates, floor_kernel, is_probe
 
 BASELINE = "cublaslt-w8a8"
 
-_Group = tuple[int, int, str, str, str, int]
+_Group = tuple[int, int, str, str, str, str, int]
 
 
 class Result(Protocol):
@@ -40,6 +42,8 @@ class Result(Protocol):
     def k(self) -> int: ...
     @property
     def weight_bits(self) -> int: ...
+    @property
+    def regime(self) -> str | None: ...
     @property
     def status(self) -> str: ...
     @property
@@ -76,7 +80,7 @@ class Row(Generic[R_co]):
 
 
 def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> list[Row[R]]:
-    """Rows by shape, stage, cache, GPU and M; within one such group the order stays.
+    """Rows by shape, stage, cache, regime, GPU and M; within one such group the order stays.
 
     results: of one run. baseline: a kernel's label. A ratio needs two times that may be compared:
     both kernels right and timed.
@@ -88,7 +92,10 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
         for r in ordered
         if id(r) in times and kernel_label(r.kernel, r.variant) == baseline
     }
-    floors = {(r.n, r.k, r.cache, r.gpu, r.kernel): times[id(r)] for r in ordered if id(r) in times}
+    floors: defaultdict[object, list[Interval]] = defaultdict(list)
+    for result in ordered:
+        if calibrates(result.kernel) and id(result) in times:
+            floors[_place(result), result.kernel].append(times[id(result)])
 
     def row(result: R) -> Row[R]:
         time = times.get(id(result))
@@ -96,8 +103,7 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
             return Row(result, None, None)
         base = baselines.get(_group(result))
         is_base = kernel_label(result.kernel, result.variant) == baseline
-        probe = floor_kernel(result.weight_bits)
-        probed = floors.get((result.n, result.k, result.cache, result.gpu, probe))
+        probed = floors[_place(result), floor_kernel(result.weight_bits)]
         return Row(
             result,
             Interval(1.0, 1.0, 1.0) if is_base else base and ratio_interval(base, time),
@@ -108,7 +114,10 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
 
 
 def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) -> list[float]:
-    """baseline time / kernel time, labels, at every shape and GPU where both were timed cold."""
+    """baseline time / kernel time, labels, at every shape and GPU where both were timed cold.
+
+    Not under steady load.
+    """
     times: dict[str, dict[_Group, float]] = {kernel: {}, baseline: {}}
     for result in results:
         label = kernel_label(result.kernel, result.variant)
@@ -117,6 +126,7 @@ def common_speedups(results: Iterable[R], kernel: str, baseline: str, m: int) ->
             label in times
             and time
             and (result.m, result.stage, result.cache) == (m, "gemm", "cold")
+            and result.regime != "sustained"
         ):
             times[label][_group(result)] = time.estimate
     common = times[kernel].keys() & times[baseline].keys()
@@ -140,19 +150,26 @@ def half_width_percent(result: Result) -> float | None:
     return 100.0 * (high - low) / 2 / median
 
 
-def _pct_of_floor(result: Result, time: Interval, probed: Interval | None) -> Interval | None:
-    """The result keeps the floor that its own device measured; the probe's result tells how well
-    that is known."""
+def _pct_of_floor(result: Result, time: Interval, probed: Sequence[Interval]) -> Interval | None:
+    """The result keeps the floor that its own device measured. How well that is known, the nearest
+    result of a probe of this width tells: launches that overlap have one of their own."""
     floor_us = result.floor_us
     if not floor_us:
         return None
     floor = Interval(floor_us, floor_us, floor_us)
-    if probed is not None:
-        scale = floor_us / probed.estimate
-        floor = Interval(floor_us, probed.low * scale, probed.high * scale)
+    if probed:
+        nearest = min(probed, key=lambda probe: abs(math.log(probe.estimate / floor_us)))
+        scale = floor_us / nearest.estimate
+        floor = Interval(floor_us, nearest.low * scale, nearest.high * scale)
     ratio = ratio_interval(floor, time)
     return Interval(100 * ratio.estimate, 100 * ratio.low, 100 * ratio.high)
 
 
 def _group(result: Result) -> _Group:
-    return (result.n, result.k, result.stage, result.cache, result.gpu, result.m)
+    place = _place(result)
+    return (*place[:2], result.stage, *place[2:], result.m)
+
+
+def _place(result: Result) -> tuple[int, int, str, str, str]:
+    """Where one floor holds. Results of protocol 1 have no regime."""
+    return (result.n, result.k, result.cache, result.regime or "", result.gpu)

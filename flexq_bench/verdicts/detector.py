@@ -12,7 +12,7 @@ from flexq_bench.verdicts.compared import Compared
 from flexq_bench.verdicts.confirmation import Confirmation, confirm, confirm_together
 from flexq_bench.verdicts.evidence import Evidence
 from flexq_bench.verdicts.verdict import Cause, Verdict
-from workloads.case import Case
+from workloads.case import Case, parse_kernel_label
 from workloads.probes import floor_kernel, is_probe
 
 
@@ -133,11 +133,16 @@ def _anchors_of(
     case = compared.case
     if is_probe(case.kernel):
         return None, None
-    floor = Case(floor_kernel(weight_bits), replace(case.gemm, m=1), cache=case.cache)
     baseline = replace(case, kernel=BASELINE, variant="")
     commits = (compared.base, compared.head)
+    floors = []
+    for overlaps in (True, False):  # that of our kernels first
+        kernel, variant = parse_kernel_label(floor_kernel(weight_bits, overlaps=overlaps))
+        gemm = replace(case.gemm, m=1)
+        floors.append(Case(kernel, gemm, variant=variant, cache=case.cache, regime=case.regime))
+    known = (changes.get((*commits, floor.key)) for floor in floors)
     return (
-        changes.get((*commits, floor.key)),
+        next((change for change in known if change is not None), None),
         None if baseline.key == case.key else changes.get((*commits, baseline.key)),
     )
 

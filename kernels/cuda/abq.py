@@ -108,6 +108,7 @@ class ArbitraryBitGemm(LinearKernel):
             variant=variant,
             # Blackwell emulates binary MMA with int8.
             max_capability=(9, 0),
+            overlaps_launches=True,
         )
         self._switches = SWITCHES[variant]
 

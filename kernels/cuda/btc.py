@@ -121,6 +121,7 @@ class BinaryTensorCoreGemm(LinearKernel):
             summary=f"FlexQ W6A{a_bits} on binary tensor cores",
             # Blackwell emulates binary MMA with int8.
             max_capability=(9, 0),
+            overlaps_launches=True,
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

@@ -50,6 +50,7 @@ class FlexqGemm(LinearKernel):
             activation=int8.spec.activation,
             summary=f"FlexQ W6A{a_bits}, the faster of flexq-w6a{a_bits} and "
             f"flexq-imma-w6a{a_bits}",
+            overlaps_launches=True,
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

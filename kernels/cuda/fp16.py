@@ -89,6 +89,7 @@ class FastestFp16Gemm(Fp16Gemm):
         weight=FP16,
         activation=FP16,
         summary="dense FP16: cuBLASLt, or our own kernel for few tokens",
+        overlaps_launches=True,
     )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:

@@ -211,6 +211,25 @@ def test_stored_runs_of_two_commits_say_how_to_be_sure(cli, two_runs, tmp_path):
     assert f"compare {shown} ffffffffff" in ran.out
 
 
+def test_stored_runs_of_two_protocols_are_refused_in_one_line(cli, two_runs, tmp_path):
+    older, _ = two_runs
+    file = str(tmp_path / "r.jsonl")
+    cli("db", "export", file, "--run", older)
+    records = list(read_records(file))
+    run = replace(records[0].run, uuid="another", idempotency_key="another")
+    made_before = {"protocol_version": 1, "regime": None, "sample_gap_us": None}
+    write_records(
+        file, [replace(one, uuid=one.uuid[::-1], run=run, **made_before) for one in records]
+    )
+    cli("db", "import", file)
+
+    ran = cli("compare", older, "another")
+
+    assert ran.code == 2
+    assert "was measured by protocol 2 and another by 1: their times don't compare" in ran.error
+    assert len(ran.err.strip().splitlines()) == 1
+
+
 class Stored:
     """A result of a stored run."""
 

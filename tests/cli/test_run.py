@@ -68,6 +68,20 @@ def test_json_to_stdout_leaves_words_for_people_to_stderr(cli):
     assert "median" in ran.err
 
 
+def test_both_regimes_of_a_case_are_two_results_of_two_series(cli):
+    shape = ("--m", "1", "--n", "32", "--k", "32", "--regime", "boost,sustained")
+
+    ran = cli("sweep", "--kernels", "cublas-fp16", *shape, "--json", "-")
+
+    assert ran.code == ExitCode.PASS
+    records = [json.loads(line) for line in ran.out.splitlines()]
+    found = {record["case"]: (record["metric"], record["regime"]) for record in records}
+    assert found["cublas-fp16 gemm cold m1n32k32"] == ("time", "boost")
+    assert found["cublas-fp16 gemm cold m1n32k32 sustained"] == ("sustained_time", "sustained")
+    assert all(record["protocol_version"] == 2 for record in records)
+    assert cli("sweep", *shape[:6], "--regime", "fast").code == ExitCode.USAGE
+
+
 def test_an_interrupted_run_keeps_its_results_and_resume_measures_only_the_rest(cli):
     with interrupted_after(2):
         ran = cli(*TINY, "--seed", "7")

@@ -14,7 +14,7 @@ from db.engine import open_database, revision_of, upgrade
 from db.errors import NewerSchemaError, OlderSchemaError
 from db.queries.records import export_records
 from db.store import add_record
-from db.tables import Base
+from db.tables import Base, Measurement
 
 
 @pytest.fixture
@@ -64,8 +64,15 @@ def test_an_older_database_is_refused_until_it_is_upgraded(old, build):
 def test_an_upgrade_keeps_what_is_stored(old, build):
     record = build.a_record()
     with open_database(old, check_schema=False) as database:
+        first = {column["name"] for column in inspect(database.engine).get_columns("measurement")}
+        later = [c.name for c in Measurement.__table__.columns if c.name not in first]
         with database.session() as session:
+            # The code of today writes columns that the first revision had not.
+            for name in later:
+                session.execute(text(f"ALTER TABLE measurement ADD COLUMN {name}"))
             add_record(session, record)
+            for name in later:
+                session.execute(text(f"ALTER TABLE measurement DROP COLUMN {name}"))
         upgrade(database)
         with database.session() as session:
             assert list(export_records(session)) == [record]

@@ -13,7 +13,7 @@ from kernels import registry
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
-BRIEF = replace(PROTOCOL_CUDA, give_up_s=1.0)  # its time is not what is tested
+BRIEF = replace(PROTOCOL_CUDA, budget_s=1.0)  # its time is not what is tested
 
 
 @pytest.fixture

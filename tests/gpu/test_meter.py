@@ -1,8 +1,8 @@
-"""Protocol 1 on a real GPU: graphs, events, clocks."""
+"""The protocol on a real GPU: graphs, events, clocks."""
 
 from __future__ import annotations
 
-import statistics
+import time
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_a_sample_of_the_shortest_kernel_is_filled():
     operand = empty.allocate(GemmWorkload(1, 1, 1), device, 0)
     rotation = CudaClock(device).rotation(lambda i: empty.launch(operand), 1, PROTOCOL_CUDA)
 
-    median_us = statistics.median(rotation.sample(20))
+    median_us = rotation.sample(20).median_us
 
     assert rotation.launches * median_us > 0.6 * PROTOCOL_CUDA.target_sample_us
     rotation.close()
@@ -52,7 +52,7 @@ def test_event_time_agrees_with_the_host_clock_on_long_work():
     out = torch.empty_like(a)
     rotation = CudaClock(device).rotation(lambda i: torch.mm(a, a, out=out), 1, PROTOCOL_CUDA)
 
-    times = rotation.sample(20)
+    times = rotation.sample(20).times_us
 
     operations = 2 * 8192**3
     assert 20e12 < operations / (sorted(times)[10] / 1e6) < 1200e12
@@ -80,3 +80,27 @@ def test_a_kernel_is_right_and_its_clocks_are_recorded(meter):
     assert 0.5 * measured.floor_us < measured.median_us < 10 * measured.floor_us
     assert measured.launch_us < measured.floor_us
     assert measured.sm_clock_mhz is not None
+
+
+def test_gaps_lie_between_samples_and_the_clock_of_each_is_that_of_the_gpu():
+    device = torch.device("cuda:0")
+    clock, out = CudaClock(device), torch.zeros(1 << 20, device=device)
+    rotation = clock.rotation(lambda i: out.add_(1), 1, PROTOCOL_CUDA)
+    free_mhz = clock.free_mhz()
+
+    began = time.perf_counter()
+    batch = rotation.sample(20, gap_us=2000.0)
+    elapsed = time.perf_counter() - began
+
+    assert elapsed > 20 * 2e-3
+    assert all(0.9 * free_mhz < mhz < 1.1 * free_mhz for mhz in batch.sm_mhz)
+    assert batch.median_us * rotation.launches < 2000.0  # no gap is part of a sample
+    rotation.close()
+
+
+def test_steady_load_tells_its_power_and_the_energy_of_a_launch(meter):
+    measured = meter.measure(Case("cublas-fp16", GemmWorkload(512, 4096, 4096), regime="sustained"))
+
+    assert measured.regime == "sustained"
+    assert measured.launch_j == pytest.approx(measured.power_w * measured.median_us / 1e6)
+    assert 50.0 < measured.power_w < 1500.0

@@ -104,7 +104,9 @@ FAST = replace(
     min_device_s=0.0005,
     assumed_l2_bytes=1 << 16,
     ci_tolerance=1e9,
-    give_up_s=20.0,
+    budget_s=20.0,
+    sustained=WarmUp(0.0, 0.005),
+    sustained_s=0.001,
 )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flexq_bench.measure import PROTOCOL_CPU, PROTOCOL_CUDA
-from flexq_bench.measure.clocks import CpuClock, fit_launches
+from flexq_bench.measure.clocks import Batch, CpuClock, fit_launches
 from flexq_bench.measure.cold_cache_rotation import copies_for
 from kernels.errors import UnsupportedError
 
@@ -39,7 +39,7 @@ def test_a_sample_is_the_time_of_one_launch_whatever_number_it_has(ticking):
     rotation = ticking.rotation(3, target_sample_us=100.0)
 
     assert rotation.launches == 10
-    assert rotation.sample(4) == [10.0] * 4
+    assert rotation.sample(4) == Batch((10.0,) * 4, (None,) * 4)
 
 
 def test_a_sample_is_never_shorter_than_the_least_length(ticking):

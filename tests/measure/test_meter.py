@@ -310,7 +310,7 @@ def countable(a_meter, a_case):
     """Measures a kernel with the same number of launches every time: one placement, gives up."""
 
     def measure(kernel):
-        protocol = replace(a_meter().protocol, give_up_s=0.0)
+        protocol = replace(a_meter().protocol, budget_s=0.0)
         measured = a_meter(kernel, protocol=protocol, clock=SteadyClock()).measure(a_case())
         return Counted(measured, kernel.launches)
 

@@ -1,4 +1,4 @@
-"""When sampling stops, what counts, and how long the warm-up lasts."""
+"""When sampling stops, what counts in which regime, and how long the warm-up lasts."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ import numpy as np
 import pytest
 
 from flexq_bench.measure import PROTOCOL_CUDA
+from flexq_bench.measure.clocks import Batch
 from flexq_bench.measure.protocol import WarmUp
-from flexq_bench.measure.sampling import sample_case, warm_up
+from flexq_bench.measure.sampling import placements_needed, sample_case, warm_up
 from flexq_bench.measure.telemetry import DeviceState, NoSensor, Telemetry
+
+FREE_MHZ = 2000.0
+PLACING_S = 0.03
 
 
 class World:
-    """A rotation whose samples advance the only clock there is."""
+    """A rotation whose samples and gaps advance the only clock there is.
+
+    mhz(gap / sample): SM clock of samples with such gaps. A launch takes longer at a lower one.
+    """
 
     launches = 10
 
-    def __init__(self, centres, sigma=0.001, launch_us=40.0):
-        self.centres, self.sigma, self.launch_us = centres, sigma, launch_us
+    def __init__(self, centres, sigma=0.001, launch_us=40.0, mhz=lambda gap: FREE_MHZ):
+        self.centres, self.sigma, self.launch_us, self.mhz = centres, sigma, launch_us, mhz
         self.time_s = 0.0
         self.placement = -1
         self.rng = np.random.default_rng(0)
+        self.gaps_us = []
 
     def now(self):
         return self.time_s
@@ -31,154 +39,239 @@ class World:
     @contextmanager
     def place(self, index):
         self.placement = index
+        self.time_s += PLACING_S
         yield self
 
-    def sample(self, count):
+    def sample(self, count, *, gap_us=0.0):
+        sample_us = self.launch_us * self.launches
+        mhz = self.mhz(gap_us / sample_us)
         centre = self.launch_us * self.centres[self.placement % len(self.centres)]
+        centre *= FREE_MHZ / mhz
         times = self.rng.normal(centre, self.sigma * centre, count).tolist()
-        self.time_s += sum(times) * self.launches / 1e6
-        return times
+        self.time_s += (sum(times) * self.launches + count * gap_us) / 1e6
+        self.gaps_us.append(gap_us)
+        return Batch(tuple(times), (mhz,) * count)
 
     def close(self):
         pass
 
 
-class Sensor:
-    """An SM clock that depends on the time; its default is 2,000 MHz."""
+class Battery:
+    """A sensor whose energy counter moves in steps of 0.1 s, at 500 W; power_w says otherwise."""
 
-    def __init__(self, sm_clock_mhz, default=2000.0):
-        self.default_sm_clock_mhz = default
-        self.sm_clock_mhz = sm_clock_mhz
+    default_sm_clock_mhz = FREE_MHZ
+
+    def __init__(self, now):
+        self.now = now
 
     def read(self):
-        return DeviceState(sm_clock_mhz=self.sm_clock_mhz(), throttle_mask=4, power_w=300.0)
+        return DeviceState(power_w=300.0, energy_j=500.0 * (self.now() // 0.1) / 10)
 
 
-def run(world, protocol=PROTOCOL_CUDA, sensor=None):
-    # No thread (no `with`): each batch reads the sensor itself, at the world's own time.
-    telemetry = Telemetry(
-        sensor or NoSensor(), min_clock_fraction=0.75, period_s=0.02, now=world.now
+def run(world, protocol=PROTOCOL_CUDA, free_mhz=FREE_MHZ, **options):
+    # No thread (no `with`): nothing but the world's own time passes.
+    telemetry = Telemetry(NoSensor(), period_s=0.02, now=world.now)
+    return sample_case(
+        world.place, protocol, telemetry, seed=1, free_mhz=free_mhz, now=world.now, **options
     )
-    return sample_case(world.place, protocol, telemetry, seed=1, now=world.now), telemetry
 
 
 def test_equal_placements_stop_at_the_fifth_with_the_least_samples_and_device_time():
-    sampling, _ = run(World([1.0], sigma=0.0005))
+    sampling = run(World([1.0], sigma=0.0005))
 
     assert sampling.converged
+    assert sampling.regime == "boost"
     assert len(sampling.placements) == 5
-    assert sampling.n_valid >= 50
-    assert sum(p.device_s for p in sampling.placements) >= 0.2
+    assert sampling.n_valid >= 30
+    assert sum(p.device_s for p in sampling.placements) >= 0.02
     assert sampling.interval.is_within(0.0025)
 
 
+def test_a_case_on_a_device_that_was_just_at_work_takes_less_than_a_second():
+    assert run(World([1.0, 1.001, 0.999]), warm=True).elapsed_s < 0.8
+
+
 def test_placements_that_differ_are_followed_by_more_of_them():
-    sampling, _ = run(World([1.0, 1.004, 1.001, 0.997, 1.002, 1.0, 0.999]))
+    sampling = run(World([1.0, 1.004, 1.001, 0.997, 1.002, 1.0, 0.999]))
 
     assert sampling.converged
     assert len(sampling.placements) > 5
 
 
-def test_two_speeds_a_process_can_fall_into_give_up_after_fifteen_seconds():
-    sampling, _ = run(World([1.0, 1.12]))
+def test_two_speeds_that_no_budget_can_settle_end_at_once_with_the_interval_that_was_reached():
+    sampling = run(World([1.0, 1.12]))
 
-    assert not sampling.converged
-    assert 15 <= sampling.elapsed_s < 19
-    assert not sampling.interval.is_within(0.0025)
+    assert sampling.stopped == "hopeless"
+    assert len(sampling.placements) == PROTOCOL_CUDA.min_placements
+    assert sampling.elapsed_s < 1.5
+    assert 0.0025 < sampling.interval.half_width / sampling.interval.estimate < 0.13
 
 
-def test_a_placement_that_scatters_goes_on_until_its_own_interval_closes():
-    quiet, _ = run(World([1.0], sigma=0.0005))
-    loud, _ = run(World([1.0], sigma=0.05))
+def test_one_placement_that_lies_apart_does_not_end_a_case():
+    sampling = run(World([1.0, 1.0004, 1.08, 0.9998, 1.0, 1.0002, 1.0], sigma=0.0001))
+
+    assert sampling.converged
+    assert sampling.interval.estimate == pytest.approx(40.0, rel=0.001)
+
+
+def test_a_case_never_takes_much_longer_than_its_budget():
+    # Their scatter is small, but the median stays between two speeds.
+    sampling = run(World([1.0, 1.006], sigma=0.0001))
+
+    assert sampling.stopped == "budget"
+    assert sampling.elapsed_s < PROTOCOL_CUDA.budget_s + 0.3
+
+
+def test_how_many_placements_are_needed_grows_with_the_square_of_their_scatter():
+    few = placements_needed([10.0, 10.01, 9.99, 10.005, 9.995], 0.0025)
+    many = placements_needed([10.0, 10.04, 9.96, 10.02, 9.98], 0.0025)
+
+    assert few < 5
+    assert many == pytest.approx(16 * few, abs=16)
+
+
+def test_a_placement_that_scatters_goes_on_until_its_time_is_over():
+    quiet = run(World([1.0], sigma=0.0005))
+    loud = run(World([1.0], sigma=0.05))
 
     assert len(loud.placements[0].times_us) > 2 * len(quiet.placements[0].times_us)
+    assert all(p.device_s < PROTOCOL_CUDA.placement_s for p in loud.placements)
 
 
-def test_a_kernel_too_slow_for_fifty_samples_gives_up_instead_of_going_on():
-    sampling, _ = run(World([1.0], launch_us=200_000.0))  # a sample is two seconds
+def test_a_kernel_too_slow_for_all_samples_still_has_a_number():
+    sampling = run(World([1.0], launch_us=200_000.0))  # a sample is two seconds
 
     assert not sampling.converged
-    assert 1 <= sampling.n_valid < 50
+    assert 1 <= sampling.n_valid < 30
     assert sampling.elapsed_s < 25
 
 
-def test_samples_at_a_low_clock_are_kept_but_not_counted():
-    world = World([1.0], sigma=0.0005)
-    sensor = Sensor(lambda: 1400.0 if world.placement == 1 else 1900.0)
+def test_samples_have_gaps_of_twice_their_length_and_say_so():
+    world = World([1.0], sigma=0.0)
 
-    sampling, _ = run(world, sensor=sensor)
+    sampling = run(world)
+
+    assert sampling.gap_us == pytest.approx(2 * 400.0)
+    assert world.gaps_us.count(0.0) == 5  # the first sample of each warm-up
+
+
+def test_gaps_grow_until_the_clock_is_that_without_load():
+    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: FREE_MHZ if gap > 5 else 1500.0))
+
+    assert (sampling.regime, sampling.converged) == ("boost", True)
+    assert sampling.gap_us == pytest.approx(6 * 400.0, rel=0.01)
+    assert sampling.n_invalid == 0
+    assert sampling.sm_clock_mhz == FREE_MHZ
+
+
+def test_samples_at_a_low_clock_are_kept_but_not_counted_and_do_not_move_the_median():
+    world = World([1.0], sigma=0.0005)
+    world.mhz = lambda gap: 1400.0 if world.placement == 1 else FREE_MHZ
+
+    sampling = run(world)
 
     invalid = sampling.placements[1]
     assert invalid.times_us
     assert invalid.valid_us == ()
     assert sampling.n_invalid == len(invalid.times_us)
     assert sampling.converged
-    assert len([p for p in sampling.placements if p.valid_us]) == 5
-
-
-def test_a_placement_without_a_valid_sample_does_not_count_as_one():
-    world = World([1.0], sigma=0.0001)
-    sensor = Sensor(lambda: 1400.0 if world.placement == 1 else 1900.0)
-    few = replace(PROTOCOL_CUDA, min_samples=5, min_device_s=0.001)
-
-    sampling, _ = run(world, few, sensor)
-
-    assert len(sampling.placements) == 6
-
-
-def test_slow_samples_at_a_low_clock_do_not_move_the_median():
-    world = World([1.0, 1.5, 1.0, 1.0, 1.0, 1.0], sigma=0.0005)
-    sensor = Sensor(lambda: 1000.0 if world.placement == 1 else 1900.0)
-
-    sampling, _ = run(world, sensor=sensor)
-
+    assert len(sampling.counted) == 5
     assert sampling.interval.high < 40.0 * 1.01
 
 
-def test_a_device_that_never_clocks_high_enough_has_no_interval():
-    sampling, _ = run(World([1.0]), sensor=Sensor(lambda: 345.0))
+def test_a_case_is_held_against_its_own_clock_not_that_of_the_device_without_load():
+    """As tensor cores are, which run at a lower clock than an idle device whatever the gaps."""
+    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1840.0))
 
-    assert sampling.interval is None
-    assert sampling.n_valid == 0
-    assert not sampling.converged
-
-
-def test_power_capping_alone_is_tagged_and_not_discarded():
-    sampling, telemetry = run(World([1.0], sigma=0.0005), sensor=Sensor(lambda: 1600.0))
-
+    assert sampling.regime == "boost"
     assert sampling.n_invalid == 0
-    assert telemetry.summary() == DeviceState(sm_clock_mhz=1600.0, power_w=300.0, throttle_mask=4)
+    assert sampling.free.case_mhz == 1840.0
+    assert sampling.gap_us == pytest.approx(PROTOCOL_CUDA.gaps[0] * 435.0, rel=0.01)
+
+
+def test_gaps_become_longer_where_the_power_limit_takes_a_case_below_its_own_clock():
+    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1500.0 if gap < 5 else 1840.0))
+
+    assert sampling.regime == "boost"
+    assert sampling.sm_clock_mhz == 1840.0
+    assert sampling.placements[-1].gap_us == pytest.approx(PROTOCOL_CUDA.gaps[1] * 435.0, rel=0.01)
+
+
+def test_a_case_that_is_never_clocked_high_enough_is_sustained_and_says_why():
+    sampling = run(World([1.0], sigma=0.0005, mhz=lambda gap: 1400.0))
+
+    assert sampling.regime == "sustained"
+    assert sampling.interval.estimate == pytest.approx(40.0 * 2000 / 1400, rel=0.001)
+    # 85 % of what the device runs at without load.
+    assert "clocked below 1700 MHz (1400 MHz in the median)" in sampling.no_boost
+    assert sampling.n_invalid > 0  # what was measured under boost is kept
+    assert sampling.gap_us == 0.0
+
+
+def test_sustained_is_a_second_of_steady_load_and_then_samples_at_whatever_clock():
+    world = World([1.0], sigma=0.0005, mhz=lambda gap: 1400.0)
+
+    sampling = run(world, regime="sustained")
+
+    assert (sampling.regime, sampling.converged) == ("sustained", True)
+    assert len(sampling.placements) == PROTOCOL_CUDA.sustained_placements
+    assert sampling.n_invalid == 0
+    assert sampling.sm_clock_mhz == 1400.0
+    assert set(world.gaps_us) == {0.0}
+    assert sampling.elapsed_s > 3 * (1.0 + PROTOCOL_CUDA.sustained_s)
+
+
+def test_a_device_that_tells_no_clock_has_no_sample_left_out():
+    world = World([1.0], sigma=0.0005)
+    told = world.sample
+    world.sample = lambda count, **gap: replace(told(count, **gap), sm_mhz=(None,) * count)
+
+    sampling = run(world, free_mhz=None)
+
+    assert (sampling.regime, sampling.n_invalid) == ("boost", 0)
+    assert sampling.sm_clock_mhz is None
+
+
+def test_power_under_steady_load_is_that_of_the_energy_counter():
+    world = World([1.0])
+    telemetry = Telemetry(Battery(world.now), period_s=0.02, now=world.now)
+    for _ in range(60):  # what the thread does
+        telemetry._readings.append((world.now(), telemetry._sensor.read()))
+        world.time_s += 0.02
+
+    assert telemetry.mean_power_w(0.0, world.now()) == pytest.approx(500.0, rel=0.03)
+    assert telemetry.mean_power_w(0.0, 0.09) == 300.0  # it did not move
 
 
 def test_warm_up_lasts_at_least_its_minimum_even_where_times_agree_at_once():
     world = World([1.0], sigma=0.0)
 
     world.placement = 0
-    warm_up(world, PROTOCOL_CUDA.warm_up, 0.02, world.now)
+    warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
 
     assert 0.3 <= world.time_s < 0.4
 
 
 def test_warm_up_goes_on_while_the_clock_ramps_up():
     class Ramp(World):
-        def sample(self, count):
+        def sample(self, count, **gap):
             self.centres = [max(1.0, 2.0 - self.time_s)]
-            return super().sample(count)
+            return super().sample(count, **gap)
 
     world = Ramp([1.0], sigma=0.0)
     world.placement = 0
 
-    sample_s = warm_up(world, PROTOCOL_CUDA.warm_up, 0.02, world.now)
+    warmed = warm_up(world, WarmUp(min_s=0.3, max_s=3.0), 0.02, world.now)
 
     assert 1.0 <= world.time_s < 1.3
-    assert sample_s == pytest.approx(40.0 * 10 / 1e6)
+    assert warmed.sample_s == pytest.approx(40.0 * 10 / 1e6)
 
 
 def test_warm_up_ends_at_its_maximum_where_times_never_agree():
     class Restless(World):
-        def sample(self, count):
+        def sample(self, count, **gap):
             self.centres = [1.0 if self.centres == [1.02] else 1.02]
-            return super().sample(count)
+            return super().sample(count, **gap)
 
     world = Restless([1.0], sigma=0.0)
     world.placement = 0
@@ -191,7 +284,7 @@ def test_warm_up_ends_at_its_maximum_where_times_never_agree():
 def test_the_interval_asked_for_decides_when_to_stop():
     world = World([1.0, 1.004, 1.001, 0.997, 1.002])
 
-    loose, _ = run(world, replace(PROTOCOL_CUDA, ci_tolerance=0.05))
+    loose = run(world, replace(PROTOCOL_CUDA, ci_tolerance=0.05))
 
     assert loose.converged
     assert len(loose.placements) == 5

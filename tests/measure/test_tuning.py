@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from flexq_bench.measure import PROTOCOL_CUDA
-from flexq_bench.measure.clocks import CpuClock
+from flexq_bench.measure.clocks import Batch, CpuClock
+from flexq_bench.measure.protocol import WarmUp
 from flexq_bench.measure.tuning import BriefTimer
 
 LAUNCH_US = 10
@@ -46,6 +47,37 @@ def spent():
         return found
 
     return run
+
+
+def test_candidates_are_timed_with_the_gaps_of_the_regime():
+    seen = []
+
+    class Gapped:
+        launches = 10
+
+        def sample(self, count, *, gap_us=0.0):
+            seen.append(gap_us)
+            return Batch((LAUNCH_US,) * count, (None,) * count)
+
+        def close(self):
+            pass
+
+    class Clock:
+        def rotation(self, *_):
+            return Gapped()
+
+    class Buffers:
+        copies = 1
+
+        def bound(self, config):
+            return None
+
+    protocol = replace(PROTOCOL_CUDA, rewarm=WarmUp(0.0, 0.0))
+    for regime, gap_us in (("boost", 200.0), ("sustained", 0.0)):
+        timer = BriefTimer(Buffers, Clock(), protocol, regime=regime, warm=True)
+        timer(None)
+        timer.glance(None)
+        assert seen[-1] == gap_us
 
 
 def test_a_glance_takes_a_fraction_of_a_time(spent):

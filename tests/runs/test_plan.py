@@ -32,6 +32,18 @@ def test_a_hot_case_has_a_hot_floor():
     assert "read-16 gemm cold m1n64k128" not in plan.keys
 
 
+def test_the_floor_of_launches_that_overlap_is_a_read_whose_launches_do():
+    plan = build_plan(a_suite("flexq", "cublas-fp16").under(("boost", "sustained")), "cuda", (9, 0))
+
+    floors = {case.key for case in plan.cases if case.label.startswith("read-")}
+    assert floors == {
+        f"{label} gemm cold m1n{n}k128{regime}"
+        for label in ("read-6[overlap]", "read-16")
+        for n in (64, 256)
+        for regime in ("", " sustained")
+    }
+
+
 def test_cases_of_a_shape_stand_together_behind_their_floors():
     plan = build_plan(a_suite("flexq*", "cublas*"), "cpu", None)
 

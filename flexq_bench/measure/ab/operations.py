@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -13,8 +14,7 @@ import flexq_bench
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.given_inputs import read_inputs
 from flexq_bench.measure.prepared import Placed, PreparedCase
-from flexq_bench.measure.sampling import batch_size, warm_up
-from flexq_bench.measure.telemetry import DeviceState, Telemetry
+from flexq_bench.measure.sampling import FreeClocks, batch_size, is_low, warm_up_under_boost
 from flexq_bench.measure.worker_messages import JUDGED_VERSION, VERSION
 from kernels.autotune import TuningMemory
 from workloads.case import Case
@@ -24,13 +24,16 @@ from workloads.case import Case
 class _Slot:
     """A prepared case, and its placement while there is one.
 
-    samples: of a batch. filled: whether inputs came from outside, where results are judged then.
+    samples: of a batch; gap_us: idle time before each. filled: whether inputs came from outside,
+    where results are judged then. free: the clocks that its samples are held against.
     """
 
     prepared: PreparedCase
+    free: FreeClocks
     held: ExitStack = field(default_factory=ExitStack)
     placed: Placed | None = None
     samples: int = 1
+    gap_us: float = 0.0
     filled: bool = False
 
 
@@ -78,7 +81,7 @@ class WorkerOperations:
             prepared.choose_config(self._tuning, machine, favourite=favourite)
         else:
             prepared.use_config(config)
-        self._slots[slot] = _Slot(prepared)
+        self._slots[slot] = _Slot(prepared, FreeClocks(self._meter.free_mhz()))
         wrong = prepared.check("before").detail
         self._meter.release_memory()  # for the other side, which may be another process
         return {
@@ -100,8 +103,11 @@ class WorkerOperations:
         mine.placed = mine.held.enter_context(mine.prepared.placed(index, beside=buffers))
         protocol = self._meter.protocol
         phase = protocol.rewarm if self._is_warm else protocol.warm_up
-        sample_s = warm_up(mine.placed.rotation, phase, protocol.batch_s, time.perf_counter)
-        mine.samples = batch_size(sample_s, protocol.batch_s)
+        warmed, gap, mine.free = warm_up_under_boost(
+            mine.placed.rotation, phase, protocol, mine.free, time.perf_counter
+        )
+        mine.gap_us = protocol.gaps[gap] * warmed.sample_s * 1e6
+        mine.samples = batch_size(warmed.sample_s, protocol.turn_s)
         self._is_warm = True
         shared = buffers is not None and mine.placed.buffers.weights is buffers.weights
         return {"copies": mine.prepared.copies, "shared": shared}
@@ -123,22 +129,22 @@ class WorkerOperations:
         Path(path).write_bytes(self._placed(slot).buffers.output().cpu().numpy().tobytes())
         return {}
 
-    def turn(self, slot: str) -> dict[str, Any]:
-        """A batch of samples on the placement, with the clock around it."""
-        placed = self._placed(slot)
-        protocol = self._meter.protocol
-        telemetry = Telemetry(
-            self._meter.sensor,
-            min_clock_fraction=protocol.min_clock_fraction,
-            period_s=protocol.telemetry_period_s,
-        )
-        with telemetry:
-            began = time.perf_counter()
-            samples = placed.rotation.sample(self._slots[slot].samples)
-            valid = telemetry.is_clock_valid(began, time.perf_counter())
-        mhz = _mean_clock(telemetry.before, telemetry.after)
-        launches = placed.rotation.launches
-        return {"samples_us": samples, "launches": launches, "mhz": mhz, "valid": valid}
+    def turn(self, slot: str, gap_us: float | None = None) -> dict[str, Any]:
+        """A batch of samples on the placement, and the clock meanwhile.
+
+        gap_us: idle time before each; None: what was found to keep the clock up when it was placed.
+        """
+        placed, mine = self._placed(slot), self._slots[slot]
+        gap_us = mine.gap_us if gap_us is None else gap_us
+        batch = placed.rotation.sample(mine.samples, gap_us=gap_us)
+        clocks = [mhz for mhz in batch.sm_mhz if mhz is not None]
+        mhz = statistics.median(clocks) if clocks else None
+        return {
+            "samples_us": batch.times_us,
+            "launches": placed.rotation.launches,
+            "mhz": mhz,
+            "valid": not gap_us or not is_low(mhz, mine.free.least_mhz(self._meter.protocol)),
+        }
 
     def leave(self, slot: str) -> dict[str, Any]:
         """Look at what the timed launches computed, and free the placement."""
@@ -162,11 +168,3 @@ class WorkerOperations:
         if placed is None:
             raise LookupError(f"slot {slot!r} has no placement")
         return placed
-
-
-def _mean_clock(before: DeviceState | None, after: DeviceState | None) -> float | None:
-    if before is None or after is None:
-        return None
-    if before.sm_clock_mhz is None or after.sm_clock_mhz is None:
-        return None
-    return (before.sm_clock_mhz + after.sm_clock_mhz) / 2

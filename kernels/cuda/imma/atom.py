@@ -46,6 +46,7 @@ class MixedGemm(ImmaGemm):
             summary="Atom: INT4 groups, the last one INT8, channels reordered"
             + (", by an int4 MMA that is emulated" if emulated else ""),
             min_capability=(9, 0) if emulated else (8, 0),
+            overlaps_launches=True,
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

@@ -58,6 +58,7 @@ class DualGrainedGemm(TokenScaledGemm):
             activation=NumberFormat(8),
             summary="DGQ: 4-bit weights made int8 with their group's scale, one integer sum over K"
             + (", activations with one static scale" if variant else ""),
+            overlaps_launches=True,
         )
 
     def quantize_activation(self, x: torch.Tensor) -> Operand:

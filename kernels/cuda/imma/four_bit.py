@@ -61,6 +61,7 @@ class GroupScaledGemm(TokenScaledGemm):
         weight=NumberFormat(BITS, GROUP),
         activation=NumberFormat(8),
         summary="4-bit weights with an FP16 scale per group, sums of groups converted one by one",
+        overlaps_launches=True,
     )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

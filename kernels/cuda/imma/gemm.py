@@ -209,6 +209,7 @@ class Int8TensorCoreGemm(ImmaGemm):
             weight=NumberFormat(W_BITS, GROUP),
             activation=NumberFormat(a_bits, GROUP),
             summary=f"FlexQ W6A{a_bits} on int8 tensor cores, weights widened in registers",
+            overlaps_launches=True,
         )
         self._packing = Build.of("imma/pack.cu", A_BITS=a_bits)
 

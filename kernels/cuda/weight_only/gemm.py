@@ -160,6 +160,7 @@ class WeightOnlyGemm(LinearKernel):
             weight=NumberFormat(bits, group, "asymmetric" if zeros else "symmetric"),
             activation=FP16,
             summary=f"{bits}-bit weights, {scales}{zeros}, FP16 activations on FP16 tensor cores",
+            overlaps_launches=True,
         )
 
     def pack_weight(self, weight: Operand) -> PackedOperand:

@@ -78,6 +78,7 @@ class MinifloatGemm(WeightOnlyGemm):
             weight=NumberFormat(bits, group, kind="float"),
             activation=FP16,
             summary=f"{_FORMATS[bits]} weights in planes of 4 and {bits - 4} bits, {scales}{how}",
+            overlaps_launches=True,
         )
 
     def tile(self, values: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,20 @@
+"""The regime that a time was taken under, the gap before its samples, the energy of a launch.
+
+What each column means, and what null means in it, is written at the models in db/tables.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0012"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("measurement", sa.Column("regime", sa.String))
+    op.add_column("measurement", sa.Column("sample_gap_us", sa.Double))
+    op.add_column("measurement", sa.Column("launch_j", sa.Double))
