@@ -17,7 +17,7 @@ from db.records import DeviceInfo
 from db.releases import keep_releases
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
-from flexq_bench.errors import InfrastructureError
+from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
@@ -120,6 +120,82 @@ def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compa
 
     assert pool.measured == []
     assert report.canaries == 1
+
+
+def test_a_second_commit_of_a_day_is_measured_and_reported_as_its_own(a_night, sha):
+    _, [first] = a_night(1, name="2025-11-01")
+    pool, [second] = a_night(2, name="2025-11-01")
+    again, [same] = a_night(1, name="2025-11-01")
+
+    assert ("A CPU", KEY) in pool.measured
+    assert (first.commit, second.commit) == (sha(1), sha(2))
+    assert first.run != second.run
+    assert (again.measured, same) == ([], first)
+
+
+def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
+    a_night, database, commits, sha, compared
+):
+    class Stopping(MadePool):
+        def compare(self, *arguments):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stopping = Stopping(database, commits[sha(1)], compared)
+        a_night(1, pool=stopping, canaries=1, name="2025-11-01")
+
+    pool, [report] = a_night(2, canaries=1, name="2025-11-01")
+
+    with database.session() as session:
+        states = {night.commit: night.state for night in queries.night_states(session)}
+        measured = queries.run_by_uuid_prefix(session, report.run)
+    assert states == {sha(1): "comparing", sha(2): "done"}
+    assert (measured.commit, bool(pool.measured)) == (sha(2), True)
+
+
+def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
+    a_night, database, monkeypatch
+):
+    from db import nightly as stored_nights
+
+    for order in range(1, 8):
+        a_night(order)
+
+    def killed(session, info, state, **values):
+        if state == "done":
+            raise KeyboardInterrupt
+        stored_nights.set_night(session, info, state, **values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ci.nightly.set_night", killed)
+        with pytest.raises(KeyboardInterrupt):
+            a_night(8, us=21.0)
+    with database.session() as session:
+        assert queries.alerts(session) == []
+
+    _, [report] = a_night(8, us=21.0)
+
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert report.opened == (alert.id,)
+    assert report.verdicts["slower"] >= 1
+
+
+def test_resuming_a_night_at_another_commit_names_the_commit_it_was_begun_at(
+    a_night, database, commits, sha, compared
+):
+    from flexq_bench.cli.nightly import unfinished_night
+
+    class Stopping(MadePool):
+        def compare(self, *arguments):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        a_night(1, pool=Stopping(database, commits[sha(1)], compared), canaries=1)
+
+    assert unfinished_night(database, "made", commits[sha(1)]) == "2025-11-01"
+    with pytest.raises(UsageError, match=f"2025-11-01 .*begun at {sha(1)[:10]}"):
+        unfinished_night(database, "made", commits[sha(2)])
 
 
 def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_night, sha):
