@@ -140,8 +140,8 @@ def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
         def compare(self, *arguments):
             raise KeyboardInterrupt
 
+    stopping = Stopping(database, commits[sha(1)], compared)
     with pytest.raises(KeyboardInterrupt):
-        stopping = Stopping(database, commits[sha(1)], compared)
         a_night(1, pool=stopping, canaries=1, name="2025-11-01")
 
     pool, [report] = a_night(2, canaries=1, name="2025-11-01")
