@@ -7,6 +7,7 @@ DatabaseError
 ├── UnreachableError        the server does not answer, or refuses
 ├── NotADatabaseError       the file, or the database in it, is something else's
 ├── ReadOnlyError           file or folder can't be written
+├── FileMovedError          the open file was deleted, or another one took its name
 ├── LockedError             somebody else wrote for longer than the timeout
 ├── SchemaError
 │   ├── NewerSchemaError    written by a later version
@@ -50,6 +51,10 @@ class NotADatabaseError(DatabaseError):
 
 class ReadOnlyError(DatabaseError):
     """The file or its folder can't be written."""
+
+
+class FileMovedError(DatabaseError):
+    """The file that is open was deleted, or another one took its name: a commit would be lost."""
 
 
 class LockedError(DatabaseError):

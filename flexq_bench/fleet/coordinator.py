@@ -10,16 +10,16 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 
 from db import queries
 from db.engine import Database
-from db.errors import DatabaseError
+from db.errors import DatabaseError, FileMovedError
 from db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
 from db.records import CommitInfo, Record, RunInfo
+from db.store import add_record
 from db.tuning import ChoiceInfo, choices_of
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.fleet.backlog import Backlog, Job, Shape
@@ -402,5 +402,11 @@ class Coordinator:
                 self._buffer.returned(assigned.job.id, "the run was stopped", death=False)
                 assigned.job, assigned.is_stale = None, True
         self._returning.clear()
-        with suppress(DatabaseError, FlexqError):  # the reason for stopping matters more
+        try:
             self._buffer.flush({}, ())
+        except FileMovedError:  # the run's end writes them to a file
+            for record in self._buffer.unwritten_records:
+                run = self._works[record.run.uuid].run
+                run.unwritten.append(partial(add_record, record=record))
+        except (DatabaseError, FlexqError):
+            pass  # the reason for stopping matters more

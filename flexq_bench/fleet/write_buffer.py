@@ -148,6 +148,11 @@ class WriteBuffer:
         return returned | pending.results.keys() | pending.quarantined.keys()
 
     @property
+    def unwritten_records(self) -> tuple[Record, ...]:
+        """Results that are not written yet."""
+        return (*self._pending.results.values(), *self._pending.quarantined.values())
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing waits to be written."""
         return not self._pending

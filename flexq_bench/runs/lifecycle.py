@@ -18,17 +18,24 @@ that is killed without an exception (SIGKILL, power) leaves a run `running`; it 
 from __future__ import annotations
 
 import logging
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
 
+from db.encoding import AnyRecord
 from db.engine import Database, Session
-from db.errors import DatabaseError
+from db.errors import DatabaseError, FileMovedError, ResultsFileError
+from db.exchange import write_records
+from db.queries import Filters, export_accuracy, export_decodes
+from db.queries.records import export_records
 from db.records import CommitInfo, Record, RunInfo
 from db.store import add_record, begin_run, finish_run
-from flexq_bench.errors import CancelledError
+from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.record import build_record
@@ -61,13 +68,15 @@ def new_run(suite: str, trigger: str, plan: Sequence[str]) -> RunInfo:
 class OpenRun:
     """A run that is under way in this process.
 
-    status: the run's final status if its block ends without an exception.
+    status: the run's final status if its block ends without an exception. unwritten: writes that
+    found the database's file gone.
     """
 
     database: Database
     info: RunInfo
     commit: CommitInfo
     status: str = "complete"
+    unwritten: list[Callable[[Session], object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Store the record of a case in a transaction of its own."""
@@ -75,8 +84,12 @@ class OpenRun:
 
     def store(self, write: Callable[[Session], object]) -> None:
         """Store results of another kind in a transaction of their own."""
-        with self.database.session() as session:
-            write(session)
+        try:
+            with self.database.session() as session:
+                write(session)
+        except FileMovedError:
+            self.unwritten.append(write)
+            raise
 
 
 @contextmanager
@@ -84,7 +97,9 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     """Begin a run, or go on with the one of its uuid or idempotency key; mark its end.
 
     Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Whatever ends the block is
-    raised again after the run is marked. Raises what begin_run raises.
+    raised again after the run is marked. Raises what begin_run raises, and InfrastructureError if
+    the database's file was deleted or replaced meanwhile: the message names the file that the run's
+    results were written to instead.
     """
     with ended_by_terminate():
         with database.session() as session:
@@ -170,6 +185,36 @@ def _mark(run: OpenRun, status: str) -> None:
 def _finish(run: OpenRun, status: str) -> None:
     try:
         run.store(lambda session: finish_run(session, run.info.uuid, status))
+    except FileMovedError as error:
+        _rescue(run, error)
     except DatabaseError as error:
         # The results are stored one by one before this; only the label is lost.
         log.warning("run %s could not be marked %s: %s", run.info.uuid, status, error)
+
+
+def _rescue(run: OpenRun, error: FileMovedError) -> NoReturn:
+    """Write all results of a run to a file beside the one that is gone, and raise."""
+    with run.database.last_look() as session:
+        for write in run.unwritten:
+            write(session)
+        filters = Filters(runs=(run.info.uuid,))
+        records: list[AnyRecord] = [
+            *export_records(session, filters),
+            *export_accuracy(session, filters),
+            *export_decodes(session, filters),
+        ]
+    if not records:
+        raise InfrastructureError(f"{error}; run {run.info.uuid[:8]} had no results yet") from error
+    name = f"{Path(run.database.url).name}.{run.info.uuid[:8]}.jsonl"
+    path = Path(run.database.url).with_name(name)
+    try:
+        write_records(path, records)
+    except ResultsFileError:  # its folder is gone as well
+        path = Path(tempfile.gettempdir(), name)
+        write_records(path, records)
+    message = (
+        f"{error}; {len(records)} results of run {run.info.uuid[:8]} are in {path}: "
+        f"flexq-bench db import {path} stores them"
+    )
+    log.error("%s", message)  # of several runs only one message becomes the last line
+    raise InfrastructureError(message) from error

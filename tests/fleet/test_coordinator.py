@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from db import queries
-from db.errors import UnreachableError
+from db.errors import FileMovedError, UnreachableError
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.fleet.workers import Lost, Report
@@ -267,3 +267,21 @@ def test_workers_are_seen_in_the_database(table, gpus, a_case):
     with table.database.session() as session:
         [worker] = queries.workers(session)
     assert (worker.gpu, worker.state, worker.finished) == ("H200", "stopped", 2)
+
+
+def test_results_that_found_the_file_deleted_are_kept_for_the_end_of_their_runs(
+    table, gpus, a_case
+):
+    work = table.work("H200", [a_case(m) for m in (1, 2, 3)])
+
+    def delete(record):
+        table.database.path.unlink()
+
+    with pytest.raises(FileMovedError):
+        table.coordinator(gpus({"H200": 1}), delete).carry_out([work])
+
+    with table.database.last_look() as session:
+        for write in work.run.unwritten:
+            write(session)
+        records = list(queries.run_records(session, work.run.info.uuid))
+    assert len(records) == 2  # the first, and the one that was measured meanwhile
