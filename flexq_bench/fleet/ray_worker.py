@@ -23,7 +23,7 @@ _LEAVING_S = 15.0  # for the process that had the device before to be gone
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The description of a worker that is ready. sources: hash of the kernels that it would run."""
+    """The description of a worker that is ready. sources: hash of the code that it runs."""
 
     worker: Worker
     sources: str
