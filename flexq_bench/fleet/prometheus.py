@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 from db import queries
+from db.clock import database_time
 from db.engine import Session
 
 _Sample = tuple[Mapping[str, str], float]
@@ -15,7 +15,7 @@ _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
 def prometheus_text(session: Session) -> str:
     """Metrics of unfinished runs, live workers and requests, in the text format 0.0.4."""
-    now = datetime.now(UTC)
+    now = database_time(session)
     runs = queries.progress(session)
     workers = queries.workers(session, live=True)
     requests = Counter(row.state for row in queries.requests(session, states=("queued", "running")))

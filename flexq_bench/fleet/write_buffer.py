@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
+from db.clock import database_time
 from db.engine import Database, Session
 from db.errors import DatabaseError, LockedError, UnreachableError
 from db.fleet import (
@@ -22,6 +23,7 @@ from db.fleet import (
     register_worker,
     return_jobs,
 )
+from db.locking import lock_for_writing
 from db.records import Record
 from db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
@@ -109,10 +111,12 @@ class WriteBuffer:
     def learnt(self, choices: Sequence[ChoiceInfo]) -> None:
         self._pending.choices.extend(choices)
 
-    def flush(self, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed | None:
+    def flush(
+        self, claims: Mapping[int, str], beats: Sequence[Beat], *, ours: Collection[str] = ()
+    ) -> Flushed | None:
         """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
 
-        claims: the worker's uuid by job. Raises InfrastructureError when it has been away too
+        claims: the worker's uuid by job. ours: as of `claim_jobs`. Raises InfrastructureError when it has been away too
         long, DatabaseError for what waiting does not mend.
         """
         if not (self._pending or claims or beats):
@@ -121,7 +125,7 @@ class WriteBuffer:
             return None
         try:
             with self._database.session() as session:
-                flushed = self._write(session, claims, beats)
+                flushed = self._write(session, claims, beats, ours)
         except _AWAY as error:
             self._wait(error)
             return None
@@ -157,8 +161,15 @@ class WriteBuffer:
         """Whether nothing waits to be written."""
         return not self._pending
 
-    def _write(self, session: Session, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed:
-        now = datetime.now(UTC)
+    def _write(
+        self,
+        session: Session,
+        claims: Mapping[int, str],
+        beats: Sequence[Beat],
+        ours: Collection[str],
+    ) -> Flushed:
+        lock_for_writing(session.connection())  # the time after waiting for it counts
+        now = database_time(session)
         until = now + timedelta(seconds=self._times.lease)
         pending = self._pending
         for info in pending.joined:
@@ -178,7 +189,7 @@ class WriteBuffer:
         beat(session, beats, until=until, at=now)
         for worker, detail in pending.ended:
             end_worker(session, worker, detail=detail, at=now)
-        claimed = claim_jobs(session, claims, until=until, at=now) if claims else {}
+        claimed = claim_jobs(session, claims, until=until, at=now, ours=ours) if claims else {}
         records = {**pending.results, **pending.quarantined}
         return Flushed(claimed, {job: records[job] for job in stored}, deaths)
 

@@ -17,7 +17,9 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(nvrtc, "compiler_version", lambda: "0.0")
     monkeypatch.setattr(nvrtc, "source_hash", lambda folder, source: "0")
     monkeypatch.setattr(
-        nvrtc, "_run_nvrtc", lambda source, options: compiled.append(source) or str(options).encode()
+        nvrtc,
+        "_run_nvrtc",
+        lambda source, options: compiled.append(source) or str(options).encode(),
     )
     compiled = []
     return tmp_path / "cubin", compiled
