@@ -116,8 +116,8 @@ class WriteBuffer:
     ) -> Flushed | None:
         """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
 
-        claims: the worker's uuid by job. ours: as of `claim_jobs`. Raises InfrastructureError when it has been away too
-        long, DatabaseError for what waiting does not mend.
+        claims: the worker's uuid by job. ours: as of `claim_jobs`. Raises InfrastructureError when
+        it has been away too long, DatabaseError for what waiting does not mend.
         """
         if not (self._pending or claims or beats):
             return Flushed({}, {}, {})

@@ -12,7 +12,8 @@
 | any other exception                                       | failed                          |
 
 What was stored stays in every case, and an interrupted or failed run can be resumed. Only a process
-that is killed without an exception (SIGKILL, power) leaves a run `running`; it resumes like others.
+that is killed without an exception (SIGKILL, power) leaves a run `running`: `end_dead_runs` marks
+it as interrupted, when the next run begins on that host or somebody asks for it.
 """
 
 from __future__ import annotations
@@ -27,17 +28,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
+from db import queries
 from db.encoding import AnyRecord
 from db.engine import Database, Session
 from db.errors import DatabaseError, FileMovedError, ResultsFileError
 from db.exchange import write_records
-from db.queries import Filters, export_accuracy, export_decodes
+from db.queries import Filters, OwnedRun, export_accuracy, export_decodes
 from db.queries.records import export_records
 from db.records import CommitInfo, Record, RunInfo
-from db.store import add_record, begin_run, finish_run
+from db.store import add_record, begin_run, end_runs_of, finish_run
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.owner import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import Outcome
 from workloads.case import Case
@@ -102,8 +105,9 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     results were written to instead.
     """
     with ended_by_terminate():
+        end_dead_runs(database)
         with database.session() as session:
-            info = begin_run(session, replace(run, status="running"), commit)
+            info = begin_run(session, replace(run, status="running"), commit, this_process())
         opened = OpenRun(database, info, commit)
         try:
             yield opened
@@ -111,6 +115,24 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
             _mark(opened, status_after(error))
             raise
         _mark(opened, opened.status)
+
+
+def end_dead_runs(database: Database) -> list[OwnedRun]:
+    """Mark the runs whose processes were killed on this host as interrupted; which they were."""
+    dead = dead_runs(database)
+    for run in dead:
+        assert run.owner is not None
+        with database.session() as session:
+            end_runs_of(session, run.owner, at=datetime.now(UTC))
+        log.warning("run %s is interrupted: %s", run.uuid[:8], "its process was killed")
+    return dead
+
+
+def dead_runs(database: Database) -> list[OwnedRun]:
+    """The runs that say that they are under way, and whose process on this host is gone."""
+    with database.session() as session:
+        running = queries.owned_runs(session)
+    return [run for run in running if run.owner is not None and is_dead(run.owner)]
 
 
 def status_after(error: BaseException) -> str:
