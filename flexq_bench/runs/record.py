@@ -63,6 +63,7 @@ def build_record(
     in a text, a time that is no number) becomes a failed one that says so.
     """
     operations = None if is_probe(case.kernel) else case.gemm.operations
+    measured = _judged_by_neighbours(measured)
     record = Record(
         uuid=record_uuid(run.uuid, case.key, attempt, repetition),
         case=case.key,
@@ -100,7 +101,7 @@ def build_record(
         tops=tera_operations(operations, measured.median_us),
         max_rel_error=measured.max_rel_error,
         exact=measured.exact,
-        accepted=measured.is_comparable and not commit.dirty,
+        accepted=measured.is_comparable and not commit.dirty and not _neighbours(measured),
         config=measured.config,
         binary_hash=measured.binary_hash,
         seed=measured.seed,
@@ -118,6 +119,22 @@ def build_record(
         extra={**measured.extra, "attempt": attempt, "repetition": repetition},
     )
     return _storable(record)
+
+
+def _neighbours(measured: Measured) -> int:
+    """Processes that computed on the GPU beside the one that measured."""
+    return int(measured.extra.get("other_processes") or 0)
+
+
+def _judged_by_neighbours(measured: Measured) -> Measured:
+    others = _neighbours(measured)
+    if not others or measured.status != "ok":
+        return measured
+    detail = (
+        f"{others} other processes computed on this GPU: its time is kept and never compared; end "
+        "them (nvidia-smi shows them)"
+    )
+    return replace(measured, status="noisy", detail=detail)
 
 
 def _storable(record: Record) -> Record:

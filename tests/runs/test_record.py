@@ -72,6 +72,14 @@ def test_only_right_results_of_a_clean_tree_are_accepted(
     assert found.accepted is accepted
 
 
+def test_a_time_taken_beside_other_processes_is_told_and_never_accepted(record, a_result):
+    found = record(measured=a_result(extra={"other_processes": 2}))
+
+    assert (found.status, found.accepted, found.median_us) == ("noisy", False, 20.0)
+    assert found.detail.startswith("2 other processes computed on this GPU")
+    assert record(measured=a_result(extra={"other_processes": 0})).accepted
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
