@@ -38,6 +38,7 @@ __all__ = [
 ]
 
 BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
+SILENCE_S = 60.0  # longer than any wait for a lock: a server that is silent for so long hangs
 _CONNECT_TIMEOUT_S = 10
 
 
@@ -142,13 +143,15 @@ def open_database(
     read_only: bool = False,
     check_schema: bool = True,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
+    silence_s: float = SILENCE_S,
 ) -> Database:
     """Open a database by URL or by the path of a SQLite file.
 
     url None: $FLEXQ_BENCH_DB, else flexq-bench.sqlite in the user's data folder. A SQLite file
     that is missing or empty gets its folder and its tables, unless `create` is off or `read_only`
     on. check_schema False: take tables of any revision, for `upgrade`. busy_timeout_s: how long
-    to wait for another writer before LockedError. Raises DatabaseError.
+    to wait for another writer before LockedError. silence_s: how long a server may leave a
+    statement without an answer before UnreachableError. Raises DatabaseError.
     """
     target = resolve_url(url)
     name = display(target)
@@ -159,7 +162,9 @@ def open_database(
         engine = _sqlite_engine(target, file, busy_timeout_s=busy_timeout_s)
     else:
         file = None
-        engine = _postgresql_engine(target, read_only=read_only, busy_timeout_s=busy_timeout_s)
+        engine = _postgresql_engine(
+            target, read_only=read_only, busy_timeout_s=busy_timeout_s, silence_s=silence_s
+        )
     database = Database(target, engine, file)
     try:
         revision = revision_of(database)
@@ -273,7 +278,9 @@ def _use_write_ahead_log(database: Database) -> None:
                 raise
 
 
-def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> Engine:
+def _postgresql_engine(
+    url: URL, *, read_only: bool, busy_timeout_s: float, silence_s: float
+) -> Engine:
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=True)
@@ -281,6 +288,12 @@ def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> E
         raise MissingDriverError(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
         ) from error
+
+    @event.listens_for(engine, "do_connect")
+    def _connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
+        from db.patience import patient_connection  # psycopg is there: the engine was made
+
+        return patient_connection(display(url), silence_s).connect(*given, **named)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

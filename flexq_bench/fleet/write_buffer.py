@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from db.clock import database_time
 from db.engine import Database, Session
-from db.errors import DatabaseError, LockedError, UnreachableError
+from db.errors import AWAY, DatabaseError
 from db.fleet import (
     Beat,
     WorkerInfo,
@@ -29,8 +29,8 @@ from db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
 
-_AWAY = (LockedError, UnreachableError)
 _PAUSE_S = 1.0  # between two attempts on a database that is away
+_SAY_S = 20.0  # between two lines about it
 
 Answer = TypeVar("Answer")
 
@@ -88,6 +88,7 @@ class WriteBuffer:
         self._database, self._times, self._clock = database, times, clock
         self._pending = _Pending()
         self._away_since: float | None = None
+        self._said = 0.0
         self._next_attempt = 0.0
 
     def joined(self, info: WorkerInfo) -> None:
@@ -126,7 +127,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 flushed = self._write(session, claims, beats, ours)
-        except _AWAY as error:
+        except AWAY as error:
             self._wait(error)
             return None
         if self._away_since is not None:
@@ -140,7 +141,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 return question(session)
-        except _AWAY as error:
+        except AWAY as error:
             self._wait(error)
             return None
 
@@ -196,8 +197,11 @@ class WriteBuffer:
     def _wait(self, error: DatabaseError) -> None:
         now = self._clock()
         if self._away_since is None:
-            self._away_since = now
+            self._away_since = self._said = now
             log.warning("%s; results wait here meanwhile", error)
+        elif now - self._said >= _SAY_S:
+            self._said = now
+            log.warning("the database is away for %.0f s: %s", now - self._away_since, error)
         if now - self._away_since > self._times.database:
             raise InfrastructureError(
                 f"the database was away for {now - self._away_since:.0f} s ({error}): "

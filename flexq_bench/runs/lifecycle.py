@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from typing import NoReturn
 from db import queries
 from db.encoding import AnyRecord
 from db.engine import Database, Session
-from db.errors import DatabaseError, FileMovedError, ResultsFileError
+from db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
 from db.exchange import write_records
 from db.queries import Filters, OwnedRun, export_accuracy, export_decodes
 from db.queries.records import export_records
@@ -49,6 +50,9 @@ OnRecord = Callable[[Record], None]
 # Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
 # SystemExit, GeneratorExit).
 _STOPS = (CancelledError, BrokenPipeError)
+AWAY_S = 600.0  # to wait for a database that went away, as the fleet does
+_PAUSE_S = 1.0  # between two attempts
+_SAY_S = 20.0  # between two lines about it
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +90,30 @@ class OpenRun:
         self.store(lambda session: add_record(session, record))
 
     def store(self, write: Callable[[Session], object]) -> None:
-        """Store results of another kind in a transaction of their own."""
+        """Store results of another kind in a transaction of their own.
+
+        While the database is away it waits, up to `AWAY_S` seconds, and says so: `write` may then
+        be called again. Raises InfrastructureError if the database stays away.
+        """
+        begun = said = time.monotonic()
+        while True:
+            try:
+                self.store_now(write)
+                return
+            except AWAY as error:
+                now = time.monotonic()
+                if now - begun > AWAY_S:
+                    raise InfrastructureError(
+                        f"the database was away for {now - begun:.0f} s ({error}): go on with "
+                        "--resume when it is back"
+                    ) from error
+                if said == begun or now - said >= _SAY_S:
+                    said = now
+                    log.warning("%s; the result waits here meanwhile", error)
+                time.sleep(_PAUSE_S)
+
+    def store_now(self, write: Callable[[Session], object]) -> None:
+        """Store without waiting for a database that is away."""
         try:
             with self.database.session() as session:
                 write(session)
@@ -205,11 +232,12 @@ def _mark(run: OpenRun, status: str) -> None:
 
 
 def _finish(run: OpenRun, status: str) -> None:
+    store = run.store if status == "complete" else run.store_now  # who stops does not wait
     try:
-        run.store(lambda session: finish_run(session, run.info.uuid, status))
+        store(lambda session: finish_run(session, run.info.uuid, status))
     except FileMovedError as error:
         _rescue(run, error)
-    except DatabaseError as error:
+    except (DatabaseError, InfrastructureError) as error:
         # The results are stored one by one before this; only the label is lost.
         log.warning("run %s could not be marked %s: %s", run.info.uuid, status, error)
 
