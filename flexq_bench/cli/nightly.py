@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -174,6 +175,7 @@ def _backfill(
 ) -> None:
     """Fill gaps after the pool is closed: the code of each gap opens its own."""
     from ci.backfill import fill_gap, find_gaps, resume_in
+    from db.urls import ENVIRONMENT_VARIABLE
     from flexq_bench.cli.output import console, say
 
     if rules.repository is None or not cases:
@@ -181,10 +183,14 @@ def _backfill(
     options = ["--cluster", pool.cluster, "--seed", str(pool.seed or 0)]
     if pool.device is not None:
         options += ["--device", pool.device]
+    # By its environment: the arguments of a process, everybody on the host reads.
+    environment = {}
     if db is not None:
-        options += ["--db", db if "://" in db else str(Path(db).absolute())]
+        environment[ENVIRONMENT_VARIABLE] = db if "://" in db else str(Path(db).absolute())
     for gap in find_gaps(database, suite, gpus, night=rules.night, cases=cases):
-        filled = fill_gap(database, gap, rules.repository, options, resume=resume_in)
+        filled = fill_gap(
+            database, gap, rules.repository, options, resume=partial(resume_in, environment)
+        )
         done = gap.missing - filled.left
         why = f": {filled.detail}" if filled.detail else ""
         say(

@@ -149,7 +149,7 @@ def _storable(record: Record) -> Record:
             status="failed",
             detail=_clean(f"its result can't be stored: {error}"),
             accepted=False,
-            **dict.fromkeys(_FOUND),
+            **dict.fromkeys(_FOUND),  # type: ignore[arg-type]  # fields that may be null
             placement_medians_us=(),
             samples_us=(),
             n_samples=0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.fleet import PoolOptions
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
@@ -435,3 +438,28 @@ def test_sweeps_are_no_baseline(a_night, database, commits, sha):
         assert queries.trusted_base(session, series) == base
         points = queries.series_history(session, series, without_sweeps=True)
     assert sha(20) not in {point.commit for point in points}
+
+
+def test_the_database_of_a_backfill_is_in_no_argument(a_night, database, monkeypatch, tmp_path):
+    from flexq_bench.cli import nightly as verb
+
+    a_night(1, gpus=("A CPU", "Another CPU"))
+    a_night(2)
+    started = []
+
+    @contextmanager
+    def checkout(repository, commit):
+        yield tmp_path
+
+    def run(command, **options):
+        started.append((command, options["env"]))
+        return subprocess.CompletedProcess(command, 5, "", "")
+
+    monkeypatch.setattr("ci.backfill.worktree", checkout)
+    monkeypatch.setattr("ci.backfill.subprocess.run", run)
+    url, rules = "postgresql://me:secret@host/db", Rules("2025-11-03", tmp_path)
+    verb._backfill(database, PoolOptions(), url, "made", ["Another CPU"], rules, 100)
+
+    [(command, environment)] = started
+    assert "secret" not in " ".join(command)
+    assert environment["FLEXQ_BENCH_DB"] == url

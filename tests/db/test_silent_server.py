@@ -28,11 +28,17 @@ def test_a_server_that_hangs_is_given_up_and_said_meanwhile(url, monkeypatch, ca
     with open_database(url, silence_s=1.0) as database:
         began = time.monotonic()
         told = "no answer to a statement for 1 s"
-        with pytest.raises(UnreachableError, match=told), database.session() as session:
-            backend = session.scalar(text("SELECT pg_backend_pid()"))
-            os.kill(backend, signal.SIGSTOP)
-            session.scalar(text("SELECT 1"))
-        os.kill(backend, signal.SIGCONT)
+        stopped = []
+
+        def hang():
+            with database.session() as session:
+                stopped.append(session.scalar(text("SELECT pg_backend_pid()")))
+                os.kill(stopped[0], signal.SIGSTOP)
+                session.scalar(text("SELECT 1"))
+
+        with pytest.raises(UnreachableError, match=told):
+            hang()
+        os.kill(stopped[0], signal.SIGCONT)
         assert time.monotonic() - began < 5
         assert "has not answered for" in caplog.text
         with database.session() as session:  # a connection of its own
