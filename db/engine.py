@@ -289,11 +289,12 @@ def _postgresql_engine(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
         ) from error
 
-    @event.listens_for(engine, "do_connect")
-    def _connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
+    def connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
         from db.patience import patient_connection  # psycopg is there: the engine was made
 
         return patient_connection(display(url), silence_s).connect(*given, **named)
+
+    event.listen(engine, "do_connect", connect)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:
