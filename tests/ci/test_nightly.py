@@ -22,6 +22,7 @@ from flexq_bench.cli.nightly import exit_code
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.fleet import PoolOptions
+from flexq_bench.fleet.prometheus import prometheus_text
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
@@ -109,6 +110,19 @@ def test_a_second_start_of_a_night_does_nothing(a_night):
     assert (again.measured, again.contests) == ([], [])
     assert same == reports
     assert reports[0].received == reports[0].planned == len(first.measured)
+
+
+def test_metrics_tell_the_state_and_age_of_nights_and_what_is_open(a_night, database):
+    for order in range(1, 8):
+        a_night(order)
+    a_night(8, us=21.0)
+
+    with database.session() as session:
+        told = prometheus_text(session)
+
+    assert re.search(r'flexq_night_age_seconds{suite="made",gpu="A CPU",state="done"} \d', told)
+    assert re.search(r'flexq_night_last_success_seconds{suite="made",gpu="A CPU"} \d', told)
+    assert re.search(r'flexq_open_alerts{state="\w+"} 1\n', told)
 
 
 def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compared):
