@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -92,14 +92,19 @@ def fill_gap(
     return Filled(gap, left, said or f"exit status {status}" if left else "")
 
 
-def resume_in(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
-    """Run this program's code of a checkout, in a process of its own."""
+def resume_in(
+    environment: Mapping[str, str], folder: Path, arguments: Sequence[str]
+) -> tuple[int, str]:
+    """Run this program's code of a checkout, in a process of its own.
+
+    environment: variables added to those of this process.
+    """
     command = [sys.executable, "-m", "flexq_bench.cli", *arguments]
     try:
         ended = subprocess.run(
             command,
             cwd=folder,
-            env=_environment(folder),
+            env={**os.environ, **environment, "PYTHONPATH": str(folder)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -110,7 +115,3 @@ def resume_in(folder: Path, arguments: Sequence[str]) -> tuple[int, str]:
         return 1, f"stopped after {_LIMIT_S / 3600:.0f} hours"
     said = [line for line in ended.stderr.splitlines() if line.strip()]
     return ended.returncode, said[-1] if said else ""
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(folder)}

@@ -20,7 +20,7 @@ from typing import Any
 from ci.candidates import Suspects, suspects_of
 from ci.change_points import store_change_points
 from db import queries
-from db.engine import Database
+from db.engine import Database, Session
 from db.fleet import JobInfo, add_jobs
 from db.nightly import NightInfo, set_night
 from db.records import CommitInfo
@@ -80,8 +80,10 @@ class KindReport:
     worse: tuple[str, ...] = ()
 
 
-def night_key(night: str, suite: str, gpu: str) -> str:
-    return f"nightly {night} {suite} {gpu}"
+def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
+    """Key of a night's work on a kind of GPU: another commit of the same day has its own."""
+    changed = " with changes" if commit.dirty else ""
+    return f"nightly {night} {suite} {gpu} {commit.sha}{changed}"
 
 
 def measure_night(
@@ -95,21 +97,18 @@ def measure_night(
 ) -> list[NightInfo]:
     """Measure what the night still lacks on the kinds that are there; the nights begun or gone on.
 
-    A kind that is done, or whose night was begun at another commit, is left as it is. Kinds that
-    earlier nights had and that are gone become runs without a device.
+    A kind that is done at this commit is left as it is. Kinds that earlier nights had and that are
+    gone become runs without a device.
     """
     planned: list[Work] = []
     nights: list[NightInfo] = []
     kinds = pool.kinds  # one that is lost meanwhile was there
     with ExitStack() as runs:
         for kind in kinds:
-            key = night_key(rules.night, suite.name, kind.gpu)
+            key = night_key(rules.night, suite.name, kind.gpu, commit)
             known = _stored(database, key)
             if known is not None and known.state != "measuring":
                 nights.append(_info(known))
-                continue
-            if known is not None and (known.commit, known.dirty) != (commit.sha, commit.dirty):
-                log.warning("%s was begun at %s: backfill goes on with it", key, known.commit[:10])
                 continue
             plan = build_plan(suite, kind.backend, kind.capability)
             named = replace(new_run(suite.name, "nightly", plan.keys), idempotency_key=key)
@@ -157,33 +156,34 @@ def conclude(
                 comparisons.extend(pool.compare(info.gpu, rules.repository, base, head, cases))
             except FlexqError as error:
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
+    shas = {sha for one in comparisons for sha in (one.base, one.head)}
+    commits = {
+        sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
+        for sha in shas
+    }
+    machine = pool.machine(info.gpu)
+    # One transaction: a night that is killed in here stored nothing, and goes on with all of it.
     with database.session() as session:
-        shas = {sha for one in comparisons for sha in (one.base, one.head)}
-        commits = {
-            sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
-            for sha in shas
-        }
-        machine = pool.machine(info.gpu)
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
         change_points = store_change_points(session, info.run, machine.device)
-    verdicts: dict[str, int] = defaultdict(int)
-    for judged in night.judged:
-        if not judged.is_canary:
-            verdicts[judged.confirmation.verdict.value] += 1
-    report = _summary(
-        database,
-        info,
-        commit,
-        candidates=suspects.candidates,
-        verdicts=dict(verdicts),
-        opened=night.opened,
-        fixed=night.fixed,
-        canaries=sum(judged.is_canary for judged in night.judged),
-        change_points=change_points,
-        notes=tuple(notes),
-        worse=_worse(night.judged),
-    )
-    _mark(database, info, "done", report)
+        verdicts: dict[str, int] = defaultdict(int)
+        for judged in night.judged:
+            if not judged.is_canary:
+                verdicts[judged.confirmation.verdict.value] += 1
+        report = _summary(
+            session,
+            info,
+            commit,
+            candidates=suspects.candidates,
+            verdicts=dict(verdicts),
+            opened=night.opened,
+            fixed=night.fixed,
+            canaries=sum(judged.is_canary for judged in night.judged),
+            change_points=change_points,
+            notes=tuple(notes),
+            worse=_worse(night.judged),
+        )
+        set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
     return report
 
 
@@ -241,7 +241,7 @@ def _declare_absent(
             if night.name in names and night.gpu not in present
         }
     for gpu, plan in plans.items():
-        key = night_key(rules.night, suite.name, gpu)
+        key = night_key(rules.night, suite.name, gpu, commit)
         if _stored(database, key) is not None:
             continue
         named = replace(new_run(suite.name, "nightly", plan), idempotency_key=key)
@@ -255,17 +255,14 @@ def _declare_absent(
         log.warning("%s: %d cases wait for one", reason, len(plan))
 
 
-def _summary(
-    database: Database, info: NightInfo, commit: CommitInfo, **concluded: Any
-) -> KindReport:
-    with database.session() as session:
-        run = queries.run_by_uuid_prefix(session, info.run)
-        reasons: dict[str, int] = defaultdict(int)
-        for job in queries.jobs_of(session, info.run, states=("no-device",)):
-            reasons[job.reason] += 1
-        for outcome in queries.run_outcomes(session, [info.run]):
-            if outcome.status in ("failed", "incorrect"):
-                reasons[f"{outcome.status}: {outcome.detail}"] += outcome.cases
+def _summary(session: Session, info: NightInfo, commit: CommitInfo, **concluded: Any) -> KindReport:
+    run = queries.run_by_uuid_prefix(session, info.run)
+    reasons: dict[str, int] = defaultdict(int)
+    for job in queries.jobs_of(session, info.run, states=("no-device",)):
+        reasons[job.reason] += 1
+    for outcome in queries.run_outcomes(session, [info.run]):
+        if outcome.status in ("failed", "incorrect"):
+            reasons[f"{outcome.status}: {outcome.detail}"] += outcome.cases
     return KindReport(
         night=info.name,
         suite=info.suite,
@@ -295,12 +292,9 @@ def _info(night: queries.NightState) -> NightInfo:
     return NightInfo(night.key, night.name, night.suite, night.gpu, night.run)
 
 
-def _mark(
-    database: Database, info: NightInfo, state: str, report: KindReport | None = None
-) -> None:
+def _mark(database: Database, info: NightInfo, state: str) -> None:
     with database.session() as session:
-        data = None if report is None else asdict(report)
-        set_night(session, info, state, report=data, at=datetime.now(UTC))
+        set_night(session, info, state, at=datetime.now(UTC))
 
 
 def _report_of(data: Mapping[str, Any]) -> KindReport:

@@ -17,6 +17,7 @@ from sqlalchemy.pool import QueuePool
 
 from db import schema
 from db.errors import (
+    FileMovedError,
     MissingDatabaseError,
     MissingDriverError,
     NotADatabaseError,
@@ -37,14 +38,18 @@ __all__ = [
 ]
 
 BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
+SILENCE_S = 60.0  # longer than any wait for a lock: a server that is silent for so long hangs
 _CONNECT_TIMEOUT_S = 10
 
 
 class Database:
-    """An open database. Close it, or use it as a context manager."""
+    """An open database. Close it, or use it as a context manager.
 
-    def __init__(self, url: URL, engine: Engine) -> None:
-        self._url = url
+    file: the SQLite file that is written to; None: a server, or a file that is only read.
+    """
+
+    def __init__(self, url: URL, engine: Engine, file: OpenFile | None = None) -> None:
+        self._url, self._file = url, file
         self.engine = engine
 
     @property
@@ -64,11 +69,26 @@ class Database:
         """A session: committed at the end of the block, rolled back if it raises.
 
         Keep it short when it writes: others wait from its first write to its end. Raises
-        LockedError, ReadOnlyError or another DatabaseError for what the driver reports.
+        FileMovedError before it would write into a file that nobody can open any more, LockedError,
+        ReadOnlyError or another DatabaseError for what the driver reports.
+        """
+        if self._file is not None:
+            self._file.check()
+        with translated(self.url), Session(self.engine, expire_on_commit=False) as session:
+            yield session
+            if self._file is not None:
+                self._file.check()
+            session.commit()
+
+    @contextmanager
+    def last_look(self) -> Iterator[Session]:
+        """A session on the file that was opened, also if it was deleted since; never committed.
+
+        SQLite's open connections still reach it. Raises FileMovedError if none is open.
         """
         with translated(self.url), Session(self.engine, expire_on_commit=False) as session:
             yield session
-            session.commit()
+            session.rollback()
 
     def close(self) -> None:
         self.engine.dispose()
@@ -85,6 +105,37 @@ class Database:
         self.close()
 
 
+class OpenFile:
+    """A file by what it is (device and inode) when this is made, not by its name.
+
+    One that is missing is made, empty. Raises ReadOnlyError if it can't be.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.touch()
+            self._identity = self._now()
+        except OSError as error:
+            raise ReadOnlyError(f"{path} can't be made: {error.strerror or error}") from error
+
+    def check(self) -> None:
+        """Raise FileMovedError unless the name still leads to this file."""
+        try:
+            same = self._now() == self._identity
+        except OSError:
+            same = False
+        if not same:
+            raise FileMovedError(
+                f"{self._path} was deleted or replaced since it was opened: nothing more is "
+                "stored in it"
+            )
+
+    def _now(self) -> tuple[int, int]:
+        status = os.stat(self._path)
+        return status.st_dev, status.st_ino
+
+
 def open_database(
     url: str | None = None,
     *,
@@ -92,23 +143,29 @@ def open_database(
     read_only: bool = False,
     check_schema: bool = True,
     busy_timeout_s: float = BUSY_TIMEOUT_S,
+    silence_s: float = SILENCE_S,
 ) -> Database:
     """Open a database by URL or by the path of a SQLite file.
 
     url None: $FLEXQ_BENCH_DB, else flexq-bench.sqlite in the user's data folder. A SQLite file
     that is missing or empty gets its folder and its tables, unless `create` is off or `read_only`
     on. check_schema False: take tables of any revision, for `upgrade`. busy_timeout_s: how long
-    to wait for another writer before LockedError. Raises DatabaseError.
+    to wait for another writer before LockedError. silence_s: how long a server may leave a
+    statement without an answer before UnreachableError. Raises DatabaseError.
     """
     target = resolve_url(url)
     name = display(target)
     is_file = target.drivername == SQLITE
     if is_file:
         _check_file(Path(name), create=create, read_only=read_only)
-        engine = _sqlite_engine(target, read_only=read_only, busy_timeout_s=busy_timeout_s)
+        file = None if read_only else OpenFile(Path(name))
+        engine = _sqlite_engine(target, file, busy_timeout_s=busy_timeout_s)
     else:
-        engine = _postgresql_engine(target, read_only=read_only, busy_timeout_s=busy_timeout_s)
-    database = Database(target, engine)
+        file = None
+        engine = _postgresql_engine(
+            target, read_only=read_only, busy_timeout_s=busy_timeout_s, silence_s=silence_s
+        )
+    database = Database(target, engine, file)
     try:
         revision = revision_of(database)
         if revision is None and is_file and create and not read_only:
@@ -181,11 +238,13 @@ def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
 _EFFECTIVE = os.access in os.supports_effective_ids
 
 
-def _sqlite_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> Engine:
+def _sqlite_engine(url: URL, file: OpenFile | None, *, busy_timeout_s: float) -> Engine:
+    """file None: it is only read."""
     path = Path(url.database or "")
 
     def connect() -> sqlite3.Connection:
-        if not read_only:
+        if file is not None:
+            file.check()  # SQLite would make a new one, or open another
             return sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
         query = "mode=ro"
         # In a folder that can't be written SQLite fails to make its shared index; with no journal
@@ -219,7 +278,9 @@ def _use_write_ahead_log(database: Database) -> None:
                 raise
 
 
-def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> Engine:
+def _postgresql_engine(
+    url: URL, *, read_only: bool, busy_timeout_s: float, silence_s: float
+) -> Engine:
     arguments = {} if "connect_timeout" in url.query else {"connect_timeout": _CONNECT_TIMEOUT_S}
     try:
         engine = create_engine(url, connect_args=arguments, pool_pre_ping=True)
@@ -227,6 +288,13 @@ def _postgresql_engine(url: URL, *, read_only: bool, busy_timeout_s: float) -> E
         raise MissingDriverError(
             "PostgreSQL needs psycopg: pip install 'flexq-bench[postgres]'"
         ) from error
+
+    def connect(_dialect: Any, _record: Any, given: Any, named: Any) -> Any:
+        from db.patience import patient_connection  # psycopg is there: the engine was made
+
+        return patient_connection(display(url), silence_s).connect(*given, **named)
+
+    event.listen(engine, "do_connect", connect)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: Any) -> None:

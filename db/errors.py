@@ -7,6 +7,8 @@ DatabaseError
 ├── UnreachableError        the server does not answer, or refuses
 ├── NotADatabaseError       the file, or the database in it, is something else's
 ├── ReadOnlyError           file or folder can't be written
+│   └── StandbyError        the server takes no writes now: a failover
+├── FileMovedError          the open file was deleted, or another one took its name
 ├── LockedError             somebody else wrote for longer than the timeout
 ├── SchemaError
 │   ├── NewerSchemaError    written by a later version
@@ -50,6 +52,14 @@ class NotADatabaseError(DatabaseError):
 
 class ReadOnlyError(DatabaseError):
     """The file or its folder can't be written."""
+
+
+class StandbyError(ReadOnlyError):
+    """The server takes no writes now, as a standby before it is promoted."""
+
+
+class FileMovedError(DatabaseError):
+    """The file that is open was deleted, or another one took its name: a commit would be lost."""
 
 
 class LockedError(DatabaseError):
@@ -98,3 +108,7 @@ class RecordError(DatabaseError):
 
 class RecordFormatError(RecordError):
     """A record that can't be read from a file: the message names the file and line."""
+
+
+# What passes by itself: whoever has something to store keeps it and tries again.
+AWAY = (LockedError, StandbyError, UnreachableError)

@@ -6,11 +6,11 @@ same transaction: whoever is killed at any moment, a job never has two results, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, exists, insert, select, update
+from sqlalchemy import bindparam, exists, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.encoding import canonical
@@ -56,6 +56,7 @@ class Beat:
     """A sign of life. case_key None: it measures nothing. temperature_c None: not known.
 
     finished: jobs brought to an end since its start; measuring_s: seconds spent in cases.
+    job: the one it measures, whose lease is renewed; None: it has none.
     """
 
     worker: str
@@ -63,6 +64,7 @@ class Beat:
     temperature_c: float | None
     finished: int
     measuring_s: float
+    job: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +145,26 @@ def abandon_jobs(session: Session, run_uuid: str, reason: str) -> None:
 
 
 def claim_jobs(
-    session: Session, claims: Mapping[int, str], *, until: datetime, at: datetime
+    session: Session,
+    claims: Mapping[int, str],
+    *,
+    until: datetime,
+    at: datetime,
+    ours: Collection[str] = (),
 ) -> dict[int, int]:
     """Lease jobs to workers, and say which attempt it is of each that was free.
 
-    claims: the worker's uuid by job. A job that is done, or that another worker holds a lease on
-    which has not run out, is left out of the answer.
+    claims: the worker's uuid by job. ours: the caller's workers, of which it knows that none
+    measures these jobs: a lease of theirs was given in a transaction whose end it never heard of.
+    A job that is done, or that anybody else holds a lease on which has not run out, is left out of
+    the answer.
     """
     lock_for_writing(session.connection())
+    forgotten = (Job.state == JOB_LEASES.held) & Job.worker.in_(list(ours))
     free = session.execute(
-        select(Job.id, Job.attempts).where(Job.id.in_(list(claims)), JOB_LEASES.is_free(at))
+        select(Job.id, Job.attempts).where(
+            Job.id.in_(list(claims)), or_(JOB_LEASES.is_free(at), forgotten)
+        )
     ).all()
     JOB_LEASES.claim(
         session,
@@ -230,7 +242,7 @@ def register_worker(session: Session, info: WorkerInfo, *, at: datetime) -> None
 
 
 def beat(session: Session, beats: Sequence[Beat], *, until: datetime, at: datetime) -> None:
-    """Keep signs of life, and renew the leases on what these workers hold."""
+    """Keep signs of life, and renew the leases on the jobs that these workers measure."""
     if not beats:
         return
     lock_for_writing(session.connection())
@@ -261,7 +273,8 @@ def beat(session: Session, beats: Sequence[Beat], *, until: datetime, at: dateti
         for one in beats
     ]
     session.connection().execute(statement, rows)
-    JOB_LEASES.renew(session, uuids, until=until, heartbeat_at=at)
+    held = [one.job for one in beats if one.job is not None]
+    JOB_LEASES.renew(session, uuids, Job.id.in_(held), until=until, heartbeat_at=at)
 
 
 def end_worker(session: Session, uuid: str, *, detail: str = "", at: datetime) -> None:

@@ -35,6 +35,10 @@ class Leases:
         state, until = self._column("state"), self._column("lease_until")
         return or_(state == QUEUED, (state == self.held) & (until < at))
 
+    def is_live(self, at: datetime) -> ColumnElement[bool]:
+        """The condition that somebody holds a row at this time."""
+        return (self._column("state") == self.held) & (self._column("lease_until") >= at)
+
     def claim(
         self, session: Session, holders: Mapping[int, str], *, until: datetime, **changes: Any
     ) -> None:

@@ -75,6 +75,15 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RunOwner:
+    """A process that has a run under way. start: tells it from a later one of the same number."""
+
+    host: str
+    pid: int
+    start: str
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One measurement of one case. Times in microseconds; null where it was never timed.
 

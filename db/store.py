@@ -17,15 +17,19 @@ from db.encoding import canonical
 from db.errors import NotFoundError, RecordError
 from db.locking import lock_for_writing
 from db.queries.runs import run_info
-from db.records import RUN_STATUSES, CommitInfo, Record, RunInfo
+from db.records import RUN_STATUSES, CommitInfo, Record, RunInfo, RunOwner
 from db.tables import Run
 from db.writer import Writer
 
 _TOWARDS_THE_END = ("running", "interrupted", "failed", "complete")
 
 
-def begin_run(session: Session, run: RunInfo, commit: CommitInfo) -> RunInfo:
+def begin_run(
+    session: Session, run: RunInfo, commit: CommitInfo, owner: RunOwner | None = None
+) -> RunInfo:
     """Declare a run and its plan, and say which run it became.
+
+    owner: the process that has it from now on; None: nobody says.
 
     If a run with this idempotency key (or uuid) is stored, that one goes on: it is running again,
     planned cases that it lacked are appended, and its uuid comes back. Raises RecordError.
@@ -35,8 +39,25 @@ def begin_run(session: Session, run: RunInfo, commit: CommitInfo) -> RunInfo:
     stored = session.scalar(select(Run.uuid).where(Run.idempotency_key == run.idempotency_key))
     going_on = dataclasses.replace(run, uuid=stored or run.uuid)
     run_id = writer.run(going_on, writer.commit(canonical(commit)))
-    session.execute(update(Run).where(Run.id == run_id).values(status=run.status, finished_at=None))
+    owned = {} if owner is None else _owner_columns(owner)
+    values = {"status": run.status, "finished_at": None, **owned}
+    session.execute(update(Run).where(Run.id == run_id).values(values))
     return run_info(session, going_on.uuid)
+
+
+def end_runs_of(session: Session, owner: RunOwner, *, at: datetime) -> int:
+    """Mark the runs that a process left running as interrupted; how many there were."""
+    lock_for_writing(session.connection())
+    statement = (
+        update(Run)
+        .filter_by(status="running", **_owner_columns(owner))
+        .values(status="interrupted", finished_at=at)
+    )
+    return session.connection().execute(statement).rowcount
+
+
+def _owner_columns(owner: RunOwner) -> dict[str, str | int]:
+    return {"owner_host": owner.host, "owner_pid": owner.pid, "owner_start": owner.start}
 
 
 def advance_run(session: Session, run_uuid: str, status: str) -> None:

@@ -12,6 +12,7 @@ from db.errors import (
     LockedError,
     NotADatabaseError,
     ReadOnlyError,
+    StandbyError,
     UnreachableError,
 )
 
@@ -33,11 +34,15 @@ _SQLITE: tuple[tuple[str, type[DatabaseError], str], ...] = (
 _POSTGRESQL: dict[str, tuple[type[DatabaseError], str]] = {
     "55P03": (LockedError, "is locked: another process has been writing for longer than the "
               "timeout, so try again when it is done"),
-    "25006": (ReadOnlyError, "is read-only: connect to the primary server"),
+    "25006": (StandbyError, "is read-only: connect to the primary server"),
     "42501": (ReadOnlyError, "does not let this user write: grant it the rights on the tables"),
     "53100": (DatabaseError, "can't grow, the server's disk is full: free space, or run "
               "`flexq-bench db prune`"),
 }  # fmt: skip
+
+
+# SQLSTATE classes: connection exceptions, and a server that is shut down or not up yet.
+_GOING_AWAY = ("08", "57P")
 
 
 @contextmanager
@@ -62,7 +67,9 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
         for fragment, kind, message in _SQLITE:
             if fragment in reason:
                 return kind(f"{name} {message}")
-    elif isinstance(error, DBAPIError) and (error.connection_invalidated or code is None):
+    elif isinstance(error, DBAPIError) and (
+        error.connection_invalidated or code is None or code.startswith(_GOING_AWAY)
+    ):
         return UnreachableError(
             f"{name} can't be reached: {reason}; check that the server runs, its address, the "
             "user and the password"

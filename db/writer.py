@@ -90,13 +90,17 @@ class Writer:
     def flush(self) -> None:
         """Store what `add` took, but for records whose uuid is stored: those change nothing.
 
+        Nor does a second result of the same repetition of a case in a run: the first is kept.
+
         Raises ConflictError as `run`.
         """
         uuids = list(self._pending)
         stored = set(
             self._session.scalars(select(Measurement.uuid).where(Measurement.uuid.in_(uuids)))
         )
-        records = [record for uuid, record in self._pending.items() if uuid not in stored]
+        records = self._first_of_each_repetition(
+            [record for uuid, record in self._pending.items() if uuid not in stored]
+        )
         self._pending.clear()
         if not records:
             return
@@ -200,6 +204,27 @@ class Writer:
             self._ids[key] = self._one(Series, row, by=("identity_hash",))
         return self._ids[key]
 
+    def _first_of_each_repetition(self, records: Sequence[Record]) -> list[Record]:
+        runs = [self.run(record.run, self.commit(record.commit)) for record in records]
+        keys = [
+            (run, record.case, _repetition(record))
+            for run, record in zip(runs, records, strict=True)
+        ]
+        columns = (Measurement.run_id, Measurement.case_key, Measurement.repetition)
+        stored = select(*columns).where(
+            Measurement.run_id.in_(set(runs)),
+            Measurement.case_key.in_({record.case for record in records}),
+            Measurement.repetition.is_not(None),
+        )
+        taken = {tuple(row) for row in self._session.execute(stored)} if records else set()
+        first = []
+        for key, record in zip(keys, records, strict=True):
+            if key not in taken:
+                first.append(record)
+            if key[2] is not None:
+                taken.add(key)
+        return first
+
     def _find_series(self, records: Sequence[Record]) -> None:
         """Know the series of all records, in two statements rather than two a record."""
         identities = {_series_key(one): one for one in map(series_identity, records)}
@@ -276,6 +301,7 @@ class Writer:
         return {name: getattr(record, name) for name in _COPIED} | {
             "run_id": run_id,
             "case_key": record.case,
+            "repetition": _repetition(record),
             "series_id": series_id,
             "epoch_id": self._epoch(
                 series_id, self.environment(record.environment), run_id, created_at
@@ -334,6 +360,11 @@ class Writer:
     def _insert(self, table: type[Base], row: Mapping[str, Any]) -> int:
         columns = table.__table__.columns
         return int(self._session.scalars(insert(table).values(row).returning(columns["id"])).one())
+
+
+def _repetition(record: Record) -> int | None:
+    told = record.extra.get("repetition")
+    return told if isinstance(told, int) and not isinstance(told, bool) else None
 
 
 def _device_row(info: DeviceInfo) -> dict[str, Any]:

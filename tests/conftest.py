@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import shutil
 import subprocess
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +18,9 @@ import pytest
 # Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
 # flexq_bench.fleet.ray_session).
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# Tests beside these measure on the same CPU, and need not wait for each other.
+os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
+atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
 
 
 @pytest.fixture

@@ -126,7 +126,15 @@ def _measured(meter: Any, case: Any, is_old: bool) -> Row:
         "steps_s": steps_s,
         "extra": {
             name: measured.extra.get(name)
-            for name in ("elapsed_s", "copies", "launches", "free_mhz", "case_mhz", "placement_mhz", "no_boost")
+            for name in (
+                "elapsed_s",
+                "copies",
+                "launches",
+                "free_mhz",
+                "case_mhz",
+                "placement_mhz",
+                "no_boost",
+            )
         },
     }
 

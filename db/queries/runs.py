@@ -10,10 +10,12 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
 from sqlalchemy.orm import Session
 
+from db.clock import database_time
 from db.errors import AmbiguousError, NotFoundError
 from db.fleet import OPEN_JOB_STATES
+from db.leases import JOB_LEASES
 from db.queries.filters import is_latest_attempt
-from db.records import RunInfo
+from db.records import RunInfo, RunOwner
 from db.tables import Commit, Job, Measurement, PlannedCase, Run, Series
 
 _NAMED_IF_AMBIGUOUS = 5
@@ -53,6 +55,17 @@ class RunName:
     suite: str
     status: str
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRun:
+    """A run that says that it is under way. owner None: nobody said whose it is."""
+
+    uuid: str
+    suite: str
+    trigger: str
+    created_at: datetime
+    owner: RunOwner | None
 
 
 def run_names(
@@ -174,6 +187,46 @@ def run_info(session: Session, run_uuid: str) -> RunInfo:
         idempotency_key=run.idempotency_key,
         plan=tuple(plan),
     )
+
+
+def owned_runs(session: Session) -> list[OwnedRun]:
+    """The runs that are under way, or that nobody ended, newest first."""
+    query = (
+        select(
+            Run.uuid,
+            Run.suite,
+            Run.trigger,
+            Run.created_at,
+            Run.owner_host,
+            Run.owner_pid,
+            Run.owner_start,
+        )
+        .where(Run.status == "running")
+        .order_by(Run.created_at.desc(), Run.id.desc())
+    )
+    return [
+        OwnedRun(
+            row.uuid,
+            row.suite,
+            row.trigger,
+            row.created_at,
+            None
+            if row.owner_host is None
+            else RunOwner(row.owner_host, row.owner_pid, row.owner_start),
+        )
+        for row in session.execute(query)
+    ]
+
+
+def leased_jobs(session: Session, run_uuid: str) -> int:
+    """How many jobs of a run workers of a fleet hold now, by the database's clock."""
+    query = (
+        select(func.count())
+        .select_from(Job)
+        .join(Run, Job.run_id == Run.id)
+        .where(Run.uuid == run_uuid, JOB_LEASES.is_live(database_time(session)))
+    )
+    return session.scalars(query).one()
 
 
 def run_by_idempotency_key(session: Session, key: str) -> RunInfo | None:

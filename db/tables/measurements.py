@@ -19,6 +19,7 @@ class Measurement(Base):
         Index(None, "series_id", "commit_id"),
         Index(None, "series_id", "created_at"),
         Index(None, "run_id", "case_key", "created_at"),
+        Index(None, "run_id", "case_key", "repetition", unique=True),
         Index(None, "status", "created_at"),
         Index(None, "created_at"),
         Index(None, "model", "layer"),
@@ -28,6 +29,8 @@ class Measurement(Base):
     uuid: Mapped[str] = mapped_column(unique=True)
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"))
     case_key: Mapped[str]
+    # Which of those that the run wants of the case, from 1. Null: it does not say.
+    repetition: Mapped[int | None] = mapped_column(BigInteger)
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"))
     epoch_id: Mapped[int] = mapped_column(ForeignKey("epoch.id"))
     commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"))

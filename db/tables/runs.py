@@ -25,6 +25,10 @@ class Run(Base):
     status: Mapped[str]
     created_at: Mapped[datetime]
     finished_at: Mapped[datetime | None]  # null: not finished, or imported
+    # The process that began it or went on with it last. Null: imported, or nobody ever said.
+    owner_host: Mapped[str | None]
+    owner_pid: Mapped[int | None] = mapped_column(BigInteger)
+    owner_start: Mapped[str | None]  # tells the process from a later one of the same number
 
 
 class PlannedCase(Base):

@@ -39,6 +39,7 @@ from flexq_bench.cli.failures import exit_code_of, one_line
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter
+from flexq_bench.packages import explain_missing
 from flexq_bench.runs.command_lines import NAME
 
 DEBUG = "--debug"
@@ -162,6 +163,10 @@ def _explain(error: Exception) -> tuple[str, int]:
     expected = exit_code_of(error)
     if expected is not None:
         return one_line(error), expected
+    if isinstance(error, ModuleNotFoundError):
+        missing = explain_missing(error)
+        if missing is not None:
+            return missing, ExitCode.INFRASTRUCTURE
     # What the parser of options raises has its own message; its class is not public.
     message = getattr(error, "format_message", None)
     if callable(message):

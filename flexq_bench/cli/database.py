@@ -19,6 +19,8 @@ from flexq_bench.runs.sweep_text import split_names, split_sizes
 if TYPE_CHECKING:
     from db.encoding import AnyRecord
 
+PATIENCE_S = 3600.0  # for one statement over a large table, which is no sign of a server that hangs
+
 app = typer.Typer(help="Upgrade, fill, empty and inspect the database.", no_args_is_help=True)
 
 
@@ -28,7 +30,7 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db import engine
     from flexq_bench.runs.published_numbers import keep_references
 
-    with engine.open_database(db, check_schema=False) as database:
+    with engine.open_database(db, check_schema=False, silence_s=PATIENCE_S) as database:
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
         keep_references(database)
@@ -52,7 +54,7 @@ def import_(
     from flexq_bench.runs.published_numbers import keep_references
 
     done: list[ImportSummary] = []
-    with open_database(db) as database:
+    with open_database(db, silence_s=PATIENCE_S) as database:
         keep_references(database)
         for path in files:
             with database.session() as session:
@@ -88,7 +90,10 @@ def export(
     from db.exchange import export_records, write_records
     from db.queries import Filters
 
-    with open_database(db, read_only=True) as database, database.session() as session:
+    with (
+        open_database(db, read_only=True, silence_s=PATIENCE_S) as database,
+        database.session() as session,
+    ):
         known = queries.filter_values(session)
         filters = Filters(
             runs=tuple(
@@ -145,7 +150,7 @@ def prune(
             "prune what? Give --older-than DAYS, or --keep-accepted, or both: else all would go"
         )
     limit = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
-    with open_database(db, create=False) as database:
+    with open_database(db, create=False, silence_s=PATIENCE_S) as database:
         with database.session() as session:
             count = prune_samples(session, older_than=limit, keep_accepted=keep_accepted)
         compact(database)
@@ -166,7 +171,7 @@ def tags(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from flexq_bench.repository.git import commits_of_tags
 
     commits = commits_of_tags(Path.cwd())
-    with open_database(db, create=False) as database:
+    with open_database(db, create=False, silence_s=PATIENCE_S) as database:
         with database.session() as session:
             changed = keep_releases(session, commits)
         if as_json:
@@ -183,7 +188,10 @@ def stats(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db import maintenance
     from db.engine import open_database
 
-    with open_database(db, read_only=True) as database, database.session() as session:
+    with (
+        open_database(db, read_only=True, silence_s=PATIENCE_S) as database,
+        database.session() as session,
+    ):
         database_stats = maintenance.stats(session)
         if as_json:
             print_json({"database": database.url, **asdict(database_stats)})

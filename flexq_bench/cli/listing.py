@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.cli.options import BackendChoice, BackendOption, DbOption, JsonFlag
-from flexq_bench.cli.output import console, print_json, say, show_by_words
+from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
 from workloads.names import unknown
@@ -389,7 +389,7 @@ def _table(rows: Sequence[Row]) -> Table:
         heading = _HEADINGS.get(name, name.replace("_", " "))
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(name, row[name]) for name in shown))
+        table.add_row(*(printable(_cell(name, row[name])) for name in shown))
     return table
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,7 @@ from flexq_bench.runs.sweep_text import split_names
 if TYPE_CHECKING:
     from ci.nightly import KindReport, Rules
     from db.engine import Database
+    from db.records import CommitInfo
     from flexq_bench.fleet import PoolOptions
 
 
@@ -73,8 +75,9 @@ def nightly(
 ) -> None:
     """Measure this commit on every kind of GPU, compare what looks changed, conclude, report.
 
-    A second start of the same night goes on where the first was stopped, and does nothing if it is
-    done. Earlier nights that lack results are then completed at their own commits, newest first.
+    A second start of the same night at the same commit goes on where the first was stopped, and
+    does nothing if it is done. Earlier nights that lack results are then completed at their own
+    commits, newest first.
 
     Exit code 0: nothing got worse; 1: something did, or is wrong; 4: planned results are missing;
     5: a case failed; 130: interrupted (go on with --resume).
@@ -104,7 +107,8 @@ def nightly(
         times,
     )
     with open_database(db) as database, ended_by_terminate():
-        name = _unfinished(database, chosen.name) if resume else night or f"{datetime.now(UTC):%F}"
+        today = f"{datetime.now(UTC):%F}"
+        name = unfinished_night(database, chosen.name, commit) if resume else night or today
         rules = Rules(name, _repository(), canaries, alerting=alert)
         try:
             with open_pool(database, options, commit) as pool, progress(None) as advance:
@@ -131,14 +135,24 @@ def _remember_releases(database: Database, repository: Path | None) -> None:
             keep_releases(session, commits_of_tags(repository))
 
 
-def _unfinished(database: Database, suite: str) -> str:
+def unfinished_night(database: Database, suite: str, commit: CommitInfo) -> str:
+    """Name of the latest night of a suite that was begun at this commit and is not done.
+
+    Raises UsageError if there is none; the message names the commit of one that there is.
+    """
     from db import queries
 
     with database.session() as session:
         unfinished = [n for n in queries.night_states(session, suite=suite) if n.state != "done"]
+    for night in unfinished:
+        if (night.commit, night.dirty) == (commit.sha, commit.dirty):
+            return night.name
     if not unfinished:
         raise UsageError(f"no night of suite {suite} is unfinished: start one without --resume")
-    return unfinished[0].name
+    raise UsageError(
+        f"night {unfinished[0].name} of suite {suite} was begun at {unfinished[0].commit[:10]}: "
+        "go back to that commit, or measure this one without --resume"
+    )
 
 
 def _repository() -> Path | None:
@@ -161,6 +175,7 @@ def _backfill(
 ) -> None:
     """Fill gaps after the pool is closed: the code of each gap opens its own."""
     from ci.backfill import fill_gap, find_gaps, resume_in
+    from db.urls import ENVIRONMENT_VARIABLE
     from flexq_bench.cli.output import console, say
 
     if rules.repository is None or not cases:
@@ -168,10 +183,14 @@ def _backfill(
     options = ["--cluster", pool.cluster, "--seed", str(pool.seed or 0)]
     if pool.device is not None:
         options += ["--device", pool.device]
+    # By its environment: the arguments of a process, everybody on the host reads.
+    environment = {}
     if db is not None:
-        options += ["--db", db if "://" in db else str(Path(db).absolute())]
+        environment[ENVIRONMENT_VARIABLE] = db if "://" in db else str(Path(db).absolute())
     for gap in find_gaps(database, suite, gpus, night=rules.night, cases=cases):
-        filled = fill_gap(database, gap, rules.repository, options, resume=resume_in)
+        filled = fill_gap(
+            database, gap, rules.repository, options, resume=partial(resume_in, environment)
+        )
         done = gap.missing - filled.left
         why = f": {filled.detail}" if filled.detail else ""
         say(

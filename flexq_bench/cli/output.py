@@ -7,6 +7,7 @@ import json
 import math
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
@@ -31,7 +32,22 @@ def console(*, stderr: bool = False) -> Console:
 
 def say(out: Console, text: str) -> None:
     """One line, never broken: it may be a command to paste."""
-    out.print(text, soft_wrap=True)
+    out.print(printable(text), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """Text as a terminal may have it: what somebody else wrote can hold sequences that command it.
+
+    Tabs and ends of lines stay; other control characters become `\\x1b` and the like.
+    """
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) not in ("Cc", "Cf") else _escaped(c)
+        for c in text
+    )
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape").decode()
 
 
 def show_whole(out: Console, table: Table) -> None:

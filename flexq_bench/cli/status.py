@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +11,8 @@ import typer
 from flexq_bench.cli.options import DbOption, JsonFlag
 
 if TYPE_CHECKING:
-    from db.engine import Session
-    from db.queries import Progress, WorkerRow
+    from db.engine import Database, Session
+    from db.queries import Progress, RunSummary, WorkerRow
 
 _MOST = 20  # of each list
 _SILENT_S = 120.0
@@ -31,21 +31,31 @@ def status(
             show_default=False,
         ),
     ] = None,
+    reap: Annotated[
+        bool,
+        typer.Option("--reap", help="Mark runs of this host's killed processes as interrupted."),
+    ] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Show unfinished runs, nights, workers and requests, from anywhere that reaches the database.
 
+    Runs that stopped before their end come with the command that goes on with them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
     from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, say
     from flexq_bench.fleet.prometheus import prometheus_text
+    from flexq_bench.runs.lifecycle import end_dead_runs
 
     if cancel is not None:
         _cancel(cancel, db)
+    if reap:
+        with open_database(db, create=False) as database:
+            end_dead_runs(database)
     with open_database(db, read_only=True) as database, database.session() as session:
         sections = _read(session)
+        sections["stopped"] = _stopped(database, session)
         text = prometheus_text(session) if prometheus else ""
     if prometheus:
         typer.echo(text, nl=False)
@@ -56,6 +66,54 @@ def status(
     else:
         for line in _lines(sections):
             say(console(), line)
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A run that nobody goes on with. reason: how it ended; resume: the command that goes on."""
+
+    run: str
+    suite: str
+    reason: str
+    missing: int
+    resume: str
+
+
+def _stopped(database: Database, session: Session) -> list[Stopped]:
+    """The newest runs that lack results and that nobody measures."""
+    from db import queries
+    from flexq_bench.runs.lifecycle import dead_runs
+
+    reasons = {
+        run.uuid: f"its process {run.owner.pid} on {run.owner.host} is dead (--reap ends the run)"
+        for run in dead_runs(database)
+        if run.owner is not None
+    }
+    runs = [queries.run_by_uuid_prefix(session, uuid) for uuid in reasons]
+    for status in ("interrupted", "failed"):
+        runs += queries.runs(session, status=status, limit=_MOST)
+    runs = [run for run in runs if run.missing or run.uuid in reasons]
+    runs.sort(key=lambda run: run.created_at, reverse=True)
+    return [
+        Stopped(
+            run.uuid,
+            run.suite,
+            reasons.get(run.uuid, run.status),
+            run.missing,
+            _resume(database, run),
+        )
+        for run in runs[:_MOST]
+    ]
+
+
+def _resume(database: Database, run: RunSummary) -> str:
+    from flexq_bench.accuracy import SUITE as ACCURACY
+    from flexq_bench.decode import SUITE as DECODE
+    from flexq_bench.runs.command_lines import command, database_arguments
+
+    if run.suite in (ACCURACY, DECODE):  # a run of these does not hold all of its options
+        return f"the same flexq-bench {run.suite} command with --resume {run.uuid[:8]}"
+    return command("run", "--resume", run.uuid[:8], *database_arguments(database))
 
 
 def _cancel(prefix: str, db: str | None) -> None:
@@ -104,7 +162,12 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
         + (f", about {row.expected_s:.0f} s" if row.expected_s else "")
         for row in sections["requests"]
     ]
-    return [*runs, *nights, *workers, *requests] or ["nothing runs and nothing waits"]
+    stopped = [
+        f"run {row.run[:8]} {row.suite}: {row.reason}, {row.missing} cases have no result; go on: "
+        f"{row.resume}"
+        for row in sections["stopped"]
+    ]
+    return [*runs, *stopped, *nights, *workers, *requests] or ["nothing runs and nothing waits"]
 
 
 def _run_line(row: Progress) -> str:

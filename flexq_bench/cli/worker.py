@@ -39,7 +39,7 @@ def worker(
 
     Each becomes a run with trigger `sweep`, which is never a baseline. A worker that dies loses
     nothing: the next one goes on with its request. Any number of workers may serve one database.
-    It ends when its kernels' sources change: what started it starts the new ones.
+    It ends when its sources change: what started it starts the new ones.
     """
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of
@@ -79,4 +79,4 @@ def worker(
                 return
             else:
                 time.sleep(poll)
-        say(out, "the kernels' sources changed since this worker began: start it again")
+        say(out, "its sources changed since this worker began: start it again")

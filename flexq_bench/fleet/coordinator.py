@@ -10,16 +10,16 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from functools import partial
 
 from db import queries
+from db.clock import database_time
 from db.engine import Database
-from db.errors import DatabaseError
+from db.errors import DatabaseError, FileMovedError
 from db.fleet import OPEN_JOB_STATES, Beat, WorkerInfo
 from db.records import CommitInfo, Record, RunInfo
+from db.store import add_record
 from db.tuning import ChoiceInfo, choices_of
 from flexq_bench.errors import FlexqError, InfrastructureError
 from flexq_bench.fleet.backlog import Backlog, Job, Shape
@@ -270,7 +270,7 @@ class Coordinator:
     def _exchange(self) -> None:
         picked = self._pick()
         claims = {job.id: assigned.ready.uuid for assigned, job in picked}
-        flushed = self._buffer.flush(claims, self._due_beats())
+        flushed = self._buffer.flush(claims, self._due_beats(), ours=self._assigned.keys())
         for assigned, job in picked:
             attempt = None if flushed is None else flushed.claimed.get(job.id)
             if attempt is not None:
@@ -350,6 +350,7 @@ class Coordinator:
                 assigned.temperature_c,
                 assigned.finished,
                 assigned.measuring_s,
+                assigned.job.id if assigned.job else None,
             )
             for uuid, assigned in self._assigned.items()
         ]
@@ -367,20 +368,21 @@ class Coordinator:
         self._next_look = self._clock() + _LOOK_S
         ours = {assigned.job.id for assigned in self._assigned.values() if assigned.job}
         ours |= self._returning.keys() | self._buffer.unwritten_jobs
-        now = datetime.now(UTC)
+        now = self._buffer.read(database_time)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
         self._elsewhere = False
         for uuid, work in self._works.items():
             rows = self._buffer.read(
                 partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
             )
-            if rows is None:
+            if rows is None or now is None:
                 self._elsewhere = True  # there may be some: look again
                 return
             for row in rows:
                 if row.id in ours:
                     continue
-                if row.lease_until is not None and row.lease_until >= now:
+                is_leased = row.lease_until is not None and row.lease_until >= now
+                if is_leased and row.worker not in self._assigned:
                     self._elsewhere = True
                     continue
                 case, expected = self._cases[uuid][row.case_key], row.expected_s or 0.0
@@ -402,5 +404,11 @@ class Coordinator:
                 self._buffer.returned(assigned.job.id, "the run was stopped", death=False)
                 assigned.job, assigned.is_stale = None, True
         self._returning.clear()
-        with suppress(DatabaseError, FlexqError):  # the reason for stopping matters more
+        try:
             self._buffer.flush({}, ())
+        except FileMovedError:  # the run's end writes them to a file
+            for record in self._buffer.unwritten_records:
+                run = self._works[record.run.uuid].run
+                run.unwritten.append(partial(add_record, record=record))
+        except (DatabaseError, FlexqError):
+            pass  # the reason for stopping matters more

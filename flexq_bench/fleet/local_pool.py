@@ -10,6 +10,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
 from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.runs.machine import Machine
@@ -41,8 +42,10 @@ class LocalPool:
             self._meter.check_memory(case)
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
-        for work in works:
-            store_outcomes(work.run, work.cases, self._outcomes(work.cases), on_record=on_record)
+        with device_alone(self._worker.device.uuid):
+            for work in works:
+                outcomes = self._outcomes(work.cases)
+                store_outcomes(work.run, work.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
         return Machine(self._meter.backend, device_info(self._device))

@@ -8,8 +8,9 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
+from db.clock import database_time
 from db.engine import Database
 from db.errors import DatabaseError
 from db.fleet import Beat, WorkerInfo, beat, end_worker, register_worker
@@ -30,7 +31,7 @@ def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> 
     name = str(uuid.uuid4())
     info = WorkerInfo(name, platform.node(), worker.pid, worker.device, worker.environment)
     with database.session() as session:
-        register_worker(session, info, at=datetime.now(UTC))
+        register_worker(session, info, at=database_time(session))
     ended = threading.Event()
     thread = threading.Thread(
         target=_beat_until, args=(database, name, every, ended), name="presence", daemon=True
@@ -42,15 +43,15 @@ def present(database: Database, worker: Worker, *, every: timedelta = EVERY) -> 
         ended.set()
         thread.join()
         with database.session() as session:
-            end_worker(session, name, at=datetime.now(UTC))
+            end_worker(session, name, at=database_time(session))
 
 
 def _beat_until(database: Database, name: str, every: timedelta, ended: threading.Event) -> None:
     sign = Beat(name, None, None, 0, 0.0)
     while not ended.wait(every.total_seconds()):
-        now = datetime.now(UTC)
         try:
             with database.session() as session:
+                now = database_time(session)
                 beat(session, [sign], until=now + every, at=now)
         except DatabaseError as error:
             log.warning("no sign of life was stored: %s", error)

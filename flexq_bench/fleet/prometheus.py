@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 
 from db import queries
+from db.clock import database_time
+from db.decisions import OPEN_STATES
 from db.engine import Session
 
+_NIGHTS = 400  # rows that are looked at: of each kind of GPU the latest are among them
 _Sample = tuple[Mapping[str, str], float]
 _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
 
 
 def prometheus_text(session: Session) -> str:
     """Metrics of unfinished runs, live workers and requests, in the text format 0.0.4."""
-    now = datetime.now(UTC)
+    now = database_time(session)
     runs = queries.progress(session)
     workers = queries.workers(session, live=True)
     requests = Counter(row.state for row in queries.requests(session, states=("queued", "running")))
+    nights: dict[tuple[str, str], queries.NightState] = {}
+    done: dict[tuple[str, str], queries.NightState] = {}
+    for night in queries.night_states(session, limit=_NIGHTS):  # the latest first
+        nights.setdefault((night.suite, night.gpu), night)
+        if night.state == "done":
+            done.setdefault((night.suite, night.gpu), night)
     parts = (
         _metric(
             "flexq_jobs",
@@ -59,6 +67,38 @@ def prometheus_text(session: Session) -> str:
                 ({"worker": w.uuid, "host": w.host}, w.temperature_c)
                 for w in workers
                 if w.temperature_c is not None
+            ),
+        ),
+        _metric(
+            "flexq_night_age_seconds",
+            "Seconds since the latest night's state last changed, by that state.",
+            (
+                (
+                    {"suite": night.suite, "gpu": night.gpu, "state": night.state},
+                    (now - night.updated_at).total_seconds(),
+                )
+                for night in nights.values()
+            ),
+        ),
+        _metric(
+            "flexq_night_last_success_seconds",
+            "Seconds since a night was last concluded.",
+            (
+                (
+                    {"suite": night.suite, "gpu": night.gpu},
+                    (now - night.updated_at).total_seconds(),
+                )
+                for night in done.values()
+            ),
+        ),
+        _metric(
+            "flexq_open_alerts",
+            "Alerts that nobody has closed, by state.",
+            (
+                ({"state": state}, count)
+                for state, count in sorted(
+                    Counter(a.state for a in queries.alerts(session, states=OPEN_STATES)).items()
+                )
             ),
         ),
         _metric(

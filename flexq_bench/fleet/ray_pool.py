@@ -6,11 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from db import queries
+from db.clock import database_time
 from db.engine import Database
 from db.errors import DatabaseError
 from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
@@ -185,8 +186,8 @@ def open_ray_pool(
     seed: int = 0,
 ) -> Iterator[RayPool]:
     """A pool whose workers are ready. Raises as RayPool.gather."""
-    silent_since = datetime.now(UTC) - timedelta(seconds=2 * times.lease)
     with database.session() as session:
+        silent_since = database_time(session) - timedelta(seconds=2 * times.lease)
         forget_silent_workers(session, silent_since=silent_since)
     with workers:
         pool = RayPool(database, workers, commit, times, gpus=gpus, repeat=repeat, seed=seed)

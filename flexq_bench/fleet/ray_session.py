@@ -10,7 +10,7 @@ import socket
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
@@ -30,6 +30,7 @@ _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 _CLIENT = "ray://"
 _ANSWER_S = 10.0
 _TOKEN_MODE = "RAY_AUTH_MODE"
+_TOKEN_FILE = ".ray/auth_token"
 _TOKENS = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
 
 
@@ -46,7 +47,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
     joins that cluster, whose nodes have this package installed. gpus: how many to offer locally;
     None: those Ray finds. Raises InfrastructureError if Ray can't be started or reached.
     """
-    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
+    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token())
     with _environment(variables), _scratch_folder() as folder:
         import ray  # a second of import that only this needs
 
@@ -54,6 +55,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
             with _quiet_start():
                 if address == LOCAL:
                     _start(folder, gpus)
+                    _keep_private(Path.home() / _TOKEN_FILE)
                 else:
                     _check_reachable(address)
                     ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
@@ -66,6 +68,13 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
             ray.shutdown()
 
 
+def _keep_private(token: Path) -> None:
+    """Let nobody else read the token that Ray makes, which lets who has it run code."""
+    with suppress(OSError):
+        if token.stat().st_mode & 0o077:
+            token.chmod(0o600)
+
+
 def _check_reachable(address: str) -> None:
     """Raise OSError if nobody listens there: Ray itself tries for many minutes."""
     host, _, port = address.removeprefix(_CLIENT).rpartition(":")
@@ -75,13 +84,13 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 
 
-def _token(address: str) -> dict[str, str]:
-    """What makes Ray's client show the token that this machine has; elsewhere Ray does so itself.
+def _token() -> dict[str, str]:
+    """What makes Ray show the token that this machine has.
 
     A cluster asks for one if its head had one when it started.
     """
-    has_one = _TOKENS & os.environ.keys() or (Path.home() / ".ray/auth_token").is_file()
-    if not address.startswith(_CLIENT) or _TOKEN_MODE in os.environ or not has_one:
+    has_one = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
+    if _TOKEN_MODE in os.environ or not has_one:
         return {}
     return {_TOKEN_MODE: "token"}
 
@@ -158,5 +167,5 @@ def _explain(address: str, error: Exception) -> str:
     token = ", that this machine has its token (~/.ray/auth_token)"
     return (
         f"no Ray cluster at {address} ({reason}): check that it runs (ray status)"
-        f"{token if address.startswith(_CLIENT) else ''}, or start one here with --cluster local"
+        f"{token}, or start one here with --cluster local"
     )

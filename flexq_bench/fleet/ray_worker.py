@@ -12,6 +12,7 @@ from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError, MeasureError
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Meter, Tuning
+from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
 from kernels.autotune import TuningKey
@@ -23,7 +24,7 @@ _LEAVING_S = 15.0  # for the process that had the device before to be gone
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """The description of a worker that is ready. sources: hash of the kernels that it would run."""
+    """The description of a worker that is ready. sources: hash of the code that it runs."""
 
     worker: Worker
     sources: str
@@ -44,6 +45,11 @@ class MeterActor:
         device = "cpu" if backend == "cpu" else "cuda:0"
         self._meter = Meter(device, seed=seed, tuning=tuning)
         self._told: set[TuningKey] = set()
+        # Held for the life of the process. Actors on the slots of one CPU are beside each other.
+        self._alone = device_alone(
+            self._meter.device_info.uuid, shared=backend == "cpu", wait_s=_LEAVING_S
+        )
+        self._alone.__enter__()
         _wait_until_alone(self._meter)
 
     def describe(self) -> Greeting:

@@ -40,12 +40,12 @@ class RayWorkers(RayActors):
         self._sources = source_hash(ROOT)
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:
-        """Refuse a worker with other kernel sources."""
+        """Refuse a worker that would measure with other code."""
         greeting: Greeting = answer
         if greeting.sources != self._sources:
             host = greeting.worker.environment.get("host", actor.slot.host)
             raise InfrastructureError(
-                f"{host} has other kernel sources than this machine: install this commit there"
+                f"{host} has other code of flexq-bench than this machine: install this commit there"
             )
         actor.gpu = greeting.worker.device.sku
         return ReadyWorker(actor.uuid, greeting.worker, greeting.software)

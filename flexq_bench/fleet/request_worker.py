@@ -8,10 +8,12 @@ import platform
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from db import queries
+from db.clock import database_time
 from db.engine import Database
+from db.locking import lock_for_writing
 from db.records import CommitInfo, Record
 from db.requests import (
     ClaimedRequest,
@@ -62,8 +64,9 @@ def serve_next(
     What can't be measured as asked is a failed request, not an exception. Raises what the device
     and the database raise; the request's lease then runs out, and the next server goes on with it.
     """
-    now = datetime.now(UTC)
     with database.session() as session:
+        lock_for_writing(session.connection())  # the time after waiting for it counts
+        now = database_time(session)
         request = claim_request(session, server, (kind.gpu,), until=now + LEASE, at=now)
     if request is None:
         return None
@@ -104,8 +107,8 @@ def _renewing(
     database: Database, request: ClaimedRequest, server: str, on_record: OnRecord
 ) -> OnRecord:
     def renew(record: Record) -> None:
-        until = datetime.now(UTC) + LEASE
         with database.session() as session:
+            until = database_time(session) + LEASE
             if not renew_request(session, request.uuid, server, until=until):
                 raise CancelledError(f"request {request.uuid[:8]} was taken back")
         on_record(record)
@@ -117,5 +120,5 @@ def _finish(
     database: Database, request: ClaimedRequest, state: str, run: str | None, detail: str
 ) -> Served:
     with database.session() as session:
-        finish_request(session, request.uuid, state, detail=detail, at=datetime.now(UTC))
+        finish_request(session, request.uuid, state, detail=detail, at=database_time(session))
     return Served(request.uuid, state, run, detail)

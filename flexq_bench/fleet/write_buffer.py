@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TypeVar
 
+from db.clock import database_time
 from db.engine import Database, Session
-from db.errors import DatabaseError, LockedError, UnreachableError
+from db.errors import AWAY, DatabaseError
 from db.fleet import (
     Beat,
     WorkerInfo,
@@ -22,13 +23,14 @@ from db.fleet import (
     register_worker,
     return_jobs,
 )
+from db.locking import lock_for_writing
 from db.records import Record
 from db.tuning import ChoiceInfo, add_choices
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet.timeouts import Times
 
-_AWAY = (LockedError, UnreachableError)
 _PAUSE_S = 1.0  # between two attempts on a database that is away
+_SAY_S = 20.0  # between two lines about it
 
 Answer = TypeVar("Answer")
 
@@ -86,6 +88,7 @@ class WriteBuffer:
         self._database, self._times, self._clock = database, times, clock
         self._pending = _Pending()
         self._away_since: float | None = None
+        self._said = 0.0
         self._next_attempt = 0.0
 
     def joined(self, info: WorkerInfo) -> None:
@@ -109,11 +112,13 @@ class WriteBuffer:
     def learnt(self, choices: Sequence[ChoiceInfo]) -> None:
         self._pending.choices.extend(choices)
 
-    def flush(self, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed | None:
+    def flush(
+        self, claims: Mapping[int, str], beats: Sequence[Beat], *, ours: Collection[str] = ()
+    ) -> Flushed | None:
         """Write what is pending, renew leases, lease jobs to workers; None: the database is away.
 
-        claims: the worker's uuid by job. Raises InfrastructureError when it has been away too
-        long, DatabaseError for what waiting does not mend.
+        claims: the worker's uuid by job. ours: as of `claim_jobs`. Raises InfrastructureError when
+        it has been away too long, DatabaseError for what waiting does not mend.
         """
         if not (self._pending or claims or beats):
             return Flushed({}, {}, {})
@@ -121,8 +126,8 @@ class WriteBuffer:
             return None
         try:
             with self._database.session() as session:
-                flushed = self._write(session, claims, beats)
-        except _AWAY as error:
+                flushed = self._write(session, claims, beats, ours)
+        except AWAY as error:
             self._wait(error)
             return None
         if self._away_since is not None:
@@ -136,7 +141,7 @@ class WriteBuffer:
         try:
             with self._database.session() as session:
                 return question(session)
-        except _AWAY as error:
+        except AWAY as error:
             self._wait(error)
             return None
 
@@ -148,12 +153,24 @@ class WriteBuffer:
         return returned | pending.results.keys() | pending.quarantined.keys()
 
     @property
+    def unwritten_records(self) -> tuple[Record, ...]:
+        """Results that are not written yet."""
+        return (*self._pending.results.values(), *self._pending.quarantined.values())
+
+    @property
     def is_settled(self) -> bool:
         """Whether nothing waits to be written."""
         return not self._pending
 
-    def _write(self, session: Session, claims: Mapping[int, str], beats: Sequence[Beat]) -> Flushed:
-        now = datetime.now(UTC)
+    def _write(
+        self,
+        session: Session,
+        claims: Mapping[int, str],
+        beats: Sequence[Beat],
+        ours: Collection[str],
+    ) -> Flushed:
+        lock_for_writing(session.connection())  # the time after waiting for it counts
+        now = database_time(session)
         until = now + timedelta(seconds=self._times.lease)
         pending = self._pending
         for info in pending.joined:
@@ -173,15 +190,18 @@ class WriteBuffer:
         beat(session, beats, until=until, at=now)
         for worker, detail in pending.ended:
             end_worker(session, worker, detail=detail, at=now)
-        claimed = claim_jobs(session, claims, until=until, at=now) if claims else {}
+        claimed = claim_jobs(session, claims, until=until, at=now, ours=ours) if claims else {}
         records = {**pending.results, **pending.quarantined}
         return Flushed(claimed, {job: records[job] for job in stored}, deaths)
 
     def _wait(self, error: DatabaseError) -> None:
         now = self._clock()
         if self._away_since is None:
-            self._away_since = now
+            self._away_since = self._said = now
             log.warning("%s; results wait here meanwhile", error)
+        elif now - self._said >= _SAY_S:
+            self._said = now
+            log.warning("the database is away for %.0f s: %s", now - self._away_since, error)
         if now - self._away_since > self._times.database:
             raise InfrastructureError(
                 f"the database was away for {now - self._away_since:.0f} s ({error}): "

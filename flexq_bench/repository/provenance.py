@@ -16,7 +16,7 @@ from flexq_bench.repository.git import GitError, git_output
 ROOT = Path(__file__).resolve().parents[2]  # the folder that has the packages
 PACKAGES = ("workloads", "kernels", "flexq_bench", "db")
 DISTRIBUTION = "flexq-bench"
-_SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml"}
+_SOURCE_SUFFIXES = {".py", ".cu", ".cuh", ".toml", ".json"}
 _FIELD_SEPARATOR = "\x1f"
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def commit_of(root: Path) -> CommitInfo:
 
     In a git tree that tracks them: HEAD, dirty if a tracked file differs from it or a file that
     git neither tracks nor ignores lies inside a package. Elsewhere (a wheel, a copied folder):
-    `pkg-<version>-<hash of the kernel and workload sources>`, never dirty.
+    `pkg-<version>-<hash of their sources>`, never dirty.
     """
     return _git_commit(root) or _package_commit(root)
 
@@ -121,9 +121,12 @@ def package_version() -> str:
 
 
 def source_hash(root: Path) -> str:
-    """Twelve hex digits over names and bytes of the kernel and workload sources in `root`."""
+    """Twelve hex digits over names and bytes of all that decides a result, in `root`.
+
+    The kernels and workloads, and the code that measures, checks and stores them.
+    """
     digest = hashlib.sha256()
-    for package in ("kernels", "workloads"):
+    for package in PACKAGES:
         for path in sorted((root / package).rglob("*")):
             if path.suffix in _SOURCE_SUFFIXES:
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0")

@@ -12,25 +12,36 @@
 | any other exception                                       | failed                          |
 
 What was stored stays in every case, and an interrupted or failed run can be resumed. Only a process
-that is killed without an exception (SIGKILL, power) leaves a run `running`; it resumes like others.
+that is killed without an exception (SIGKILL, power) leaves a run `running`: `end_dead_runs` marks
+it as interrupted, when the next run begins on that host or somebody asks for it.
 """
 
 from __future__ import annotations
 
 import logging
+import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import NoReturn
 
+from db import queries
+from db.encoding import AnyRecord
 from db.engine import Database, Session
-from db.errors import DatabaseError
+from db.errors import AWAY, DatabaseError, FileMovedError, ResultsFileError
+from db.exchange import write_records
+from db.queries import Filters, OwnedRun, export_accuracy, export_decodes
+from db.queries.records import export_records
 from db.records import CommitInfo, Record, RunInfo
-from db.store import add_record, begin_run, finish_run
-from flexq_bench.errors import CancelledError
+from db.store import add_record, begin_run, end_runs_of, finish_run
+from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.owner import is_dead, this_process
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.worker import Outcome
 from workloads.case import Case
@@ -39,6 +50,9 @@ OnRecord = Callable[[Record], None]
 # Exceptions of a run that was stopped, not broken; so is what is no Exception (KeyboardInterrupt,
 # SystemExit, GeneratorExit).
 _STOPS = (CancelledError, BrokenPipeError)
+AWAY_S = 600.0  # to wait for a database that went away, as the fleet does
+_PAUSE_S = 1.0  # between two attempts
+_SAY_S = 20.0  # between two lines about it
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +75,51 @@ def new_run(suite: str, trigger: str, plan: Sequence[str]) -> RunInfo:
 class OpenRun:
     """A run that is under way in this process.
 
-    status: the run's final status if its block ends without an exception.
+    status: the run's final status if its block ends without an exception. unwritten: writes that
+    found the database's file gone.
     """
 
     database: Database
     info: RunInfo
     commit: CommitInfo
     status: str = "complete"
+    unwritten: list[Callable[[Session], object]] = field(default_factory=list)
 
     def add(self, record: Record) -> None:
         """Store the record of a case in a transaction of its own."""
         self.store(lambda session: add_record(session, record))
 
     def store(self, write: Callable[[Session], object]) -> None:
-        """Store results of another kind in a transaction of their own."""
-        with self.database.session() as session:
-            write(session)
+        """Store results of another kind in a transaction of their own.
+
+        While the database is away it waits, up to `AWAY_S` seconds, and says so: `write` may then
+        be called again. Raises InfrastructureError if the database stays away.
+        """
+        begun = said = time.monotonic()
+        while True:
+            try:
+                self.store_now(write)
+                return
+            except AWAY as error:
+                now = time.monotonic()
+                if now - begun > AWAY_S:
+                    raise InfrastructureError(
+                        f"the database was away for {now - begun:.0f} s ({error}): go on with "
+                        "--resume when it is back"
+                    ) from error
+                if said == begun or now - said >= _SAY_S:
+                    said = now
+                    log.warning("%s; the result waits here meanwhile", error)
+                time.sleep(_PAUSE_S)
+
+    def store_now(self, write: Callable[[Session], object]) -> None:
+        """Store without waiting for a database that is away."""
+        try:
+            with self.database.session() as session:
+                write(session)
+        except FileMovedError:
+            self.unwritten.append(write)
+            raise
 
 
 @contextmanager
@@ -84,11 +127,14 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
     """Begin a run, or go on with the one of its uuid or idempotency key; mark its end.
 
     Within the block SIGTERM raises KeyboardInterrupt, as Ctrl-C does. Whatever ends the block is
-    raised again after the run is marked. Raises what begin_run raises.
+    raised again after the run is marked. Raises what begin_run raises, and InfrastructureError if
+    the database's file was deleted or replaced meanwhile: the message names the file that the run's
+    results were written to instead.
     """
     with ended_by_terminate():
+        end_dead_runs(database)
         with database.session() as session:
-            info = begin_run(session, replace(run, status="running"), commit)
+            info = begin_run(session, replace(run, status="running"), commit, this_process())
         opened = OpenRun(database, info, commit)
         try:
             yield opened
@@ -96,6 +142,24 @@ def open_run(database: Database, run: RunInfo, commit: CommitInfo) -> Iterator[O
             _mark(opened, status_after(error))
             raise
         _mark(opened, opened.status)
+
+
+def end_dead_runs(database: Database) -> list[OwnedRun]:
+    """Mark the runs whose processes were killed on this host as interrupted; which they were."""
+    dead = dead_runs(database)
+    for run in dead:
+        assert run.owner is not None
+        with database.session() as session:
+            end_runs_of(session, run.owner, at=datetime.now(UTC))
+        log.warning("run %s is interrupted: %s", run.uuid[:8], "its process was killed")
+    return dead
+
+
+def dead_runs(database: Database) -> list[OwnedRun]:
+    """The runs that say that they are under way, and whose process on this host is gone."""
+    with database.session() as session:
+        running = queries.owned_runs(session)
+    return [run for run in running if run.owner is not None and is_dead(run.owner)]
 
 
 def status_after(error: BaseException) -> str:
@@ -168,8 +232,39 @@ def _mark(run: OpenRun, status: str) -> None:
 
 
 def _finish(run: OpenRun, status: str) -> None:
+    store = run.store if status == "complete" else run.store_now  # who stops does not wait
     try:
-        run.store(lambda session: finish_run(session, run.info.uuid, status))
-    except DatabaseError as error:
+        store(lambda session: finish_run(session, run.info.uuid, status))
+    except FileMovedError as error:
+        _rescue(run, error)
+    except (DatabaseError, InfrastructureError) as error:
         # The results are stored one by one before this; only the label is lost.
         log.warning("run %s could not be marked %s: %s", run.info.uuid, status, error)
+
+
+def _rescue(run: OpenRun, error: FileMovedError) -> NoReturn:
+    """Write all results of a run to a file beside the one that is gone, and raise."""
+    with run.database.last_look() as session:
+        for write in run.unwritten:
+            write(session)
+        filters = Filters(runs=(run.info.uuid,))
+        records: list[AnyRecord] = [
+            *export_records(session, filters),
+            *export_accuracy(session, filters),
+            *export_decodes(session, filters),
+        ]
+    if not records:
+        raise InfrastructureError(f"{error}; run {run.info.uuid[:8]} had no results yet") from error
+    name = f"{Path(run.database.url).name}.{run.info.uuid[:8]}.jsonl"
+    path = Path(run.database.url).with_name(name)
+    try:
+        write_records(path, records)
+    except ResultsFileError:  # its folder is gone as well
+        path = Path(tempfile.gettempdir(), name)
+        write_records(path, records)
+    message = (
+        f"{error}; {len(records)} results of run {run.info.uuid[:8]} are in {path}: "
+        f"flexq-bench db import {path} stores them"
+    )
+    log.error("%s", message)  # of several runs only one message becomes the last line
+    raise InfrastructureError(message) from error

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 
+from db.encoding import canonical
+from db.errors import RecordError
 from db.records import TIME_METRICS, CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.measure import Measured
 from workloads.case import Case
@@ -13,6 +16,24 @@ from workloads.probes import is_probe
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6
+# Fields of a record that are null where nothing was found.
+_FOUND = (
+    "median_us",
+    "ci_low_us",
+    "ci_high_us",
+    "floor_us",
+    "pct_of_floor",
+    "launch_us",
+    "tops",
+    "max_rel_error",
+    "exact",
+    "binary_hash",
+    "sm_clock_mhz",
+    "mem_clock_mhz",
+    "power_w",
+    "temperature_c",
+    "throttle_mask",
+)
 
 
 def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:
@@ -38,10 +59,12 @@ def build_record(
     attempt: counts from 1 within the run. repetition: which of those that the run wants of a case.
 
     accepted says that the result may enter a history: right, timed, at a sound clock, and of a
-    commit that others can check out, not of a dirty tree.
+    commit that others can check out, not of a dirty tree. A result that no database takes (a NUL
+    in a text, a time that is no number) becomes a failed one that says so.
     """
     operations = None if is_probe(case.kernel) else case.gemm.operations
-    return Record(
+    measured = _judged_by_neighbours(measured)
+    record = Record(
         uuid=record_uuid(run.uuid, case.key, attempt, repetition),
         case=case.key,
         kernel=case.kernel,
@@ -78,7 +101,7 @@ def build_record(
         tops=tera_operations(operations, measured.median_us),
         max_rel_error=measured.max_rel_error,
         exact=measured.exact,
-        accepted=measured.is_comparable and not commit.dirty,
+        accepted=measured.is_comparable and not commit.dirty and not _neighbours(measured),
         config=measured.config,
         binary_hash=measured.binary_hash,
         seed=measured.seed,
@@ -98,6 +121,50 @@ def build_record(
         sample_gap_us=measured.sample_gap_us,
         launch_j=measured.launch_j,
     )
+    return _storable(record)
+
+
+def _neighbours(measured: Measured) -> int:
+    """Processes that computed on the GPU beside the one that measured."""
+    return int(measured.extra.get("other_processes") or 0)
+
+
+def _judged_by_neighbours(measured: Measured) -> Measured:
+    others = _neighbours(measured)
+    if not others or measured.status != "ok":
+        return measured
+    detail = (
+        f"{others} other processes computed on this GPU: its time is kept and never compared; end "
+        "them (nvidia-smi shows them)"
+    )
+    return replace(measured, status="noisy", detail=detail)
+
+
+def _storable(record: Record) -> Record:
+    """The record with its detail as text; a failed one of the same series if it can't be stored."""
+    told = replace(record, detail=_clean(record.detail))
+    try:
+        canonical(told)
+    except RecordError as error:
+        kept = {name: record.extra[name] for name in ("attempt", "repetition")}
+        return replace(
+            told,
+            status="failed",
+            detail=_clean(f"its result can't be stored: {error}"),
+            accepted=False,
+            **dict.fromkeys(_FOUND),  # type: ignore[arg-type]  # fields that may be null
+            placement_medians_us=(),
+            samples_us=(),
+            n_samples=0,
+            n_invalid=0,
+            config={},
+            extra=kept,
+        )
+    return told
+
+
+def _clean(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode().replace("\x00", r"\x00")
 
 
 def percent_of_floor(floor_us: float | None, median_us: float | None) -> float | None:

@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from db import queries
-from db.engine import Database
+from db.engine import Database, Session
 from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.owner import is_alive, this_process
 from flexq_bench.runs.plan import cases_of_keys
 from workloads.case import Case
 from workloads.errors import WorkloadError
@@ -37,8 +38,9 @@ def read_unfinished(
 ) -> Unfinished:
     """The run whose uuid begins with the prefix. suite_name None: whichever it has.
 
-    repetitions: count a case as lacking while repetitions of it are open. Raises NotFoundError,
-    AmbiguousError, and UsageError as check_same_work.
+    repetitions: a cluster goes on with it: count a case as lacking while repetitions of it are
+    open. Raises NotFoundError, AmbiguousError, UsageError as check_same_work, and without
+    repetitions UsageError if somebody else measures the run now: that would measure cases twice.
     """
     with database.session() as session:
         summary = queries.run_by_uuid_prefix(session, prefix)
@@ -47,8 +49,26 @@ def read_unfinished(
         missing = to_measure(session, summary.uuid)
         first = next(queries.run_records(session, summary.uuid), None)
         results = queries.run_results(session, summary.uuid)
+        if not repetitions:
+            _check_unattended(session, summary.uuid)
     check_same_work(summary, suite_name, commit)
     return Unfinished(run, cases_of_keys(missing, _named_shapes(run.suite, results)), first)
+
+
+def _check_unattended(session: Session, run: str) -> None:
+    """Raise UsageError if workers of a fleet, or another process on this host, measure the run."""
+    leased = queries.leased_jobs(session, run)
+    if leased:
+        raise UsageError(
+            f"a fleet measures run {run[:8]} now, its workers hold {leased} jobs: wait for its end "
+            "(flexq-bench status), or join it with --cluster"
+        )
+    owners = {one.uuid: one.owner for one in queries.owned_runs(session)}
+    owner = owners.get(run)
+    if owner is not None and owner != this_process() and is_alive(owner):
+        raise UsageError(
+            f"process {owner.pid} on this host measures run {run[:8]} now: wait for its end"
+        )
 
 
 def check_same_work(

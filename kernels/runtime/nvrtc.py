@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -15,6 +16,9 @@ from kernels.runtime.files import cache_folder, only_process, write_atomically
 from kernels.runtime.sources import source_hash
 
 COMMON_OPTIONS = ("--std=c++17",)
+_SEAL_BYTES = 32
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +107,15 @@ def compile_build(build: Build, arch: str) -> Cubin:
     )
     key = _key(source, options)
     cached = cache_folder() / "cubin" / f"{key}.cubin"
-    if not cached.is_file():
+    code = _cached(cached, key)
+    if code is None:
         # Workers on one machine begin with the same kernels: the first compiles for all of them.
         with only_process(cache_folder() / "compiling" / f"{key}.lock"):
-            if not cached.is_file():
-                write_atomically(cached, _run_nvrtc(source, options))
-    return Cubin(source, arch, cached.read_bytes())
+            code = _cached(cached, key)
+            if code is None:
+                code = _run_nvrtc(source, options)
+                write_atomically(cached, code + _seal(key, code))
+    return Cubin(source, arch, code)
 
 
 @cache
@@ -116,6 +123,24 @@ def compiler_version() -> str:
     """NVRTC's, for example "13.0". Raises UnsupportedError if it isn't installed."""
     _, major, minor = _nvrtc().nvrtcVersion()
     return f"{major}.{minor}"
+
+
+def _cached(path: Path, key: str) -> bytes | None:
+    """Machine code of a file in the cache; None: it is missing, or is not what was written."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    code, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
+    if code and seal == _seal(key, code):
+        return code
+    log.warning("%s is damaged or another build's: compiling it again", path)
+    return None
+
+
+def _seal(key: str, code: bytes) -> bytes:
+    """What ends a file of the cache: a hash of the build and its machine code."""
+    return hashlib.sha256(key.encode() + code).digest()
 
 
 def _run_nvrtc(source: str, options: tuple[str, ...]) -> bytes:

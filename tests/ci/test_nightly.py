@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +19,10 @@ from db.records import DeviceInfo
 from db.releases import keep_releases
 from flexq_bench.cli.app import main
 from flexq_bench.cli.nightly import exit_code
-from flexq_bench.errors import InfrastructureError
+from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.fleet import PoolOptions
+from flexq_bench.fleet.prometheus import prometheus_text
 from flexq_bench.measure import Measured
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
@@ -108,6 +112,19 @@ def test_a_second_start_of_a_night_does_nothing(a_night):
     assert reports[0].received == reports[0].planned == len(first.measured)
 
 
+def test_metrics_tell_the_state_and_age_of_nights_and_what_is_open(a_night, database):
+    for order in range(1, 8):
+        a_night(order)
+    a_night(8, us=21.0)
+
+    with database.session() as session:
+        told = prometheus_text(session)
+
+    assert re.search(r'flexq_night_age_seconds{suite="made",gpu="A CPU",state="done"} \d', told)
+    assert re.search(r'flexq_night_last_success_seconds{suite="made",gpu="A CPU"} \d', told)
+    assert re.search(r'flexq_open_alerts{state="\w+"} 1\n', told)
+
+
 def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compared):
     class Stopping(MadePool):
         def compare(self, *arguments):
@@ -120,6 +137,82 @@ def test_a_night_that_was_stopped_goes_on(a_night, database, commits, sha, compa
 
     assert pool.measured == []
     assert report.canaries == 1
+
+
+def test_a_second_commit_of_a_day_is_measured_and_reported_as_its_own(a_night, sha):
+    _, [first] = a_night(1, name="2025-11-01")
+    pool, [second] = a_night(2, name="2025-11-01")
+    again, [same] = a_night(1, name="2025-11-01")
+
+    assert ("A CPU", KEY) in pool.measured
+    assert (first.commit, second.commit) == (sha(1), sha(2))
+    assert first.run != second.run
+    assert (again.measured, same) == ([], first)
+
+
+def test_a_night_stopped_while_comparing_is_not_concluded_by_the_next_commit(
+    a_night, database, commits, sha, compared
+):
+    class Stopping(MadePool):
+        def compare(self, *arguments):
+            raise KeyboardInterrupt
+
+    stopping = Stopping(database, commits[sha(1)], compared)
+    with pytest.raises(KeyboardInterrupt):
+        a_night(1, pool=stopping, canaries=1, name="2025-11-01")
+
+    pool, [report] = a_night(2, canaries=1, name="2025-11-01")
+
+    with database.session() as session:
+        states = {night.commit: night.state for night in queries.night_states(session)}
+        measured = queries.run_by_uuid_prefix(session, report.run)
+    assert states == {sha(1): "comparing", sha(2): "done"}
+    assert (measured.commit, bool(pool.measured)) == (sha(2), True)
+
+
+def test_a_night_killed_before_it_is_done_reports_what_it_opens_when_it_goes_on(
+    a_night, database, monkeypatch
+):
+    from db import nightly as stored_nights
+
+    for order in range(1, 8):
+        a_night(order)
+
+    def killed(session, info, state, **values):
+        if state == "done":
+            raise KeyboardInterrupt
+        stored_nights.set_night(session, info, state, **values)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("ci.nightly.set_night", killed)
+        with pytest.raises(KeyboardInterrupt):
+            a_night(8, us=21.0)
+    with database.session() as session:
+        assert queries.alerts(session) == []
+
+    _, [report] = a_night(8, us=21.0)
+
+    with database.session() as session:
+        [alert] = queries.alerts(session)
+    assert report.opened == (alert.id,)
+    assert report.verdicts["slower"] >= 1
+
+
+def test_resuming_a_night_at_another_commit_names_the_commit_it_was_begun_at(
+    a_night, database, commits, sha, compared
+):
+    from flexq_bench.cli.nightly import unfinished_night
+
+    class Stopping(MadePool):
+        def compare(self, *arguments):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        a_night(1, pool=Stopping(database, commits[sha(1)], compared), canaries=1)
+
+    assert unfinished_night(database, "made", commits[sha(1)]) == "2025-11-01"
+    with pytest.raises(UsageError, match=f"2025-11-01 .*begun at {sha(1)[:10]}"):
+        unfinished_night(database, "made", commits[sha(2)])
 
 
 def test_what_stands_out_is_confirmed_against_a_trusted_commit_and_alerts(a_night, sha):
@@ -359,3 +452,28 @@ def test_sweeps_are_no_baseline(a_night, database, commits, sha):
         assert queries.trusted_base(session, series) == base
         points = queries.series_history(session, series, without_sweeps=True)
     assert sha(20) not in {point.commit for point in points}
+
+
+def test_the_database_of_a_backfill_is_in_no_argument(a_night, database, monkeypatch, tmp_path):
+    from flexq_bench.cli import nightly as verb
+
+    a_night(1, gpus=("A CPU", "Another CPU"))
+    a_night(2)
+    started = []
+
+    @contextmanager
+    def checkout(repository, commit):
+        yield tmp_path
+
+    def run(command, **options):
+        started.append((command, options["env"]))
+        return subprocess.CompletedProcess(command, 5, "", "")
+
+    monkeypatch.setattr("ci.backfill.worktree", checkout)
+    monkeypatch.setattr("ci.backfill.subprocess.run", run)
+    url, rules = "postgresql://me:secret@host/db", Rules("2025-11-03", tmp_path)
+    verb._backfill(database, PoolOptions(), url, "made", ["Another CPU"], rules, 100)
+
+    [(command, environment)] = started
+    assert "secret" not in " ".join(command)
+    assert environment["FLEXQ_BENCH_DB"] == url

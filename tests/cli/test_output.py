@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from flexq_bench.cli.output import print_json, show_by_words, show_whole
+from flexq_bench.cli.output import console, print_json, say, show_by_words, show_whole
 
 
 def test_what_is_printed_as_json_is_json(capsys):
@@ -53,3 +53,10 @@ def test_no_word_is_broken_on_a_narrow_terminal(width):
     assert max(len(line.rstrip()) for line in shown.splitlines()) <= width
     words = {word.strip(";") for word in shown.split()}
     assert {word for row in rows for cell in row for word in cell.split()} <= words
+
+
+def test_what_somebody_else_wrote_does_not_command_the_terminal(capsys):
+    say(console(), "host\x1b[2J\x9b31m\u202e name µ ×")
+
+    told = capsys.readouterr().out
+    assert told == "host\\x1b[2J\\x9b31m\\u202e name µ ×\n"

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from db import queries
+from db.clock import database_time
 from db.errors import NotFoundError
 from db.fleet import (
     Beat,
@@ -88,9 +89,36 @@ def test_a_beat_renews_the_lease(session, jobs):
     claim(session, job)
     later = NOW + LEASE / 2
 
-    beat(session, [Beat("w1", CASES[0], None, 0, 0.0)], until=later + LEASE, at=later)
+    beat(session, [Beat("w1", CASES[0], None, 0, 0.0, job)], until=later + LEASE, at=later)
 
     assert claim(session, job, "w2", at=NOW + LEASE * 1.2) == {}
+
+
+def test_a_beat_renews_no_lease_but_that_of_the_job_which_the_worker_measures(session, jobs):
+    measured, forgotten = (jobs[case] for case in CASES)
+    claim(session, measured)
+    claim(session, forgotten)
+    later = NOW + LEASE / 2
+
+    beat(session, [Beat("w1", CASES[0], None, 0, 0.0, measured)], until=later + LEASE, at=later)
+
+    assert claim(session, forgotten, "w2", at=NOW + LEASE * 1.2) == {forgotten: 2}
+
+
+def test_a_coordinator_takes_back_what_its_own_workers_hold_without_its_knowledge(session, jobs):
+    job = jobs[CASES[0]]
+    claim(session, job, "w1")
+
+    again = claim_jobs(session, {job: "w2"}, until=NOW + LEASE, at=NOW, ours={"w1", "w2"})
+
+    assert again == {job: 2}
+
+
+def test_the_clock_of_a_server_is_its_own(database):
+    with database.session() as session:
+        apart = abs(database_time(session) - datetime.now(UTC))
+
+    assert apart < timedelta(seconds=60)
 
 
 def test_only_the_first_result_of_a_job_is_kept(session, build, run, jobs):

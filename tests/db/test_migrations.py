@@ -14,7 +14,7 @@ from db.engine import open_database, revision_of, upgrade
 from db.errors import NewerSchemaError, OlderSchemaError
 from db.queries.records import export_records
 from db.store import add_record
-from db.tables import Base, Measurement
+from db.tables import Base
 
 
 @pytest.fixture
@@ -61,18 +61,27 @@ def test_an_older_database_is_refused_until_it_is_upgraded(old, build):
         add_record(session, build.a_record())
 
 
-def test_an_upgrade_keeps_what_is_stored(old, build):
-    record = build.a_record()
+def copy_rows(source, target):
+    """All rows of a database into the columns that an older one has."""
+    engine = create_engine(f"sqlite:///{target}")
+    with engine.begin() as connection:
+        connection.execute(text("ATTACH DATABASE :path AS source"), {"path": source})
+        for table in inspect(connection).get_table_names():
+            if table == "alembic_version":
+                continue
+            columns = [f'"{column["name"]}"' for column in inspect(connection).get_columns(table)]
+            names = ", ".join(columns)
+            statement = f'INSERT INTO "{table}" ({names}) SELECT {names} FROM source."{table}"'
+            connection.execute(text(statement))
+    engine.dispose()
+
+
+def test_an_upgrade_keeps_what_is_stored(old, build, tmp_path):
+    record, new = build.a_record(), str(tmp_path / "new.sqlite")
+    with open_database(new) as database, database.session() as session:
+        add_record(session, record)
+    copy_rows(new, old)
     with open_database(old, check_schema=False) as database:
-        first = {column["name"] for column in inspect(database.engine).get_columns("measurement")}
-        later = [c.name for c in Measurement.__table__.columns if c.name not in first]
-        with database.session() as session:
-            # The code of today writes columns that the first revision had not.
-            for name in later:
-                session.execute(text(f"ALTER TABLE measurement ADD COLUMN {name}"))
-            add_record(session, record)
-            for name in later:
-                session.execute(text(f"ALTER TABLE measurement DROP COLUMN {name}"))
         upgrade(database)
         with database.session() as session:
             assert list(export_records(session)) == [record]

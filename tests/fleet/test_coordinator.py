@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import text
 
 from db import queries
-from db.errors import UnreachableError
+from db.errors import FileMovedError, UnreachableError
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import CancelledError, InfrastructureError
 from flexq_bench.fleet.workers import Lost, Report
@@ -267,3 +269,63 @@ def test_workers_are_seen_in_the_database(table, gpus, a_case):
     with table.database.session() as session:
         [worker] = queries.workers(session)
     assert (worker.gpu, worker.state, worker.finished) == ("H200", "stopped", 2)
+
+
+def test_results_that_found_the_file_deleted_are_kept_for_the_end_of_their_runs(
+    table, gpus, a_case
+):
+    work = table.work("H200", [a_case(m) for m in (1, 2, 3)])
+
+    def delete(record):
+        table.database.path.unlink()
+
+    with pytest.raises(FileMovedError):
+        table.coordinator(gpus({"H200": 1}), delete).carry_out([work])
+
+    with table.database.last_look() as session:
+        for write in work.run.unwritten:
+            write(session)
+        records = list(queries.run_records(session, work.run.info.uuid))
+    assert len(records) == 2  # the first, and the one that was measured meanwhile
+
+
+class LostAcknowledgement:
+    """A database whose server commits one transaction with a lease in it and says nothing."""
+
+    def __init__(self, database):
+        self._database, self.lost = database, 0
+
+    def __getattr__(self, name):
+        return getattr(self._database, name)
+
+    @contextmanager
+    def session(self):
+        with self._database.session() as session:
+            yield session
+            leased = session.execute(text("SELECT count(*) FROM job WHERE state = 'leased'"))
+            if leased.scalar() and not self.lost:
+                session.commit()
+                self.lost += 1
+                raise UnreachableError("the connection was cut")
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_lease_whose_acknowledgement_was_lost_goes_back_at_once(table, gpus, a_case, count):
+    workers = gpus({"H200": 1})
+    work = table.work("H200", [a_case(m) for m in range(1, count + 1)])
+    table.database = LostAcknowledgement(table.database)
+    deadline = time.monotonic() + 10  # of real time: leases are renewed by it
+
+    def poll(timeout_s):
+        assert time.monotonic() < deadline, "it waits for a job that its own idle worker holds"
+        return type(workers).poll(workers, timeout_s)
+
+    coordinator = table.coordinator(workers)
+    workers_poll, workers.poll = workers.poll, poll
+    coordinator.carry_out([work])
+    workers.poll = workers_poll
+
+    assert table.database.lost == 1
+    assert set(table.states(work).values()) == {"done"}
+    assert table.received(work) == sorted(work.keys)
+    assert len(workers.started) == count

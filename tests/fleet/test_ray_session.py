@@ -12,7 +12,7 @@ import pytest
 from db import queries
 from db.engine import open_database
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.fleet.ray_session import ray_session
+from flexq_bench.fleet.ray_session import _keep_private, _token, ray_session
 
 
 @pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}"])
@@ -55,3 +55,22 @@ def test_a_fleet_is_reached_from_outside_through_rays_client(
     with open_database(str(path)) as database, database.session() as session:
         [run] = queries.runs(session)
         assert (run.status, len(list(queries.run_records(session, run.uuid)))) == ("complete", 40)
+
+
+@pytest.mark.parametrize(("mode", "set_"), [(None, {"RAY_AUTH_MODE": "token"}), ("token", {})])
+def test_a_token_that_this_machine_has_is_shown_to_every_kind_of_cluster(
+    monkeypatch, tmp_path, mode, set_
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    assert _token() == {}
+
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("0123")
+    (tmp_path / ".ray" / "auth_token").chmod(0o644)
+    _keep_private(tmp_path / ".ray" / "auth_token")
+    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+    if mode is not None:
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+    assert _token() == set_

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from db.tuning import ChoiceInfo
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.fleet import ray_worker as actor
+from flexq_bench.fleet.ray_actors import Actor
+from flexq_bench.fleet.ray_slots import Slot
 from flexq_bench.fleet.ray_worker import MeterActor
+from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.measure import Meter, Tuning
 from kernels.autotune import TuningKey, TuningMemory
 from kernels.contract import Config
@@ -78,3 +81,14 @@ def test_what_a_worker_is_told_it_does_not_tell_back(monkeypatch):
     report = worker.measure(Case("cublas-fp16", GemmWorkload(1, 32, 32)), (told,))
 
     assert [(choice.key["m"], choice.config) for choice in report.choices] == [(8, {"width": 32})]
+
+
+def test_a_fleet_refuses_a_worker_that_measures_with_other_code():
+    workers = RayWorkers("local", backend="cpu", seed=0)
+    greeting = MeterActor("cpu", 0, Tuning.NONE).describe()
+    slot = Slot("node", "node7", 0, "")
+    other = replace(greeting, sources="0" * 12)
+
+    assert workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), greeting).uuid == "w"
+    with pytest.raises(InfrastructureError, match="has other code of flexq-bench than this"):
+        workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), other)

@@ -112,3 +112,23 @@ def test_packages_inside_somebody_elses_repository_are_not_its_commit(tree):
     (installed / "flexq_bench" / "__init__.py").write_text("")
 
     assert commit_of(installed).sha.startswith("pkg-")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "kernels/csrc/gemm.cu",
+        "kernels/cuda/timed_shapes/one.json",
+        "workloads/suites/smoke.toml",
+        "flexq_bench/measure/clocks.py",
+        "db/writer.py",
+    ],
+)
+def test_code_that_decides_a_result_is_in_the_hash_of_the_sources(tmp_path, path):
+    source = tmp_path / path
+    source.parent.mkdir(parents=True)
+    source.write_text("a")
+    before = source_hash(tmp_path)
+    source.write_text("b")
+
+    assert source_hash(tmp_path) != before

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 import pytest
 
 from db import queries
+from db.errors import LockedError, StandbyError, UnreachableError
 from flexq_bench.errors import InfrastructureError
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs import lifecycle
 from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes, verdict_of_run
 from flexq_bench.runs.worker import Outcome
 
@@ -114,3 +116,42 @@ def test_the_verdict_of_a_run_follows_from_its_statuses(execute, a_case, a_resul
     _, records, missing = execute(lambda case: a_result(status=status), [a_case()])
 
     assert verdict_of_run(records, missing) == verdict
+
+
+@pytest.mark.parametrize("error", [UnreachableError, StandbyError, LockedError])
+def test_a_result_waits_for_a_database_that_is_away(
+    database, commit, worker, a_case, a_result, monkeypatch, caplog, error
+):
+    monkeypatch.setattr(lifecycle, "_PAUSE_S", 0.01)
+    cases, left = [a_case(m=m) for m in (1, 2, 3)], [5]
+    real = lifecycle.add_record
+
+    def away(session, record):
+        if record.m == 2 and left[0]:
+            left[0] -= 1
+            raise error("the server does not answer")
+        return real(session, record)
+
+    monkeypatch.setattr(lifecycle, "add_record", away)
+    run = new_run("smoke", "manual", [case.key for case in cases])
+    outcomes = [Outcome(case, a_result(), worker) for case in cases]
+    with open_run(database, run, commit) as opened:
+        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+
+    with database.session() as session:
+        assert len(list(queries.run_records(session, run.uuid))) == 3
+        assert queries.run_by_uuid_prefix(session, run.uuid).status == "complete"
+    assert "the result waits here" in caplog.text
+
+
+def test_a_database_that_stays_away_ends_the_run(database, commit, monkeypatch):
+    monkeypatch.setattr(lifecycle, "_PAUSE_S", 0.01)
+    monkeypatch.setattr(lifecycle, "AWAY_S", 0.05)
+
+    def away(session):
+        raise UnreachableError("gone")
+
+    run = new_run("smoke", "manual", ())
+    told = r"away for .* --resume when it is back"
+    with pytest.raises(InfrastructureError, match=told), open_run(database, run, commit) as opened:
+        opened.store(away)

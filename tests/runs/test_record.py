@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from flexq_bench.runs.lifecycle import new_run
+from db import queries
+from flexq_bench.runs.lifecycle import new_run, open_run, store_outcomes
 from flexq_bench.runs.record import build_record
+from flexq_bench.runs.worker import Outcome
 
 
 @pytest.fixture
@@ -68,3 +70,48 @@ def test_only_right_results_of_a_clean_tree_are_accepted(
     found = record(measured=a_result(status=status), commit=replace(commit, dirty=dirty))
 
     assert found.accepted is accepted
+
+
+def test_a_time_taken_beside_other_processes_is_told_and_never_accepted(record, a_result):
+    found = record(measured=a_result(extra={"other_processes": 2}))
+
+    assert (found.status, found.accepted, found.median_us) == ("noisy", False, 20.0)
+    assert found.detail.startswith("2 other processes computed on this GPU")
+    assert record(measured=a_result(extra={"other_processes": 0})).accepted
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"status": "failed", "detail": "bad \x00 pointer", "median_us": None},
+            r"bad \x00 pointer",
+        ),
+        (
+            {"status": "failed", "detail": "half a \ud800 letter", "median_us": None},
+            r"half a \ud800 letter",
+        ),
+        ({"median_us": float("nan")}, "median_us is nan"),
+        ({"config": {"name": "a\x00b", "bad": float("inf")}}, "config holds what JSON can't"),
+        ({"binary_hash": "a\x00"}, "binary_hash holds a NUL"),
+    ],
+)
+def test_a_result_that_cannot_be_stored_is_a_failed_one_and_stops_no_other(
+    record, a_case, a_result, database, commit, worker, changes, told
+):
+    cases = [a_case(m=1), a_case(m=2)]
+    outcomes = [
+        Outcome(cases[0], a_result(**changes), worker),
+        Outcome(cases[1], a_result(), worker),
+    ]
+    run = new_run("smoke", "manual", [case.key for case in cases])
+
+    with open_run(database, run, commit) as opened:
+        store_outcomes(opened, cases, outcomes, on_record=lambda record: None)
+
+    with database.session() as session:
+        poisoned, sound = queries.run_records(session, run.uuid)
+    assert (poisoned.status, poisoned.accepted, poisoned.median_us) == ("failed", False, None)
+    assert told in poisoned.detail
+    assert poisoned.extra["attempt"] == 1
+    assert (sound.status, sound.median_us) == ("ok", 20.0)

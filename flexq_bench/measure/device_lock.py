@@ -1,0 +1,112 @@
+"""One measuring process a device at a time, across the processes and users of a host.
+
+The lock is flock's on a file in a folder that everybody may write; whoever ends, however it ends,
+lets the next one in. Containers that share a GPU and no folder for it need
+$FLEXQ_BENCH_LOCKS: a folder that they share.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flexq_bench.errors import InfrastructureError
+
+WAIT_S = 600.0  # for the process before to be done
+_SAY_S = 30.0
+_LOOK_S = 0.2
+_FOLDERS = (Path("/run/lock"), Path("/tmp"))
+_HELD = (errno.EWOULDBLOCK, errno.EACCES)
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def device_alone(uuid: str, *, shared: bool = False, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Hold a device, a GPU's or a CPU's uuid, for the length of the block.
+
+    shared: beside others that say so too, as the workers on one CPU do. Says every half minute who
+    it waits for; raises InfrastructureError if the device isn't free after wait_s seconds, or the
+    lock's file is not what we made.
+    """
+    path = _folder() / f"flexq-bench-{hashlib.sha256(uuid.encode()).hexdigest()[:32]}.lock"
+    handle = _open(path)
+    try:
+        _wait(handle, uuid, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, wait_s)
+        yield
+    finally:
+        os.close(handle)  # lets go of the lock
+
+
+def _folder() -> Path:
+    override = os.environ.get("FLEXQ_BENCH_LOCKS")
+    if override:
+        return Path(override)
+    return next((one for one in _FOLDERS if os.access(one, os.W_OK)), _FOLDERS[-1])
+
+
+def _open(path: Path) -> int:
+    """The lock's file, made if nobody did. Reading is enough to lock a file of another user."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+    try:
+        try:
+            handle = os.open(path, flags)
+        except FileNotFoundError:
+            # O_CREAT on a file of somebody else is refused in such a folder: only if there is none.
+            try:
+                handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o644)
+                os.fchmod(handle, 0o644)  # whatever the umask: others must be able to read it
+            except FileExistsError:
+                handle = os.open(path, flags)
+    except OSError as error:
+        raise InfrastructureError(
+            f"{path} can't be opened to hold the device ({error.strerror}): remove it, or name "
+            "another folder with FLEXQ_BENCH_LOCKS"
+        ) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise InfrastructureError(f"{path} is no plain file: somebody put it there, remove it")
+    return handle
+
+
+def _wait(handle: int, uuid: str, kind: int, wait_s: float) -> None:
+    begun = said = time.monotonic()
+    while True:
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            return
+        except OSError as error:
+            if error.errno not in _HELD:
+                raise InfrastructureError(f"device {uuid} can't be held: {error}") from error
+        waited = time.monotonic() - begun
+        if waited >= wait_s:
+            raise InfrastructureError(
+                f"{_holder(handle)} measures on device {uuid}: wait for its end, or pick another "
+                f"device (waited {waited:.0f} s)"
+            )
+        if waited == 0 or time.monotonic() - said >= _SAY_S or said == begun:
+            said = time.monotonic()
+            log.warning("%s measures on device %s: waiting for its end", _holder(handle), uuid)
+        time.sleep(min(_LOOK_S, max(wait_s - waited, 0.001)))
+
+
+def _holder(handle: int) -> str:
+    """Who holds the lock, as the kernel tells it."""
+    inode = f":{os.fstat(handle).st_ino}"
+    try:
+        lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        fields = line.split()
+        if "->" not in fields and fields[1] == "FLOCK" and fields[5].endswith(inode):
+            return f"process {fields[4]}"
+    return "another process"

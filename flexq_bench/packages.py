@@ -1,0 +1,161 @@
+"""Which packages that we need are not installed, found by the standard library alone.
+
+What is missing may be anything, so nothing else is imported here.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+_DISTRIBUTION = "flexq-bench"
+_ROOMS = ("flexq_bench", "kernels", "workloads", "db", "dashboard", "ci")
+# A requirement (PEP 508): name, extras, versions, marker.
+_REQUIREMENT = re.compile(
+    r"\s*(?P<name>[\w.-]+)\s*(?:\[(?P<extras>[^\]]*)\])?\s*(?P<versions>[^;@]*)[^;]*"
+    r"(?:;(?P<marker>.*))?",
+    re.DOTALL,
+)
+_VERSIONS = ("python_version", "python_full_version", "implementation_version")
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A package that is not installed. needed_by: the package that asks for it.
+
+    requirement: as pip takes it, for example "pydantic<3,>=2.10".
+    """
+
+    name: str
+    needed_by: str
+    requirement: str
+
+
+def missing_packages() -> list[Missing]:
+    """All that are missing of what every use needs, directly or through others, by name.
+
+    A folder of sources that nobody installed says nothing of what it needs: none.
+    """
+    missing: dict[str, Missing] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(_DISTRIBUTION, frozenset[str]())]
+    while waiting:
+        owner, extras = waiting.pop()
+        if (owner, extras) in seen:
+            continue
+        seen.add((owner, extras))
+        for text in _requirements(owner):
+            found = _REQUIREMENT.match(text)
+            if found is None or not _applies(found["marker"], extras):
+                continue
+            name = _normal(found["name"])
+            wanted = frozenset(filter(None, re.split(r"[\s,]+", found["extras"] or "")))
+            try:
+                metadata.distribution(name)
+            except metadata.PackageNotFoundError:
+                requirement = f"{found['name']}{''.join(found['versions'].split()).strip('()')}"
+                missing.setdefault(name, Missing(name, owner, requirement))
+            else:
+                waiting.append((name, wanted))
+    return [missing[name] for name in sorted(missing)]
+
+
+def install_command(missing: Iterable[Missing]) -> str:
+    """The command that brings packages."""
+    return " ".join([sys.executable, "-m pip install", *(f"'{m.requirement}'" for m in missing)])
+
+
+def explain_missing(error: ModuleNotFoundError) -> str | None:
+    """One line for an import that failed; None: the module is one of ours, so a defect."""
+    module = (error.name or "").partition(".")[0]
+    if not module or module in _ROOMS:
+        return None
+    missing = missing_packages()
+    if not missing:
+        return f"the module {module} is not installed: pip install flexq-bench brings all it needs"
+    names = ", ".join(one.name for one in missing)
+    return f"{names} not installed: {install_command(missing)}"
+
+
+def _requirements(name: str) -> list[str]:
+    try:
+        return metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _applies(marker: str | None, extras: Iterable[str]) -> bool:
+    """Whether a marker (PEP 508) holds here, for any of the extras asked for.
+
+    One that can't be read holds: a package named in vain does less harm than one not named.
+    """
+    if marker is None or not marker.strip():
+        return True
+    try:
+        tree = ast.parse(marker.strip(), mode="eval").body
+        return any(_holds(tree, _environment(extra)) for extra in extras or ("",))
+    except (SyntaxError, ValueError, KeyError, TypeError):
+        return "extra" not in marker
+
+
+def _environment(extra: str) -> dict[str, str]:
+    return {
+        "extra": extra,
+        "implementation_name": sys.implementation.name,
+        "implementation_version": platform.python_version(),
+        "os_name": os.name,
+        "platform_machine": platform.machine(),
+        "platform_python_implementation": platform.python_implementation(),
+        "platform_release": platform.release(),
+        "platform_system": platform.system(),
+        "platform_version": platform.version(),
+        "python_full_version": platform.python_version(),
+        "python_version": ".".join(platform.python_version_tuple()[:2]),
+        "sys_platform": sys.platform,
+    }
+
+
+def _holds(node: ast.expr, environment: dict[str, str]) -> bool:
+    if isinstance(node, ast.BoolOp):
+        parts = (_holds(part, environment) for part in node.values)
+        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+    if not isinstance(node, ast.Compare) or len(node.ops) != 1:
+        raise ValueError("no comparison")
+    sides = (node.left, node.comparators[0])
+    left, right = (_value(side, environment) for side in sides)
+    operator = node.ops[0]
+    if isinstance(operator, ast.In | ast.NotIn):
+        return (left in right) == isinstance(operator, ast.In)
+    as_versions = any(isinstance(side, ast.Name) and side.id in _VERSIONS for side in sides)
+    first, second = (_version(left), _version(right)) if as_versions else ((left,), (right,))
+    if isinstance(operator, ast.Eq | ast.NotEq):
+        return (first == second) == isinstance(operator, ast.Eq)
+    if isinstance(operator, ast.Lt | ast.LtE):
+        return first < second or (isinstance(operator, ast.LtE) and first == second)
+    return first > second or (isinstance(operator, ast.GtE) and first == second)
+
+
+def _value(node: ast.expr, environment: dict[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return environment[node.id]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("neither a name nor a text")
+
+
+def _version(text: str) -> tuple[int | str, ...]:
+    """As many numbers as a version has; 3.11 equals 3.11.0."""
+    numbers = [int(part) for part in re.findall(r"\d+", text)]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)

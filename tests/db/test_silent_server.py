@@ -1,0 +1,59 @@
+"""A server that stops answering, or that takes no writes for a while."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+from sqlalchemy import text
+
+from db import patience
+from db.engine import open_database
+from db.errors import AWAY, ReadOnlyError, StandbyError, UnreachableError
+from db.store import begin_run
+
+
+@pytest.fixture
+def url(postgresql_template, make_url):
+    made = make_url()
+    if "://" not in made:
+        pytest.skip("a server's")
+    return made
+
+
+def test_a_server_that_hangs_is_given_up_and_said_meanwhile(url, monkeypatch, caplog):
+    monkeypatch.setattr(patience, "_SAY_S", 0.3)
+    with open_database(url, silence_s=1.0) as database:
+        began = time.monotonic()
+        told = "no answer to a statement for 1 s"
+        stopped = []
+
+        def hang():
+            with database.session() as session:
+                stopped.append(session.scalar(text("SELECT pg_backend_pid()")))
+                os.kill(stopped[0], signal.SIGSTOP)
+                session.scalar(text("SELECT 1"))
+
+        with pytest.raises(UnreachableError, match=told):
+            hang()
+        os.kill(stopped[0], signal.SIGCONT)
+        assert time.monotonic() - began < 5
+        assert "has not answered for" in caplog.text
+        with database.session() as session:  # a connection of its own
+            assert session.scalar(text("SELECT 1")) == 1
+
+
+def test_a_server_that_is_slow_and_answers_is_waited_for(url):
+    with open_database(url, silence_s=2.0) as database, database.session() as session:
+        session.execute(text("SELECT pg_sleep(1)"))
+
+
+def test_a_server_that_takes_no_writes_is_away_and_a_missing_right_is_not(url, build):
+    database = open_database(url, read_only=True)
+    with pytest.raises(StandbyError, match="is read-only"), database.session() as session:
+        begin_run(session, build.a_run(), build.a_commit())
+    database.close()
+    assert issubclass(StandbyError, AWAY)
+    assert not issubclass(ReadOnlyError, AWAY)

@@ -1,0 +1,62 @@
+"""The cache of compiled kernels gives back what was compiled, or compiles again."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernels.runtime import nvrtc
+from kernels.runtime.nvrtc import Build, compile_build
+
+BUILD, OTHER = Build.of("probes/empty.cu"), Build.of("probes/empty.cu", OTHER=1)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """The cache's folder; what is compiled is a text of the options, and stands in `compiled`."""
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(nvrtc, "compiler_version", lambda: "0.0")
+    monkeypatch.setattr(nvrtc, "source_hash", lambda folder, source: "0")
+    monkeypatch.setattr(
+        nvrtc,
+        "_run_nvrtc",
+        lambda source, options: compiled.append(source) or str(options).encode(),
+    )
+    compiled = []
+    return tmp_path / "cubin", compiled
+
+
+def fresh(build):
+    """As a new process compiles it."""
+    compile_build.cache_clear()
+    return compile_build(build, "sm_90").code
+
+
+def test_a_second_process_takes_what_the_first_compiled(cache):
+    _, compiled = cache
+
+    assert fresh(BUILD) == fresh(BUILD)
+    assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("spoil", ["emptied", "cut off", "of another build", "a byte changed"])
+def test_a_bad_entry_is_compiled_again(cache, spoil):
+    folder, compiled = cache
+    right = fresh(BUILD)
+    [entry] = folder.iterdir()
+    content = entry.read_bytes()
+    fresh(OTHER)
+    [other] = {*folder.iterdir()} - {entry}
+    entry.write_bytes(
+        {
+            "emptied": b"",
+            "cut off": content[:-1],
+            "of another build": other.read_bytes(),
+            "a byte changed": bytes([content[0] ^ 1]) + content[1:],
+        }[spoil]
+    )
+
+    assert fresh(BUILD) == right
+    assert len(compiled) == 3
+    assert entry.read_bytes() == content
+    assert fresh(BUILD) == right
+    assert len(compiled) == 3

@@ -1,0 +1,105 @@
+"""A device is measured on by one process at a time, whoever starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure.device_lock import device_alone
+
+HOLD = (
+    "import sys; from flexq_bench.measure.device_lock import device_alone\n"
+    "with device_alone('GPU-1', shared={shared}): print('held', flush=True); sys.stdin.read()"
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_LOCKS", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def another(folder):
+    """another(): a process that holds the device until it is killed."""
+    started = []
+
+    def start(*, shared=False):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLD.format(shared=shared)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_device_that_another_process_measures_on_is_refused_by_name(another):
+    holder = another()
+
+    told = rf"process {holder.pid} measures on .*GPU-1"
+    with pytest.raises(InfrastructureError, match=told), device_alone("GPU-1", wait_s=0.3):
+        pass
+    with device_alone("GPU-2", wait_s=0.3):
+        pass
+
+
+def test_a_killed_process_lets_go(another):
+    holder = another()
+    holder.kill()
+    holder.wait()
+
+    with device_alone("GPU-1", wait_s=5):
+        pass
+
+
+def test_those_that_share_a_device_are_beside_each_other_and_beside_nobody_else(another):
+    another(shared=True)
+
+    with device_alone("GPU-1", shared=True, wait_s=0.3):
+        pass
+    with pytest.raises(InfrastructureError), device_alone("GPU-1", wait_s=0.3):
+        pass
+
+
+def test_who_waits_says_for_whom(another, caplog):
+    holder = another()
+
+    with pytest.raises(InfrastructureError), device_alone("GPU-1", wait_s=0.3):
+        pass
+
+    assert f"process {holder.pid} measures on device GPU-1: waiting" in caplog.text
+
+
+def test_a_link_in_the_place_of_the_lock_is_not_followed(folder):
+    with device_alone("GPU-1"):
+        [lock] = folder.iterdir()
+    target = folder / "private"
+    lock.unlink()
+    lock.symlink_to(target)
+
+    told = "can't be opened to hold the device"
+    with pytest.raises(InfrastructureError, match=told), device_alone("GPU-1"):
+        pass
+    assert not target.exists()
+
+
+def test_a_lock_of_another_user_can_be_held(folder):
+    before = os.umask(0o077)
+    try:
+        with device_alone("GPU-1"):
+            pass
+    finally:
+        os.umask(before)
+    [lock] = folder.iterdir()
+    assert lock.stat().st_mode & 0o777 == 0o644
