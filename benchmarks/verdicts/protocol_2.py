@@ -33,6 +33,10 @@ FEW = 16  # tokens up to which a case should take 1.2 s; above it is 2 s
 SUITE = "paper-fig10"
 TOLERANCE = 0.0025
 CASES_FILE = "cases.json"
+_EXTRA = (
+    *("elapsed_s", "copies", "launches"),
+    *("free_mhz", "case_mhz", "placement_mhz", "no_boost"),
+)
 Row = dict[str, Any]
 
 
