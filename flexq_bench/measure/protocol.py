@@ -90,7 +90,7 @@ class Protocol:
     confidence: float = 0.95
     min_placements: int = 5
     min_clock_fraction: float = 0.97
-    min_device_clock_fraction: float = 0.85
+    min_device_clock_fraction: float = 0.7
     sustained_placements: int = 3
     turn_s: float = 0.01
     telemetry_period_s: float = 0.02

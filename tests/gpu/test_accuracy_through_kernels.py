@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 TINY = ROOT / "examples" / "models" / "tiny-llama"
 SOURCE = Path("csrc") / "weight_only" / "gemm.cu"
 RIGHT = "s.row_scales[r] = __ldg("
-WRONG = "s.row_scales[r] = step == 0 ? 0x48004800u : __ldg("  # 8.0, in all rows of the first group
+WRONG = "s.row_scales[r] = step == 0 ? 0x30003000u : __ldg("  # 1/8, in all rows of the first group
 POLICY = """
 version = 1
 schemes = ["w4a16"]

@@ -43,7 +43,10 @@ SMALL_SAMPLES = (
 def _replace():
     from flexq_bench.measure.clocks import _CpuRotation
     real = _CpuRotation.sample
-    _CpuRotation.sample = lambda self, count: [0.7 * t for t in real(self, count)]
+    def sample(self, count, *, gap_us=0.0):
+        batch = real(self, count, gap_us=gap_us)
+        return type(batch)(tuple(0.7 * t for t in batch.times_us), batch.sm_mhz)
+    _CpuRotation.sample = sample
 """
     + WHEN_THERE
 )
