@@ -179,8 +179,13 @@ class LinearKernel(ABC):
         config: Config | None = None,
     ) -> None:
         """FP16 in, FP16 out: `activate` into `packed`, then `gemm`. A kernel may fuse the two."""
-        self.activate(x, packed)
-        self.gemm(packed, w, out, bias=bias, config=config)
+        ready = self.for_weights(packed, w)
+        self.activate(x, ready)
+        self.gemm(ready, w, out, bias=bias, config=config)
+
+    def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
+        """The buffers of `packed` with what `activate` must know of the weights to fill them."""
+        return packed
 
     def narrow(self, w: PackedOperand, config: Config | None) -> PackedOperand:
         """What this configuration reads of packed weights; the rest may be freed."""

@@ -28,7 +28,6 @@ from flexq_bench.measure import Tuning
 from kernels.decoder.cuda_operations import CudaOperations
 from workloads.model_spec import ModelSpec
 from workloads.models import get_model
-from workloads.schemes import get_scheme
 
 _PROMPT, _NEW = 15, 128
 _REPEATS = 3
@@ -57,7 +56,7 @@ def _ours(model: ModelSpec, batch: int) -> Callable[[], object]:
     tuner = StepTuner(device, operations, Tuning.REMEMBERED, frozenset((batch,)))
     source = SyntheticWeights(of_catalog(model), 0)
     capacity = _PROMPT + _NEW
-    loaded = load(source, get_scheme("fp16"), device, capacity, tuner, (batch,))
+    loaded = load(source, device, capacity, tuner, (batch,))
     tuner.settle(loaded)
     engine = Engine(loaded, operations, tuner, slots=batch, capacity=capacity)
     prompts = torch.ones(batch, _PROMPT, dtype=torch.int32, device=device)

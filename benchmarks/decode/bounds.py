@@ -13,10 +13,7 @@ import sys
 
 from traffic import step_bytes
 
-from flexq_bench.decode.architecture import of_catalog
-from flexq_bench.decode.case import read_scheme
-from workloads.models import get_model
-from workloads.schemes import get_scheme
+from flexq_bench.decode.case import open_model, read_scheme
 
 _GB = 1e9
 
@@ -31,13 +28,13 @@ def main() -> None:
     arguments = parser.parse_args()
     names = arguments.schemes.split(",")
     schemes = [read_scheme(name, arguments.kv_bits) for name in names]
-    architecture = of_catalog(get_model(arguments.model))
+    sources = [open_model(arguments.model, of.scheme, 0) for of in schemes]
     rows = [["batch", "tokens", *(f"{s} GB" for s in names), *(f"× {s}" for s in names[:-1])]]
     for batch in (int(b) for b in arguments.batch.split(",")):
         for tokens in (int(t) for t in arguments.tokens.split(",")):
             read = [
-                step_bytes(architecture, get_scheme(of.scheme), batch, tokens, of.kv_bits)
-                for of in schemes
+                step_bytes(source, batch, tokens, of.kv_bits)
+                for source, of in zip(sources, schemes, strict=True)
             ]
             ratios = [f"{of / read[-1]:.2f}" for of in read[:-1]]
             rows.append([str(batch), str(tokens), *(f"{b / _GB:.1f}" for b in read), *ratios])

@@ -13,16 +13,13 @@ import sys
 
 import torch
 
-from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.case import open_model
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import first_blocks, step_us
-from flexq_bench.decode.weights import SyntheticWeights
 from kernels.contract import Config, LinearKernel
 from kernels.decoder.cuda_operations import CudaOperations
 from kernels.errors import KernelError
 from workloads.gemm import GemmWorkload
-from workloads.models import get_model
-from workloads.schemes import get_scheme
 
 _CAPACITY, _ROUNDS = 32, 3
 
@@ -45,9 +42,8 @@ def main() -> None:
         return chosen[key] if key in chosen else kernel.default_config(GemmWorkload(m, n, k))
 
     batch, operations = given.batch, CudaOperations()
-    source = SyntheticWeights(of_catalog(get_model(given.model)), 0)
-    scheme, device = get_scheme(given.scheme), torch.device("cuda")
-    model = first_blocks(load(source, scheme, device, _CAPACITY, choose, (batch,)))
+    source, device = open_model(given.model, given.scheme, 0), torch.device("cuda")
+    model = first_blocks(load(source, device, _CAPACITY, choose, (batch,)))
     block = model.blocks[0]
     for linear in sorted(
         (block.widen, block.down, block.qkv, block.out), key=lambda linear: -linear.nbytes

@@ -3,11 +3,11 @@
     python benchmarks/decode/parity.py --device cuda
 
 Models and what stands for kernels are those of tests/decode: one model that was trained, and random
-ones. A line tells the largest difference of a logit and the share of positions with the same token,
-beside sums in float64 (`free`) and beside the same that go the kernel's way where FP32 may round
-either way (`alike`); how many sums there were, how many of them are so near the middle between two
-FP16 numbers, how many went the other way, and how many were neither, which is a kernel's mistake.
---by-layer tells the last three of each linear layer.
+ones, rounded to nearest in the formats of a scheme. A line tells the largest difference of a logit
+and the share of positions with the same token, beside sums in float64 (`free`) and beside the same
+that go the kernel's way where FP32 may round either way (`alike`); how many sums there were, how
+many of them are so near the middle between two FP16 numbers, how many went the other way, and how
+many were neither, which is a kernel's mistake. --by-layer tells the last three of each layer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ from kernels.decoder.torch_operations import TorchOperations
 
 _MODELS = {"trained": trained_llama, "llama": small_llama, "opt": small_opt}
 _SCHEMES = (
-    "flexq-w6ax,flexq-w6a8,abq-w6a6,smoothquant-w8a8,w8a16,w4a16,fp6-w6a16,dgq-w4a8,atom-w4a4"
+    "flexq-w6ax,w6a8,abq-w6a6,smoothquant-w8a8,w8a16,w4a16,fp6,dgq-w4a8,"
+    "atom-w4a4[activation_clip=1]"
 )
 _HEADS = ("model", "prompts", "scheme", "free", "token", "alike", "token")
 _COUNTS = ("sums", "near", "moved", "astray")

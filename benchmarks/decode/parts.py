@@ -57,7 +57,9 @@ def _parts(record: DecodeRecord, architecture: Architecture, rate: float) -> Non
 def _bytes_of_a_block(record: DecodeRecord, architecture: Architecture) -> dict[str, int]:
     of_model = architecture.dimensions
     weights = {
-        name: packed_bytes(n, k, linear_kernel(record.kernels[name], "cpu").spec.weight)
+        name: packed_bytes(
+            n, k, linear_kernel(record.kernels[name].split(",")[0], "cpu").spec.weight
+        )
         for name, n, k in layer_sizes(architecture)
     }
     tokens = record.prompt_tokens + record.new_tokens // 2  # where the profiler looked

@@ -21,20 +21,17 @@ from dataclasses import dataclass, field
 import torch
 from contents import begin_sequences
 
-from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.case import open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.layers import PackedLinear
 from flexq_bench.decode.loading import load
 from flexq_bench.decode.tuning import StepTuner
-from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.nvml import Nvml, open_handle
 from kernels.contract import Config, LinearKernel
 from kernels.decoder.cuda_operations import CudaOperations
 from workloads.gemm import GemmWorkload
-from workloads.models import get_model
-from workloads.schemes import get_scheme
 
 _AT_ONCE, _TURN = 30, 60  # steps
 _WARM_UP_S, _TURN_S, _ROUNDS = 1.5, 1.5, 2
@@ -143,9 +140,8 @@ def main() -> None:
         raise SystemExit("no NVML: install nvidia-ml-py")
     began = time.perf_counter()
     tuner = StepTuner(_DEVICE, CudaOperations(), Tuning.REMEMBERED, frozenset((arguments.batch,)))
-    source = SyntheticWeights(of_catalog(get_model(arguments.model)), 0)
-    scheme = get_scheme(arguments.scheme)
-    model = load(source, scheme, _DEVICE, arguments.length, tuner, (arguments.batch,))
+    source = open_model(arguments.model, arguments.scheme, 0)
+    model = load(source, _DEVICE, arguments.length, tuner, (arguments.batch,))
     tuner.settle(model)
     steps = Steps(model, tuner, nvml, arguments.batch, arguments.length, arguments.kv_bits)
     block = model.blocks[0]

@@ -21,18 +21,15 @@ from contents import begin_sequences
 from traffic import step_bytes
 
 from flexq_bench.decode import profile
-from flexq_bench.decode.architecture import of_catalog
+from flexq_bench.decode.case import open_model
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load, release
 from flexq_bench.decode.tuning import StepTuner
-from flexq_bench.decode.weights import SyntheticWeights
 from flexq_bench.measure import Tuning
 from kernels.contract import Probe
 from kernels.decoder.cuda_operations import CudaOperations
 from kernels.registry import resolve
 from workloads.gemm import GemmWorkload
-from workloads.models import get_model
-from workloads.schemes import get_scheme
 
 _STEPS = 60
 _READ_N, _READ_K = 2**16, 2**15  # FP16 weights of this shape are 4 GB
@@ -94,11 +91,10 @@ def _one_scheme(
     device = torch.device("cuda")
     operations = CudaOperations()
     tuner = StepTuner(device, operations, Tuning.REMEMBERED, frozenset(batches))
-    architecture = of_catalog(get_model(name))
     began = time.perf_counter()
     capacity = max(lengths) + 32
-    source = SyntheticWeights(architecture, 0)
-    model = load(source, get_scheme(scheme), device, capacity, tuner, batches)
+    source = open_model(name, scheme, 0)
+    model = load(source, device, capacity, tuner, batches)
     loaded = time.perf_counter() - began
     tuner.settle(model)
     for batch, kv_bits in product(batches, widths):
@@ -124,7 +120,7 @@ def _one_scheme(
                 times.append((start, stop))
             torch.cuda.synchronize()
             step_ms = statistics.median(a.elapsed_time(b) for a, b in times)
-            read = step_bytes(architecture, get_scheme(scheme), batch, length, kv_bits)
+            read = step_bytes(source, batch, length, kv_bits)
             read_ms = read / read_rate * 1000
             row = {
                 "scheme": scheme,
@@ -142,8 +138,7 @@ def _one_scheme(
             if is_profiled:
                 engine.positions.fill_(length - 64)
                 runs = profile.record(partial(engine.advance, batch, bucket), 4)
-                layers = architecture.dimensions.layers
-                found = profile.shares(runs[-1], architecture.block, layers)
+                found = profile.shares(runs[-1], source.architecture.block, len(model.blocks))
                 row["parts"] = {s.part: [s.count, round(s.us, 1)] for s in found}
             sys.stdout.write(json.dumps(row) + "\n")
             sys.stdout.flush()

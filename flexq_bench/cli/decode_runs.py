@@ -155,7 +155,11 @@ def _finish(
 ) -> int:
     out = console(stderr=files.uses_stdout)
     if any(record.weights == "synthetic" for record in records):
-        say(out, "weights are random, of the model's true shapes: for speed and memory, not sense")
+        say(
+            out,
+            "weights are random, of the model's true shapes, rounded to nearest: for speed and "
+            "memory, not sense",
+        )
     for record in records:
         if record.detail:
             say(out, f"{record.scheme}: {record.detail}")

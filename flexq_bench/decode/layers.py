@@ -45,7 +45,8 @@ class Workspace:
         key = (kernel.spec.label, k)
         if key not in self._packed:
             self._packed[key] = kernel.empty_activation(self.m, k, self._device)
-        return Destination(kernel, self._packed[key], self._config(linear))
+        packed = kernel.for_weights(self._packed[key], linear.weights)
+        return Destination(kernel, packed, self._config(linear))
 
     def multiply(self, linear: PackedLinear) -> torch.Tensor:
         """The layer's output for what its destination holds: FP16 [m, N], valid until the next."""

@@ -159,9 +159,9 @@ def load(
 
 
 def release(device: torch.device) -> None:
-    """Give freed memory back to the driver."""
-    gc.collect()
+    """Give freed memory back to the driver of a GPU."""
     if device.type == "cuda":
+        gc.collect()
         torch.cuda.empty_cache()
 
 

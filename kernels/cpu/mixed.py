@@ -46,19 +46,9 @@ class MixedGemm(LinearKernel):
     def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
         packed.copy_from(_pack(quantize_mixed(x, packed.buffers["order"])))
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
-        """The weight's order of channels is what the input is read in."""
-        packed.buffers["order"].copy_(w.buffers["order"])
-        super().linear(x, packed, w, out, bias=bias, config=config)
+    def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
+        in_order = packed.buffers | {"order": w.buffers["order"]}
+        return PackedOperand(in_order, packed.rows, packed.k)
 
     def gemm(
         self,

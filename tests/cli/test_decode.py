@@ -35,8 +35,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_model_is_decoded_under_each_scheme_and_stored(
-    cli: Callable, model: Path, tmp_path: Path
+    cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "decode.jsonl"
     asked = ("--scheme", "fp16,w8a16", "--batch", "1,2", "--new", "4", "--backend", "cpu")
 
@@ -58,6 +59,47 @@ def test_a_model_is_decoded_under_each_scheme_and_stored(
     assert [json.loads(line)["uuid"] for line in copy.read_text().splitlines()] == [
         r.uuid for r in records
     ]
+
+
+@pytest.mark.slow
+def test_what_was_quantized_is_decoded_again_and_as_a_checkpoint(
+    cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    asked = ("--new", "2", "--backend", "cpu", "--processes", "1")
+    first, second, third = (tmp_path / f"{name}.jsonl" for name in ("first", "second", "third"))
+
+    made = cli("decode", str(model), "--scheme", "w8a16+kv8", *asked, "--json", str(first))
+    again = cli("decode", str(model), "--scheme", "w8a16", *asked, "--json", str(second))
+    (folder,) = (path for path in (tmp_path / "cache" / "checkpoints").iterdir() if path.is_dir())
+    alone = cli("decode", str(folder), "--kv-bits", "4", *asked, "--json", str(third))
+
+    assert (made.code, again.code, alone.code) == (0, 0, 0), made.err + again.err + alone.err
+    assert "w8a16: quantized in" in made.err
+    assert "kept in" in made.err
+    assert "quantized in" not in again.err
+    assert f"found in {folder}" in again.err
+    records = [record for file in (first, second, third) for record in read_records(file)]
+    assert [(r.scheme, r.kv_bits) for r in records] == [("w8a16", bits) for bits in (8, 16, 4)]
+    assert len({r.content_hash for r in records}) == 1
+    assert all(r.content_hash in made.err or r.content_hash[:12] in made.err for r in records)
+    assert {(r.scheme_version, r.kernels["qkv_proj"]) for r in records} == {(2, "w8a16")}
+    assert [r.model for r in records[:2]] == ["tiny-llama"] * 2
+
+
+def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
+    cli: Callable, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    for scheme, words in (
+        ("fp16,w6a16", "qkv_proj under w6a16 is int6/128 x fp16: no kernel multiplies"),
+        ("smoothquant-w8a8", "calibration data are needed: give --calibration FILE"),
+        ("flexq-w6ax[a8=q_proj]", "decode runs them as one layer; pick another scheme"),
+        ("fp6-w6a16", "no scheme 'fp6-w6a16': it is named fp6"),
+    ):
+        ran = cli("decode", str(model), "--scheme", scheme, "--backend", "cpu")
+        assert (ran.code, words in ran.error) == (2, True), ran.err
+    assert not (tmp_path / "cache" / "checkpoints").exists()
 
 
 def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(

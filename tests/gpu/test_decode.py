@@ -29,14 +29,14 @@ TOLERANCE = 2e-2  # of logits, FP16
 QUANTIZED_TOLERANCE = 3e-2
 SCHEMES = (
     "flexq-w6ax",
-    "flexq-w6a8",
+    "w6a8",
     "abq-w6a6",
     "smoothquant-w8a8",
     "w8a16",
     "w4a16",
-    "fp6-w6a16",
+    "fp6",
     "dgq-w4a8",
-    "atom-w4a4",
+    "atom-w4a4[activation_clip=1]",
 )
 
 

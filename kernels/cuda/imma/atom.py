@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.contract import Config, KernelSpec, PackedOperand, checked_scales
+from kernels.contract import KernelSpec, PackedOperand, checked_scales
 from kernels.cuda.imma.configuration_choice import ATOM
 from kernels.cuda.imma.configurations import GROUP, AnyImmaConfig, TileFormat
 from kernels.cuda.imma.four_bit import tile_nibbles
@@ -28,7 +28,7 @@ _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
 
 class MixedGemm(ImmaGemm):
-    """`atom-w4a4`. A weight's order of channels is what `linear` reads its input in."""
+    """`atom-w4a4`. A weight's order of channels is what its input is read in."""
 
     choice = ATOM
 
@@ -66,19 +66,9 @@ class MixedGemm(ImmaGemm):
         packed = super().empty_activation(m, k, device)
         return PackedOperand(packed.buffers | {"order": default_order(k, device)}, m, k)
 
-    def linear(
-        self,
-        x: torch.Tensor,
-        packed: PackedOperand,
-        w: PackedOperand,
-        out: torch.Tensor,
-        *,
-        bias: torch.Tensor | None = None,
-        config: Config | None = None,
-    ) -> None:
+    def for_weights(self, packed: PackedOperand, w: PackedOperand) -> PackedOperand:
         in_order = packed.buffers | {"order": w.buffers["order"]}
-        ordered = PackedOperand(in_order, packed.rows, packed.k)
-        super().linear(x, ordered, w, out, bias=bias, config=config)
+        return PackedOperand(in_order, packed.rows, packed.k)
 
     def every_config(self) -> Sequence[AnyImmaConfig]:
         # What the emulated ones are compiled to elsewhere is what the others are there.
