@@ -16,6 +16,7 @@ from flexq_bench.checkpoints.config import (
     read_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import INDEX, WHOLE
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, decode, specs
 from flexq_bench.checkpoints.safetensors_io import (
@@ -24,7 +25,6 @@ from flexq_bench.checkpoints.safetensors_io import (
     read_header,
     read_tensor,
 )
-from flexq_bench.checkpoints.writer import INDEX, WHOLE
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _AGAIN = "copy the folder again, or quantize again"

@@ -22,14 +22,13 @@ from flexq_bench.checkpoints.config import (
     section_of,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
-from flexq_bench.checkpoints.reader import is_checkpoint
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.decoder.kv import KV_BITS
 
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 1 << 30
 
 
@@ -233,9 +232,9 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
         raise CheckpointError(f"{folder} is a file: give a folder") from error
     except OSError as error:
         raise _cannot_write(folder, error) from error
-    if not is_checkpoint(folder):
+    if not is_own_checkpoint(folder):
         raise CheckpointError(
-            f"{folder} holds other files: give a new folder (only a quantized checkpoint is "
+            f"{folder} holds other files: give a new folder (only a checkpoint of ours is "
             "overwritten)"
         )
     if not overwrite:
