@@ -212,7 +212,6 @@ class QuantizationSection(_Strict):
     config_groups: dict[str, ConfigGroup]
     ignore: tuple[str, ...]
     kv_cache_scheme: None = None
-    global_compression_ratio: None = None
     flexq_bench: Extension
 
 
