@@ -193,7 +193,7 @@ def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
             read_scheme(text, 16)
     with pytest.raises(UsageError, match="16, 8 or 4 bits, got 5: give --kv-bits 8"):
         read_scheme("fp16", 5)
-    with pytest.raises(QuantizeError, match="no scheme 'fp17'"):
+    with pytest.raises(QuantizeError, match=r"no scheme 'fp17\+kv8'"):
         read_scheme("fp17+kv8", 16)
 
 
