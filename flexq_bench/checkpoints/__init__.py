@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flexq_bench.checkpoints.reader import is_checkpoint, open_checkpoint
+from flexq_bench.checkpoints.folders import is_checkpoint
+from flexq_bench.checkpoints.reader import open_checkpoint
 
 if TYPE_CHECKING:
     from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint

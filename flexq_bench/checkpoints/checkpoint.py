@@ -20,6 +20,7 @@ class QuantizedCheckpoint(ABC):
     scheme:           what made it.
     kv_bits:          of cached keys and values: 16, 8 or 4.
     content_hash:     SHA-256, hexadecimal, of everything that decides numbers.
+    is_synthetic:     the weights are random, of a model's true shapes: for speed, not for sense.
     layers:           names of the quantized linear layers, `model.layers.0.self_attn.q_proj`.
     tensor_names:     of what is not quantized: norms, embeddings, head, biases of other layers.
     tokenizer_folder: where the tokenizer's files are.
@@ -30,6 +31,7 @@ class QuantizedCheckpoint(ABC):
     scheme: StoredScheme
     kv_bits: int
     content_hash: str
+    is_synthetic: bool = False
     layers: tuple[str, ...]
     tensor_names: tuple[str, ...]
 

@@ -190,13 +190,15 @@ class ConfigGroup(_Strict):
 class Extension(_Strict):
     """What compressed-tensors has no word for.
 
-    files: SHA-256 of the tokenizer's files, by name. content_hash: see `hashing`.
+    synthetic: the weights are random, of a model's true shapes. files: SHA-256 of the tokenizer's
+    files, by name. content_hash: see `hashing`.
     """
 
     version: Literal[1] = FORMAT_VERSION  # a reader refuses others before it looks further
     scheme: StoredScheme
     kv_bits: Literal[16, 8, 4]
     layers: dict[str, LayerEntry]
+    synthetic: bool = False
     files: dict[str, str] = {}
     content_hash: str = ""
 
@@ -267,8 +269,9 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
         raise CheckpointError(
-            f"{where}: {QUANTIZATION}.{place}: {first['msg']}: quantize again"
+            f"{where}: {QUANTIZATION}.{place}: {reason}: quantize again"
         ) from error
     extension = section.flexq_bench
     ignored = tuple(name for name in section.ignore if name not in extension.layers)

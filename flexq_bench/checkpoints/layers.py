@@ -295,6 +295,7 @@ def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
 
 _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
     ("weight", _has_nan, "holds NaN"),
+    ("input_scale", lambda entry, scale: float(scale) <= 0, "is zero in FP16"),
     ("weight_order", _no_permutation, "is no permutation of the input's channels"),
     (
         "weight_shape",

@@ -28,9 +28,13 @@ _STORAGE_KEYS = ("dtype", "torch_dtype", "quantization_config", "_name_or_path")
 
 
 class ModelSource(ABC):
-    """Tensors of a dense model by the names that transformers gives them, read when asked for."""
+    """Tensors of a dense model by the names that transformers gives them, read when asked for.
+
+    is_synthetic: they are random, of a model's true shapes.
+    """
 
     name: str
+    is_synthetic = False
 
     @abstractmethod
     def config(self) -> Any:

@@ -16,6 +16,7 @@ from flexq_bench.checkpoints.config import (
     read_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import INDEX, WHOLE
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, decode, specs
 from flexq_bench.checkpoints.safetensors_io import (
@@ -24,7 +25,6 @@ from flexq_bench.checkpoints.safetensors_io import (
     read_header,
     read_tensor,
 )
-from flexq_bench.checkpoints.writer import INDEX, WHOLE
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 
 _AGAIN = "copy the folder again, or quantize again"
@@ -43,9 +43,10 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.scheme = extension.scheme
         self.kv_bits = extension.kv_bits
         self.content_hash = extension.content_hash
+        self.is_synthetic = extension.synthetic
         self.layers = tuple(extension.layers)
         self._entries = extension.layers
-        self._infos = _tensors(folder)
+        self._infos = tensors_of(folder)
         self._check_structure()
         self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
@@ -130,7 +131,7 @@ def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
     }.get(kind)
 
 
-def _tensors(folder: Path) -> dict[str, TensorInfo]:
+def tensors_of(folder: Path) -> dict[str, TensorInfo]:
     """All tensors of a folder. Raises CheckpointError if a shard is missing or cut off."""
     if not (folder / INDEX).is_file():
         return read_header(folder / WHOLE)

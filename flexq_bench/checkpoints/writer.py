@@ -22,14 +22,13 @@ from flexq_bench.checkpoints.config import (
     section_of,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
 from flexq_bench.checkpoints.layers import all_finite, encode
-from flexq_bench.checkpoints.reader import is_checkpoint
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, write_tensors
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.decoder.kv import KV_BITS
 
-INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 SHARD_BYTES = 1 << 30
 
 
@@ -41,6 +40,7 @@ class CheckpointWriter:
     folder:      must not exist, or be empty; with overwrite it may hold a quantized checkpoint.
     hf_config:   Hugging Face's configuration of the model.
     kv_bits:     of cached keys and values: 16, 8 or 4.
+    is_synthetic: the weights are random.
     shard_bytes: a shard is closed when it has reached so many, or by `close_shard`.
 
     Raises CheckpointError in one line if the folder can't be written or holds something else.
@@ -53,6 +53,7 @@ class CheckpointWriter:
         scheme: StoredScheme,
         *,
         kv_bits: int = 16,
+        is_synthetic: bool = False,
         shard_bytes: int = SHARD_BYTES,
         overwrite: bool = False,
     ) -> None:
@@ -62,6 +63,7 @@ class CheckpointWriter:
         if kv_bits not in KV_BITS:
             raise CheckpointError(f"keys and values have 16, 8 or 4 bits, got {kv_bits}")
         self._kv_bits = kv_bits
+        self._is_synthetic = is_synthetic
         self._shard_bytes = shard_bytes
         check_target(self.folder, overwrite=overwrite)
         self._aside = self.folder.with_name(f".{self.folder.name}.partial-{os.getpid()}")
@@ -151,7 +153,9 @@ class CheckpointWriter:
         Raises CheckpointError in one line if nothing was quantized or it can't be written.
         """
         if not self._layers:
-            raise CheckpointError(f"{self.folder} would have no quantized layer: quantize first")
+            raise CheckpointError(
+                f"{self.folder} would have no quantized layer: quantize by another scheme"
+            )
         self.close_shard()
         try:
             self._write_index()
@@ -192,6 +196,7 @@ class CheckpointWriter:
             scheme=self._scheme,
             kv_bits=self._kv_bits,  # type: ignore[arg-type]
             layers=self._layers,
+            synthetic=self._is_synthetic,
             files=vocabulary_digests(self._aside),
         )
         section = section_of(extension, tuple(self._ignored)).model_dump(
@@ -227,9 +232,9 @@ def check_target(folder: Path, *, overwrite: bool) -> None:
         raise CheckpointError(f"{folder} is a file: give a folder") from error
     except OSError as error:
         raise _cannot_write(folder, error) from error
-    if not is_checkpoint(folder):
+    if not is_own_checkpoint(folder):
         raise CheckpointError(
-            f"{folder} holds other files: give a new folder (only a quantized checkpoint is "
+            f"{folder} holds other files: give a new folder (only a checkpoint of ours is "
             "overwritten)"
         )
     if not overwrite:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from flexq_bench.checkpoints.model_source import ModelSource
     from flexq_bench.schemes import Calibration, Scheme
     from flexq_bench.schemes import Progress as OnBlock
-    from flexq_bench.schemes.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 _MIB = 1 << 20
@@ -38,8 +37,8 @@ def quantize(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A folder with config.json and safetensors, a .gguf file, or owner/name on the "
-            "Hugging Face hub.",
+            help="A folder with config.json and safetensors, a .gguf file, owner/name on the "
+            "Hugging Face hub, or a model of the catalog (list models), with random weights.",
             show_default=False,
         ),
     ],
@@ -84,23 +83,38 @@ def quantize(
     A block of the model is in memory at a time. Exit code 0: written; 2: something named isn't
     there or doesn't fit: nothing is left.
     """
-    from flexq_bench.accuracy.loading import DTYPES, chosen_dtype
+    from flexq_bench.accuracy.loading import DTYPES, chosen_dtype, load_tokenizer
     from flexq_bench.accuracy.setup import best_device
     from flexq_bench.checkpoints.model_source import open_source
     from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+    from flexq_bench.decode.architecture import of_catalog
+    from flexq_bench.decode.synthetic_source import SyntheticSource
+    from flexq_bench.decode.weights import SyntheticWeights
     from flexq_bench.measure.device import find_device
     from flexq_bench.schemes.model_files import find_model
     from flexq_bench.schemes.registry import resolve
+    from workloads.models import get_model, load_catalog
 
     algorithm = resolve(scheme)
     chosen = find_device(device or best_device())
-    files = find_model(model)
-    source = open_source(files)
+    kind = chosen_dtype(dtype, chosen)
     data = None
-    if algorithm.needs_calibration:
-        data = _calibrated(
-            files, source, algorithm, calibration, calibration_segments, calibration_length, seed
-        )
+    source: ModelSource
+    if model in load_catalog():
+        source = SyntheticSource(SyntheticWeights(of_catalog(get_model(model)), seed))
+        if algorithm.needs_calibration:
+            raise UsageError(
+                f"{algorithm.name} learns from texts, and {model} is a model of the catalog with "
+                "random weights: pick a scheme that rounds to nearest, or give a model's folder"
+            )
+    else:
+        files = find_model(model)
+        source = open_source(files)
+        if algorithm.needs_calibration:
+            data = _calibrated(
+                source, load_tokenizer(files), algorithm,
+                calibration, calibration_segments, calibration_length, seed,
+            )  # fmt: skip
     with ended_by_terminate(), _progress() as on_block:
         written = quantize_checkpoint(
             source,
@@ -110,7 +124,7 @@ def quantize(
             kv_bits=kv_bits,
             seed=seed,
             device=chosen,
-            dtype=DTYPES[chosen_dtype(dtype, chosen)],
+            dtype=DTYPES[kind],
             overwrite=overwrite,
             progress=on_block,
         )
@@ -119,7 +133,8 @@ def quantize(
         print_json(asdict(written) | facts)
         return
     to = console()
-    say(to, f"checkpoint: {written.folder}")
+    weights = ", of random weights" if source.is_synthetic else ""
+    say(to, f"checkpoint: {written.folder}{weights}")
     say(to, f"content hash: {written.content_hash}")
     say(
         to,
@@ -136,8 +151,8 @@ def quantize(
 
 
 def _calibrated(
-    files: ModelFiles,
     source: ModelSource,
+    tokenizer: Any,
     algorithm: Scheme,
     spec: str | None,
     segments: int,
@@ -146,7 +161,7 @@ def _calibrated(
 ) -> Calibration:
     """The segments that `accuracy` would calibrate on."""
     from flexq_bench.accuracy import read_text
-    from flexq_bench.accuracy.loading import load_tokenizer, segment_length
+    from flexq_bench.accuracy.loading import segment_length
     from flexq_bench.accuracy.texts import tokenize
     from flexq_bench.schemes import calibration_segments
 
@@ -155,7 +170,7 @@ def _calibrated(
             f"{algorithm.name}: calibration data are needed: give --calibration FILE, a text that "
             "is not evaluated on"
         )
-    tokens = tokenize(read_text(spec), load_tokenizer(files))
+    tokens = tokenize(read_text(spec), tokenizer)
     return calibration_segments(
         tokens,
         segments=segments,

@@ -30,6 +30,7 @@ class CheckpointWeights(NamedWeights):
         super().__init__(of_config(checkpoint.config, name), checkpoint.tensor_names)
         self.content_hash = checkpoint.content_hash
         self.scheme_version = checkpoint.scheme.version
+        self.is_synthetic = checkpoint.is_synthetic
         self._checkpoint = checkpoint
         self._quantized = frozenset(checkpoint.layers)
         left = {*checkpoint.tensor_names, *(f"{path}.weight" for path in checkpoint.layers)}

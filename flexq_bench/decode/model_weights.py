@@ -31,8 +31,8 @@ _MODULES = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
-_LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
-_OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
+LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
+OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 
 
@@ -80,7 +80,7 @@ class NamedWeights(WeightSource):
         linears = {
             name: fused(
                 [
-                    (path, self._layer(path, _shape(self.architecture, kind), device))
+                    (path, self._layer(path, layer_shape(self.architecture, kind), device))
                     for kind in parts_of(name)
                     for path in [self._path(index, kind)]
                 ]
@@ -95,13 +95,11 @@ class NamedWeights(WeightSource):
         return [name for name, _, _ in layer_sizes(self.architecture)]
 
     def _path(self, index: int, kind: str) -> str:
-        module = next((name for name, kinds in _MODULES.items() if kind in kinds), "")
-        within = f"{module}.{kind}" if module else kind
-        return f"{self._root}.layers.{index}.{within}"
+        return f"{self._root}.layers.{index}.{path_in_block(kind)}"
 
     @property
     def _norms(self) -> tuple[str, str]:
-        return _OPT_NORMS if self._is_opt else _LLAMA_NORMS
+        return OPT_NORMS if self._is_opt else LLAMA_NORMS
 
     @property
     def _last_norm(self) -> str:
@@ -127,7 +125,7 @@ class NamedWeights(WeightSource):
         for index in range(self.architecture.dimensions.layers):
             for name in self._fused_names:
                 for kind in parts_of(name):
-                    shape = _shape(self.architecture, kind)
+                    shape = layer_shape(self.architecture, kind)
                     yield self._path(index, kind), shape, name in self.architecture.biased
 
     def _norm(self, name: str, device: torch.device) -> Affine:
@@ -248,7 +246,13 @@ def _pair(name: str, shape: tuple[int, ...], biased: bool) -> Iterator[tuple[str
         yield f"{name}.bias", shape[:1]
 
 
-def _shape(architecture: Architecture, kind: str) -> tuple[int, int]:
+def path_in_block(kind: str) -> str:
+    """Name of a layer of this kind within its block: self_attn.q_proj."""
+    module = next((name for name, kinds in _MODULES.items() if kind in kinds), "")
+    return f"{module}.{kind}" if module else kind
+
+
+def layer_shape(architecture: Architecture, kind: str) -> tuple[int, int]:
     """Output and input features of a layer by its kind."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim

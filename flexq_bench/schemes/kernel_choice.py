@@ -31,7 +31,9 @@ def why_no_kernel(weight: NumberFormat, activation: NumberFormat | None) -> str:
     if kernel_label(weight, activation) is not None:
         return ""
     if activation is None:
-        return "no kernel rounds activations so: with one scale of all tokens, or in other parts"
+        return (
+            "no kernel takes activations with one scale of all tokens, or in GPTQ's channel order"
+        )
     whole = replace(activation, clip=1.0)
     takes_whole = kernel_label(weight, whole)
     if takes_whole is not None:

@@ -22,7 +22,6 @@ from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.foreign.folder import REALS, FolderTensors
 from flexq_bench.checkpoints.foreign.methods import read_layers
 from flexq_bench.checkpoints.hashing import content_hash, vocabulary_digests
-from flexq_bench.checkpoints.reader import QUANTIZATION_KEYS
 from flexq_bench.checkpoints.safetensors_io import digest_of, read_tensor
 from flexq_bench.checkpoints.stored import shape_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -38,16 +37,16 @@ log = logging.getLogger(__name__)
 class ForeignCheckpoint(QuantizedCheckpoint):
     """What `open_checkpoint` gives for a folder of llm-compressor, AutoAWQ, AutoGPTQ or GPTQModel.
 
-    whole: all of config.json. section: what it says of quantization.
+    config: config.json without section, which is what it says of quantization.
     Keys and values are cached in FP16. Quantized weights outside the blocks (output head,
     embeddings) are given as what they stand for, FP32: no scheme of ours quantizes them.
 
     Raises CheckpointError in one line if its layout is none that is read here.
     """
 
-    def __init__(self, folder: Path, whole: dict[str, Any], section: Any) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], section: Any) -> None:
         self.folder = folder
-        self.config = {key: value for key, value in whole.items() if key not in QUANTIZATION_KEYS}
+        self.config = config
         self._section = section
         self._tensors = FolderTensors(folder)
         self._layers = read_layers(self._tensors, self._section)
@@ -118,7 +117,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         change = self._layers.scale_change()
         if change:
             log.warning(
-                "%s: scales are rounded to FP16, by up to %.2g %%: its makers' own are wider",
+                "%s: scales have more digits than FP16 and are rounded to it, by up to %.2g %%",
                 self.folder.name,
                 100 * change,
             )

@@ -22,6 +22,12 @@ def _one_thread() -> None:
 
 
 @pytest.fixture(scope="session")
+def tiny_llama() -> Path:
+    """The folder of the model that the repository ships."""
+    return TINY_LLAMA
+
+
+@pytest.fixture(scope="session")
 def dense_tensors() -> Tensors:
     """Tensors of tiny-llama's first two blocks and of all outside blocks: K of 128 and 256."""
     tensors = load_file(TINY_LLAMA / "model.safetensors")

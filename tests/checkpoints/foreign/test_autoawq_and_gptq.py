@@ -8,8 +8,11 @@ import pytest
 import torch
 from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
 
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.loading import load_model
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.checkpoints.writer import check_target
 from flexq_bench.errors import UsageError
 
 LAYER = "model.layers.1.mlp.down_proj"  # K = 256
@@ -148,6 +151,30 @@ def test_an_activation_order_is_the_order_of_the_layers_input(a_folder, dense_te
     assert torch.equal(layer.weight.in_own_order(), expected)
     assert layer.activation_format is None  # no kernel brings the input into this order
     assert checkpoint.layer("model.layers.0.mlp.down_proj").weight.order is None
+
+
+@pytest.mark.parametrize("through", ["reference", "kernels"])
+def test_a_whole_model_computes_with_what_the_codes_stand_for(a_folder, tiny_llama, through):
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(0))
+
+    def quantized(name, weight):
+        ordered = through == "reference" and name.endswith("down_proj")
+        return gptq(weight, 4, 128, symmetric=True, order=order if ordered else None)
+
+    checkpoint = open_checkpoint(a_folder(GPTQ | {"group_size": 128, "sym": True}, quantized))
+    dense = load_model(str(tiny_llama), device=torch.device("cpu")).model
+    del dense.model.layers[2:]
+    for name in checkpoint.layers:
+        values = checkpoint.layer(name).weight.in_own_order()
+        dense.get_submodule(name).weight.data = values.float()
+
+    loaded = load_checkpoint(checkpoint, device=torch.device("cpu"), through=through)
+
+    ids = torch.randint(512, (1, 24), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        given, expected = loaded.model(ids).logits, dense(ids, use_cache=False).logits
+    assert torch.allclose(given, expected, atol=1e-4 if through == "reference" else 0.05)
+    assert loaded.content_hash == checkpoint.content_hash
 
 
 def test_layers_may_have_bits_and_groups_of_their_own(a_folder):
@@ -296,3 +323,9 @@ def test_a_folder_that_is_not_quantized_is_no_checkpoint(tmp_path):
     assert not is_checkpoint(tmp_path)
     with pytest.raises(UsageError, match="holds no quantized checkpoint"):
         open_checkpoint(tmp_path)
+
+
+def test_a_checkpoint_of_others_is_never_overwritten(a_folder):
+    folder = a_folder(AWQ, lambda _, weight: awq(weight))
+    with pytest.raises(CheckpointError, match="only a checkpoint of ours is overwritten"):
+        check_target(folder, overwrite=True)

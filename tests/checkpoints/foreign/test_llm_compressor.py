@@ -275,7 +275,7 @@ def test_scales_that_fp16_lacks_are_rounded_and_said(a_folder, dense_tensors, ca
     folder = a_folder(a_section(weights, "int-quantized"), quantized(torch.float32))
     layer = open_checkpoint(folder).layer(LAYER)
 
-    assert "scales are rounded to FP16, by up to 0.0" in caplog.text
+    assert "than FP16 and are rounded to it, by up to 0.0" in caplog.text
     theirs = compressed(dense_tensors[f"{LAYER}.weight"], weights, "int-quantized", torch.float32)[
         1
     ]
