@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.stats import is_clear, mean_difference_interval
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "accuracy" / "checkpoints.py"
 QUICK = ("w8a16", "fp6")  # whose kernels are fast on a CPU
 _SPEC = importlib.util.spec_from_file_location("checkpoints", SCRIPT)
-assert _SPEC is not None and _SPEC.loader is not None
+assert _SPEC is not None
+assert _SPEC.loader is not None
 checkpoints = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(checkpoints)
 
@@ -22,6 +25,15 @@ def rows(tiny_llama: Path, out: Path, *options: str) -> list[dict]:
     sizes = ("--context", "256", "--prompt", "32", "--new", "16", "--device", "cpu")
     checkpoints.main((*data, *calibration, *sizes, "--out", str(out), *options))
     return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def differs(row: dict) -> bool:
+    """Whether perplexities are 0.1 % apart, and more than these few segments scatter.
+
+    Where inputs are rounded to 6 bits, sums in another order give other codes now and then.
+    """
+    interval = mean_difference_interval(row["reference_nll"], row["kernels_nll"], seed=0)
+    return abs(row["kernels"] / row["reference"] - 1) >= 1e-3 and is_clear(interval)
 
 
 @pytest.mark.parametrize(
@@ -41,8 +53,8 @@ def test_kernels_reference_and_decode_agree_on_a_checkpoint(
     )
     assert [row["scheme"] for row in found] == list(schemes)
     measured = [row for row in found if not row["no_kernel"]]
-    apart = {r["scheme"]: abs(r["kernels"] / r["reference"] - 1) for r in measured}
-    assert {scheme: share for scheme, share in apart.items() if share >= 1e-3} == {}
+    apart = {r["scheme"]: 100 * (r["kernels"] / r["reference"] - 1) for r in measured if differs(r)}
+    assert apart == {}
     assert {r["scheme"]: r["equal_tokens"] for r in measured} == {
         row["scheme"]: row["tokens"] for row in measured
     }
