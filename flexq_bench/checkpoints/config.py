@@ -212,7 +212,6 @@ class QuantizationSection(_Strict):
     config_groups: dict[str, ConfigGroup]
     ignore: tuple[str, ...]
     kv_cache_scheme: None = None
-    global_compression_ratio: None = None
     flexq_bench: Extension
 
 
@@ -269,8 +268,9 @@ def read_section(raw: Any, where: str) -> QuantizationSection:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"])
+        reason = first["msg"].removeprefix("Value error, ")
         raise CheckpointError(
-            f"{where}: {QUANTIZATION}.{place}: {first['msg']}: quantize again"
+            f"{where}: {QUANTIZATION}.{place}: {reason}: quantize again"
         ) from error
     extension = section.flexq_bench
     ignored = tuple(name for name in section.ignore if name not in extension.layers)

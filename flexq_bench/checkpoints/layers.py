@@ -9,7 +9,7 @@
                        of 8 bits in `weight`: int8 [N, groups]
     weight_shape       int64 [2], N and K, beside weight_packed
     weight_order       int32 [K]: which channel of the input stands where
-    input_scale        FP16 [1], of a static activation that compressed-tensors has a word for
+    input_scale        FP16 [1], of a static activation
     input_zero_point   int8 [1]
     bias               FP16 [N]
 
@@ -295,6 +295,7 @@ def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
 
 _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
     ("weight", _has_nan, "holds NaN"),
+    ("input_scale", lambda entry, scale: float(scale) <= 0, "is zero in FP16"),
     ("weight_order", _no_permutation, "is no permutation of the input's channels"),
     (
         "weight_shape",

@@ -11,13 +11,16 @@ import torch
 from torch import nn
 
 from flexq_bench.checkpoints.config import StoredScheme
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.model_source import ModelSource
 from flexq_bench.checkpoints.peak_memory import PeakMemory
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.checkpoints.writer import CheckpointWriter, check_target
 from flexq_bench.schemes.calibration import Calibration
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.scheme import Progress, Scheme
+from kernels.formats import FP16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,10 @@ def quantize_checkpoint(
     started = time.monotonic()
     check_target(folder, overwrite=overwrite)  # before anything is read
     streamed = StreamedModel(source, device, dtype)
+    layout = streamed.layout
+    formats = {scheme.layer_formats(kind, layout.names.gated) for kind in layout.kinds}
+    if formats == {LayerFormats(FP16)}:
+        raise CheckpointError(f"{scheme.name} quantizes nothing: pick another scheme")
     stored = StoredScheme(
         name=scheme.name, version=scheme.version, options=asdict(scheme.options), seed=seed
     )
@@ -92,7 +99,7 @@ def quantize_checkpoint(
     return WrittenCheckpoint(
         writer.folder,
         content_hash,
-        sum(site.n * site.k for site in streamed.layout.sites),
+        sum(site.n * site.k for site in layout.sites),
         writer.layer_bytes,
         writer.stored_bytes,
         time.monotonic() - started,

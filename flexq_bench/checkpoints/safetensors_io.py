@@ -174,5 +174,6 @@ def _info(path: Path, entry: dict[str, Any], begin: int, digest: str) -> TensorI
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().contiguous().reshape(-1)
+    dense = tensor.detach().contiguous()
+    flat = dense.as_strided((dense.numel(),), (1,))  # one value alone may have any stride
     return flat.view(torch.uint8).numpy().data

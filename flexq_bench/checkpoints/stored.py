@@ -46,7 +46,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         self.is_synthetic = extension.synthetic
         self.layers = tuple(extension.layers)
         self._entries = extension.layers
-        self._infos = _tensors(folder)
+        self._infos = tensors_of(folder)
         self._check_structure()
         self._check_blocks()
         if vocabulary_digests(folder) != extension.files:
@@ -131,7 +131,7 @@ def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
     }.get(kind)
 
 
-def _tensors(folder: Path) -> dict[str, TensorInfo]:
+def tensors_of(folder: Path) -> dict[str, TensorInfo]:
     """All tensors of a folder. Raises CheckpointError if a shard is missing or cut off."""
     if not (folder / INDEX).is_file():
         return read_header(folder / WHOLE)

@@ -24,6 +24,7 @@ from flexq_bench.checkpoints.model_source import (
     quiet_transformers,
 )
 from flexq_bench.checkpoints.peak_memory import give_back_free_memory
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import ModelMap, map_model
 
 _META = torch.device("meta")
@@ -39,6 +40,7 @@ class StreamedModel:
     def __init__(self, source: ModelSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source, self._device, self._dtype = source, device, dtype
         self.module: Any = _without_weights(source).eval()
+        _drop_weights(self.module)  # those of norms were made
         source.bind(self.module)
         self.layout: ModelMap = map_model(self.module)
         prefix = f"{self.layout.names.blocks}."
@@ -67,7 +69,7 @@ class StreamedModel:
 
     def leave(self, index: int) -> None:
         """Drop a block, with what was done to it."""
-        self.block(index).to(_META)
+        _drop_weights(self.block(index))
         self._resident = None
         give_back_free_memory()
 
@@ -119,6 +121,16 @@ class StreamedModel:
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.device != _META:
                     module._buffers[name] = buffer.to(self._device)
+
+
+def _drop_weights(module: nn.Module) -> None:
+    """Parameters to the meta device, and codes; buffers that were computed stay."""
+    for part in module.modules():
+        if isinstance(part, FakeQuantizedLinear):
+            part.to(_META)
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(parameter.to(_META))
 
 
 class EmptyOnMeta(TorchFunctionMode):

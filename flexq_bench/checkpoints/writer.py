@@ -153,7 +153,9 @@ class CheckpointWriter:
         Raises CheckpointError in one line if nothing was quantized or it can't be written.
         """
         if not self._layers:
-            raise CheckpointError(f"{self.folder} would have no quantized layer: quantize first")
+            raise CheckpointError(
+                f"{self.folder} would have no quantized layer: quantize by another scheme"
+            )
         self.close_shard()
         try:
             self._write_index()

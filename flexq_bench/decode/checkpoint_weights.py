@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -32,19 +33,17 @@ class CheckpointWeights(NamedWeights):
         self.is_synthetic = checkpoint.is_synthetic
         self._checkpoint = checkpoint
         self._quantized = frozenset(checkpoint.layers)
-        left = set(checkpoint.tensor_names)
-        expected = dict(self._dense_tensors())
-        for path, _, _ in self._layers():
-            if path in self._quantized:
-                continue
-            expected[f"{path}.weight"] = ()
-            left.discard(f"{path}.bias")
-        for tensor in expected:
+        left = {*checkpoint.tensor_names, *(f"{path}.weight" for path in checkpoint.layers)}
+        for tensor, bias in self._expected():
             if tensor not in left:
                 raise UsageError(f"{name} has no tensor {tensor}: its {CONFIG} is of another model")
-            left.discard(tensor)
-        known = {path for path, _, _ in self._layers()}
-        check_no_more(name, [*left, *(f"{path}.weight" for path in self._quantized - known)])
+            left -= {tensor, bias}
+        check_no_more(name, left)
+
+    def _expected(self) -> Iterator[tuple[str, str]]:
+        """Every tensor of the architecture, quantized or not, and the bias that it may have."""
+        yield from ((name, "") for name, _ in self._dense_tensors())
+        yield from ((f"{path}.weight", f"{path}.bias") for path, _, _ in self._layers())
 
     def formats(self) -> dict[str, LayerFormats]:
         layers = self.block(0, _CPU).linears

@@ -147,12 +147,15 @@ class _NamedTensors(NamedWeights, DenseWeights):
 
     def __init__(self, architecture: Architecture, shapes: Mapping[str, tuple[int, ...]]) -> None:
         super().__init__(architecture, shapes)
-        self._with_bias = {name for name, _, biased in self._layers() if biased}
         _check(architecture.dimensions.name, dict(shapes), self._expected())
 
     def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
-        bias = self._load(f"{name}.bias", device) if name in self._with_bias else None
+        bias = self._load(f"{name}.bias", device) if self._has_bias(name) else None
         return dense_layer(self._load(f"{name}.weight", device), bias)
+
+    def _has_bias(self, name: str) -> bool:
+        kind = name.rpartition(".")[2]
+        return any(kind in parts_of(fused) for fused in self.architecture.biased)
 
     def _expected(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from self._dense_tensors()

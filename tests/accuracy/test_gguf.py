@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from flexq_bench.accuracy.loading import load_model
+from flexq_bench.checkpoints.model_source import open_source
+from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.decode.model_weights import open_weights
+from flexq_bench.schemes.model_files import find_model
 
 gguf = pytest.importorskip("gguf", reason="GGUF files need flexq-bench[accuracy]")
 CPU = torch.device("cpu")
@@ -95,6 +98,18 @@ def test_a_file_is_the_model_that_its_blocks_stand_for(a_file, name):
     assert loaded.tokenizer.decode(loaded.tokenizer("a lambda").input_ids) == "a lambda"
     served = open_weights(path).block(0, CPU).linears["down_proj"].weight.values
     assert torch.equal(served, torch.from_numpy(values["ffn_down"]).half())
+
+
+def test_its_tensors_are_read_one_at_a_time_as_transformers_reads_them(a_file):
+    path, _ = a_file(gguf.GGMLQuantizationType.Q4_0)
+    state = load_model(str(path), device=CPU).model.state_dict()
+    source = open_source(find_model(str(path)))
+    model = StreamedModel(source, CPU, torch.float32)
+
+    for name, tensor in source.read([name for name in state if name != "lm_head.weight"], CPU):
+        assert torch.equal(tensor, state[name]), name
+    for name, tensor in model.read_ends():
+        assert torch.equal(tensor.half(), state[name].half()), name
 
 
 def test_each_file_has_a_hash_of_its_own(a_file):

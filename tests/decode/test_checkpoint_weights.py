@@ -244,9 +244,13 @@ def test_parts_that_differ_are_no_layer() -> None:
 
     with pytest.raises(UsageError, match=r"q is int6/128 x int6/128 and k is int8/128 x .* alike"):
         fused([("q", first), ("k", QuantizedLayer(eight, activation))])
-    moved = replace(six, order=torch.arange(159, -1, -1, dtype=torch.int32))
+    mixed = NumberFormat(4, 128, "mixed")
+    q, k = (
+        QuantizedLayer(quantize(weight, mixed, order=order), DynamicActivation(mixed))
+        for order in (torch.arange(160), torch.arange(160).flip(0))
+    )
     with pytest.raises(UsageError, match="q and k round or order their common input differently"):
-        fused([("q", first), ("k", QuantizedLayer(moved, activation))])
+        fused([("q", q), ("k", k)])
     biased = QuantizedLayer(six, activation, torch.ones(4, dtype=torch.float16))
     bias = fused([("q", first), ("k", biased)]).bias
     assert bias is not None
@@ -256,7 +260,7 @@ def test_parts_that_differ_are_no_layer() -> None:
 def test_a_layer_without_a_kernel_is_named(stored) -> None:
     made = stored("llama", "w6a16")
 
-    with pytest.raises(UsageError, match="qkv_proj of checkpoint, block 0 is int6/128 x fp16: no"):
+    with pytest.raises(UsageError, match="qkv_proj of llama0, block 0 is int6/128 x fp16: no"):
         logits(CheckpointWeights(made.checkpoint))
 
 

@@ -186,10 +186,14 @@ def test_a_scheme_is_loaded_once_for_all_its_caches(start: Start) -> None:
 def test_a_cache_is_that_of_all_schemes_unless_one_says_another() -> None:
     assert read_scheme("fp16", 8) == CachedScheme("fp16", 8)
     assert read_scheme("flexq-w6ax+kv4", 8) == CachedScheme("flexq-w6ax", 4)
-    for text, bits in (("fp16+kv12", 16), ("fp16+kv", 16), ("fp16", 5)):
+    assert read_scheme("atom-w4a4") == CachedScheme("atom-w4a4", 4)
+    assert read_scheme("atom-w4a4", 16) == CachedScheme("atom-w4a4", 16)
+    for text in ("fp16+kv12", "fp16+kv"):
         with pytest.raises(UsageError, match=r"16, 8 or 4 bits, got .*: write fp16\+kv8"):
-            read_scheme(text, bits)
-    with pytest.raises(QuantizeError, match="no scheme 'fp17'"):
+            read_scheme(text, 16)
+    with pytest.raises(UsageError, match="16, 8 or 4 bits, got 5: give --kv-bits 8"):
+        read_scheme("fp16", 5)
+    with pytest.raises(QuantizeError, match=r"no scheme 'fp17\+kv8'"):
         read_scheme("fp17+kv8", 16)
 
 

@@ -1,0 +1,87 @@
+"""Layers of every format, checkpoints of them, and a small model in a folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+
+sys.path.insert(0, str(Path(__file__).parent))  # its helper same_layers
+
+Layers = dict[str, QuantizedLayer]
+SCHEME = StoredScheme(name="w6a6", version=1, options={"w_bits": 6}, seed=3)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Matrices this small take longest where several threads share them."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """write(layers): a folder with these layers, and a norm; other arguments are the writer's.
+
+    at: where. tensors: that are not quantized. files: copied into it.
+    """
+
+    def build(
+        layers: Layers,
+        *,
+        at: str = "checkpoint",
+        config: dict[str, Any] | None = None,
+        scheme: StoredScheme = SCHEME,
+        tensors: dict[str, torch.Tensor] | None = None,
+        files: tuple[Path, ...] = (),
+        **arguments: Any,
+    ) -> Path:
+        folder = tmp_path / at
+        with CheckpointWriter(
+            folder, config or {"model_type": "llama"}, scheme, **arguments
+        ) as writer:
+            for path in files:
+                writer.add_file(path)
+            for name, layer in layers.items():
+                writer.add_layer(name, layer)
+            for name, tensor in (tensors or {"model.norm.weight": torch.ones(8)}).items():
+                writer.add_tensor(name, tensor)
+            writer.finish()
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def small_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder: 3 blocks, 4 heads on 2 key-value heads, K of 64 and 160; FP32, no tokenizer."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            vocab_size=96,
+            max_position_embeddings=64,
+        )
+    )
+    folder = tmp_path_factory.mktemp("models") / "small-llama"
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def calibration() -> Calibration:
+    generator = torch.Generator().manual_seed(1)
+    return Calibration(torch.randint(0, 96, (3, 16), generator=generator))

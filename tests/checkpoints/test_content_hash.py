@@ -1,0 +1,71 @@
+"""One hash, one content."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import torch
+
+from flexq_bench.checkpoints import StoredScheme, open_checkpoint
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import NumberFormat, quantize
+
+SCHEME = StoredScheme(name="w6a6", version=1, seed=3)
+
+
+def layers(scale: float = 1.0):
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(16, 128, generator=generator) * scale for _ in range(2)]
+    return {
+        f"model.layers.{index}.x": QuantizedLayer(quantize(matrix, NumberFormat(6, 128)))
+        for index, matrix in enumerate(matrices)
+    }
+
+
+def hash_of(folder) -> str:
+    return open_checkpoint(folder).content_hash
+
+
+def test_neither_shards_nor_paths_nor_versions_of_libraries_decide_it(write):
+    described = {"model_type": "llama", "transformers_version": "4.9", "_name_or_path": "a"}
+    again = {"_name_or_path": "b", "model_type": "llama", "torch_dtype": "float16"}
+
+    whole = write(layers(), at="whole", config=described)
+    shards = write(layers(), at="elsewhere/shards", config=again, shard_bytes=1)
+
+    assert len(list(shards.glob("*.safetensors"))) > 1
+    assert hash_of(whole) == hash_of(shards)
+
+
+def test_all_that_decides_numbers_decides_it(write, tmp_path):
+    vocabulary = tmp_path / "tokenizer.json"
+    vocabulary.write_text('{"a": 1}')
+    base = layers()
+    rounded = {
+        name: replace(layer, activation=DynamicActivation(NumberFormat(8)))
+        for name, layer in base.items()
+    }
+    folders = (
+        write(base, at="base"),
+        write(base, at="seed", scheme=SCHEME.model_copy(update={"seed": 4})),
+        write(base, at="scheme", scheme=SCHEME.model_copy(update={"version": 2})),
+        write(base, at="cache", kv_bits=8),
+        write(base, at="config", config={"model_type": "llama", "rms_norm_eps": 1e-6}),
+        write(base, at="norm", tensors={"model.norm.weight": torch.full((8,), 2.0)}),
+        write(layers(2.0), at="scales"),
+        write(rounded, at="activations"),
+        write(base, at="vocabulary", files=(vocabulary,)),
+        write(base, at="synthetic", is_synthetic=True),
+    )
+
+    assert len({hash_of(folder) for folder in folders}) == len(folders)
+
+
+def test_config_names_it(write):
+    folder = write(layers())
+
+    config = json.loads((folder / "config.json").read_text())
+
+    assert config["quantization_config"]["flexq_bench"]["content_hash"] == hash_of(folder)

@@ -1,0 +1,178 @@
+"""A model of which one block is in memory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from flexq_bench.checkpoints import CheckpointError, open_checkpoint
+from flexq_bench.checkpoints.model_source import open_source
+from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.checkpoints.streaming import StreamedModel
+from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.registry import resolve
+
+CPU = torch.device("cpu")
+
+
+def streamed(folder) -> StreamedModel:
+    return StreamedModel(open_source(find_model(str(folder))), CPU, torch.float32)
+
+
+def resident(model: StreamedModel) -> list[int]:
+    """Blocks with a weight in memory."""
+    return [
+        index
+        for index in range(model.layout.blocks)
+        if any(parameter.device.type != "meta" for parameter in model.block(index).parameters())
+    ]
+
+
+def test_a_forward_pass_is_the_model_s_and_holds_one_block(small_llama):
+    from transformers import AutoModelForCausalLM
+
+    whole = AutoModelForCausalLM.from_pretrained(small_llama, dtype=torch.float32)
+    model = streamed(small_llama)
+    tokens = torch.arange(12)[None]
+    held = []
+    for index in range(model.layout.blocks):
+        model.block(index).register_forward_hook(lambda *_: held.append(resident(model)))
+
+    model.load_ends()
+    with model.streamed(), torch.no_grad():
+        logits = model.module(input_ids=tokens, use_cache=False).logits
+
+    assert torch.equal(logits, whole(input_ids=tokens).logits)
+    assert held == [[0], [1], [2]]
+
+
+def test_memory_holds_one_block_while_a_model_is_quantized(small_llama, calibration, tmp_path):
+    held, most = set(), []
+
+    class Watched(StreamedModel):
+        def leave(self, index):
+            held.update(resident(self))
+            most.append(len(resident(self)))
+            super().leave(index)
+
+    scheme = resolve("smoothquant-w8a8")
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr("flexq_bench.checkpoints.quantizing.StreamedModel", Watched)
+        quantize_checkpoint(
+            open_source(find_model(str(small_llama))),
+            scheme,
+            tmp_path / "out",
+            calibration=calibration,
+            device=CPU,
+            dtype=torch.float32,
+        )
+
+    assert held == {0, 1, 2}
+    assert max(most) == 1
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) == 4  # a shard a block, and the ends
+
+
+@pytest.fixture
+def changed(small_llama, tmp_path):
+    """changed(change): a copy of the small model whose tensors and configuration were changed."""
+
+    def build(change):
+        folder = tmp_path / "model"
+        shutil.copytree(small_llama, folder)
+        tensors, config = load_file(folder / "model.safetensors"), folder / "config.json"
+        described = json.loads(config.read_text())
+        change(tensors, described)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        config.write_text(json.dumps(described))
+        return folder
+
+    return build
+
+
+def quantized(folder, tmp_path):
+    return quantize_checkpoint(
+        open_source(find_model(str(folder))),
+        resolve("w6a6"),
+        tmp_path / "out",
+        device=CPU,
+        dtype=torch.float16,
+    )
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors, config: tensors.pop(UP), "lacks 1 weights"),
+        (lambda tensors, config: tensors.update({UP: tensors[UP][:1].clone()}), "asks for"),
+        (lambda tensors, config: tensors[UP].fill_(torch.nan), "NaN"),
+        (lambda tensors, config: tensors[UP].fill_(1e6), "infinity"),
+        (lambda tensors, config: config.update(model_type="perceptron"), "can't load"),
+    ],
+)
+def test_a_model_that_can_not_be_quantized_leaves_nothing(changed, tmp_path, change, said):
+    folder = changed(change)
+
+    with pytest.raises(CheckpointError, match=said):
+        quantized(folder, tmp_path)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_scheme_that_quantizes_nothing_is_refused(small_llama, tmp_path):
+    with pytest.raises(CheckpointError, match="quantizes nothing"):
+        quantize_checkpoint(
+            open_source(find_model(str(small_llama))),
+            resolve("fp16"),
+            tmp_path / "out",
+            device=CPU,
+            dtype=torch.float16,
+        )
+
+
+def test_a_head_that_is_tied_is_stored_once(changed, tmp_path):
+    def tie(tensors, config):
+        config["tie_word_embeddings"] = True
+        del tensors["lm_head.weight"]
+
+    quantized(changed(tie), tmp_path)
+
+    checkpoint = open_checkpoint(tmp_path / "out")
+    assert "lm_head.weight" not in checkpoint.tensor_names
+    assert checkpoint.config["tie_word_embeddings"] is True
+
+
+def test_a_model_stored_without_its_head_is_found(tmp_path):
+    from transformers import OPTConfig, OPTForCausalLM
+
+    torch.manual_seed(0)
+    model = OPTForCausalLM(
+        OPTConfig(
+            hidden_size=32,
+            ffn_dim=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            vocab_size=40,
+            max_position_embeddings=16,
+            word_embed_proj_dim=32,
+        )
+    )
+    folder = tmp_path / "opt"
+    model.save_pretrained(folder)
+    stored = load_file(folder / "model.safetensors")
+    short = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
+    save_file(short, folder / "model.safetensors", metadata={"format": "pt"})
+
+    quantized(folder, tmp_path)
+
+    checkpoint = open_checkpoint(tmp_path / "out")
+    assert "model.decoder.layers.0.fc1" in checkpoint.layers
+    bias = checkpoint.layer("model.decoder.layers.0.fc1").bias
+    assert torch.equal(bias, model.model.decoder.layers[0].fc1.bias.half())

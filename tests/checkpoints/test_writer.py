@@ -1,0 +1,134 @@
+"""A folder appears whole, or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from flexq_bench.checkpoints import CheckpointError, CheckpointWriter, open_checkpoint
+from flexq_bench.schemes.activations import DynamicActivation
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.formats import NumberFormat, Operand, quantize
+
+NAME = "model.layers.0.x"
+
+
+def a_layer() -> QuantizedLayer:
+    return QuantizedLayer(quantize(torch.ones(4, 32), NumberFormat(6)))
+
+
+def test_what_is_interrupted_leaves_nothing(write, tmp_path, monkeypatch):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CheckpointWriter, "finish", stop)
+    with pytest.raises(KeyboardInterrupt):
+        write({NAME: a_layer()}, shard_bytes=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_something_else_stays(write, tmp_path):
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "thesis.tex").write_text("years")
+
+    with pytest.raises(CheckpointError, match="holds other files"):
+        write({NAME: a_layer()}, overwrite=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoint", "thesis.tex"]
+
+
+def test_a_checkpoint_stays_unless_it_is_to_be_overwritten(write, tmp_path):
+    folder = write({NAME: a_layer()})
+    with pytest.raises(CheckpointError, match="--overwrite"):
+        write({NAME: a_layer()})
+
+    write({"model.layers.0.y": a_layer()}, overwrite=True)
+
+    assert open_checkpoint(folder).layers == ("model.layers.0.y",)
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_file_is_no_folder(write, tmp_path):
+    (tmp_path / "checkpoint").write_text("")
+    with pytest.raises(CheckpointError, match="is a file"):
+        write({NAME: a_layer()})
+
+
+def test_a_place_that_can_not_be_written(write, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="can't write"):
+        write({NAME: a_layer()}, at="file/checkpoint")
+
+
+def test_nothing_quantized_is_no_checkpoint(write, tmp_path):
+    with pytest.raises(CheckpointError, match="no quantized layer"):
+        write({})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_are_closed_at_a_size(write):
+    layers = {f"model.layers.{index}.x": a_layer() for index in range(4)}
+    size = 4 * 32 * 6 // 8 + 4 * 2 + 2 * 8
+
+    folder = write(layers, shard_bytes=2 * size)
+
+    assert len(list(folder.glob("*.safetensors"))) == 3  # the norm comes after two of two each
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~_umask()}
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+CODES = torch.zeros(2, 4, dtype=torch.int8)
+ONES = torch.ones(2, 1, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("operand", "said"),
+    [
+        (Operand(CODES + 8, ONES, 4, None), "codes"),
+        (Operand(CODES, ONES * torch.inf, 4, None), "NaN or infinity"),
+        (Operand(CODES, ONES, 4, None, ONES.to(torch.int8)), "zero points"),
+        (Operand(CODES, ONES, 9, None), "2 to 8 bits"),
+        (Operand(CODES.half() + 0.3, ONES, 6, None), "numbers that the format lacks"),
+        (Operand(CODES, ONES * 0.5, 4, 4, CODES[:, :1], ONES), "integers"),
+    ],
+)
+def test_codes_that_are_none_of_their_format_are_not_written(write, operand, said):
+    with pytest.raises(CheckpointError, match=said):
+        write({NAME: QuantizedLayer(operand)})
+
+
+def test_tensors_that_are_no_numbers_are_not_written(write):
+    with pytest.raises(CheckpointError, match="NaN"):
+        write({NAME: a_layer()}, tensors={"model.norm.weight": torch.tensor([torch.nan])})
+
+
+@pytest.mark.parametrize("bits", [2, 5])
+def test_a_cache_has_bits_that_decode_has(write, bits):
+    with pytest.raises(CheckpointError, match="16, 8 or 4"):
+        write({NAME: a_layer()}, kv_bits=bits)
+
+
+def test_a_static_scale_must_be_one_in_fp16(write):
+    from flexq_bench.schemes.activations import StaticActivation
+
+    tiny = StaticActivation(NumberFormat(8), 1e-12)
+    with pytest.raises(CheckpointError, match="input_scale"):
+        write({NAME: QuantizedLayer(a_layer().weight, tiny)})
+
+
+def test_one_name_is_added_once(tmp_path: Path):
+    from flexq_bench.checkpoints import StoredScheme
+
+    scheme = StoredScheme(name="w6a6", version=1)
+    layer = QuantizedLayer(a_layer().weight, DynamicActivation(NumberFormat(8)))
+    with CheckpointWriter(tmp_path / "out", {}, scheme) as writer:
+        writer.add_layer(NAME, layer)
+        with pytest.raises(CheckpointError, match="twice"):
+            writer.add_layer(NAME, layer)

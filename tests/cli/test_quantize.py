@@ -1,0 +1,70 @@
+"""`quantize`: what it prints and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.checkpoints import open_checkpoint
+
+TINY_LLAMA = Path(__file__).parents[2] / "examples" / "models" / "tiny-llama"
+CALIBRATION = TINY_LLAMA / "calibration.txt"
+
+
+def test_a_checkpoint_is_written_and_described(cli, tmp_path):
+    out = tmp_path / "out"
+
+    ran = cli("quantize", str(TINY_LLAMA), "--scheme", "w6a6", "--out", str(out), "--device", "cpu")
+
+    checkpoint = open_checkpoint(out)
+    assert ran.code == 0
+    assert f"content hash: {checkpoint.content_hash}" in ran.out
+    assert "bits a weight: 6.131" in ran.out  # 6 + 16/128, and two numbers of 64 bits a layer
+    assert "peak memory: " in ran.out
+    assert (out / "tokenizer.json").is_file()
+    assert checkpoint.scheme.name == "w6a6"
+
+    again = ("quantize", str(TINY_LLAMA), "--scheme", "w6a6", "--out", str(out))
+    assert "--overwrite" in cli(*again).error
+    facts = json.loads(cli(*again, "--overwrite", "--seed", "1", "--json").out)
+    assert facts["content_hash"] == open_checkpoint(out).content_hash != checkpoint.content_hash
+    assert facts["bits_per_weight"] == pytest.approx(6.131, abs=1e-3)
+
+
+def test_a_scheme_is_calibrated_and_a_cache_is_chosen(cli, tmp_path):
+    out = tmp_path / "out"
+
+    ran = cli(
+        *("quantize", str(TINY_LLAMA), "--scheme", "smoothquant-w8a8", "--out", str(out)),
+        *("--calibration", str(CALIBRATION), "--calibration-segments", "2"),
+        *("--calibration-length", "32", "--kv-bits", "8"),
+    )
+
+    assert ran.code == 0, ran.err
+    assert open_checkpoint(out).kv_bits == 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((str(TINY_LLAMA), "--scheme", "gptq-w4a16"), "calibration data are needed"),
+        (("llama-7b", "--scheme", "gptq-w4a16"), "random weights"),
+        ((str(TINY_LLAMA), "--scheme", "w6a7b"), "w6a7b"),
+        ((str(TINY_LLAMA), "--scheme", "w6a6", "--kv-bits", "5"), "16, 8 or 4"),
+        ((str(TINY_LLAMA), "--scheme", "w6a6", "--dtype", "float8"), "float8"),
+        ((str(TINY_LLAMA), "--scheme", "fp16"), "quantizes nothing"),
+        (("nothing-there", "--scheme", "w6a6"), "nothing-there"),
+        (
+            (str(TINY_LLAMA), "--scheme", "awq-w4a16", "--calibration", str(CALIBRATION)),
+            "128 segments",
+        ),
+    ],
+)
+def test_what_can_not_be_done_is_one_line_and_leaves_nothing(cli, tmp_path, arguments, said):
+    ran = cli("quantize", *arguments, "--out", str(tmp_path / "here" / "out"))
+
+    assert ran.code == 2
+    assert said in ran.error
+    assert not (tmp_path / "here" / "out").exists()
