@@ -12,7 +12,7 @@ import typer
 
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.cli.output import console, say
-from flexq_bench.decode.architecture import of_config
+from flexq_bench.decode.architecture import of_catalog, of_config
 from flexq_bench.decode.case import FULL_PRECISION, CachedScheme, check_cache, read_scheme
 from flexq_bench.decode.checkpoint_cache import CalibrationText, CheckpointCache, key_of
 from flexq_bench.decode.rounded_weights import runnable_formats
@@ -76,12 +76,17 @@ def quantized(
     use, unless it was before. Raises UsageError, before anything is quantized, for a scheme without
     a kernel or without the calibration data that it needs.
     """
-    path = Path(model)
-    names = [of.scheme for of in schemes if of.scheme != FULL_PRECISION]
-    if model in load_catalog() or not is_there(path) or is_a_checkpoint(model) or not names:
+    if is_a_checkpoint(model):
+        return {}
+    path, catalog = Path(model), load_catalog()
+    chosen = {of.scheme: resolve(of.scheme) for of in schemes if of.scheme != FULL_PRECISION}
+    if model in catalog:
+        for scheme in chosen.values():
+            runnable_formats(scheme, of_catalog(catalog[model]))
+        return {}
+    if not is_there(path) or not chosen:
         return {}
     files = model_at(path)
-    chosen = {name: resolve(name) for name in names}
     for scheme in chosen.values():
         _check(scheme, files, calibration)
     cache = CheckpointCache()

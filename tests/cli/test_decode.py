@@ -99,6 +99,8 @@ def test_what_can_not_be_quantized_to_be_decoded_is_said_before_it_is(
     ):
         ran = cli("decode", str(model), "--scheme", scheme, "--backend", "cpu")
         assert (ran.code, words in ran.error) == (2, True), ran.err
+    random = cli("decode", "llama-7b", "--scheme", "fp16,w6a16", "--backend", "cpu")
+    assert (random.code, "qkv_proj under w6a16 is int6/128 x fp16" in random.error) == (2, True)
     assert not (tmp_path / "cache" / "checkpoints").exists()
 
 
