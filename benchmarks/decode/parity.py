@@ -38,10 +38,7 @@ from kernels.decoder.cuda_operations import CudaOperations
 from kernels.decoder.torch_operations import TorchOperations
 
 _MODELS = {"trained": trained_llama, "llama": small_llama, "opt": small_opt}
-_SCHEMES = (
-    "flexq-w6ax,w6a8,abq-w6a6,smoothquant-w8a8,w8a16,w4a16,fp6,dgq-w4a8,"
-    "atom-w4a4[activation_clip=1]"
-)
+_SCHEMES = "flexq-w6ax,w6a8,abq-w6a6,smoothquant-w8a8,w8a16,w4a16,fp6,dgq-w4a8,atom-w4a4"
 _HEADS = ("model", "prompts", "scheme", "free", "token", "alike", "token")
 _COUNTS = ("sums", "near", "moved", "astray")
 

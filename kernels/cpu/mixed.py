@@ -15,7 +15,7 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.formats import NumberFormat, Operand, quantize_mixed
-from kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order
+from kernels.formats.mixed import ACTIVATION_CLIP, GROUP, default_order, order_of
 
 _FORMAT = NumberFormat(4, GROUP, kind="mixed")
 
@@ -75,8 +75,7 @@ class MixedGemm(LinearKernel):
 
 def _pack(operand: Operand) -> PackedOperand:
     scales = checked_scales(operand, _FORMAT)
-    order = default_order(operand.k) if operand.order is None else operand.order
-    buffers = {"codes": operand.values, "scales": scales, "order": order}
+    buffers = {"codes": operand.values, "scales": scales, "order": order_of(operand)}
     return PackedOperand(buffers, operand.rows, operand.k)
 
 

@@ -39,6 +39,14 @@ def default_order(k: int, device: torch.device | str = "cpu") -> torch.Tensor:
     return (places * stride % k).to(torch.int32)
 
 
+def order_of(operand: Operand) -> torch.Tensor:
+    """Channels of the columns, int32 [K], where the values are; their own order if it says none."""
+    device = operand.values.device
+    if operand.order is None:
+        return torch.arange(operand.k, dtype=torch.int32, device=device)
+    return operand.order.to(device, torch.int32).contiguous()
+
+
 def quantize_mixed(
     matrix: torch.Tensor,
     order: torch.Tensor | None = None,

@@ -52,7 +52,7 @@ QUICK = {
     "awq": "steps=4,clip_steps=2",
 }
 # Beside the examples of the registry: in formats that a kernel has.
-ALSO = ("gptq-w4a16[symmetric=true]", "awq-w4a16[symmetric=true]", "atom-w4a4[activation_clip=1]")
+ALSO = ("gptq-w4a16[symmetric=true]", "awq-w4a16[symmetric=true]", "atom-w4a4")
 
 
 def with_kernels() -> list[tuple[str, str]]:
@@ -198,7 +198,7 @@ def test_logits_are_those_of_the_codes_in_torch(stored, kind: str, name: str) ->
 
 @pytest.mark.parametrize(
     "name",
-    ["smoothquant-w8a8", "dgq-w4a8", "awq-w4a16[symmetric=true]", "atom-w4a4[activation_clip=1]"],
+    ["smoothquant-w8a8", "dgq-w4a8", "awq-w4a16[symmetric=true]", "atom-w4a4"],
 )
 def test_a_calibration_reaches_what_runs(stored, name: str) -> None:
     made = stored("llama", _quick(name))

@@ -36,7 +36,7 @@ SCHEMES = (
     "w4a16",
     "fp6",
     "dgq-w4a8",
-    "atom-w4a4[activation_clip=1]",
+    "atom-w4a4",
 )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operands
 import pytest
 import torch
@@ -127,6 +129,20 @@ def test_a_calibrated_order_of_the_weight_is_what_the_input_is_read_in() -> None
 
     reference = reference_gemm(quantize_mixed(x, order, clip=ACTIVATION_CLIP), w)
     assert torch.equal(out, reference.y.half())
+
+
+def test_a_weight_without_an_order_has_its_channels_in_their_own() -> None:
+    kernel = atom("cpu")
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(3, 300, generator=generator).half()
+    ordered = quantize_mixed(torch.randn(8, 300, generator=generator), torch.arange(300))
+    w = replace(ordered, order=None)
+    packed, out = kernel.empty_activation(3, 300, x.device), torch.empty(3, 8).half()
+
+    kernel.linear(x, packed, kernel.pack_weight(w), out)
+
+    expected = reference_gemm(quantize_mixed(x, torch.arange(300), clip=ACTIVATION_CLIP), ordered)
+    assert torch.equal(out, expected.y.half())
 
 
 def test_activations_of_4_bit_groups_span_the_share_that_atom_keeps() -> None:

@@ -21,7 +21,7 @@ from kernels.cuda.imma.four_bit import tile_nibbles
 from kernels.cuda.imma.gemm import ImmaGemm
 from kernels.cuda.weight_only.gemm import tile_scales
 from kernels.formats import NumberFormat, Operand
-from kernels.formats.mixed import ACTIVATION_CLIP, default_order, tail_start
+from kernels.formats.mixed import ACTIVATION_CLIP, default_order, order_of, tail_start
 from kernels.runtime.nvrtc import Build
 
 VARIANTS = ("", "int4-mma")
@@ -57,11 +57,10 @@ class MixedGemm(ImmaGemm):
         tail = torch.nn.functional.pad(tail, (0, -tail.shape[1] % GROUP))
         nibbles = torch.cat([head, tail >> 4, (tail & 15) ^ 8], dim=1)
         of_tiles = torch.cat([scales, scales[:, -1:]], dim=1)
-        order = default_order(weight.k) if weight.order is None else weight.order
         buffers = {
             "tiles": tile_nibbles(nibbles),
             "scales": tile_scales(of_tiles),
-            "order": order.to(weight.values.device, torch.int32).contiguous(),
+            "order": order_of(weight),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
 
