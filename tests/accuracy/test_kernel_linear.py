@@ -10,6 +10,7 @@ from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.formats import NumberFormat, quantize, quantize_mixed
+from kernels.formats.mixed import ACTIVATION_CLIP
 
 N, K = 24, 200  # no multiple of a group
 FORMATS = {
@@ -67,7 +68,7 @@ def test_the_order_of_channels_is_the_weights():
     generator = torch.Generator().manual_seed(0)
     values = 0.1 * torch.randn(N, K, generator=generator)
     order = torch.randperm(K, generator=generator).int()
-    mixed = DynamicActivation(NumberFormat(4, 128, kind="mixed"))
+    mixed = DynamicActivation(NumberFormat(4, 128, "mixed", ACTIVATION_CLIP))
     layer = QuantizedLayer(quantize_mixed(values, order), mixed)
     x = some_inputs(5)
     y = KernelLinear("fc", layer)(x)
@@ -106,7 +107,7 @@ def test_formats_without_a_kernel_are_named_with_the_layer():
     static = QuantizedLayer(
         quantize(torch.ones(N, K), NumberFormat(8)), StaticActivation(NumberFormat(8), 0.1)
     )
-    with pytest.raises(QuantizeError, match="fc: no kernel rounds activations so"):
+    with pytest.raises(QuantizeError, match="fc: no kernel takes activations with one scale"):
         KernelLinear("fc", static)
 
 

@@ -189,7 +189,7 @@ def test_sweep_lists_and_measures_the_layers_of_a_configuration(cli, tmp_path):
 
     assert ran.code == ExitCode.PASS
     assert "qkv_proj: 128x64, 3 in the model" in ran.out
-    assert "m1n64k96" in ran.out
+    assert "down_proj: 64x96, 3 in the model" in ran.out
     assert "o_proj" not in ran.out
 
 

@@ -163,7 +163,7 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
 @pytest.mark.parametrize("name", ["qwen3-8b", "mistral-7b", "deepseek-v2-lite"])
 def test_a_catalog_model_of_another_block_is_refused(name):
     with pytest.raises(UsageError, match="and decode has llama and opt: measure its layers"):
-        open_model(name, 0)
+        open_model(name, "fp16", 0)
 
 
 def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
