@@ -47,7 +47,7 @@ def ray_session(address: str, *, gpus: int | None) -> Iterator[None]:
     joins that cluster, whose nodes have this package installed. gpus: how many to offer locally;
     None: those Ray finds. Raises InfrastructureError if Ray can't be started or reached.
     """
-    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token())
+    variables = _QUIET | (_LOOPBACK_ONLY if address == LOCAL else _token(address))
     with _environment(variables), _scratch_folder() as folder:
         import ray  # a second of import that only this needs
 
@@ -84,13 +84,14 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S).close()
 
 
-def _token() -> dict[str, str]:
-    """What makes Ray show the token that this machine has.
+def _token(address: str) -> dict[str, str]:
+    """What makes Ray show the token that this machine has, to a cluster that may ask for one.
 
     A cluster asks for one if its head had one when it started.
     """
     has_one = _TOKENS & os.environ.keys() or (Path.home() / _TOKEN_FILE).is_file()
-    if _TOKEN_MODE in os.environ or not has_one:
+    may_ask = address == "auto" or address.startswith(_CLIENT)
+    if not may_ask or _TOKEN_MODE in os.environ or not has_one:
         return {}
     return {_TOKEN_MODE: "token"}
 

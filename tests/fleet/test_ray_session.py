@@ -58,13 +58,13 @@ def test_a_fleet_is_reached_from_outside_through_rays_client(
 
 
 @pytest.mark.parametrize(("mode", "set_"), [(None, {"RAY_AUTH_MODE": "token"}), ("token", {})])
-def test_a_token_that_this_machine_has_is_shown_to_every_kind_of_cluster(
+def test_a_token_that_this_machine_has_is_shown_to_a_cluster_that_may_ask_for_one(
     monkeypatch, tmp_path, mode, set_
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    assert _token() == {}
+    assert _token("auto") == {}
 
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("0123")
@@ -73,4 +73,6 @@ def test_a_token_that_this_machine_has_is_shown_to_every_kind_of_cluster(
     assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
     if mode is not None:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    assert _token() == set_
+    assert _token("auto") == set_
+    assert _token("ray://head:10001") == set_
+    assert _token("127.0.0.1:6379") == {}
