@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
 from kernels.decoder.cuda_operations import builds as decoder_builds
 from kernels.registry import labels, resolve
 from kernels.runtime.machine_code import resources
@@ -24,10 +25,13 @@ _TEXT_COLUMNS = ("build", "target", "function")
 
 
 def all_builds() -> tuple[Build, ...]:
-    """Every way that any CUDA kernel is compiled, between a decoder's layers too, each once."""
+    """Every way that any CUDA kernel is compiled, each once.
+
+    Those between a decoder's layers and the one that reads clocks are among them.
+    """
     kernels = [resolve(label, "cuda") for label in labels("cuda")]
     builds = {build for kernel in kernels for build in kernel.builds()}
-    return tuple(sorted(builds | set(decoder_builds()), key=lambda build: build.name))
+    return tuple(sorted(builds | {CLOCK_BUILD, *decoder_builds()}, key=lambda build: build.name))
 
 
 def largest_builds(target: str) -> tuple[Build, ...]:
