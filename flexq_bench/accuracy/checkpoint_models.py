@@ -14,13 +14,12 @@ from flexq_bench.accuracy.loading import (
     LoadedModel,
     check_vocabulary,
     chosen_dtype,
-    quiet_transformers,
     tokenizer_at,
 )
 from flexq_bench.accuracy.quantized_cache import quantize_cache
 from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints import QuantizedCheckpoint
-from flexq_bench.checkpoints.model_source import expected_tensors
+from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import replace_module

@@ -7,13 +7,11 @@ a CPU.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
 from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
 from flexq_bench.schemes.model_map import replace_module
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
@@ -23,7 +21,7 @@ from kernels.errors import KernelError
 
 # Rows of one launch. Bit planes of a CPU take 36 numbers for a product; a GPU has enough of 2048.
 _ROWS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
-_LARGEST_INPUT = torch.finfo(torch.float16).max
+_NOT_FINITE = "cannot quantize NaN or infinity: find out where the input got them"
 
 
 class ActivationBuffers:
@@ -83,7 +81,7 @@ class KernelLinear(nn.Module):
         rows = x.reshape(-1, self.in_features)
         halves = rows.to(torch.float16).contiguous()
         if not bool(torch.isfinite(halves).all()):
-            raise QuantizeError(f"{self.name}: {_not_finite(x)}")
+            raise QuantizeError(f"{self.name}: {past_fp16(x) or _NOT_FINITE}")
         # What a kernel does not write is no number, which a perplexity does not survive.
         y = halves.new_full((len(halves), self.out_features), torch.nan)
         size = _ROWS[self.kernel.spec.backend]
@@ -123,13 +121,3 @@ def _kernel_of(name: str, layer: QuantizedLayer) -> LinearKernel:
         raise QuantizeError(f"{name}: {error}") from error
     assert isinstance(kernel, LinearKernel)  # a label of a linear layer
     return kernel
-
-
-def _not_finite(x: torch.Tensor) -> str:
-    largest = float(x.abs().amax())
-    if _LARGEST_INPUT < largest < math.inf:
-        return (
-            f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_INPUT:,.0f}: leave "
-            "this model as it is"
-        )
-    return "cannot quantize NaN or infinity: find out where the input got them"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
+from flexq_bench.checkpoints.model_source import quiet_transformers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
 
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
@@ -192,23 +190,3 @@ def _first_line(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Without its bars and advice: what goes wrong comes as an exception."""
-    from transformers.utils import logging
-
-    nowhere = io.StringIO()  # its bar for GGUF files knows no switch
-
-    verbosity = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with redirect_stderr(nowhere):
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()

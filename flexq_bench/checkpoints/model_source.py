@@ -275,9 +275,13 @@ def quiet_transformers() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # its bar for GGUF files knows no switch
             yield
     finally:
         logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -65,11 +65,7 @@ class FakeQuantizedLinear(nn.Module):
         try:
             rows = rows.to(torch.float32) if self.activation is None else self.activation(rows)
         except ValueError as error:
-            largest = float(x.abs().amax())
-            if _LARGEST_FP16 < largest < math.inf:
-                reason = f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_FP16:,.0f}"
-                raise QuantizeError(f"{self.name}: {reason}: leave this model as it is") from error
-            raise QuantizeError(f"{self.name}: {error}") from error
+            raise QuantizeError(f"{self.name}: {past_fp16(x) or error}") from error
         y = functional.linear(rows, self.weight, self.bias).to(x.dtype)
         return y.view(*x.shape[:-1], self.out_features)
 
@@ -105,3 +101,14 @@ def quantize_site(
 
 def _finite(values: torch.Tensor) -> bool:
     return bool(torch.isfinite(values).all())
+
+
+def past_fp16(x: torch.Tensor) -> str:
+    """Why kernels can't take finite inputs that are past FP16; empty: they are not."""
+    largest = float(x.abs().amax())
+    if not _LARGEST_FP16 < largest < math.inf:
+        return ""
+    return (
+        f"inputs reach {largest:.3g}, kernels take FP16 up to {_LARGEST_FP16:,.0f}: leave this "
+        "model as it is"
+    )

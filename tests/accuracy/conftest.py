@@ -8,6 +8,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from db import queries
+from db.engine import open_database
 from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.checkpoints import CheckpointWriter, StoredScheme
 from flexq_bench.cli.app import main
@@ -107,3 +109,14 @@ def write_checkpoint(tiny_llama):
         return folder
 
     return write
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """stored(): what the command line has stored of accuracy."""
+
+    def load():
+        with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
+            return list(queries.accuracy_results(s))
+
+    return load

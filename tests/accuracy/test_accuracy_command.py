@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.accuracy import evaluator as evaluating
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.scheme import Scheme
@@ -26,15 +24,6 @@ def accuracy(cli, tiny_llama):
         return cli("accuracy", "--model", str(model), *text, *quick, *options)
 
     return run
-
-
-@pytest.fixture
-def stored(tmp_path):
-    def load():
-        with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
-            return list(queries.accuracy_results(s))
-
-    return load
 
 
 def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from db import queries
-from db.engine import open_database
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
@@ -26,15 +24,6 @@ def accuracy(cli, tiny_llama):
         return cli("accuracy", "--model", str(model), *text, *quick, *options)
 
     return run
-
-
-@pytest.fixture
-def stored(tmp_path):
-    def load():
-        with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as s:
-            return list(queries.accuracy_results(s))
-
-    return load
 
 
 def test_a_folder_is_evaluated_as_its_bytes_say(accuracy, stored, checkpoint, tiny_llama):
