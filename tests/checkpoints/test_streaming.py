@@ -50,6 +50,38 @@ def test_a_forward_pass_is_the_model_s_and_holds_one_block(small_llama):
     assert held == [[0], [1], [2]]
 
 
+@pytest.mark.slow
+def test_the_peak_is_less_than_two_blocks_and_the_embedding(tmp_path):
+    """The whole process's growth, with the sizes of SmolLM2-135M but for fewer blocks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.initialization import no_init_weights
+
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=10,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    with no_init_weights():
+        model = LlamaForCausalLM(config).half()
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.1, 0.1)
+    model.save_pretrained(tmp_path / "model")
+    written = quantize_checkpoint(
+        open_source(find_model(str(tmp_path / "model"))),
+        resolve("w6a6"),
+        tmp_path / "out",
+        device=CPU,
+        dtype=torch.float32,
+    )
+    block = 576 * (2 * 576 + 2 * 192 + 3 * 1536) * 4
+
+    assert written.peak_bytes < 2 * block + 49152 * 576 * 2
+
+
 def test_memory_holds_one_block_while_a_model_is_quantized(small_llama, calibration, tmp_path):
     held, most = set(), []
 
