@@ -14,14 +14,14 @@ from kernels.formats import Operand
 
 
 class UnlikePartsError(UsageError):
-    """Layers that read one input, and are quantized so differently that no kernel runs them as one."""
+    """Layers that read one input are quantized so differently that no kernel runs them as one."""
 
 
 def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
     """The rows of all parts, each with its name, below each other. Codes stay what they are.
 
-    A part without a bias has zeros where another has one. Raises UnlikePartsError if parts differ in
-    format or in the order of their channels: one kernel reads one input.
+    A part without a bias has zeros where another has one. Raises UnlikePartsError if parts differ
+    in format or in the order of their channels: one kernel reads one input.
     """
     layers = [layer for _, layer in parts]
     if len(layers) == 1:

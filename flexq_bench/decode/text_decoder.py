@@ -1,4 +1,4 @@
-"""Logits of whole texts by a loaded model: many tokens as prompts are read, one as it is decoded."""
+"""Logits of texts by a loaded model: many tokens as prompts are read, one as it is decoded."""
 
 from __future__ import annotations
 
