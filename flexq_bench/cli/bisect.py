@@ -14,6 +14,7 @@ from flexq_bench.cli.options import (
     DbOption,
     DeviceOption,
     JsonFlag,
+    KernelsFromOption,
     ProcessesOption,
     RepositoryOption,
     SeedOption,
@@ -36,6 +37,7 @@ def bisect(
     device: DeviceOption = None,
     processes: ProcessesOption = 6,
     repository: RepositoryOption = ".",
+    kernels_from: KernelsFromOption = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Ask again what an interrupted search asked already.")
     ] = False,
@@ -56,10 +58,12 @@ def bisect(
     from ci.bisect import bisect as find_change
     from ci.reports import bisect as reports
     from flexq_bench.cli.case_selection import chosen_device
+    from flexq_bench.cli.outside import use_kernels_from
     from flexq_bench.measure.ab import InterleaveRules, compare_commits
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
     from flexq_bench.repository.worktrees import repository_of
 
+    use_kernels_from(kernels_from)
     folder = repository_of(Path(repository))
     first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
     commits = commits_between(folder, first, last)

@@ -18,6 +18,7 @@ from flexq_bench.cli.options import (
     DbOption,
     DeviceOption,
     JsonFlag,
+    KernelsFromOption,
     KernelsOption,
     LayersOption,
     ModelsOption,
@@ -63,6 +64,7 @@ def compare(
     models: ModelsOption = None,
     m: SizesOption = None,
     kernels: KernelsOption = None,
+    kernels_from: KernelsFromOption = None,
     layers: LayersOption = None,
     stage: StageOption = None,
     cache: CacheOption = None,
@@ -84,10 +86,13 @@ def compare(
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     from flexq_bench.cli.case_selection import CaseSelection
+    from flexq_bench.cli.outside import code_with_failures, known_patterns, use_kernels_from
 
+    use_kernels_from(kernels_from)
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
+    restrictions["kernels"] = known_patterns(restrictions["kernels"])
     selection = CaseSelection(suite, split_sizes(m), restrictions)
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
@@ -97,9 +102,10 @@ def compare(
 
     rules = InterleaveRules.with_processes(processes)
     compared = _commits if kind is Kind.COMMITS else _kernels
-    raise typer.Exit(
-        compared(base, head, selection, (backend, device), Path(repository), rules, seed, as_json)
+    code = compared(
+        base, head, selection, (backend, device), Path(repository), rules, seed, as_json
     )
+    raise typer.Exit(code_with_failures(code))
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:

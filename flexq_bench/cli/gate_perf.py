@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from flexq_bench.cli.options import (
     DeviceOption,
     JsonReportOption,
     JunitOption,
+    KernelsFromOption,
     MarkdownOption,
     PolicyOption,
     SeedOption,
@@ -47,6 +49,7 @@ def perf(
     repository: Annotated[
         Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
     ] = Path(),
+    kernels_from: KernelsFromOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     trust_head: Annotated[
@@ -66,13 +69,16 @@ def perf(
     from ci.judged import judged_commit, planned_cases
     from ci.policy import load_policy
     from db.engine import open_database
+    from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
     from flexq_bench.repository.worktrees import repository_of
 
+    use_kernels_from(kernels_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
     tree = repository_of(repository)
     first, second = (judged_commit(tree, revision) for revision in (base, head))
     rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
+    rules = replace(rules, suite=with_outside(rules.suite, None))
     machine, name, plan = planned_cases(rules.suite, device)
     notes = () if trust_head else _notes(tree, first.sha, second.sha)
     out = console(stderr=as_json == STDOUT)
@@ -98,7 +104,7 @@ def perf(
             f"{second.sha[:10]}: {report.findings[0].reason}"
         )
     _print(report, out)
-    raise typer.Exit(int(report.exit_code))
+    raise typer.Exit(code_with_failures(int(report.exit_code)))
 
 
 def _comparer(

@@ -20,6 +20,7 @@ from flexq_bench.cli.options import (
     DeviceOption,
     GpusOption,
     JsonFlag,
+    KernelsFromOption,
     NoTuneOption,
     RepeatOption,
     RetuneOption,
@@ -65,6 +66,7 @@ def nightly(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FOLDER", help="Write Markdown and JSON.")
     ] = None,
+    kernels_from: KernelsFromOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -86,6 +88,7 @@ def nightly(
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
+    from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import current_commit
@@ -94,7 +97,8 @@ def nightly(
 
     if report is not None and not report.is_dir():
         raise UsageError(f"--report {report}: there is no such folder: make it first")
-    chosen, commit = load_suite(suite), current_commit()
+    use_kernels_from(kernels_from)
+    chosen, commit = with_outside(load_suite(suite), None), current_commit()
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     options = PoolOptions(
         cluster,
@@ -122,7 +126,7 @@ def nightly(
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
             raise
         _show(reports, as_json, report)
-    raise typer.Exit(int(exit_code(reports, alerting=alert)))
+    raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:

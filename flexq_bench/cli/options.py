@@ -44,6 +44,16 @@ KernelsOption = Annotated[
         rich_help_panel=CASES,
     ),
 ]
+KernelsFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernels-from",
+        metavar="FILE.py|MODULE",
+        help="Kernels from outside beside those of the suite, as package.name; may be repeated.",
+        show_default=False,
+        rich_help_panel=CASES,
+    ),
+]
 ModelsOption = Annotated[
     str | None,
     typer.Option(

@@ -16,6 +16,7 @@ from flexq_bench.cli.options import (
     DeviceOption,
     GpusOption,
     JsonFileOption,
+    KernelsFromOption,
     KernelsOption,
     LayersOption,
     ModelsOption,
@@ -42,6 +43,7 @@ def run(
     models: ModelsOption = None,
     m: SizesOption = None,
     kernels: KernelsOption = None,
+    kernels_from: KernelsFromOption = None,
     layers: LayersOption = None,
     stage: StageOption = None,
     cache: CacheOption = None,
@@ -75,6 +77,12 @@ def run(
     or this machine or the database did; 130: interrupted (go on with --resume).
     """
     from flexq_bench.cli import measuring
+    from flexq_bench.cli.outside import (
+        code_with_failures,
+        known_patterns,
+        use_kernels_from,
+        with_outside,
+    )
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
     from workloads.suites import list_suites, load_suite
@@ -82,6 +90,8 @@ def run(
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
+    use_kernels_from(kernels_from)
+    restrictions["kernels"] = known_patterns(restrictions["kernels"])
     sizes, regimes = split_sizes(m), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
@@ -102,11 +112,12 @@ def run(
         raise typer.Exit(measuring.resume_run(resume, suite, options))
     if suite is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
-    chosen = load_suite(suite).restrict(m=sizes, **restrictions)
+    patterns = restrictions["kernels"] or ()
+    chosen = with_outside(load_suite(suite), patterns).restrict(m=sizes, **restrictions)
     if regimes is not None:
         chosen = chosen.under(regimes)
-    patterns = restrictions["kernels"] or ()
-    raise typer.Exit(measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options))
+    code = measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options)
+    raise typer.Exit(code_with_failures(code))
 
 
 def _known_trigger(trigger: str) -> str:

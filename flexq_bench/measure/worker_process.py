@@ -101,6 +101,10 @@ class WorkerProcess:
         self.send(what, **arguments)
         return self.receive()
 
+    def allow(self, timeout_s: float | None) -> None:
+        """From now on an answer may take so long; None: as long as it likes."""
+        self._timeout_s = timeout_s
+
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
         self._asked += 1
