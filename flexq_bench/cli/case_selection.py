@@ -38,7 +38,12 @@ def chosen_device(backend: BackendChoice, device: str | None) -> str:
 def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
     """The cases of a suite; probes only where they are asked for."""
     kernels = selection.restrictions.get("kernels") or ()
-    suite = with_outside(load_suite(selection.suite), kernels)
+    return cases_of_suite(with_outside(load_suite(selection.suite), kernels), selection, device)
+
+
+def cases_of_suite(suite: Suite, selection: CaseSelection, device: str) -> tuple[Case, ...]:
+    """As chosen_cases, of a suite that was loaded; what narrows it is the selection's."""
+    kernels = selection.restrictions.get("kernels") or ()
     suite = suite.restrict(m=selection.m, **selection.restrictions)
     return _planned(suite, device, kernels, keep_probes=bool(kernels))
 

@@ -54,6 +54,16 @@ KernelsFromOption = Annotated[
         rich_help_panel=CASES,
     ),
 ]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="PATH",
+        help="The commits and kernels of another repository, which has a flexq-bench.toml.",
+        show_default=False,
+        rich_help_panel=COMMITS,
+    ),
+]
 ModelsOption = Annotated[
     str | None,
     typer.Option(

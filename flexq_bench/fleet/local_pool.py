@@ -8,9 +8,10 @@ from pathlib import Path
 from db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.ab import CaseComparison, compare_commits, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
+from flexq_bench.repository.project import Project, revision
 from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.runs.machine import Machine
 from flexq_bench.runs.process_meter import Measurer
@@ -19,10 +20,11 @@ from workloads.case import Case
 
 
 class LocalPool:
-    """measurer: measures on the device. device: its name, as torch has it."""
+    """measurer: measures on the device. device: its name, as torch has it. project: whose commits
+    are compared; None: this repository's."""
 
-    def __init__(self, measurer: Measurer, device: str) -> None:
-        self._measurer, self._device = measurer, device
+    def __init__(self, measurer: Measurer, device: str, project: Project | None = None) -> None:
+        self._measurer, self._device, self._project = measurer, device, project
         self._worker = measurer.worker
 
     @property
@@ -48,11 +50,15 @@ class LocalPool:
                 store_outcomes(work.run, work.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
-        return Machine(self._measurer.backend, device_info(self._device))
+        project = "" if self._project is None else self._project.name
+        return Machine(self._measurer.backend, device_info(self._device), project)
 
     def compare(
         self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
     ) -> list[CaseComparison]:
+        if self._project is not None:
+            first, second = (revision(self._project, sha) for sha in (base, head))
+            return list(compare_project(self._project, first, second, cases, device=self._device))
         return list(compare_commits(repository, base, head, cases, device=self._device))
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:

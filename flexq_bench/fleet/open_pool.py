@@ -18,6 +18,7 @@ from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device import find_device
 from flexq_bench.measure.outside_kernels import adopted, carried
+from flexq_bench.repository.project import Project
 from flexq_bench.runs.process_meter import OwnMeter, ProcessMeter, ProcessOptions
 from kernels import registry
 from kernels.contract import Backend
@@ -27,7 +28,7 @@ NO_CLUSTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Where to measure, and how.
+    """Where to measure, and how. project: whose commits these are; None: this repository's.
 
     cluster: "none" for this process, "local" or a Ray address. backend None: the best there is.
     device: of this process, as torch names it; None: the backend's first. seed None: of the run
@@ -45,6 +46,7 @@ class PoolOptions:
     gpus: tuple[str, ...] = ()
     repeat: int = 1
     times: str | None = None
+    project: Project | None = None
 
     @property
     def is_local(self) -> bool:
@@ -75,6 +77,8 @@ def open_pool(
                 "--device picks a device of this process: leave it out with --cluster, which uses "
                 "all"
             )
+        if options.project is not None:
+            raise UsageError("--project is measured on this machine: leave out --cluster")
         times = parse_times(options.times)
         workers = RayWorkers(
             options.cluster,
@@ -124,7 +128,9 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
         yield LocalPool(OwnMeter(Meter(device, seed=seed, tuning=options.tuning)), device)
         return
     times = parse_times(options.times)
-    processes = ProcessOptions(device, seed, options.tuning, times.start, times.case)
+    known = adopted()
+    limits = (times.start, times.case)
+    processes = ProcessOptions(device, seed, options.tuning, *limits, known.environment)
     find_device(device)
-    with ProcessMeter(processes, adopted()) as meter:
-        yield LocalPool(meter, device)
+    with ProcessMeter(processes, known) as meter:
+        yield LocalPool(meter, device, options.project)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,10 +30,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What became of sources. labels: of the kernels, by source. failures: why others have none."""
+    """What became of sources. labels: of the kernels, by source. failures: why others have none.
+
+    environment: of the processes that run them; None: ours.
+    """
 
     labels: dict[KernelSource, tuple[str, ...]]
     failures: dict[KernelSource, str]
+    environment: Mapping[str, str] | None = None
 
     @property
     def sources(self) -> tuple[KernelSource, ...]:
@@ -54,24 +57,29 @@ def adopted() -> Adopted:
     return _state
 
 
-def adopt(sources: Iterable[KernelSource], *, timeout_s: float = LOAD_S) -> Adopted:
+def adopt(
+    sources: Iterable[KernelSource],
+    *,
+    timeout_s: float = LOAD_S,
+    environment: Mapping[str, str] | None = None,
+) -> Adopted:
     """Know the kernels of sources: they are in the registry from now on.
 
     A source that can't be had is one line in the log, and the others are taken. timeout_s: for each
-    to import.
+    to import. environment: of the processes that run them; None: ours.
     """
     global _state
     labels, failures = dict(_state.labels), dict(_state.failures)
     for source in (one.at_hand() for one in sources):
         try:
-            kernels = described(source, timeout_s=timeout_s)
+            kernels = described(source, timeout_s=timeout_s, environment=environment)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
             log.warning("%s", error)
             continue
         registry.add(kernels)
         labels[source] = tuple(dict.fromkeys(kernel.spec.label for kernel in kernels))
-    _state = Adopted(labels, failures)
+    _state = Adopted(labels, failures, environment)
     return _state
 
 
@@ -82,22 +90,11 @@ def forget() -> None:
     _state = _NOTHING
 
 
-@contextmanager
-def adopting(sources: Iterable[KernelSource]) -> Iterator[Adopted]:
-    """As adopt, for as long as the block takes."""
-    before = _state
-    try:
-        yield adopt(sources)
-    finally:
-        forget()
-        adopt(before.sources)
-
-
 def described(
     source: KernelSource,
     *,
     timeout_s: float = LOAD_S,
-    environment: dict[str, str] | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> tuple[DescribedKernel, ...]:
     """The kernels of a source as another process describes them.
 

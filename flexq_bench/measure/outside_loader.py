@@ -14,6 +14,7 @@ from typing import Any
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.worker_server import own_stdout, serve
 from kernels import registry
+from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
 from kernels.outside.loading import load
 from kernels.outside.sources import KernelSource
@@ -30,9 +31,15 @@ class Loader:
 
 
 def add_kernels(arguments: list[str]) -> None:
-    """Load the sources of a worker's `--kernels-from` options. Raises SourceError."""
+    """Load the sources of a worker's `--kernels-from` options.
+
+    What a source that can't be had should have, this worker does not know; the others it does.
+    """
     for argument in arguments:
-        registry.add(load(KernelSource.of_argument(argument)).kernels)
+        try:
+            registry.add(load(KernelSource.of_argument(argument)).kernels)
+        except SourceError as error:
+            sys.stderr.write(f"{error}\n")
 
 
 def add_option(parser: argparse.ArgumentParser) -> None:

@@ -121,6 +121,7 @@ def build_record(
         sample_gap_us=measured.sample_gap_us,
         launch_j=measured.launch_j,
         source_hash=measured.source_hash,
+        project=commit.project,
     )
     return _storable(record)
 

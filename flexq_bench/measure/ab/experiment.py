@@ -162,7 +162,7 @@ class ABExperiment:
             side.tree,
             (*command, "--device", self.device, "--seed", str(self.seed), *side.options),
             timeout_s=self.rules.timeout_s,
-            environment=side.environment,
+            environment=adopted().environment if side.environment is None else side.environment,
         )
         return stack.enter_context(worker)
 
