@@ -157,10 +157,7 @@ def conclude(
             except FlexqError as error:
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     shas = {sha for one in comparisons for sha in (one.base, one.head)}
-    commits = {
-        sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
-        for sha in shas
-    }
+    commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}
     machine = pool.machine(info.gpu)
     # One transaction: a night that is killed in here stored nothing, and goes on with all of it.
     with database.session() as session:
@@ -185,6 +182,11 @@ def conclude(
         )
         set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
     return report
+
+
+def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
+    """Another commit of the repository of `commit`."""
+    return replace(commit_at(rules.repository or Path(), sha), project=commit.project)
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:

@@ -91,4 +91,4 @@ def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
         column for column in Series.__table__.columns if column.name not in ("id", "identity_hash")
     ]
     row = session.execute(select(*columns).where(Series.id == series_id)).mappings().one()
-    return dict(row)
+    return {name: value for name, value in row.items() if name != "project" or value}

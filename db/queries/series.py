@@ -40,6 +40,7 @@ class SeriesRow:
     input_distribution: str
     protocol_version: int
     gpu: str
+    project: str
     measurements: int
 
 
@@ -61,6 +62,7 @@ class SeriesName:
     k: int
     protocol_version: int
     gpu: str
+    project: str
 
 
 @dataclass(frozen=True, slots=True)
