@@ -16,22 +16,19 @@ from db.queries import HistoryPoint
 from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import add_decision
 from flexq_bench.stats import ChangePoint, change_points
-from flexq_bench.stats.change_points import (
-    POINTS_BEFORE_FIRST,
-    SHORTEST_SEGMENT,
-    SIGNIFICANCE,
-    SMALLEST_CHANGE,
-)
+from flexq_bench.stats.level_model import SIGNIFICANCE, SMALLEST_STEP
+from flexq_bench.stats.segments import SHORTEST_SEGMENT
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 2
+VERSION = 3
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
     "significance": SIGNIFICANCE,
-    "smallest_change": SMALLEST_CHANGE,
+    "smallest_step": SMALLEST_STEP,
 }
 _LONGEST = 300  # newest results of a series that are looked at
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")

@@ -85,7 +85,8 @@ def _from_database(series: int, db: str | None) -> _Source:
 
 
 def _show(source: _Source, as_json: bool) -> None:
-    from flexq_bench.stats.change_points import FEWEST_POINTS, change_points
+    from flexq_bench.stats.change_points import change_points
+    from flexq_bench.stats.level_model import FEWEST_POINTS
     from flexq_bench.stats.log_series import positive_logs
 
     usable = positive_logs(source.values)[1].size
