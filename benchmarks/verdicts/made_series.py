@@ -71,8 +71,9 @@ NOISES: dict[str, Draw] = {
     "bursts of outliers": _bursts,
     "weekends": _weeks,
     "noise that changes": _changing,
-    "a third in another mode": lambda rng, size: rng.standard_normal(size)
-    + 9 * (rng.random(size) < 0.3),
+    "a third in another mode": lambda rng, size: (
+        rng.standard_normal(size) + 9 * (rng.random(size) < 0.3)
+    ),
 }
 
 

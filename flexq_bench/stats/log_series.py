@@ -66,7 +66,8 @@ def difference_scale(logs: Floats) -> float:
     moved = np.sort(np.abs(np.diff(logs)))
     if moved.size < 3:
         return SCALE_FLOOR / 2
-    kept = moved[: moved.size - max(moved.size // 10, 1)]
+    # A short series, too, may have a step, and a spell with its two.
+    kept = moved[: moved.size - max(moved.size // 10, min(3, moved.size // 4))]
     middle = MAD_TO_SIGMA * float(moved[moved.size // 2])
     trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(np.mean(kept * kept)))
     return max(middle, trimmed, SCALE_FLOOR / 2 * float(np.sqrt(2))) / float(np.sqrt(2))

@@ -172,5 +172,6 @@ def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float) -> bool:
 
 
 def _memory(slow: Bools) -> float:
-    centered = slow - slow.mean()
-    return float(centered[1:] @ centered[:-1]) / float(centered @ centered)
+    """From hops that are followed by their opposite, so that a change of how often is no memory."""
+    moved = np.diff(slow.astype(np.float64))
+    return 1 + 2 * float(moved[1:] @ moved[:-1]) / float(moved @ moved)
