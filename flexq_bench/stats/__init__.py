@@ -8,6 +8,7 @@ and change points of a series. What a number means for a commit is decided in
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.stats.level_model import LevelModel, level_model
 from flexq_bench.stats.paired import (
     ItemDifference,
     is_clear,
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceOffset",
     "Interval",
     "ItemDifference",
+    "LevelModel",
     "change_points",
     "device_offsets",
     "gap_closed_interval",
@@ -31,6 +33,7 @@ __all__ = [
     "hierarchical_interval",
     "is_clear",
     "item_difference",
+    "level_model",
     "mean_difference_interval",
     "median_interval",
     "proportion_interval",
