@@ -89,14 +89,13 @@ struct Copies {
 };
 
 // y from out [OUT_PARTS][TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
-// shares of the sums, as bits: added in a fixed order, a token's outputs written side by side. All threads of the
-// block; the first THREADS of them write.
+// shares of the sums, as bits: added in a fixed order, a token's outputs written side by side.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank, const float* sx,
                                  const half_bits* sn) {
   sync_k_split();
   const bool wide = n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
-  for (int e = rank * THREADS + threadIdx.x; threadIdx.x < THREADS && e < TOKENS * ROWS / 8; e += K_SPLIT * THREADS) {
+  for (int e = rank * THREADS + threadIdx.x; e < TOKENS * ROWS / 8; e += K_SPLIT * THREADS) {
     const int token = first_token + e / (ROWS / 8), row = e % (ROWS / 8) * 8;
     const int feature = first_tile * MMA_ROWS + row;
     if (token >= m || feature >= n) continue;

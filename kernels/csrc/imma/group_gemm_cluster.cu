@@ -1,7 +1,7 @@
 // imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA for 17 to some hundred tokens, where
 // reading weights and multiplying take about as long. Operands are those of imma/group_gemm_wgmma.cu.
 //
-// The producer, one thread, loads a group's weights, tokens and scales by TMA into a ring of shared memory: four
+// One thread loads a group's weights, tokens and scales by TMA into a ring of shared memory: four
 // requests a stage. ROW_WARPGROUPS consumers take a stage, each 64 rows and all TOKENS of the block; K_WARPGROUPS sets
 // of them take the stages in turn. Nobody waits for all others until the end: while a warpgroup converts, others
 // multiply. K_SPLIT neighbouring blocks, a cluster, take the groups of k in turn. Partial sums are added once, through
@@ -28,7 +28,8 @@ constexpr int OUT_PARTS = K_WARPGROUPS;
 #include "ptx/wgmma.cuh"
 
 static_assert(!DUAL_GRAINED, "sums of a group are scaled");
-static_assert(STAGES >= K_WARPGROUPS, "each set of warpgroups has a stage");
+constexpr int LAG = 2;
+static_assert(STAGES > LAG * K_WARPGROUPS, "what a set waits for has been requested");
 constexpr int GRANULE = TOKENS <= 96 ? TOKENS : TOKENS / 2;  // tokens of one MMA
 constexpr int GRANULES = TOKENS / GRANULE;
 constexpr int LOADED_BYTES = TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4;  // of a stage
@@ -103,6 +104,8 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const
   }
 }
 
+// One thread of the first warp, between its multiplications: a warp of its own would take as many registers as
+// each of the others, and one scheduler would have one more.
 struct Producer {
   const TensorMap &w, &sw, &x, &sx;
   uint32_t ring, full;
@@ -124,10 +127,7 @@ struct Producer {
   }
 };
 
-// By launch bounds the compiler would count whole warpgroups, the producer's as well.
-constexpr int REGISTERS = 65536 / ((THREADS + 32) * RESIDENT) / 8 * 8;
-
-extern "C" __global__ void __maxnreg__(REGISTERS < 255 ? REGISTERS : 255)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap sw,
                    const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap sx_of_groups,
                    const float* sx, const half_bits* bias, half_bits* y, int m, int n, int k,
@@ -135,72 +135,76 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
-  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT, tile_block = static_cast<int>(blockIdx.x) / K_SPLIT;
+  const int rank = static_cast<int>(blockIdx.x) % K_SPLIT, token_block = static_cast<int>(blockIdx.x) / K_SPLIT;
   const int groups = (k + GROUP - 1) / GROUP, steps = tiles_along(groups);
-  const int first_tile = blockIdx.y * TILES, first_token = tile_block * TOKENS;
+  const int first_tile = blockIdx.y * TILES, first_token = token_block * TOKENS;
   const int mine = (steps - rank + K_SPLIT - 1) / K_SPLIT;  // steps of this block
+  const Producer producer{w, sw, x, sx_of_groups, ring, full, rank, groups, first_tile, first_token};
 
   let_next_kernel_start();
-  if (threadIdx.x == THREADS) {
+  if (threadIdx.x == 0) {
     prefetch_tensor_map(w), prefetch_tensor_map(sw), prefetch_tensor_map(x);
     if constexpr (A_GROUPED) prefetch_tensor_map(sx_of_groups);
     for (int s = 0; s < STAGES; ++s) mbarrier_init(full + s * 8, 1), mbarrier_init(empty + s * 8, TILES);
     fence_mbarrier_init();
-    const Producer producer{w, sw, x, sx_of_groups, ring, full, rank, groups, first_tile, first_token};
     for (int i = 0; i < min(STAGES, mine); ++i) producer.load_weights(i, i);
   }
   __syncthreads();
+  if (threadIdx.x == 0) {
+    wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
+    for (int i = 0; i < min(STAGES, mine); ++i) producer.load_tokens(i, i);
+  }
+  __syncwarp();
 
-  if (warp == THREADS / 32) {
-    if (lane == 0) {
-      const Producer producer{w, sw, x, sx_of_groups, ring, full, rank, groups, first_tile, first_token};
-      wait_for_previous_kernel();  // weights are constant; activations may be what it just wrote
-      for (int i = 0; i < min(STAGES, mine); ++i) producer.load_tokens(i, i);
-      Slot<1> slot{0};
-      for (int i = STAGES; i < mine; ++i, slot.next()) {
-        mbarrier_wait(empty + slot.index * 8, slot.parity);
-        producer.load_weights(slot.index, i);
-        producer.load_tokens(slot.index, i);
-      }
-    }
-    __syncwarp();
-  } else {
-    const int tile = warp % TILES, set = warp / TILES;
-    float total[GRANULES][GRANULE / 2] = {};
-    Sums sums[GRANULES];
+  const int tile = warp % TILES, set = warp / TILES;
+  float total[GRANULES][GRANULE / 2] = {};
+  Sums sums[GRANULES];
 #pragma unroll
-    for (int g = 0; g < GRANULES; ++g)
+  for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
-      for (int i = 0; i < GRANULE / 2; ++i) sums[g].of[i] = BIAS_BITS;
-    Slot<K_WARPGROUPS> slot{set};
-    for (int i = set; i < mine; i += K_WARPGROUPS, slot.next()) {
-      const uint32_t stage = ring + slot.index * STAGE_BYTES;
-      mbarrier_wait(full + slot.index * 8, slot.parity);
-      Weights weights;
-      widen(weights, stage, tile, lane, rank + i * K_SPLIT == groups - 1);
+    for (int i = 0; i < GRANULE / 2; ++i) sums[g].of[i] = BIAS_BITS;
+  Slot<K_WARPGROUPS> slot{set};
+  Slot<1> freed{0};
+  for (int i = set; i < mine; i += K_WARPGROUPS, slot.next()) {
+    const uint32_t stage = ring + slot.index * STAGE_BYTES;
+    mbarrier_wait(full + slot.index * 8, slot.parity);
+    Weights weights;
+    widen(weights, stage, tile, lane, rank + i * K_SPLIT == groups - 1);
 #pragma unroll
-      for (int g = 0; g < GRANULES; ++g) multiply(sums[g], weights, stage + g * GRANULE * GROUP);
+    for (int g = 0; g < GRANULES; ++g) multiply(sums[g], weights, stage + g * GRANULE * GROUP);
+    // Meanwhile, stages that were multiplied LAG rounds ago: others have left them by now, mostly.
+    if (i >= LAG * K_WARPGROUPS && warp == 0) {
 #pragma unroll
-      for (int g = 0; g < GRANULES; ++g) {
-        if (g + 1 < GRANULES) wgmma_wait<GRANULES - 1>();
-        else wgmma_wait<0>();
-        sums[g].touch();
-        if (g + 1 == GRANULES) weights.touch();
-        add_scaled(total[g], sums[g], weights, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+      for (int q = 0; q < K_WARPGROUPS; ++q, freed.next()) {
+        const int number = i - LAG * K_WARPGROUPS + q + STAGES;
+        if (number < mine && lane == 0) {
+          mbarrier_wait(empty + freed.index * 8, freed.parity);
+          producer.load_weights(freed.index, number);
+          producer.load_tokens(freed.index, number);
+        }
       }
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
     }
-    named_barrier_sync(1, THREADS);  // everybody has left the ring
-    // [part][token][row], so that a token's outputs are written side by side.
-    float* out = reinterpret_cast<float*>(shared) + set * TOKENS * OUT_STRIDE;
 #pragma unroll
-    for (int g = 0; g < GRANULES; ++g)
-#pragma unroll
-      for (int i = 0; i < GRANULE / 2; ++i) {
-        const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
-        out[token * OUT_STRIDE + tile * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = bits_of(total[g][i]);
-      }
+    for (int g = 0; g < GRANULES; ++g) {
+      if (g + 1 < GRANULES) wgmma_wait<GRANULES - 1>();
+      else wgmma_wait<0>();
+      sums[g].touch();
+      if (g + 1 == GRANULES) weights.touch();
+      add_scaled(total[g], sums[g], weights, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+    }
+    __syncwarp();
+    if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
   }
+  __syncthreads();  // everybody has left the ring
+  // [part][token][row], so that a token's outputs are written side by side.
+  float* out = reinterpret_cast<float*>(shared) + set * TOKENS * OUT_STRIDE;
+#pragma unroll
+  for (int g = 0; g < GRANULES; ++g)
+#pragma unroll
+    for (int i = 0; i < GRANULE / 2; ++i) {
+      const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
+      out[token * OUT_STRIDE + tile * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = bits_of(total[g][i]);
+    }
   write_out(reinterpret_cast<const float*>(shared), bias, y, m, n, first_tile, first_token, rank, sx, sn);
 }

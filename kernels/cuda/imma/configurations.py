@@ -203,17 +203,16 @@ class ClusterConfig(Config):
 
     @property
     def threads(self) -> int:
-        """Consumers and the producer's warp."""
-        return self.row_warpgroups * self.k_warpgroups * 128 + 32
+        return self.row_warpgroups * self.k_warpgroups * 128
 
     @property
     def rows(self) -> int:
         return self.row_warpgroups * 64
 
     def shared_bytes(self, tiles: TileFormat) -> int:
-        """Dynamic shared memory of a block: ring and barriers, or the partial sums."""
-        outputs = self.k_warpgroups * self.tokens * (self.rows + 4) * 4
-        return max(_ring_bytes(self, tiles) + self.stages * 16, outputs)
+        """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite."""
+        partial_sums = self.k_warpgroups * self.tokens * (self.rows + 4) * 4
+        return max(_ring_bytes(self, tiles) + self.stages * 16, partial_sums)
 
     def grid(self, m: int, n: int) -> tuple[int, int, int]:
         """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
