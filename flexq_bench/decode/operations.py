@@ -93,7 +93,7 @@ class DecodeWorkerOperations:
             "is_synthetic": source.is_synthetic,
             "model": source.architecture.dimensions.name,
             "kernels": loaded.kernels(),
-            "content_hash": source.content_hash,
+            "content_hashes": {str(bits): of for bits, of in source.content_hashes.items()},
             "scheme_version": source.scheme_version,
             "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }
