@@ -66,6 +66,18 @@ class SeriesName:
 
 
 @dataclass(frozen=True, slots=True)
+class ProjectSeries:
+    """A series of another project: what its verdicts need to know of it."""
+
+    id: int
+    project: str
+    kernel: str
+    backend: str
+    direction: str
+    gpu: str
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPoint:
     """One accepted result of a series.
 
@@ -130,6 +142,13 @@ def series_names(session: Session) -> list[SeriesName]:
         Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
     )
     return [SeriesName(**row) for row in session.execute(ordered).mappings()]
+
+
+def project_series(session: Session) -> list[ProjectSeries]:
+    """Every series of another project, by its id. It reads no measurement."""
+    columns = (Series.__table__.columns[field.name] for field in fields(ProjectSeries))
+    query = select(*columns).where(Series.project != "").order_by(Series.id)
+    return [ProjectSeries(*row) for row in session.execute(query)]
 
 
 def series_history(

@@ -13,6 +13,17 @@ import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.outside_import import (
+    AlertOption,
+    CommitOption,
+    ImportFormatOption,
+    OutsideDeviceOption,
+    OutsideOptions,
+    ProjectOption,
+    RepositoryOption,
+    TimeOption,
+    import_outside,
+)
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names, split_sizes
 
@@ -44,15 +55,36 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(help=".jsonl, .jsonl.gz or .parquet files.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help=".jsonl, .jsonl.gz or .parquet files; with --format those of a tool."),
+    ],
+    format_name: ImportFormatOption = None,
+    commit: CommitOption = None,
+    project: ProjectOption = None,
+    repository: RepositoryOption = None,
+    device: OutsideDeviceOption = None,
+    time: TimeOption = None,
+    alert: AlertOption = True,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Store the records of files, each file whole or not at all; known ones change nothing."""
+    """Store the records of files, each file whole or not at all; known ones change nothing.
+
+    With --format: results of another tool, at a commit of another project. Their series are judged
+    by history alone. A result that can't be taken is refused by its name, the others are stored.
+
+    Exit code 0: all is stored; 2: a file or a result was refused.
+    """
     from db.engine import open_database
     from db.exchange import ImportSummary, import_file
     from flexq_bench.runs.published_numbers import keep_references
 
+    told = OutsideOptions(commit, project, repository, device, time, alert)
+    if format_name is not None:
+        import_outside(files, format_name, told, db, as_json)
+        return
+    told.refuse_any()
     done: list[ImportSummary] = []
     with open_database(db, silence_s=PATIENCE_S) as database:
         keep_references(database)
