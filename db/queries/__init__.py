@@ -95,6 +95,7 @@ from db.queries.verdicts import (
     commits_between,
     decision_evidence,
     decisions_between,
+    decisions_by_uuid,
     latest_decisions_from,
     recent_commits,
 )
@@ -164,6 +165,7 @@ __all__ = [
     "commits_between",
     "decision_evidence",
     "decisions_between",
+    "decisions_by_uuid",
     "decode_results",
     "decoded_models",
     "decoded_schemes",

@@ -14,6 +14,7 @@ from db.decisions import OPEN_STATES
 from db.queries.filters import Filters
 from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
 
+OUTSIDE = "outside"  # backend of what another tool measured
 TRAIL = 5  # nights in which a step of 2 % is found (docs/statistics.md)
 
 
@@ -67,7 +68,7 @@ class SeriesName:
 
 @dataclass(frozen=True, slots=True)
 class ProjectSeries:
-    """A series of another project: what its verdicts need to know of it."""
+    """A series of a project that another tool measured: what its verdicts need to know of it."""
 
     id: int
     project: str
@@ -145,9 +146,11 @@ def series_names(session: Session) -> list[SeriesName]:
 
 
 def project_series(session: Session) -> list[ProjectSeries]:
-    """Every series of another project, by its id. It reads no measurement."""
+    """Every series that another tool measured, by its id. It reads no measurement."""
     columns = (Series.__table__.columns[field.name] for field in fields(ProjectSeries))
-    query = select(*columns).where(Series.project != "").order_by(Series.id)
+    query = (
+        select(*columns).where(Series.project != "", Series.backend == OUTSIDE).order_by(Series.id)
+    )
     return [ProjectSeries(*row) for row in session.execute(query)]
 
 

@@ -167,6 +167,7 @@ def _store(
     session: Session, records: Sequence[Record], *, alerting: bool
 ) -> tuple[int, HistoryVerdicts]:
     from ci.history_alerts import HistoryVerdicts, judge_histories
+    from ci.notifications import events
     from db import queries
     from db.store import add_records
 
@@ -174,7 +175,11 @@ def _store(
         return 0, HistoryVerdicts()
     added = add_records(session, records)
     rows = queries.run_results(session, records[0].run.uuid)
-    return added, judge_histories(session, {row.series_id for row in rows}, alerting=alerting)
+    series = {row.series_id for row in rows}
+    verdicts = judge_histories(session, series, alerting=alerting)
+    if alerting:
+        events.tell_history(session, verdicts)
+    return added, verdicts
 
 
 def _records(

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from db import queries
 from db.engine import open_database
+from db.records import CommitInfo
+from db.store import add_records
+from flexq_bench.runs.outside import Origin, outside_records, read_results
+from flexq_bench.runs.outside.records import file_hash
 
 PROJECT = "their/kernels"
 
@@ -37,19 +42,34 @@ def an_nvbench_file(us, name="gemm-w6a8"):
 
 
 @pytest.fixture
-def history(cli, tmp_path):
-    """history([20.0, 21.0]): imports an nvbench file for each time, at commits 1, 2, …"""
+def history(cli, tmp_path, database):
+    """history([20.0, 21.0]): nvbench files of these times, at commits 1, 2, …
 
-    def give(times, *, first=1, files=(), **named):
-        ran = None
-        for order, us in enumerate(times, start=first):
+    The last one is imported by the command line, those before it by the library: that is faster.
+    """
+
+    def give(times, *, first=1):
+        *earlier, last = enumerate(times, start=first)
+        records = []
+        for order, us in earlier:
+            commit = CommitInfo(f"{order:040x}", None, None, dirty=False, project=PROJECT)
             path = tmp_path / f"{order}.json"
-            path.write_text(json.dumps(an_nvbench_file(us, **named)))
-            ran = cli(
-                *("db", "import", "--format", "nvbench", "--project", PROJECT),
-                *("--commit", f"{order:040x}", str(path), *files),
-            )
-            assert ran.code == 0, ran.err
+            path.write_text(json.dumps(an_nvbench_file(us)))
+            at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
+            origin = Origin(PROJECT, "nvbench", commit, "", at.isoformat(), file_hash(str(path)))
+            reading = read_results("nvbench", str(path))
+            records += outside_records(reading.results, origin)
+        with open_database(str(database)) as opened, opened.session() as session:
+            add_records(session, records)
+        order, us = last
+        path = tmp_path / f"{order}.json"
+        path.write_text(json.dumps(an_nvbench_file(us)))
+        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
+        ran = cli(
+            *("db", "import", "--format", "nvbench", "--project", PROJECT),
+            *("--commit", f"{order:040x}", "--time", at.isoformat(), str(path)),
+        )
+        assert ran.code == 0, ran.err
         return ran
 
     return give
@@ -63,8 +83,7 @@ def steady(n, level=20.0, seed=0):
 def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_alone(
     cli, history, database
 ):
-    history(steady(16))
-    ran = history(steady(8, 21.0, seed=1), first=17)
+    ran = history([*steady(16), *steady(8, 21.0, seed=1)])
 
     rows = json.loads(cli("alerts", "list", "--json").out)
     assert [(row["family"], row["bad"]["sha"]) for row in rows] == [
@@ -81,7 +100,8 @@ def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_al
 
 
 def test_a_level_that_comes_back_closes_its_alert(cli, history):
-    history([*steady(16), *steady(6, 21.5, seed=1), *steady(6, 20.0, seed=2)])
+    history([*steady(16), *steady(6, 21.5, seed=1)])
+    history(steady(6, 20.0, seed=2), first=23)
 
     (row,) = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
     assert row["state"] == "fixed"

@@ -122,9 +122,9 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         "another environment or after a change marked explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
-    if any(one.project for one in drawn):
+    if any(one.backend == "outside" for one in drawn):
         st.caption(
-            "Series with a project were measured by another tool: they are judged "
+            "Series of the backend outside were measured by another tool: they are judged "
             f"{history_verdict.CAVEAT}."
         )
     return _Drawn(frame, f"{value} ({unit})", histories)
