@@ -13,6 +13,7 @@ import hmac
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,11 @@ def _through_apprise(url: str, one: Subscription, event: EventInfo) -> None:
         import apprise
     except ModuleNotFoundError:
         raise ChannelError(_NOT_INSTALLED) from None
-    with _silent("apprise", "urllib3", "requests", "requests_oauthlib"):
+    with (
+        _silent("apprise", "urllib3", "requests", "requests_oauthlib"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")  # of its plugins, about Python's own modules
         sender = apprise.Apprise()
         if not sender.add(url):
             raise ChannelError(f"{one.url_env} holds no URL that Apprise knows")

@@ -13,6 +13,7 @@ import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.outside_export import write_outside
 from flexq_bench.cli.outside_import import (
     AlertOption,
     CommitOption,
@@ -21,6 +22,7 @@ from flexq_bench.cli.outside_import import (
     OutsideOptions,
     ProjectOption,
     RepositoryOption,
+    SuiteOption,
     TimeOption,
     import_outside,
 )
@@ -66,6 +68,7 @@ def import_(
     device: OutsideDeviceOption = None,
     time: TimeOption = None,
     alert: AlertOption = True,
+    suite: SuiteOption = None,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -80,7 +83,7 @@ def import_(
     from db.exchange import ImportSummary, import_file
     from flexq_bench.runs.published_numbers import keep_references
 
-    told = OutsideOptions(commit, project, repository, device, time, alert)
+    told = OutsideOptions(commit, project, repository, device, time, alert, suite)
     if format_name is not None:
         import_outside(files, format_name, told, db, as_json)
         return
@@ -100,7 +103,18 @@ def import_(
 
 @app.command()
 def export(
-    file: Annotated[str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file.")],
+    file: Annotated[
+        str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file; with --format any name.")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a folder).",
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[
         str | None, typer.Option("--run", metavar="RUNS", help="Only of these runs.")
     ] = None,
@@ -116,7 +130,11 @@ def export(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write stored records to a file. Every option narrows; without one all are written."""
+    """Write stored records to a file. Every option narrows; without one all are written.
+
+    With --format: as another service reads them, only results that may be compared. pytorch-hud and
+    flashinfer-bench have all of them, the others the newest of each series.
+    """
     from db import queries
     from db.engine import open_database
     from db.exchange import export_records, write_records
@@ -138,6 +156,13 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
+        if format_name is not None:
+            count = write_outside(format_name, file, export_records(session, filters))
+            if as_json:
+                print_json({"file": file, "format": format_name, "results": count})
+            else:
+                say(console(), f"{count} results in {file} ({format_name})")
+            return
         others = [
             *queries.export_accuracy(session, filters),
             *queries.export_decodes(session, filters),

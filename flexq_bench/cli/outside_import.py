@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,7 @@ TRACES = "flashinfer-bench"  # a folder, and shapes rather than a file of result
 _PATIENCE_S = 3600.0  # for one statement over a large table
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _SHA = re.compile(r"[0-9a-f]{7,64}")
+_SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # to begin with
 _MOST_SHOWN = 20  # refused results by name; then how many more
 
 ImportFormatOption = Annotated[
@@ -90,6 +92,16 @@ TimeOption = Annotated[
         rich_help_panel=OUTSIDE,
     ),
 ]
+SuiteOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--suite",
+        metavar="FILE",
+        help="Of flashinfer-bench: store nothing, write the GEMMs' shapes as a suite.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
 AlertOption = Annotated[
     bool,
     typer.Option(
@@ -110,6 +122,7 @@ class OutsideOptions:
     device: str | None
     time: str | None
     alert: bool
+    suite: Path | None = None
 
     def refuse_any(self) -> None:
         """Raise UsageError if one is given: without --format they mean nothing."""
@@ -127,13 +140,18 @@ def import_outside(
     Raises UsageError for options that are missing or wrong, and for a file that is no such one.
     """
     from db.engine import open_database
+    from flexq_bench.runs.flashinfer_traces import read_traces
     from flexq_bench.runs.outside import FORMATS, read_results
     from workloads.names import unknown
 
-    if format_name not in FORMATS:
-        raise UsageError(unknown("format", format_name, FORMATS))
+    if format_name not in (*FORMATS, TRACES):
+        raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
+    if options.suite is not None:
+        _write_suite(files, format_name, options, as_json)
+        return
     commit = _commit(options)
-    readings = [(path, read_results(format_name, path)) for path in files]
+    read = read_traces if format_name == TRACES else partial(read_results, format_name)
+    readings = [(path, read(path)) for path in files]
     done = []
     with open_database(db, silence_s=_PATIENCE_S) as database:
         for path, reading in readings:
@@ -150,6 +168,24 @@ def import_outside(
             print_json(done)
     if any(one.refused for one in done):
         raise typer.Exit(int(ExitCode.USAGE))
+
+
+def _write_suite(
+    files: Sequence[str], format_name: str, options: OutsideOptions, as_json: bool
+) -> None:
+    from db.exchange import replacing
+    from flexq_bench.runs.flashinfer_traces import suite_text
+
+    if format_name != TRACES or len(files) != 1 or options.suite is None:
+        raise UsageError(f"--suite is of one folder of traces: give --format {TRACES} FOLDER")
+    text = suite_text(files[0], _SUITE_KERNELS)
+    with replacing(options.suite) as file:
+        file.write(text.encode())
+    groups = text.count("[[group]]")
+    if as_json:
+        print_json({"file": str(options.suite), "shapes": groups})
+    else:
+        say(console(), f"{groups} shapes of N and K in {options.suite}: flexq-bench run it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +221,7 @@ def _store(
 def _records(
     path: str, reading: Reading, format_name: str, options: OutsideOptions, commit: CommitInfo
 ) -> list[Record]:
+    from flexq_bench.runs.flashinfer_traces import folder_hash
     from flexq_bench.runs.outside.records import Origin, file_hash, outside_records
     from flexq_bench.runs.outside.times import iso_time
 
@@ -197,7 +234,7 @@ def _records(
         commit=commit,
         device=(options.device or "").strip()[:100],
         created_at=told or reading.created_at or datetime.now(UTC).isoformat(),
-        file_hash=file_hash(path),
+        file_hash=folder_hash(path) if format_name == TRACES else file_hash(path),
     )
     return outside_records(reading.results, origin)
 

@@ -288,6 +288,21 @@ def test_two_senders_at_once_double_nothing(database, receiver, subscribe):
     assert sorted(message["subject"] for message in receiver.messages) == list("01234567")
 
 
+def test_other_services_are_reached_through_apprise(database, receiver, subscribe, monkeypatch):
+    pytest.importorskip("apprise")
+    port = receiver.server.server_port
+    monkeypatch.setenv("SERVICE", f"json://user:{SECRET.replace(' ', '-')}@127.0.0.1:{port}/")
+    told = subscribe('[[subscription]]\nname = "service"\nurl_env = "SERVICE"\n')
+    with database.session() as session:
+        add_event(session, an_event(subject="slower", body="by 5 %"))
+
+    sending(database, told)
+
+    (service,) = [message for message in receiver.messages if "title" in message]
+    assert (service["title"], service["message"]) == ("slower", "by 5 %")
+    assert len(receiver.messages) == 2
+
+
 def test_back_off_doubles_up_to_its_limit():
     waits = [retry_after(attempts).total_seconds() for attempts in range(12)]
 
