@@ -26,7 +26,8 @@ def subscribed(tmp_path, monkeypatch):
     return path
 
 
-def test_a_test_message_says_who_did_not_take_it(cli, subscribed):
+@pytest.mark.usefixtures("subscribed")
+def test_a_test_message_says_who_did_not_take_it(cli):
     ran = cli("notify", "--test")
 
     assert ran.code == 5
@@ -34,7 +35,8 @@ def test_a_test_message_says_who_did_not_take_it(cli, subscribed):
     assert "unset: UNSET_URL is not set: it has the URL of unset" in ran.out
 
 
-def test_a_late_night_is_exit_code_4_and_waits_for_its_receivers(cli, subscribed, database):
+@pytest.mark.usefixtures("subscribed")
+def test_a_late_night_is_exit_code_4_and_waits_for_its_receivers(cli, database):
     ran = cli("notify", "--late", "00:00")
     again = cli("notify", "--late", "00:00", "--json")
 
@@ -44,7 +46,8 @@ def test_a_late_night_is_exit_code_4_and_waits_for_its_receivers(cli, subscribed
     assert "unset: the variable that its url_env names is not set here" in ran.err
 
 
-def test_credentials_are_in_no_line_and_no_row(cli, subscribed, database):
+@pytest.mark.usefixtures("subscribed")
+def test_credentials_are_in_no_line_and_no_row(cli, database):
     ran = cli("--debug", "-vv", "notify", "--late", "00:00")
 
     assert TOKEN not in ran.out + ran.err
@@ -53,10 +56,11 @@ def test_credentials_are_in_no_line_and_no_row(cli, subscribed, database):
     assert TOKEN.encode() not in database.read_bytes()
 
 
+@pytest.mark.usefixtures("subscribed")
 @pytest.mark.parametrize(
     "url", ["slack://not/enough", f"jsons://user:{TOKEN}@127.0.0.1:9/", f"github://{TOKEN}@x"]
 )
-def test_apprise_s_own_words_about_a_url_are_not_shown(cli, subscribed, monkeypatch, caplog, url):
+def test_apprise_s_own_words_about_a_url_are_not_shown(cli, monkeypatch, caplog, url):
     pytest.importorskip("apprise")
     monkeypatch.setenv("DEAD_URL", url)
 
@@ -67,6 +71,7 @@ def test_apprise_s_own_words_about_a_url_are_not_shown(cli, subscribed, monkeypa
     assert url not in ran.out + ran.err + caplog.text
 
 
+@pytest.mark.usefixtures("subscribed")
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -74,7 +79,7 @@ def test_apprise_s_own_words_about_a_url_are_not_shown(cli, subscribed, monkeypa
         (("--subscriptions", "missing.toml"), "can't read missing.toml"),
     ],
 )
-def test_wrong_options_are_one_line(cli, subscribed, arguments, says):
+def test_wrong_options_are_one_line(cli, arguments, says):
     ran = cli("notify", *arguments)
 
     assert ran.code == 2
