@@ -168,7 +168,9 @@ def waves_of(
     if isinstance(config, ClusterConfig):
         share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
         whole, rest = divmod(x * y, int(sms * resident * share))
-        return Waves(whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0))
+        return Waves(
+            whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0)
+        )
     whole, rest = divmod(x * y, sms * resident)
     return Waves(whole, resident, -(-rest // sms), steps)
 
