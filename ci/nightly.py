@@ -19,6 +19,7 @@ from typing import Any
 
 from ci.candidates import Suspects, suspects_of
 from ci.change_points import store_change_points
+from ci.notifications import events
 from db import queries
 from db.engine import Database, Session
 from db.fleet import JobInfo, add_jobs
@@ -183,6 +184,10 @@ def conclude(
             notes=tuple(notes),
             worse=_worse(night.judged),
         )
+        if rules.alerting:
+            events.tell_alerts(session, night.opened)
+            events.tell_improvements(session, night.judged, info.gpu)
+            events.tell_kind(session, report)
         set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
     return report
 

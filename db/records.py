@@ -51,7 +51,7 @@ class DeviceInfo:
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read
+    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read; "outside"
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None

@@ -151,6 +151,12 @@ def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
     return _decisions(session, Decision.alert_id == alert_id, order=(slowest, Decision.uuid))
 
 
+def decisions_by_uuid(session: Session, uuids: Iterable[str]) -> list[DecisionRow]:
+    """Decisions, the oldest first; those that are not stored are left out."""
+    order = (Decision.created_at, Decision.id)
+    return _decisions(session, Decision.uuid.in_(list(uuids)), order=order)
+
+
 def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
     """The exact inputs of a decision. Raises NotFoundError if it is not stored."""
     data = session.scalar(

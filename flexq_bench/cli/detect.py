@@ -29,6 +29,7 @@ class _Source:
     values: tuple[float, ...]
     labels: dict[str, Sequence[Any]]
     doubts: Sequence[str] = ()
+    caveat: str = ""  # what a change means here; empty: what it always does
 
 
 def detect(
@@ -79,17 +80,21 @@ def _from_csv(path: str, column: str | None) -> _Source:
 def _from_database(series: int, db: str | None) -> _Source:
     from db import queries
     from db.engine import open_database
+    from flexq_bench.verdicts import history_verdict
 
     with open_database(db, read_only=True) as database, database.session() as session:
         points = queries.series_history(session, series)
         if not points and series not in {row.id for row in queries.list_series(session)}:
             raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
+        projects = {row.id: row.project for row in queries.project_series(session)}
     labels: dict[str, Sequence[Any]] = {
         "commit": [point.commit for point in points],
         "time": [point.created_at for point in points],
         "epoch": [point.epoch for point in points],
     }
-    return _Source(f"series {series}", tuple(point.median_us for point in points), labels)
+    values = tuple(point.median_us for point in points)
+    caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
+    return _Source(f"series {series}", values, labels, caveat=caveat)
 
 
 def _show(source: _Source, as_json: bool) -> None:
@@ -122,10 +127,13 @@ def _show(source: _Source, as_json: bool) -> None:
                 "mode_switches": [asdict(switch) for switch in model.switches],
                 "spells": [asdict(spell) for spell in model.spells],
                 "doubts": list(source.doubts),
+                "caveat": source.caveat,
             }
         )
         return
     out = console()
+    if source.caveat:
+        say(out, f"{source.name} is {source.caveat}")
     gaps = len(source.values) - usable
     counted = f"{source.name}: {usable} values" + (f" and {gaps} gaps" if gaps else "")
     if not enough:

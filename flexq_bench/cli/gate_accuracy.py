@@ -80,6 +80,7 @@ def accuracy(
     from ci.accuracy_policy import load_accuracy_policy
     from ci.gate_accuracy import gate_accuracy, planned_evaluation
     from ci.gate_accuracy_records import gate_records
+    from ci.notifications import events
     from ci.reports import accuracy as reports
     from db.engine import open_database
     from db.gate_store import add_gates
@@ -123,6 +124,7 @@ def accuracy(
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:
             add_gates(session, decided)
+            events.tell_accuracy_gates(session, decided)
     writers = {
         "--markdown": reports.markdown,
         "--junit": reports.junit,

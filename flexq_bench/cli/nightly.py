@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -129,6 +130,7 @@ def nightly(
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
         rules = Rules(name, repository, canaries, alerting=alert)
+        told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool, progress(None) as advance:
                 present = [kind.gpu for kind in pool.kinds]
@@ -138,14 +140,50 @@ def nightly(
                 reports = [conclude(database, pool, info, commit, rules) for info in nights]
             if opened is None:  # a gap of a project is filled by a night at its commit
                 _backfill(database, options, db, chosen.name, present, rules, backfill)
+            _conclude_all(database, name, told_as, reports, alerting=alert)
         except KeyboardInterrupt:
             named = () if suite is None else (suite,)
             of = () if project is None else ("--project", project)
             again = command("nightly", *named, *of, "--night", name, *database_arguments(database))
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
             raise
+        except Exception as error:
+            _tell_broken(database, name, told_as, commit, error)
+            raise
         _show(reports, as_json, report)
     raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
+
+
+def _conclude_all(
+    database: Database, night: str, suite: str, reports: Sequence[KindReport], *, alerting: bool
+) -> None:
+    """Other projects' histories, and the night's messages: to whom this process can send them."""
+    from ci.history_alerts import judge_histories
+    from ci.notifications import events
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with database.session() as session:
+        verdicts = judge_histories(session, alerting=alerting)
+        if alerting:
+            events.tell_history(session, verdicts)
+            events.tell_digest(session, night, suite, reports)
+    send_if_subscribed(database)
+
+
+def _tell_broken(
+    database: Database, night: str, suite: str, commit: CommitInfo, error: Exception
+) -> None:
+    """Say that the night ended by an error; that error is what the user sees, whatever happens."""
+    from ci.notifications import events
+    from db.errors import DatabaseError
+    from flexq_bench.cli.failures import one_line
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with suppress(DatabaseError):
+        with database.session() as session:
+            at = datetime.now(UTC)
+            events.tell_broken_night(session, night, suite, commit.sha, one_line(error), at=at)
+        send_if_subscribed(database)
 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:

@@ -23,7 +23,7 @@ from flexq_bench.stats.level_model import FEWEST_POINTS
 
 _ALIKE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
-    *("m", "n", "k", "protocol_version"),
+    *("m", "n", "k", "protocol_version", "project"),
 )
 _INTERVALS = "Bands and bars are 95 % intervals; a dashed rule starts an epoch."
 
