@@ -1,41 +1,39 @@
-// imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA for 17 to some hundred tokens, where
-// reading weights and multiplying take about as long. Operands are those of imma/group_gemm_wgmma.cu.
+// imma/group_gemm_cluster.cu: Y[M,N] = X[M,K] . W[N,K]^T by Hopper's warpgroup MMA for some tens of tokens, where
+// reading weights takes about as long as multiplying. Operands are those of imma/group_gemm_wgmma.cu.
 //
-// One thread loads a group's weights, tokens and scales by TMA into a ring of shared memory: four
-// requests a stage. ROW_WARPGROUPS consumers take a stage, each 64 rows and all TOKENS of the block; K_WARPGROUPS sets
-// of them take the stages in turn. Nobody waits for all others until the end: while a warpgroup converts, others
-// multiply. K_SPLIT neighbouring blocks, a cluster, take the groups of k in turn. Partial sums are added once, through
-// distributed shared memory, in a fixed order: results are deterministic.
-// Weights are requested before the previous kernel has ended. With RESIDENT 2 the next kernel's blocks have room beside
-// this one's, and fill their rings while it reduces.
+// One thread of the first warp loads a group's weights, tokens and scales by TMA into a ring of stages in shared
+// memory. ROW_WARPGROUPS warpgroups multiply a stage, each 64 rows with all TOKENS of the block; K_WARPGROUPS sets of
+// them take the stages in turn. No barrier is between groups: a warpgroup that is done with a stage says so, and
+// while it converts, others multiply. K_SPLIT neighbouring blocks, a cluster, take the groups of k in turn. Partial
+// sums are added once, through distributed shared memory, in a fixed order: results are deterministic.
+// RESIDENT blocks fit on an SM, so that the next kernel's load their first weights beside this one's last.
 //
 // Sums of a group begin at the bits of a float in whose binade sums up to 2^22 stay (block_tile.cuh): they need no
-// conversion, and one FFMA sets them again. It is issued in every cycle, a conversion in every second.
+// conversion, and an FFMA begins them again, which is issued in every cycle; a conversion in every second.
 #if !defined(ROW_WARPGROUPS) || !defined(K_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || \
     !defined(K_SPLIT) || !defined(RESIDENT)
 #error "ROW_WARPGROUPS, K_WARPGROUPS, TOKENS, STAGES, K_SPLIT and RESIDENT choose the kernel"
 #endif
 constexpr int TILES = ROW_WARPGROUPS * 4;
-constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;  // of consumers
+constexpr int THREADS = ROW_WARPGROUPS * K_WARPGROUPS * 128;
 constexpr int OUT_PARTS = K_WARPGROUPS;
 #include "imma/block_tile.cuh"
 #include "ptx/cluster.cuh"
 #include "ptx/launch.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
-#include "ptx/synchronization.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
 static_assert(!DUAL_GRAINED, "sums of a group are scaled");
-constexpr int LAG = 2;
+constexpr int LAG = 2;  // rounds of a set until the stages of one are requested again
 static_assert(STAGES > LAG * K_WARPGROUPS, "what a set waits for has been requested");
-constexpr int GRANULE = TOKENS <= 96 ? TOKENS : TOKENS / 2;  // tokens of one MMA
-constexpr int GRANULES = TOKENS / GRANULE;
+constexpr int GRANULE = 64, GRANULES = TOKENS / GRANULE;  // tokens of one MMA
+static_assert(TOKENS % GRANULE == 0, "whole granules");
 constexpr int LOADED_BYTES = TILES * (TILE_BYTES + SCALE_BYTES) + TOKENS * GROUP + TOKEN_SCALES * 4;  // of a stage
 constexpr int BARRIERS_AT = STAGES * STAGE_BYTES;
 
-// The ring, as producer and consumers go round it: every BY-th stage.
+// A place in the ring that goes round it, to every BY-th stage.
 template <int BY>
 struct Slot {
   int index;
@@ -104,8 +102,8 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const
   }
 }
 
-// One thread of the first warp, between its multiplications: a warp of its own would take as many registers as
-// each of the others, and one scheduler would have one more.
+// Requests of a stage, by a thread that multiplies as well: a warp of its own would take as many registers as each of
+// the others, and one scheduler would have one more.
 struct Producer {
   const TensorMap &w, &sw, &x, &sx;
   uint32_t ring, full;
@@ -172,7 +170,7 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
     widen(weights, stage, tile, lane, rank + i * K_SPLIT == groups - 1);
 #pragma unroll
     for (int g = 0; g < GRANULES; ++g) multiply(sums[g], weights, stage + g * GRANULE * GROUP);
-    // Meanwhile, stages that were multiplied LAG rounds ago: others have left them by now, mostly.
+    // Meanwhile, the stages of LAG rounds ago: mostly all have left them by now.
     if (i >= LAG * K_WARPGROUPS && warp == 0) {
 #pragma unroll
       for (int q = 0; q < K_WARPGROUPS; ++q, freed.next()) {

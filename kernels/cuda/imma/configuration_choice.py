@@ -41,14 +41,15 @@ MOST_FEW = 64  # from here on the kernel for few tokens never won
 LEAST_MANY = 16  # up to here the tiled kernel never won
 MOST_NATURAL = 32  # more tokens have the order of warpgroup MMA, where there is one
 MOST_CLUSTER = 64  # at 128 the kernel with a ring by TMA and clusters over K won nowhere
+LEAST_CLUSTER_ROWS = 4096  # of weights: fewer were not timed, so that it is not the untuned choice
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
 _BYTES_A_CODE = (1536 + 32) / 2048  # of 6-bit weights with their scales
 _READ_BYTES_US = 4.6e6  # of an H200's memory: docs/kernels/README.md
 
-# Of the places for blocks, which clusters of more than two fill: a GPC's SMs are no multiple of most sizes. Every
-# grid of up to 85 % ran at once on an H200, none of 91 % and more did.
+# Of the places for blocks, which clusters of more than two fill: a GPC's SMs are no multiple of
+# most sizes. On an H200 grids of 85 % of them ran at once, none of 91 % and more did.
 _CLUSTERED_SHARE = 0.88
 
 ManyConfig = TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
@@ -131,7 +132,9 @@ def choose(
         return cost_us(cost, waves_of(config, cost, gemm, sms, tiles), gemm)
 
     few = [c for c in configs if isinstance(c, ImmaConfig)]
+    known = gemm.n >= LEAST_CLUSTER_ROWS
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
+    many = [c for c in many if known or not isinstance(c, ClusterConfig)]
     rows_an_sm = gemm.n / MMA_ROWS / sms
     if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= candidates.many_rows)):
         return choose_by_timed_shapes(few, gemm, sms, candidates.timed, unseen=unseen)
@@ -168,9 +171,7 @@ def waves_of(
     if isinstance(config, ClusterConfig):
         share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
         whole, rest = divmod(x * y, int(sms * resident * share))
-        return Waves(
-            whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0)
-        )
+        return Waves(whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0))
     whole, rest = divmod(x * y, sms * resident)
     return Waves(whole, resident, -(-rest // sms), steps)
 

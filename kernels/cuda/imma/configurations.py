@@ -1,8 +1,9 @@
 """Configurations of the int8 tensor-core kernels: how they are compiled and launched.
 
-Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
+Five sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
 weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
-csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
+csrc/imma/group_gemm_wgmma.cu, csrc/imma/group_gemm_cluster.cu (TMA, up to 64 tokens) and
+csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
 configuration_choice.py chooses among them.
 """
 
