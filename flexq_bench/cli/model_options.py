@@ -105,6 +105,27 @@ MaxTokensOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+BosOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bos",
+        metavar="WHERE",
+        help="Where the token that begins texts goes: segment (before each), text (before the first"
+        " one, as GPTQ's code), none. Default: as the tokenizer asks, before each segment.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+SchemesFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schemes-from",
+        metavar="FILE",
+        help="A Python file that registers schemes of your own; may be given several times.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
 LimitOption = Annotated[
     int | None,
     typer.Option(

@@ -1,8 +1,8 @@
 """Statistics of times and accuracies: pure functions on arrays that know no storage and no kernel.
 
-Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a group sequential
-test with planned error rates, variance components, device offsets and change points of a series. What a number means for a commit is decided in
-`flexq_bench.verdicts`.
+Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a group
+sequential test with planned error rates, variance components, device offsets and change points of a
+series. What a number means for a commit is decided in `flexq_bench.verdicts`.
 """
 
 from flexq_bench.stats.block_bootstrap import block_quantile_intervals, distinct_blocks

@@ -67,7 +67,7 @@ def few_blocks_factor(count: int, confidence: float = 0.95) -> float:
 
 
 def distinct_blocks(blocks: ArrayLike) -> NDArray[np.intp]:
-    """Indices of the rows [blocks, …] that no earlier row equals, in order: repeats tell nothing."""
+    """Indices of the rows [blocks, …] that no earlier row equals, in order."""
     rows = np.asarray(blocks)
     _, first = np.unique(rows.reshape(len(rows), -1), axis=0, return_index=True)
     return np.sort(first)

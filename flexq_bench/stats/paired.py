@@ -116,7 +116,7 @@ def loss_p_value(only_base: int, only_head: int) -> float:
 
 
 def questions_needed(discordant: float, loss: float, *, alpha: float, power: float) -> int:
-    """Questions that McNemar's test needs to see a loss, one-sided (Connor 1987, Biometrics 43:207).
+    """Questions that McNemar's one-sided test needs to see a loss (Connor 1987, Biometrics 43:207).
 
     discordant: share of questions that one of the two alone gets right; at least the loss.
     loss: share of right answers lost, in (0, 1). alpha, power: of the test.
