@@ -44,6 +44,7 @@ from flexq_bench.accuracy.records import OnUnit, execute
 from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.texts import Text
+from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.errors import FlexqError, MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
@@ -242,6 +243,8 @@ class _Gate:
             if self._policy.parity is not None and self._is_quantized(scheme):
                 # while the scheme's model is at hand
                 self._parities[scheme] = judge_parity(self._policy.parity, scheme, self._setup)
+        except CheckpointError:
+            raise  # bytes that are not what was written are no scheme's fault
         except (UsageError, ValueError) as error:  # of this scheme: the others may do
             self.failures[scheme] = " ".join(str(error).split())
 

@@ -46,7 +46,7 @@ def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoi
     records = {(r.scheme, r.metric): r for r in stored()}
     assert set(records) == {
         ("fp16", "perplexity"),
-        *(("flexq-w6ax", metric) for metric in ("perplexity", "kl_divergence", "top1_agreement")),
+        *(("flexq-w6ax", metric) for metric in OF_TEXTS if metric != LAYER_ERROR),
     }
     assert records["fp16", "perplexity"].content_hash is None
     hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}
