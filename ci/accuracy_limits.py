@@ -165,10 +165,9 @@ def _planned_outcome(test: TextTest, head: MetricResult) -> tuple[Outcome, str]:
     rates = f"power {100 * test.plan.test.power:g} %, alpha {100 * test.plan.test.alpha:.2g} %"
     if test.decision is Decision.BELOW:
         return Outcome.PASS, f"{used} show a loss of {test.detectable:.3g} % ({rates})"
-    repeated = len(head.values) - test.losses.size
     reason = f"needs {test.needed * segment:,} tokens, has {test.losses.size * segment:,}"
-    if repeated:
-        reason += f" (beside {repeated} segments that repeat others)"
+    if test.repeated:
+        reason += f" (beside {test.repeated} segments that repeat others)"
     if math.isfinite(test.detectable):
         reason += f", which show a loss of {test.detectable:.3g} % ({rates})"
     return Outcome.MISSING, f"{reason}: give a longer text"

@@ -71,6 +71,7 @@ from workloads.data_files import (
     Share,
     Text,
     Texts,
+    blame,
     read_toml,
     validated,
 )
@@ -87,11 +88,6 @@ class PerplexityLimit(DataTable):
     increase: Amount | None = None
     percent: Amount | None = None
     upper_percent: Amount | None = None
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        _check_any(self)
-        return self
 
 
 class TaskLimit(DataTable):
@@ -221,6 +217,10 @@ class _PolicyTable(DataTable):
             raise WorkloadError(
                 "limits nothing: add a [[perplexity]], a [[task]], [kl] or [agreement]"
             )
+        for number, limit in enumerate(self.perplexity, start=1):
+            if self.detect is None:  # which limits each of them
+                with blame(f"perplexity {number}"):
+                    _check_any(limit)
         if self.bos is not None and self.bos not in get_args(Bos):
             raise WorkloadError(f"bos is {self.bos!r}: give {', '.join(get_args(Bos))}")
         if self.detect is None and not (self.power is None and self.alpha is None):

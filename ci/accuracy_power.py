@@ -37,10 +37,12 @@ class TextPlan:
 
 @dataclass(slots=True)
 class TextTest:
-    """A test on its way. distinct: indices of the segments that count; evaluated: how many are."""
+    """A test on its way. distinct: indices of the segments that count; repeated: how many don't, as
+    they equal others; evaluated: how many there are so far."""
 
     plan: TextPlan
     distinct: Sequence[int]
+    repeated: int
     state: GroupSequentialTest
     decision: Decision = Decision.OPEN
     evaluated: int = 0
@@ -98,13 +100,14 @@ class TextTest:
 class PowerSchedule:
     """Evaluates as much of each text as the policy's planned tests take. See Schedule.
 
-    distinct: gives the segments of a text that differ. context: tokens of a segment.
+    distinct: gives the segments of a text that differ, and how many it has. context: tokens of a
+    segment.
     """
 
     def __init__(
         self,
         policy: AccuracyPolicy,
-        distinct: Callable[[str], Sequence[int]],
+        distinct: Callable[[str], tuple[Sequence[int], int]],
         context: int,
     ) -> None:
         self._plans = text_plans(policy)
@@ -119,8 +122,9 @@ class PowerSchedule:
         if plan is None:
             return None
         if (scheme, text) not in self.tests:
+            distinct, count = self._distinct(text)
             state = GroupSequentialTest(plan.test)
-            self.tests[scheme, text] = TextTest(plan, self._distinct(text), state)
+            self.tests[scheme, text] = TextTest(plan, distinct, count - len(distinct), state)
         return self.tests[scheme, text]
 
     def next_count(

@@ -4,12 +4,12 @@
         [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
 
 Each corruption is done to the model as it is, and to the model that the scheme has quantized from
-the original; both are judged by `gate accuracy`'s own rules against the original (the policy's tasks
-and parity are left out). Prints a row each: change of the perplexity, mean KL divergence (of a
-quantized model in percent more than the scheme's own), the tokens that the gate took, and the limits
-that caught it. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence by 10 %
-of the scheme's own, must be caught. Ends with exit code 1 if one was not, or if nothing was done to
-the model and a limit failed.
+the original; both are judged by `gate accuracy`'s own rules against the original (the policy's
+tasks and parity are left out). Prints a row each: change of the perplexity, mean KL divergence (of
+a quantized model in percent more than the scheme's own), the tokens that the gate took, and the
+limits that caught it. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence
+by 10 % of the scheme's own, must be caught. Ends with exit code 1 if one was not, or if nothing was
+done to the model and a limit failed.
 """
 
 from __future__ import annotations
@@ -31,14 +31,26 @@ from ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
 from ci.gate_accuracy import AccuracyReport, gate_accuracy, planned_evaluation
 from ci.gate_perf import Outcome
 from db.engine import open_database
-from flexq_bench.accuracy import FULL_PRECISION, Evaluator, MetricResult, load_model, read_text
+from flexq_bench.accuracy import (
+    FULL_PRECISION,
+    SUITE,
+    Evaluator,
+    MetricResult,
+    load_model,
+    read_text,
+)
 from flexq_bench.accuracy.loading import LoadedModel
 from flexq_bench.accuracy.references import ModelReference
 from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
 from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs.lifecycle import new_run
 from kernels.formats import NumberFormat, quantize
 
+_HEAD = (
+    "| corruption | of | perplexity, % | mean KL | tokens | must fail | caught by | exit code |\n"
+    "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
+)
 MUST_PERCENT, MUST_KL = 0.5, 0.10
 Damage = Callable[[Any, float], None]  # of a model of transformers, in place
 
@@ -231,7 +243,9 @@ class Bench:
             damage=lambda model: corruption.damage(model, size), own=self._own,
         )  # fmt: skip
         with open_database(f"{self._folder.name}/flexq.sqlite") as database:
-            setup = PreparedModel(plan, evaluator, self._origin)
+            # A run has each unit once: what one judgement stored would do for the next.
+            origin = dataclasses.replace(self._origin, run=new_run(SUITE, "manual", ()))
+            setup = PreparedModel(plan, evaluator, origin)
             report = gate_accuracy(
                 self._policy, setup, database, [scheme], ORIGINAL, missing,
                 on_unit=lambda unit, found: None, diagnose=False,
@@ -303,6 +317,12 @@ def line_of(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def say(line: str) -> None:
+    """Print a line as soon as it is known."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
     """The policy without tasks and parity, on the text that was given."""
     policy = load_accuracy_policy(options.policy)
@@ -354,21 +374,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="rows as JSON lines")
     options = parser.parse_args(arguments)
     bench = Bench(options, judged_policy(options))
-    print(
-        "| corruption | of | perplexity, % | mean KL | tokens | must fail | caught by | exit code |"
-    )  # noqa: T201
-    print("| --- | --- | ---: | ---: | ---: | --- | --- | ---: |")  # noqa: T201
+    say(_HEAD)
     missed = []
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
         for corruption, size, scheme in judgements(options):
             report, tokens = bench.judge(corruption, size, scheme)
             row = row_of(report, corruption, size, scheme, tokens)
-            print(line_of(row), flush=True)  # noqa: T201
+            say(line_of(row))
             out.write(json.dumps(row) + "\n")
             failed = report.exit_code == ExitCode.REGRESSION
             if failed != row["must_be_caught"] and (row["must_be_caught"] or size == 0):
                 missed.append(row)
-    print(f"{len(missed)} judged wrongly")  # noqa: T201
+    say(f"{len(missed)} judged wrongly")
     return 1 if missed else 0
 
 

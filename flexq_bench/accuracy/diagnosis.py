@@ -17,7 +17,7 @@ from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import map_model, replace_module
 from flexq_bench.schemes.smoothing import Folds
 
-_TOKENS = 2048  # that each restored model predicts, at most
+_TOKENS = 1024  # that each restored model predicts, at most
 _RESTORED = 32  # layers, those with the largest errors; a forward pass each
 _WORST_TOKENS = 8
 _CONTEXT_SHOWN = 12  # tokens before one that lost

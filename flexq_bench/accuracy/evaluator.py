@@ -160,9 +160,10 @@ class Evaluator:
             )
         return store_reference(path, self._loaded, predictions)
 
-    def distinct_segments(self, text: str) -> tuple[int, ...]:
-        """Indices of a text's segments that no earlier one equals, in order."""
-        return tuple(int(index) for index in distinct_blocks(self.text_ids(text).numpy()))
+    def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
+        """Indices of a text's segments that no earlier one equals, in order; and how many it has."""
+        segments = self.text_ids(text).numpy()
+        return tuple(int(index) for index in distinct_blocks(segments)), len(segments)
 
     def evaluate(self, scheme: str, task: str) -> list[MetricResult]:
         """The results of one unit of the plan; a metric that can't be computed is one, too.

@@ -23,10 +23,12 @@ from flexq_bench.cli.model_options import (
     LimitOption,
     MaxTokensOption,
     ModelOption,
+    SchemesFromOption,
     SegmentsOption,
     TaskDataOption,
     TasksOption,
     ThroughOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import (
     ClusterOption,
@@ -72,6 +74,7 @@ def accuracy(
             show_default=False,
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     checkpoint: CheckpointOption = None,
     through: ThroughOption = None,
     data: DataOption = None,
@@ -130,6 +133,7 @@ def accuracy(
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
+    use_own_schemes(schemes_from)
     files = ResultFiles(as_json)
     evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=_DEFAULT)
     plan = EvaluationPlan(

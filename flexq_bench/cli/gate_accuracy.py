@@ -17,9 +17,11 @@ from flexq_bench.cli.model_options import (
     DtypeOption,
     LengthOption,
     ModelOption,
+    SchemesFromOption,
     SegmentsOption,
     TaskDataOption,
     ThroughOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import (
     DbOption,
@@ -67,6 +69,7 @@ def accuracy(
             "--base", metavar="SCHEME", help="What to compare with; default: the policy's, or fp16."
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     data: DataOption = None,
     task_data: TaskDataOption = None,
     calibration: CalibrationOption = None,
@@ -100,6 +103,7 @@ def accuracy(
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.checkpoints import is_checkpoint
 
+    use_own_schemes(schemes_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_folders(files)
     rules = load_accuracy_policy(policy)

@@ -170,3 +170,15 @@ LengthOption = Annotated[
         rich_help_panel=CALIBRATION,
     ),
 ]
+
+
+def use_own_schemes(files: list[str] | None) -> None:
+    """Let the registry know the schemes of the files of --schemes-from.
+
+    Raises QuantizeError if one is not there, fails, or has no scheme.
+    """
+    if files:
+        from flexq_bench.schemes.registry import add_schemes_from
+
+        for file in files:
+            add_schemes_from(file)

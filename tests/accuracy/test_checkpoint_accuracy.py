@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.accuracy.results import LAYER_ERROR, OF_TEXTS
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
