@@ -161,7 +161,7 @@ class Evaluator:
         return store_reference(path, self._loaded, predictions)
 
     def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
-        """Indices of a text's segments that no earlier one equals, in order; and how many it has."""
+        """Indices of the segments that no earlier one equals, in order; and how many there are."""
         segments = self.text_ids(text).numpy()
         return tuple(int(index) for index in distinct_blocks(segments)), len(segments)
 
