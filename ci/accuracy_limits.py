@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -41,7 +41,7 @@ class LimitOutcome:
 
     change, low, high: in `unit`; None: nothing was judged, the reason says why. limit: in words.
     detectable: the least loss that these data show with the policy's power and alpha, in `unit`;
-    None: not of such a limit, or none is small enough.
+    None: not of such a limit, or none is small enough. too_few: it is missing for want of data.
     """
 
     scheme: str
@@ -56,6 +56,7 @@ class LimitOutcome:
     high: float | None = None
     unit: str = ""
     detectable: float | None = None
+    too_few: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,17 @@ class Judged:
         return self.failure or self.absent.get(name, "no result arrived")
 
 
+def deciding(judged: Iterable[LimitOutcome]) -> list[Outcome]:
+    """The outcomes that a verdict rests on.
+
+    What is missing says too little of the others; but where data are only too few for one limit
+    and another one is passed by a regression, that is decided.
+    """
+    outcomes = list(judged)
+    fails = any(one.outcome is Outcome.REGRESSION for one in outcomes)
+    return [one.outcome for one in outcomes if not (fails and one.too_few)]
+
+
 def judge_text(
     limit: PerplexityLimit, judged: Judged, planned: PlannedPower, test: TextTest | None
 ) -> LimitOutcome:
@@ -123,6 +135,7 @@ def judge_text(
         detectable=_finite(
             _detectable(first, second, planned) if test is None else test.detectable
         ),
+        too_few=outcome is Outcome.MISSING,
     )
 
 
@@ -227,6 +240,7 @@ def judge_task(limit: TaskLimit, judged: Judged, policy: AccuracyPolicy) -> Limi
         high=high,
         unit="points",
         detectable=detectable,
+        too_few=outcome is Outcome.MISSING,
     )
 
 
@@ -358,6 +372,7 @@ def _judge_value(
         low=interval.low,
         high=interval.high,
         unit=unit,
+        too_few=outcome is Outcome.MISSING,
     )
 
 

@@ -10,6 +10,7 @@ from ci.accuracy_fidelity import judge_fidelity
 from ci.accuracy_limits import (
     Judged,
     LimitOutcome,
+    deciding,
     find,
     judge_agreement,
     judge_kl,
@@ -71,7 +72,7 @@ class AccuracyReport:
     @property
     def exit_code(self) -> ExitCode:
         """What the worst outcome means."""
-        return exit_code_of(one.outcome for one in self.judged)
+        return exit_code_of(deciding(self.judged))
 
     def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
         return tuple(one for one in self.judged if one.outcome is outcome)

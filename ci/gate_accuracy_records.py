@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 
-from ci.accuracy_limits import LimitOutcome
+from ci.accuracy_limits import LimitOutcome, deciding
 from ci.accuracy_policy import AccuracyPolicy
 from ci.gate_accuracy import AccuracyReport
 from ci.gate_perf import Outcome, exit_code_of
@@ -36,7 +36,7 @@ def _record(
     origin: Origin,
     at: datetime,
 ) -> GateRecord:
-    outcomes = {one.outcome for one in judged}
+    outcomes = set(deciding(judged))
     identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
     return GateRecord(
         uuid=str(uuid.uuid5(_NAMESPACE, " ".join(identity))),

@@ -239,6 +239,13 @@ def test_data_that_can_not_serve_a_planned_test_are_missing_with_the_number(gate
     assert re.match(r"needs [0-9,]+ tokens, has 20, which show a loss", report.judged[0].reason)
 
 
+def test_a_regression_is_decided_though_another_limit_lacks_data(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.002, scatter=0.1), kl(0.03)
+    report = gate(PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\n", *found)
+    assert [one.outcome for one in report.judged] == ["missing", "regression"]
+    assert report.exit_code == ExitCode.REGRESSION
+
+
 def test_a_task_with_ten_questions_is_missing_with_the_number(gate):
     made = [a_finding(scheme, "piqa", "acc", [1.0] * 6 + [0.0] * 4) for scheme in ("fp16", "w6a6")]
     report = gate(PLANNED + TASK, *made)
