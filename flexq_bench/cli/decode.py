@@ -6,7 +6,13 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.model_options import CalibrationOption, LengthOption, SegmentsOption
+from flexq_bench.cli.model_options import (
+    CalibrationOption,
+    LengthOption,
+    SchemesFromOption,
+    SegmentsOption,
+    use_own_schemes,
+)
 from flexq_bench.cli.options import (
     BackendChoice,
     BackendOption,
@@ -55,6 +61,7 @@ def decode(
             show_default=False,
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     calibration: CalibrationOption = None,
     calibration_segments: SegmentsOption = 128,
     calibration_length: LengthOption = None,
@@ -140,6 +147,7 @@ def decode(
     from flexq_bench.fleet import device_name
     from flexq_bench.runs.result_files import ResultFiles
 
+    use_own_schemes(schemes_from)
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)
