@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import torch
@@ -82,7 +82,7 @@ def _of_class(name: str, owner: type) -> Iterator[tuple[str, _Meaning]]:
     yield from _of(name, members)
 
 
-def _of(owner: str, members: dict[str, object]) -> Iterator[tuple[str, _Meaning]]:
+def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meaning]]:
     for key, value in members.items():
         parts: list[object] = [value]
         with suppress(AttributeError):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.outside_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
     commits_after,
@@ -182,6 +183,18 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
         write_first_files(tmp_path)
+
+
+def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
+    packages = tmp_path / "site-packages"
+    for name in ("flexq_bench", "kernels", "workloads", "db", "torch"):
+        (packages / name).mkdir(parents=True)
+
+    root = program_root(packages)
+
+    assert {link.name for link in root.iterdir()} == {"flexq_bench", "kernels", "workloads", "db"}
+    assert (root / "kernels").resolve() == packages / "kernels"
+    assert program_root(packages) == root
 
 
 def test_a_newcomer_writes_40_lines_at_most():
