@@ -19,7 +19,7 @@ def acme(tmp_path_factory):
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     folder = tmp_path_factory.mktemp("theirs") / "acme"
-    script.make(folder, ("torch",))
+    script.make(folder, ("torch",), (100, 50))
     return str(folder)
 
 
@@ -69,7 +69,7 @@ def test_results_of_a_project_are_stored_under_its_name_and_commit(cli, acme, gi
 )
 def test_compare_names_what_a_commit_did(cli, acme, git, head, verdict, code):
     if head == "change-12":
-        head = git(Path(acme), "rev-parse", "slower-10-percent~2")
+        head = git(Path(acme), "rev-parse", "slower~2")
 
     ran = cli(
         *("compare", f"{head}~1", head, "--project", acme, *QUICK),
@@ -100,10 +100,10 @@ def test_a_gate_judges_a_wrong_head_by_base_s_file(cli, acme, tmp_path):
 @pytest.mark.timeout(1800)
 def test_bisect_names_the_commit_that_made_it_slower_and_skips_none_that_builds(cli, acme, git):
     ran = cli(
-        *("bisect", CASE, "--good", "slower-10-percent~3", "--bad", "fast-again~1"),
+        *("bisect", CASE, "--good", "slower~3", "--bad", "fast-again~1"),
         *("--project", acme, *QUICK, "--json"),
     )
 
     report = json.loads(ran.out)
-    assert report["suspects"] == [git(Path(acme), "rev-parse", "slower-10-percent")]
+    assert report["suspects"] == [git(Path(acme), "rev-parse", "slower")]
     assert ran.code == 1

@@ -220,8 +220,8 @@ def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
         return done.stdout
 
     assert git("rev-list", "--count", "main") == "30\n"
-    assert git("diff", "--stat", "fast-again", "slower-10-percent~1", "--", "kernels") == ""
-    changed = git("diff", "--name-only", "slower-3-percent~1", "slower-3-percent")
+    assert git("diff", "--stat", "fast-again", "slower~1", "--", "kernels") == ""
+    changed = git("diff", "--name-only", "slightly-slower~1", "slightly-slower")
     assert "kernels/triton_kernels.py" in changed
     project = open_project(str(tmp_path / "acme"))
     assert len(project.file.kernels) == 3
