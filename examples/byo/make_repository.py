@@ -4,8 +4,8 @@
 
 FOLDER must not be there yet. Commits with a seeded change are tagged by its name; all others change
 a file that no kernel reads. What is seeded changes all kernels that the repository has. `slower`
-computes 10 % of the output features twice, `slightly-slower` 3 %; --percent takes other numbers, for
-machines whose noise hides these.
+computes 10 % of the output features twice, `slightly-slower` 3 %; --percent takes other numbers,
+for machines whose noise hides these.
 """
 
 from __future__ import annotations
