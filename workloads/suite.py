@@ -150,6 +150,12 @@ class Suite:
         )
         return replace(self, groups=tuple(groups))
 
+    def of(self, labels: Sequence[str]) -> Suite:
+        """The suite's shapes with these kernels in place of its own."""
+        return replace(
+            self, groups=tuple(replace(group, kernels=tuple(labels)) for group in self.groups)
+        )
+
     def under(self, regimes: tuple[Regime, ...]) -> Suite:
         """The suite measured under these regimes, whatever its file says."""
         return replace(self, groups=tuple(replace(g, regimes=regimes) for g in self.groups))

@@ -2,8 +2,10 @@
 
     python examples/byo/make_repository.py FOLDER --kernels torch
 
-FOLDER must not be there yet. The commits of the list SEEDED are tagged by their names; all others
-change a comment. What is seeded changes all kernels that the repository has.
+FOLDER must not be there yet. Commits with a seeded change are tagged by its name; all others change
+a file that no kernel reads. What is seeded changes all kernels that the repository has. `slower`
+computes 10 % of the output features twice, `slightly-slower` 3 %; --percent takes other numbers,
+for machines whose noise hides these.
 """
 
 from __future__ import annotations
@@ -18,19 +20,24 @@ from pathlib import Path
 SAMPLE = Path(__file__).parent / "sample"
 COMMITS = 30
 KINDS = ("torch", "triton", "nvrtc")
-# By number of the commit: its tag, then what is written for what in every kernel's source.
-SEEDED = {
-    11: ("slower-10-percent", "AGAIN_PERCENT = 0 ", "AGAIN_PERCENT = 10 "),
-    15: ("fast-again", "AGAIN_PERCENT = 10 ", "AGAIN_PERCENT = 0 "),
-    19: ("wrong-result", "SIGN = 1\n", "SIGN = -1\n"),
-    20: ("right-again", "SIGN = -1\n", "SIGN = 1\n"),
-    23: ("build-break", '"""\n', '"""\n(\n'),
-    24: ("builds-again", '"""\n(\n', '"""\n'),
-    27: ("slower-3-percent", "AGAIN_PERCENT = 0 ", "AGAIN_PERCENT = 3 "),
-}
+PERCENT = (10, 3)  # of output features that the slower commits compute twice
 
 
-def make(folder: Path, kinds: tuple[str, ...]) -> None:
+def seeded(percent: tuple[int, int]) -> dict[int, tuple[str, str, str]]:
+    """By number of a commit its tag, then what is replaced by what in every kernel's source."""
+    fast, slower, slightly = (f"AGAIN_PERCENT = {some} " for some in (0, *percent))
+    return {
+        11: ("slower", fast, slower),
+        15: ("fast-again", slower, fast),
+        19: ("wrong-result", "SIGN = 1\n", "SIGN = -1\n"),
+        20: ("right-again", "SIGN = -1\n", "SIGN = 1\n"),
+        23: ("build-break", '"""\n', '"""\n(\n'),
+        24: ("builds-again", '"""\n(\n', '"""\n'),
+        27: ("slightly-slower", fast, slightly),
+    }
+
+
+def make(folder: Path, kinds: tuple[str, ...], percent: tuple[int, int] = PERCENT) -> None:
     """Make the repository in a new folder. kinds: of KINDS, the kernels that it has."""
     shutil.copytree(SAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
     for kind in set(KINDS) - set(kinds):
@@ -40,8 +47,9 @@ def make(folder: Path, kinds: tuple[str, ...]) -> None:
     text = re.sub(r"kernels = \[.*\]", f"kernels = [{files}]", project.read_text())
     project.write_text(text)
     git(folder, 0, "init", "--quiet", "--initial-branch=main")
+    changes = seeded(percent)
     for number in range(1, COMMITS + 1):
-        tag, old, new = SEEDED.get(number, ("", "", ""))
+        tag, old, new = changes.get(number, ("", "", ""))
         for kind in kinds:
             path = folder / "kernels" / f"{kind}_kernels.py"
             source = path.read_text()
@@ -65,13 +73,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kernels", default=",".join(KINDS), help="Of torch, triton and nvrtc.")
+    parser.add_argument("--percent", default=PERCENT, nargs=2, type=int, metavar="P")
     options = parser.parse_args()
     kinds = tuple(options.kernels.split(","))
     if not set(kinds) <= set(KINDS):
         parser.error(f"--kernels {options.kernels}: there are {', '.join(KINDS)}")
     if options.folder.exists():
         parser.error(f"{options.folder} is there already: name a new folder")
-    make(options.folder, kinds)
+    make(options.folder, kinds, tuple(options.percent))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from flexq_bench.cli import (
     gate,
     gate_accuracy,
     gate_perf,
+    init,
     listing,
     nightly,
     notify,
@@ -70,6 +71,7 @@ gate.app.command("perf")(gate_perf.perf)
 gate.app.command("accuracy")(gate_accuracy.accuracy)
 app.add_typer(gate.app, name="gate")
 app.add_typer(alerts.app, name="alerts")
+app.command("init")(init.init)
 app.command("explain")(explain.explain)
 app.command("static")(static.static)
 app.command("list")(listing.list_)

@@ -17,6 +17,7 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, plain, print_json, say, show_by_words
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.runs.reproduction import project_arguments
 from workloads.case import kernel_label
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def _print(
     from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 
-    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}")
+    of = f" of {row.bad.project}" if row.bad.project else ""
+    say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}{of}")
     say(out, f"first bad: {row.bad.sha} {row.bad.subject} ({row.bad.author or 'unknown'})")
     for event in events:
         who = event.person or "flexq-bench"
@@ -119,7 +121,8 @@ def _print(
         arguments = database_arguments(database)
         series = str(again[0].decision.series_id)
         commits = ("--good", row.good.sha[:10], "--bad", row.bad.sha[:10])
-        say(out, f"find the commit: {command('bisect', series, *commits, *arguments)}")
+        options = project_arguments(row)
+        say(out, f"find the commit: {command('bisect', series, *commits, *options, *arguments)}")
 
 
 def _panels(again: Sequence[Recomputed], most: int) -> list[Panel]:

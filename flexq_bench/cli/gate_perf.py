@@ -30,6 +30,7 @@ from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
+from workloads.probes import is_probe
 
 if TYPE_CHECKING:
     from ci.gate_perf import GateReport
@@ -85,7 +86,9 @@ def perf(
         judged = _of_this(repository_of(repository), base, head, policy, trust_head=trust_head)
     first, second, rules, notes = judged.base, judged.head, judged.policy, judged.notes
     machine, name, plan = planned_cases(rules.suite, device)
-    machine = replace(machine, project=first.project)
+    if project is not None:  # probes are this program's on both sides
+        machine = replace(machine, project=first.project)
+        plan = tuple(case for case in plan if not is_probe(case.kernel))
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
         report = gate_perf(

@@ -23,13 +23,18 @@ class OpenedProject:
     built: Path
 
     def suite(self, name: str | None = None) -> Suite:
-        """A suite of the project, named after both; None: the one that its file names."""
+        """A suite of the project, named after both; None: the one that its file names.
+
+        Of one of ours it has the shapes, with its own kernels.
+        """
+        from flexq_bench.cli.outside import adopted
         from workloads.suites import load_suite
 
         text = name or self.project.file.suite
         inside = self.built / text
-        found = load_suite(inside if text.endswith(".toml") and inside.is_file() else text)
-        return self._named(found)
+        if text.endswith(".toml"):
+            return self._named(load_suite(inside if inside.is_file() else text))
+        return self._named(load_suite(text).of(adopted().all_labels))
 
     def policy(self) -> Policy:
         """The policy that the project's file names, else one of its limit and owner."""

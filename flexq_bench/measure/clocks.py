@@ -14,6 +14,7 @@ import torch
 
 from flexq_bench.measure.protocol import Protocol
 from kernels.cuda.clock_stamps import ClockStamps
+from kernels.runtime.driver import reset_persisting_l2
 
 Launch = Callable[[int], None]  # launch(i) runs on the i-th copy of the weights, i < copies
 _CALIBRATIONS = 3
@@ -236,6 +237,7 @@ class CudaClock(Clock):
         between: BetweenSamples | None = None,
         launches: int | None = None,
     ) -> Rotation:
+        reset_persisting_l2()  # what a kernel before had the cache keep is no head start
         between = between or BetweenSamples()
         return _CudaRotation(launch, copies, protocol, between, self._stream, launches)
 

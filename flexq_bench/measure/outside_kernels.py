@@ -6,19 +6,23 @@ what is in it, and this one never runs its code.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import flexq_bench
 from flexq_bench.measure.worker_messages import printable
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
+from flexq_bench.repository.provenance import PACKAGES
 from kernels import registry
 from kernels.errors import KernelError
 from kernels.outside.described import DescribedKernel, spec_of_plain
 from kernels.outside.sources import KernelSource
+from kernels.runtime.files import cache_folder
 
 LOADER = (sys.executable, "-m", "flexq_bench.measure.outside_loader")
 LOAD_S = 180.0  # for a file to import, which may build an extension
@@ -116,9 +120,22 @@ def described(
         raise WorkerError(f"{name}: its description can't be read: {error}") from None
 
 
-def program_root() -> Path:
-    """The folder whose packages this process runs."""
-    return Path(flexq_bench.__file__).resolve().parents[1]
+def program_root(packages: Path | None = None) -> Path:
+    """A folder with the packages that this process runs, and nothing else that is installed.
+
+    packages: where they are; None: where this one is. Where other packages lie beside them, it is a
+    folder of links: first on a worker's path, it must not hide what a project has installed.
+    """
+    root = packages or Path(flexq_bench.__file__).resolve().parents[1]
+    if "site-packages" not in root.parts:
+        return root
+    digest = hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    links = cache_folder() / "program" / digest
+    links.mkdir(parents=True, exist_ok=True)
+    for name in PACKAGES:
+        with suppress(FileExistsError):
+            (links / name).symlink_to(root / name)
+    return links
 
 
 def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:

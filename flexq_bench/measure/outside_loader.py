@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from flexq_bench.measure.process_limits import limit_memory
+from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import own_stdout, serve
 from kernels import registry
 from kernels.errors import SourceError
@@ -35,6 +36,11 @@ def add_kernels(arguments: list[str]) -> None:
 
     What a source that can't be had should have, this worker does not know; the others it does.
     """
+    if arguments:
+        # All that is watched is imported by then: a module that comes later is not known.
+        import flexq_bench.measure.ab.operations  # noqa: F401
+
+        watch()
     for argument in arguments:
         try:
             registry.add(load(KernelSource.of_argument(argument)).kernels)

@@ -19,6 +19,7 @@ from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.rewriting import Rewriting
 from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
+from flexq_bench.measure.tampering import replaced
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
 from kernels.contract import Config, Kernel
@@ -40,9 +41,11 @@ class Placed:
     def inspect(self) -> str:
         """Describe what is wrong with what the timed launches compute; empty: nothing.
 
-        Outputs of samples that were looked at unannounced come first, then those of one more sample
-        on outputs filled with NaN.
+        Functions that measure and that a kernel's code replaced come first, then outputs of samples
+        that were looked at unannounced, then those of one more sample on outputs filled with NaN.
         """
+        if found := replaced():
+            return found
         self.buffers.poison()
         self.clock.synchronize()
         self.rotation.sample(1)

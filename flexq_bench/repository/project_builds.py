@@ -126,14 +126,14 @@ def _run(
         )
     except OSError as error:
         raise BuildError(f"{commit[:10]} does not build: {command[0]}: {error.strerror}") from error
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{commit[:10]} does not build in {timeout_s:g} s") from None
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise BuildError(f"{commit[:10]} does not build in {timeout_s:g} s") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         last = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
         raise BuildError(f"{commit[:10]} does not build: {last[:_SHOWN]}")

@@ -43,14 +43,21 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
         f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
     )
     place, suite = _place_in_a_suite(case, f"alert-{alert.id}.toml")
+    project = project_arguments(alert)
     compare = command(
-        *("compare", decision.base[:_SHA], decision.head[:_SHA], "--kind", "commits"),
+        *("compare", decision.base[:_SHA], decision.head[:_SHA]),
+        *(project or ("--kind", "commits")),
         *(*place, "--kernels", label, "--m", str(decision.m)),
         *("--stage", decision.stage, "--cache", decision.cache, *arguments),
     )
     commits = ("--good", alert.good.sha[:_SHA], "--bad", alert.bad.sha[:_SHA])
-    bisect = command("bisect", str(decision.series_id), *commits, *arguments)
+    bisect = command("bisect", str(decision.series_id), *commits, *project, *arguments)
     return Reproduction(compare, bisect, explain, suite)
+
+
+def project_arguments(alert: AlertRow) -> tuple[str, ...]:
+    """Options for the commits of an alert, in a clone that holds them."""
+    return ("--project", ".") if alert.bad.project else ()
 
 
 def _place_in_a_suite(case: Case, file: str) -> tuple[tuple[str, ...], str]:

@@ -14,8 +14,10 @@ from flexq_bench.fleet.ray_slots import Slot
 from flexq_bench.fleet.ray_worker import MeterActor
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.measure import Meter, Tuning
+from kernels import registry
 from kernels.autotune import TuningKey, TuningMemory
 from kernels.contract import Config
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -92,3 +94,33 @@ def test_a_fleet_refuses_a_worker_that_measures_with_other_code():
     assert workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), greeting).uuid == "w"
     with pytest.raises(InfrastructureError, match="has other code of flexq-bench than this"):
         workers.introduced(Actor(slot, None, None, 0.0, uuid="w"), other)
+
+
+def test_an_actor_measures_kernels_from_outside_where_their_file_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(actor, "limit_memory", lambda device: None)  # it is this process's
+    path = tmp_path / "theirs.py"
+    path.write_text(
+        "from flexq_bench.api import linear_kernel\n"
+        "@linear_kernel('dense', weight='fp16', backends=['cpu'])\n"
+        "def dense(x, w, out):\n"
+        "    out.copy_(x.float() @ w.float().T)\n"
+    )
+    carried = KernelSource.parse(str(path)).carried()
+    path.unlink()
+
+    worker = MeterActor("cpu", 0, Tuning.NONE, [carried])
+    try:
+        report = worker.measure(Case("theirs.dense", GemmWorkload(1, 32, 32)), ())
+    finally:
+        registry.remove(registry.outside_labels())
+
+    assert (report.measured.status, report.measured.detail) == ("ok", "")
+    assert report.measured.source_hash
+
+
+def test_an_actor_without_the_kernels_is_no_worker(tmp_path, monkeypatch):
+    monkeypatch.setattr(actor, "limit_memory", lambda device: None)
+    source = KernelSource.parse(str(tmp_path / "none.py"))
+
+    with pytest.raises(InfrastructureError, match="there is no file"):
+        MeterActor("cpu", 0, Tuning.NONE, [source])

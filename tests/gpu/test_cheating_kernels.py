@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from cheats import EveryThird, HalfOfIt, HalfOfTheRows, Honest, LastResult, UnlessNan
+from cheats import (
+    EveryThird,
+    HalfOfIt,
+    HalfOfTheRows,
+    Honest,
+    LastResult,
+    OnAnotherStream,
+    UnlessNan,
+)
 
 from flexq_bench.measure import PROTOCOL_CUDA, Meter
 from flexq_bench.measure.tuning import Tuning
@@ -35,6 +43,13 @@ def test_a_kernel_that_skips_work_is_incorrect(measured, cheat, cache):
 
     assert result.status == "incorrect"
     assert "wrong on inputs that change in place between samples" in result.detail
+
+
+@pytest.mark.parametrize("cache", ["cold", "hot"])
+def test_work_on_a_stream_that_is_not_joined_is_incorrect_or_refused(measured, cache):
+    result = measured(OnAnotherStream("cuda"), cache=cache)
+
+    assert result.status in ("incorrect", "failed")
 
 
 @pytest.mark.parametrize("cache", ["cold", "hot"])

@@ -49,6 +49,18 @@ def test_another_gpu_joins_the_same_alert(session, record, compared):
     assert len(alert.series) == 2
 
 
+def test_an_alert_of_another_project_carries_its_name(session, machine, compared, commits):
+    theirs = {sha: replace(commit, project="acme") for sha, commit in commits.items()}
+    on = replace(machine, project="acme")
+
+    record_night(session, [compared("flexq-w6a6", 1.05)], on, theirs, alerting=True, at=NOW)
+
+    alert = only_alert(session)
+    (series,) = alert.series
+    assert alert.bad.project == "acme"
+    assert queries.series_identity_of(session, series)["project"] == "acme"
+
+
 def test_another_family_is_another_alert(session, record, compared):
     record(compared("flexq-w6a6", 1.05), compared("cublas-fp16", 1.05))
 

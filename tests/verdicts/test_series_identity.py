@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from db.writer import series_identity
@@ -24,3 +26,19 @@ def test_a_verdict_and_a_measurement_of_a_case_share_a_series(commits, sha, labe
     )
 
     assert Machine("cpu", meter.device_info).series_of(case) == series_identity(record)
+
+
+def test_the_series_of_another_project_are_its_own(commits, sha):
+    meter = Meter("cpu", seed=0)
+    case = Case("empty", GemmWorkload(1, 1, 1))
+    run = new_run("acme.tiny", "manual", [case.key])
+    theirs = replace(commits[sha(1)], project="acme")
+
+    record = build_record(
+        case, meter.measure(case), run, theirs, meter.device_info, meter.environment
+    )
+
+    identity = series_identity(record)
+    assert identity["project"] == "acme"
+    assert Machine("cpu", meter.device_info, "acme").series_of(case) == identity
+    assert Machine("cpu", meter.device_info).series_of(case) != identity

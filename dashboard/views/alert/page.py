@@ -79,6 +79,8 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
         between = _commits_of(session, row)
     worst = "wrong results" if row.worst is None else as_change(row.worst)
     st.header(as_text(f"Alert {row.id}: {row.family} {worst}"), anchor=False)
+    if row.bad.project:
+        st.caption(as_text(f"Project {row.bad.project}"))
     _show_state(row, zone)
     _show_commits(row, between)
     if members:

@@ -73,18 +73,13 @@ def compare_judged_project(
     """
     with ExitStack() as stack:
         judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        first, second, steady = (
-            _side(project, one, stack.enter_context(clean_environment()))
-            for one in (base, head, base)
+        first, second = (
+            _side(project, one, stack.enter_context(clean_environment())) for one in (base, head)
         )
         experiment = partial(ABExperiment, rules=rules, device=device, seed=seed)
         pair = partial(judged_pair, judge=judge, believes_binary=False)
-        probes = [(case, case) for case in cases if is_probe(case.kernel)]
+        # Probes are ours on both sides and are not judged.
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
-        # Probes, which others are held against, are ours on both sides.
-        again = Side(second.name, steady.tree, steady.environment, kernels_from=())
-        once = Side(first.name, steady.tree, first.environment, kernels_from=())
-        yield from experiment(once, again).compare(probes)
         yield from experiment(first, second, pair=pair).compare(kernels)
 
 

@@ -1,0 +1,24 @@
+"""`flexq-bench init`: first files of a repository whose kernels are measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="In a git repository.")] = Path(),
+) -> None:
+    """Write flexq-bench.toml and a GitHub Actions workflow that gates pull requests.
+
+    Kernels are found by their import of flexq_bench.api. A file that is there is left as it is,
+    and nothing is written then: exit code 2.
+    """
+    from flexq_bench.cli.output import console, say
+    from flexq_bench.repository.project_files import write_first_files
+
+    for path in write_first_files(folder):
+        say(console(), f"wrote {path}")
+    say(console(), "commit them, then: flexq-bench run --project .")

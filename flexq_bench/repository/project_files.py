@@ -1,0 +1,87 @@
+"""First files of a project: its project file, and a workflow that gates pull requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from flexq_bench.errors import UsageError
+from flexq_bench.repository.git import run_git
+from flexq_bench.repository.project import FILE
+from flexq_bench.repository.worktrees import repository_of
+from kernels.outside.sources import normalized
+
+WORKFLOW = Path(".github") / "workflows" / "flexq-bench.yml"
+_API = "flexq_bench.api"
+_EXAMPLE = "kernels.py"
+
+_PROJECT = """\
+version = 1
+name = "{name}"
+kernels = [{kernels}]
+suite = "smoke"  # shapes; or a .toml of this repository
+
+[build]
+# command = "make"
+# environment = "pip"
+# packages = ["-r", "requirements.txt"]
+"""
+_GATE = """\
+# Compares each pull request with its base on one machine, interleaved, and fails where a kernel is
+# slower or wrong. A GPU is a runner of your own: runs-on: [self-hosted, gpu].
+name: FlexQ Bench
+on: pull_request
+
+permissions:
+  contents: read
+
+jobs:
+  gate:
+    runs-on: ubuntu-latest
+    timeout-minutes: 60
+    steps:
+      - uses: actions/checkout@v4
+        with:
+          ref: ${{ github.event.pull_request.head.sha }}
+          fetch-depth: 0
+          persist-credentials: false
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install flexq-bench
+      - name: Gate
+        env:
+          BASE: ${{ github.event.pull_request.base.sha }}
+          HEAD: ${{ github.event.pull_request.head.sha }}
+        run: |
+          flexq-bench gate perf --project . --base "$BASE" --head "$HEAD" --markdown gate.md
+      - uses: actions/upload-artifact@v4
+        if: always()
+        with:
+          name: gate
+          path: gate.md
+          if-no-files-found: ignore
+"""
+
+
+def write_first_files(folder: Path) -> list[Path]:
+    """Write the project file and the workflow at the root of a repository; what was written.
+
+    Kernels are the tracked and new files that import the public module. Raises UsageError if the
+    folder is in no git repository, or a file is there already.
+    """
+    root = repository_of(folder)
+    files = {root / FILE: _project_file(root), root / WORKFLOW: _GATE}
+    for path in files:
+        if path.exists():
+            raise UsageError(f"{path} is there already: edit it, or move it away")
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, "utf-8")
+    return list(files)
+
+
+def _project_file(root: Path) -> str:
+    search = ("grep", "--files-with-matches", "--untracked", "--fixed-strings", _API, "--", "*.py")
+    found = run_git(root, *search).stdout.splitlines() or [_EXAMPLE]
+    kernels = ", ".join(f'"{name}"' for name in found)
+    return _PROJECT.format(name=normalized(root.name), kernels=kernels)

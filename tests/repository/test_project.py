@@ -1,0 +1,230 @@
+"""Other repositories: their file, their commits, and builds that are made once for each tree."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.measure.outside_kernels import program_root
+from flexq_bench.repository.project import (
+    FILE,
+    commits_after,
+    open_project,
+    project_notes,
+    revision,
+    working_tree,
+)
+from flexq_bench.repository.project_builds import BuildError, built_tree
+from flexq_bench.repository.project_files import WORKFLOW, write_first_files
+from workloads.errors import WorkloadError
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "bring-your-own.md"
+TOML = 'version = 1\nname = "Acme_Kernels"\nkernels = ["fast.py"]\nsuite = "smoke"\n'
+KERNEL = "from flexq_bench.api import linear_kernel\n"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Made:
+    """A repository of somebody else."""
+
+    def __init__(self, path, git):
+        self.path, self._git = path, git
+
+    def git(self, *arguments):
+        return self._git(self.path, *arguments)
+
+    def commit(self, **files):
+        for name, text in files.items():
+            (self.path / name.replace("_toml", ".toml").replace("_py", ".py")).write_text(text)
+        self.git("add", "--all")
+        self.git("commit", "-q", "--allow-empty", "-m", "a change")
+        return self.git("rev-parse", "HEAD")
+
+
+@pytest.fixture
+def made(tmp_path, git):
+    path = tmp_path / "theirs"
+    path.mkdir()
+    repository = Made(path, git)
+    repository.git("init", "-q", "-b", "main")
+    (path / FILE).write_text(TOML)
+    repository.commit(fast_py=KERNEL)
+    return repository
+
+
+def with_build(made, command, **build):
+    more = "".join(f"{key} = {value}\n" for key, value in build.items())
+    (made.path / FILE).write_text(f'{TOML}[build]\ncommand = "{command}"\n{more}')
+    return made.commit()
+
+
+def test_a_tree_is_built_once_however_many_commits_have_it(made, tmp_path):
+    first = with_build(made, f"echo built >> {tmp_path}/log; echo 1 > made")
+    second = made.commit()
+    third = made.commit(other_py="")
+    project = open_project(str(made.path))
+
+    folders = [built_tree(project.at(sha), sha).folder for sha in (first, second, third)]
+
+    assert folders[0] == folders[1] != folders[2]
+    assert (tmp_path / "log").read_text().split() == ["built", "built"]
+    assert (folders[0] / "made").read_text() == "1\n"
+    assert made.git("status", "--porcelain") == ""
+    assert len(made.git("worktree", "list").splitlines()) == 1
+
+
+def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_path):
+    sha = with_build(made, f"test -e {tmp_path}/there || (echo no; echo 'not there'; exit 3)")
+    project = open_project(str(made.path))
+
+    with pytest.raises(BuildError, match=f"^{sha[:10]} does not build: not there$"):
+        built_tree(project, sha)
+    (tmp_path / "there").touch()
+
+    assert built_tree(project, sha).folder.is_dir()
+
+
+def test_a_build_that_hangs_is_ended(made):
+    sha = with_build(made, "sleep 60", timeout_s=0.2)
+
+    with pytest.raises(BuildError, match=r"does not build in 0\.2 s"):
+        built_tree(open_project(str(made.path)), sha)
+
+
+def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
+    sha = made.git("rev-parse", "HEAD")
+    built = built_tree(open_project(str(made.path)), sha)
+
+    (source,) = built.sources
+    assert source.prefix == "acme-kernels"
+    assert source.place == str(built.folder / "fast.py")
+    paths = built.environment({"PYTHONPATH": "/theirs"})["PYTHONPATH"].split(":")
+    assert paths == [str(built.folder), "/theirs"]
+
+
+def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
+    project = open_project(str(made.path))
+    (made.path / "fast.py").write_text(KERNEL + "# edited\n")
+
+    found = working_tree(project)
+
+    assert (found.commit.dirty, found.commit.project) == (True, "acme-kernels")
+    assert found.commit.sha == made.git("rev-parse", "HEAD")
+    built = built_tree(project, found.checkout)
+    assert (built.folder / "fast.py").read_text().endswith("# edited\n")
+
+
+def test_each_commit_has_its_own_file(made):
+    before = made.git("rev-parse", "HEAD")
+    made.commit(**{"flexq-bench_toml": TOML.replace("smoke", "nightly")})
+    project = open_project(str(made.path))
+
+    assert project.file.suite == "nightly"
+    assert project.at(before).file.suite == "smoke"
+    assert project_notes(project, before, "HEAD") == (
+        "not judged: flexq-bench.toml changed by head; base's are used",
+    )
+
+
+def test_commits_between_two_are_those_of_the_first_parents(made):
+    good = made.git("rev-parse", "HEAD")
+    later = [made.commit(), made.commit()]
+    project = open_project(str(made.path))
+
+    assert commits_after(project, good, later[-1]) == later
+    assert revision(project, "main").checkout == later[-1]
+    with pytest.raises(UsageError, match="is not an ancestor"):
+        commits_after(project, later[-1], good)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (TOML.replace("version = 1", "version = 2"), "version is 2, this flexq-bench reads 1"),
+        (TOML + 'kernel = "x"\n', "no key 'kernel' here"),
+        (TOML.replace('"fast.py"', '"../fast.py"'), r"\.\./fast\.py is not a file of the reposit"),
+        (TOML.replace('["fast.py"]', "[]"), "kernels must be a list of strings"),
+        (TOML + "[build]\nenvironment = 'conda'\n", "environment must be none, pip or uv"),
+    ],
+)
+def test_a_wrong_file_is_one_line(made, text, said):
+    (made.path / FILE).write_text(text)
+
+    with pytest.raises(WorkloadError, match=said):
+        open_project(str(made.path))
+
+
+def test_a_repository_without_a_file_is_told_what_to_do(tmp_path, git):
+    git(tmp_path, "init", "-q")
+
+    with pytest.raises(UsageError, match=r"has no flexq-bench\.toml: `flexq-bench init"):
+        open_project(str(tmp_path))
+
+
+def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
+    git(tmp_path, "init", "-q")
+    (tmp_path / "mine.py").write_text(KERNEL)
+    (tmp_path / "other.py").write_text("")
+
+    write_first_files(tmp_path)
+
+    assert open_project(str(tmp_path)).file.kernels == ("mine.py",)
+    assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
+    with pytest.raises(UsageError, match="is there already"):
+        write_first_files(tmp_path)
+
+
+def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
+    packages = tmp_path / "site-packages"
+    for name in ("flexq_bench", "kernels", "workloads", "db", "torch"):
+        (packages / name).mkdir(parents=True)
+
+    root = program_root(packages)
+
+    assert {link.name for link in root.iterdir()} == {"flexq_bench", "kernels", "workloads", "db"}
+    assert (root / "kernels").resolve() == packages / "kernels"
+    assert program_root(packages) == root
+
+
+def test_a_newcomer_writes_40_lines_at_most():
+    section = PAGE.read_text().split("## From nothing to a gated pull request\n")[1]
+    blocks = re.findall(r"```\w+\n(.*?)```", section.split("\n## ")[0], re.S)
+    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
+
+    assert 5 < len(lines) <= 40
+
+
+def test_the_sample_repository_has_30_commits_and_what_is_seeded(tmp_path):
+    path = ROOT / "examples" / "byo" / "make_repository.py"
+    spec = importlib.util.spec_from_file_location("make_repository", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+
+    script.make(tmp_path / "acme", ("torch", "triton", "nvrtc"))
+
+    def git(*arguments):
+        done = subprocess.run(
+            ["git", *arguments], cwd=tmp_path / "acme", check=True, capture_output=True, text=True
+        )
+        return done.stdout
+
+    assert git("rev-list", "--count", "main") == "30\n"
+    assert git("diff", "--stat", "fast-again", "slower~1", "--", "kernels") == ""
+    changed = git("diff", "--name-only", "slightly-slower~1", "slightly-slower")
+    assert "kernels/triton_kernels.py" in changed
+    project = open_project(str(tmp_path / "acme"))
+    assert len(project.file.kernels) == 3
+    with pytest.raises(BuildError, match="does not build"):
+        built_tree(project, revision(project, "build-break").checkout)
+    assert built_tree(project, revision(project, "builds-again").checkout).folder.is_dir()
