@@ -250,6 +250,24 @@ class Creeping(MadePool):
         return super().compare(gpu, repository, base, head, cases)
 
 
+def test_candidates_beyond_the_budget_are_named_and_wait(a_night):
+    for order in range(1, 8):
+        a_night(order)
+
+    _, [first] = a_night(8, us=22.0, candidates=1)
+    _, [second] = a_night(9, us=22.0, candidates=1)
+
+    waiting = len(first.not_compared)
+    assert waiting == first.candidates - 1 > 0
+    assert f"{waiting} candidates were not compared, as the budget is 1" in "\n".join(
+        night_report.lines([first])
+    )
+    assert f"{waiting} candidates were not compared" in night_report.markdown([first])
+    assert {nights for _, nights, _ in first.not_compared} == {1}
+    # What has waited goes first.
+    assert {key for key, *_ in second.not_compared} != {key for key, *_ in first.not_compared}
+
+
 def test_what_crept_since_the_release_is_confirmed_against_it_once(
     a_night, database, commits, sha, compared
 ):
