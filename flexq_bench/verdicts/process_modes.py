@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 
 _FEWEST_OF_A_MODE = 2
-# The gap between the modes over the scatter within. Of 12 Gaussian values, one gap is five times
-# the scatter on both sides of it less than once in 10,000.
-_GAP_SIGMAS = 8.0
+# The gap between the modes over the scatter within. Two series of six Gaussian values have one
+# so wide less than once in 2,000 times (tests/verdicts/test_process_modes.py).
+_GAP_SIGMAS = 10.0
 _SMALLEST_GAP = 0.01  # ln: a smaller one hides no change that counts
 
 Bools = NDArray[np.bool_]
