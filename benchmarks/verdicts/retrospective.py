@@ -42,12 +42,14 @@ def _memory(rng: np.random.Generator, nights: int) -> Floats:
 
 def _outliers(rng: np.random.Generator, nights: int) -> Floats:
     size = rng.uniform(0.05, 0.3, nights) * rng.choice([-1, 1], nights)
-    return SIGMA * rng.standard_normal(nights) + size * (rng.random(nights) < 0.05)
+    noise: Floats = SIGMA * rng.standard_normal(nights) + size * (rng.random(nights) < 0.05)
+    return noise
 
 
 def _sticky(rng: np.random.Generator, nights: int) -> Floats:
     upper = (np.cumsum(rng.random(nights) < 0.1) + rng.integers(2)) % 2
-    return SIGMA * rng.standard_normal(nights) + GAP * upper
+    noise: Floats = SIGMA * rng.standard_normal(nights) + GAP * upper
+    return noise
 
 
 KINDS: dict[str, Draw] = {

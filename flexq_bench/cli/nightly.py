@@ -138,12 +138,8 @@ def nightly(
     with open_database(db) as database, ended_by_terminate():
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
-<<<<<<< HEAD
-        rules = Rules(name, repository, canaries, alerting=alert)
+        rules = Rules(name, repository, canaries, comparisons, alerting=alert)
         told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
-=======
-        rules = Rules(name, _repository(), canaries, comparisons, alerting=alert)
->>>>>>> b7fb1d9 (The budget of comparisons goes by evidence; kernels of two speeds are compared speed by speed)
         try:
             with open_pool(database, options, commit) as pool, progress(None) as advance:
                 present = [kind.gpu for kind in pool.kinds]
