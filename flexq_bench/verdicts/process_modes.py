@@ -92,12 +92,16 @@ def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     split = int(gaps.argmax()) + _FEWEST_OF_A_MODE
     low, high = ordered[:split], ordered[split:]
     gap = float(high.mean() - low.mean())
-    squares = np.sum((low - low.mean()) ** 2) + np.sum((high - high.mean()) ** 2)
-    scatter = max(float(np.sqrt(squares / max(ordered.size - 2, 1))), SCALE_FLOOR / 2)
-    if gap < max(_GAP_SIGMAS * scatter, _SMALLEST_GAP):
-        return None
     limit = (low[-1] + high[0]) / 2
     base_slow, head_slow = base > limit, head > limit
+    # About the mean of each side in each mode: a step between the sides is no scatter.
+    cells = [side[slow == mode] for side, slow in ((base, base_slow), (head, head_slow))
+             for mode in (False, True)]  # fmt: skip
+    cells = [cell for cell in cells if cell.size]
+    squares = sum(float(np.sum((cell - cell.mean()) ** 2)) for cell in cells)
+    scatter = float(np.sqrt(squares / max(ordered.size - len(cells), 1)))
+    if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
+        return None
     in_both = [bool(slow.any() and not slow.all()) for slow in (base_slow, head_slow)]
     if not any(in_both):
         return None

@@ -256,7 +256,6 @@ def test_candidates_beyond_the_budget_are_named_and_wait(a_night):
 
     said = f"{first.candidates - 1} candidates were not compared, as the budget is 1"
     assert said in "\n".join(night_report.lines([first])) + night_report.markdown([first])
-    # What has waited goes first.
     assert {key for key, *_ in second.not_compared} != {key for key, *_ in first.not_compared}
 
 
@@ -396,7 +395,6 @@ def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
     times = (*[20.0] * 11, *[22.0] * 5, *[20.0] * 4)
     reports = [a_night(order, us=us)[1][0] for order, us in enumerate(times, 1)]
 
-    # The kernel and its two probes.
     assert sum(report.change_points for report in reports) == 3
     assert "3 taken back" in "\n".join(night_report.lines(reports))
     with database.session() as session:
