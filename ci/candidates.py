@@ -5,7 +5,7 @@ The rule is `flexq_bench.verdicts.alert_rule`; this file asks the database what 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from db import queries
@@ -18,7 +18,9 @@ from flexq_bench.verdicts.alert_rule import (
     RELEASE_RESULTS,
     has_crept_further,
     is_near_good_level,
+    kernel_family,
 )
+from flexq_bench.verdicts.budget import Surprise, joint_sigmas, ranked, surprise
 from workloads.case import Case
 from workloads.probes import EMPTY_KERNEL
 
@@ -28,17 +30,20 @@ class Suspect:
     """A series that a run measured, by its id, and the case that it is of.
 
     latest: the run's own result. earlier: those of the same epoch before it, oldest first.
+    sigmas: that latest is away from its history. joint: that its family is, all series together.
     """
 
     series: int
     case: Case
     latest: HistoryPoint
     earlier: Sequence[HistoryPoint]
+    sigmas: float = 0.0
+    joint: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """What a run gives to compare, those that changed most first.
+    """What a run gives to compare, the most suspicious first.
 
     comparable: every case that it measured and that can be compared. outliers: of their
     history. crept, perhaps_fixed: with the commit that each is held against.
@@ -56,8 +61,13 @@ class Suspects:
         return len({suspect.series for suspect in (*self.outliers, *of_release)})
 
 
-def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
-    """Of a run that measured this commit. The empty kernel is no GEMM to slow down."""
+def suspects_of(
+    session: Session, run: str, commit: CommitInfo, waiting: Mapping[str, int] | None = None
+) -> Suspects:
+    """Of a run that measured this commit. The empty kernel is no GEMM to slow down.
+
+    waiting: by case key, the nights that a candidate has waited for a comparison.
+    """
     cases, measured = [], []
     for row in queries.run_results(session, run):
         # An interleaved comparison is under `boost`, and says nothing of steady load.
@@ -74,19 +84,30 @@ def suspects_of(session: Session, run: str, commit: CommitInfo) -> Suspects:
     alerts = queries.alerts(session, states=OPEN_STATES)
     return Suspects(
         cases,
-        _outliers(measured),
+        _outliers(measured, waiting or {}),
         _crept(session, measured, alerts, commit),
         _perhaps_fixed(measured, alerts),
     )
 
 
-def _outliers(measured: Sequence[Suspect]) -> list[Suspect]:
-    outliers = []
+def _outliers(measured: Sequence[Suspect], waiting: Mapping[str, int]) -> list[Suspect]:
+    """What stands out of its history, the most suspicious first (`verdicts.budget`)."""
+    surprises = []
     for suspect in measured:
-        looked = trigger([p.median_us for p in suspect.earlier], suspect.latest.median_us)
-        if looked.verdict is Verdict.CANDIDATE:
-            outliers.append((abs(looked.log_change), suspect))
-    return [suspect for _, suspect in sorted(outliers, key=lambda one: -one[0])]
+        history, latest = [p.median_us for p in suspect.earlier], suspect.latest.median_us
+        surprises.append(
+            Surprise(
+                surprise(history, latest),
+                kernel_family(suspect.case.kernel),
+                is_candidate=trigger(history, latest).verdict is Verdict.CANDIDATE,
+                waited=waiting.get(suspect.case.key, 0),
+            )
+        )
+    joint = joint_sigmas(surprises)
+    return [
+        replace(measured[at], sigmas=surprises[at].sigmas, joint=joint[surprises[at].family])
+        for at in ranked(surprises)
+    ]
 
 
 def _crept(

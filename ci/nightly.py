@@ -35,7 +35,7 @@ from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.suite import Suite
 
-MOST_CANDIDATES = 50  # confirmed in one night on one kind; those that changed most come first
+MOST_CANDIDATES = 50  # compared in one night on one kind, of each sort; the most suspicious first
 _AWAY_NIGHTS = 14  # a kind of GPU that was there in so many nights is missed
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,9 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Rules:
     """repository None: no git tree, so nothing can be confirmed. canaries: commits compared with
-    themselves, a night and kind. alerting: of the line that people watch."""
+    themselves, a night and kind. candidates: the budget, of comparisons a night and kind, for
+    outliers, and as many again for what has crept or may be fixed. alerting: of the line that
+    people watch."""
 
     night: str
     repository: Path | None
@@ -61,6 +63,8 @@ class KindReport:
     that the history made suspicious. verdicts: of the comparisons, by verdict. notes: what could
     not be done, and why. worse: what the code made slower or wrong, a line each, the worst first.
     change_points, retracted: of all series, found by looking back, and taken back.
+    budget: comparisons of outliers, at most. not_compared: outliers that did not fit, the most
+    suspicious first: the case, the nights it has waited, the sigmas it is out by.
     """
 
     night: str
@@ -81,6 +85,8 @@ class KindReport:
     notes: tuple[str, ...]
     worse: tuple[str, ...] = ()
     retracted: int = 0
+    budget: int = MOST_CANDIDATES
+    not_compared: tuple[tuple[str, int, float], ...] = ()
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
@@ -147,7 +153,8 @@ def conclude(
         return _report_of(stored.report)
     notes: list[str] = []
     with database.session() as session:
-        suspects = suspects_of(session, info.run, commit)
+        waiting = _waiting(session, info)
+        suspects = suspects_of(session, info.run, commit, waiting)
     comparisons: list[Compared] = []
     if rules.repository is None:
         notes.append("no git tree here: nothing was confirmed")
@@ -183,6 +190,8 @@ def conclude(
             retracted=looked_back.retracted,
             notes=tuple(notes),
             worse=_worse(night.judged),
+            budget=rules.candidates,
+            not_compared=_not_compared(suspects, waiting, rules),
         )
         if rules.alerting:
             events.tell_alerts(session, night.opened)
@@ -195,6 +204,26 @@ def conclude(
 def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
     """Another commit of the repository of `commit`."""
     return replace(commit_at(rules.repository or Path(), sha), project=commit.project)
+
+
+def _waiting(session: Session, info: NightInfo) -> dict[str, int]:
+    """By case key, the nights that what the night before did not compare has waited."""
+    earlier = [
+        night
+        for night in queries.night_states(session, suite=info.suite, limit=_AWAY_NIGHTS * 10)
+        if night.gpu == info.gpu and night.key != info.key and night.state == "done"
+    ]
+    if not earlier:
+        return {}
+    latest = max(earlier, key=lambda night: night.updated_at)
+    return {key: int(nights) for key, nights, *_ in latest.report.get("not_compared", ())}
+
+
+def _not_compared(
+    suspects: Suspects, waiting: Mapping[str, int], rules: Rules
+) -> tuple[tuple[str, int, float], ...]:
+    left = suspects.outliers[rules.candidates :]
+    return tuple((s.case.key, waiting.get(s.case.key, 0) + 1, s.sigmas) for s in left)
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:
@@ -311,4 +340,5 @@ def _report_of(data: Mapping[str, Any]) -> KindReport:
     values = {**data}
     for name in ("opened", "fixed", "notes", "worse"):
         values[name] = tuple(values.get(name, ()))
+    values["not_compared"] = tuple(tuple(one) for one in values.get("not_compared", ()))
     return KindReport(**values)

@@ -18,12 +18,13 @@ from flexq_bench.stats import change_points
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
-SERIES = 200
+SERIES = 50
 NIGHTS = 150
 STEP_AT = 80
 STEPS = (0.02, 0.05, 0.10)  # every second one is down
 LENGTHS = (15, 20, 30, 40, 60)
 QUIET = 0.003
+TICK = 0.025
 
 
 def quiet(rng: np.random.Generator, nights: int, sigma: float = QUIET) -> Floats:
@@ -65,15 +66,15 @@ def memory(phi: float) -> Draw:
     return draw
 
 
-def ticks(tick: float) -> Draw:
-    """A clock of so many ticks a result."""
+def between_ticks(rng: np.random.Generator, nights: int) -> Floats:
+    """A level anywhere between two ticks of a clock."""
+    return quiet(rng, nights) + float(np.log1p(TICK * (rng.random() - 0.5)))
 
-    def draw(rng: np.random.Generator, nights: int) -> Floats:
-        exact = np.exp(quiet(rng, nights)) * (1 + tick * (rng.random() - 0.5))
-        rounded: Floats = np.log(np.round(exact / tick) * tick)
-        return rounded
 
-    return draw
+def on_ticks(logs: Floats) -> Floats:
+    """As a clock of so many ticks a result tells them, a step among them."""
+    rounded: Floats = np.log(np.round(np.exp(logs) / TICK) * TICK)
+    return rounded
 
 
 def devices(stay: float) -> Draw:
@@ -128,7 +129,7 @@ KINDS: dict[str, Draw] = {
     "15 % of nights 12 % slower": rare(0.15, 0.115),
     "35 % of nights 4 % slower": rare(0.35, 0.04),
     "three modes, 0, 2, 5 %": three_modes,
-    "ticks of 2.5 %": ticks(0.025),
+    "ticks of 2.5 %": between_ticks,
     "AR(1) 0.8": memory(0.8),
     "AR(1) 0.95": memory(0.95),
     "weekends 1.5 % faster": week,
@@ -155,6 +156,8 @@ def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[
     rng = np.random.default_rng(zlib.crc32(f"{kind} {nights} {step} {number}".encode()))
     logs = draw(rng, nights)
     logs[STEP_AT:] += np.log1p(step) * (-1) ** number
+    if draw is between_ticks:
+        logs = on_ticks(logs)
     return [point.index for point in change_points(20 * np.exp(logs))]
 
 

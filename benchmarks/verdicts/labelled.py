@@ -4,7 +4,7 @@
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
-in the format of the Turing Change Point Dataset. apache-otava is left out where it is not installed.
+in the format of the Turing Change Point Dataset. apache-otava is left out if not installed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def covering(annotations: Annotations, found: Sequence[int], size: int) -> float
 
 def _segments(marks: Sequence[int], size: int) -> list[tuple[int, int]]:
     ends = sorted({0, size, *(mark for mark in marks if 0 < mark < size)})
-    return list(zip(ends, ends[1:], strict=False))
+    return list(pairwise(ends))
 
 
 def _cover(truth: list[tuple[int, int]], mine: list[tuple[int, int]]) -> float:

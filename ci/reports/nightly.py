@@ -31,6 +31,7 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             yield f"  fixed alert {number}"
         for reason, count in _reasons(report):
             yield f"  {count} × {reason}"
+        yield from (f"  {line}" for line in _budget(report))
         for note in report.notes:
             yield f"  {note}"
 
@@ -55,10 +56,25 @@ def markdown(reports: Sequence[KindReport]) -> str:
         items = [f"- **{_cell(line)}**" for line in report.worse[:_MOST_LINES]]
         items += [f"- alert {n}: `flexq-bench explain {n}`" for n in report.opened]
         items += [f"- {count} × {_cell(reason)}" for reason, count in _reasons(report)]
+        items += [f"- {_cell(line)}" for line in _budget(report)]
         items += [f"- {_cell(note)}" for note in report.notes]
         if items:
             text += ["", f"**{_cell(report.gpu)}**", "", *items]
     return "\n".join(text) + "\n"
+
+
+def _budget(report: KindReport) -> list[str]:
+    """What was not looked at, and how to look at more."""
+    left = report.not_compared
+    if not left:
+        return []
+    shown = ", ".join(f"{key} ({sigmas:+.1f} sigmas)" for key, _, sigmas in left[:3])
+    oldest = max(nights for _, nights, _ in left)
+    return [
+        f"{len(left)} candidates were not compared, as the budget is {report.budget} "
+        f"(--comparisons); the most suspicious are {shown}; the longest waits for {oldest} "
+        f"night{'s' if oldest > 1 else ''}"
+    ]
 
 
 def _reasons(report: KindReport) -> list[tuple[str, int]]:

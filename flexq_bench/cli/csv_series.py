@@ -77,9 +77,7 @@ def _out_of_order(numbers: NumberColumn) -> list[str]:
     if not backward:
         return []
     if len(backward) == len(known) - 1:
-        return [
-            "the newest row is first: turn the file around"
-        ]
+        return ["the newest row is first: turn the file around"]
     return [
         f"{len(backward)} rows are older than the row before them, row {backward[0]} is the first: "
         "sort the file by time"

@@ -65,6 +65,15 @@ def nightly(
         int,
         typer.Option("--canaries", min=0, help="Series of each kind compared with themselves."),
     ] = 2,
+    comparisons: Annotated[
+        int,
+        typer.Option(
+            "--comparisons",
+            min=0,
+            metavar="CASES",
+            help="Outliers that are compared with an earlier commit on each kind, at most.",
+        ),
+    ] = 50,
     alert: Annotated[
         bool, typer.Option("--alert/--no-alert", help="Open and close alerts.")
     ] = True,
@@ -129,7 +138,7 @@ def nightly(
     with open_database(db) as database, ended_by_terminate():
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
-        rules = Rules(name, repository, canaries, alerting=alert)
+        rules = Rules(name, repository, canaries, comparisons, alerting=alert)
         told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool, progress(None) as advance:

@@ -19,7 +19,11 @@ _CLIP_SIGMAS = 3.0
 _PENALTY = 3.0  # of a step of both modes, times ln(n) variances
 _BINS_A_SIGMA = 2.0
 _MOST_BINS = 800
+_HOPS_OF_A_RARE_MODE = 10  # a few outliers alike are none
 _LEAST_SHARE = 0.02  # of the values, in either mode
+_BOTH_MODES = 0.15  # share of the values of a base that makes two modes of it
+_NEAR_SHARE = 0.8  # of the values of a mode, that are near its level
+_NEAR_SIGMAS = 4.0
 
 Bools = NDArray[np.bool_]
 
@@ -67,7 +71,7 @@ def find_modes(values: Floats) -> Modes | None:
         known, gap = gap, float(np.median(above[slow]) - np.median(above[~slow]))
         if abs(gap - known) < sigma / _BINS_A_SIGMA:
             break
-    if not _are_modes(values, base, slow, gap):
+    if not _are_modes(values, base, slow, gap, sigma):
         return None
     return Modes(slow, gap, _memory(slow))
 
@@ -120,7 +124,7 @@ def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
     path = _cheapest(cost, _PENALTY * float(np.log(values.size)))
     base = grid[path]
     slow = np.abs(values - base - gap) < np.abs(values - base)
-    return _nearest_alias(base, slow, gap, sigma)
+    return _nearest_alias(values, base, slow, gap, sigma)
 
 
 def _cheapest(cost: Floats, penalty: float) -> Ints:
@@ -143,32 +147,40 @@ def _cheapest(cost: Floats, penalty: float) -> Ints:
     return path
 
 
-def _nearest_alias(base: Floats, slow: Bools, gap: float, sigma: float) -> tuple[Floats, Bools]:
-    """Where a base shows one mode only: the mode that makes the smaller step from before."""
-    base, slow = base.copy(), slow.copy()
+def _nearest_alias(
+    values: Floats, base: Floats, slow: Bools, gap: float, sigma: float
+) -> tuple[Floats, Bools]:
+    """Where a base shows hardly more than one mode: the one that makes the smaller step.
+
+    What is in the other one there is an outlier.
+    """
+    base = base.copy()
     starts = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))
     for start, stop in pairwise(starts[1:]):
-        inside = slow[start:stop]
-        if inside.any() and not inside.all():
+        share = float(slow[start:stop].mean())
+        if _BOTH_MODES < share < 1 - _BOTH_MODES:
             continue
         step = base[start] - base[start - 1]
-        other = step + (gap if inside.all() else -gap)
+        other = step + (gap if share > 0.5 else -gap)
         if abs(other) + sigma < abs(step):
             base[start:stop] += other - step
-            slow[start:stop] = ~inside
-    return base, slow
+    return base, np.abs(values - base - gap) < np.abs(values - base)
 
 
-def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float) -> bool:
+def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float, sigma: float) -> bool:
     switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
     visits = np.diff(np.concatenate(([0], switches, [slow.size])))
     median = float(np.median(visits))
-    if switches.size < max(FEWEST_HOPS, median / 3) or median > LARGEST_VISIT:
+    if switches.size < max(FEWEST_HOPS, median / 3) or median > LARGEST_VISIT or gap <= 0:
         return False
-    if not _LEAST_SHARE <= slow.mean() <= 1 - _LEAST_SHARE:
+    rarer = slow if slow.mean() <= 0.5 else ~slow
+    share = float(rarer.mean())
+    if share < _LEAST_SHARE or (share < _BOTH_MODES and switches.size < _HOPS_OF_A_RARE_MODE):
         return False
+    # Outliers are anywhere, a mode is a level.
     about = np.abs(values - base - gap * slow)
-    return bool(gap > 0 and np.mean(about > gap / 4) < 0.1)
+    near = max(_NEAR_SIGMAS * sigma, gap / 12)
+    return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
 
 
 def _memory(slow: Bools) -> float:

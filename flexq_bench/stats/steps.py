@@ -32,12 +32,15 @@ POINTS_BEFORE_FIRST = 10
 # Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
 _PENALTY = 2.5
 _LINE_PENALTY = 1.0
+_SURE_LINE_PENALTY = 2.0  # once it is in the way of a step
 _SURROUNDINGS = 60  # values on either side of a step that tell how noisy it is there
 _SHARED = 8.0  # values' worth of the other side's variance in that of a side
 # Standard errors that memory may be longer than it looks.
 _DOUBT = 1.0
 # By how many variances a step has to explain its surroundings better than a straight line does.
 _BEYOND_A_LINE = 4.0
+_BEYOND_A_BEND = 10.0
+_BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 _CLIP_SIGMAS = 3.5
 # Independent places of a step in a series of n values: n times this (calibrated by
 # benchmarks/verdicts/simulate.py --calibrate).
@@ -100,6 +103,7 @@ def _fit(cleaned: Floats, significance: float, smallest: float) -> Fit:
     places = places[places >= POINTS_BEFORE_FIRST]
     bounds = partition(sums, places, _PENALTY * unit, _LINE_PENALTY * unit)
     bounds = _stepped(sums, bounds, _LINE_PENALTY * unit)
+    unit *= (1 - least) / inflation / (1 - phi) * (1 + phi) / (1 - phi)
     return _tested(cleaned, sums, bounds, unit, significance, smallest, phi)
 
 
@@ -131,7 +135,7 @@ def _tested(
     phi: float,
 ) -> Fit:
     """The least likely boundary goes until all of them pass."""
-    line = _LINE_PENALTY * unit
+    line = _SURE_LINE_PENALTY * unit
     segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
     residuals = residuals_of(cleaned, segments)
     memory = max(_memory(residuals, len(segments)), phi)
@@ -161,6 +165,10 @@ def _tested(
             replace(_test(sums, residuals, segments, i, memory), p_value=one.p_value)
             for i, one in enumerate(tested)
         ]
+        tested = [
+            replace(one, p_value=1.0) if _bends(cleaned, segments, i, residuals, memory) else one
+            for i, one in enumerate(tested)
+        ]
     spread = float(np.sqrt(np.mean(residuals * residuals)))
     return Fit(tuple(segments), tuple(tested), cleaned, max(spread, SCALE_FLOOR / 2), memory)
 
@@ -172,6 +180,31 @@ def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) ->
         return False
     together = sums.fit(left.start, right.stop, 0.0).residual
     return together - left.residual - right.residual > (_PENALTY + _LINE_PENALTY) * unit
+
+
+def _bends(
+    values: Floats, segments: list[Segment], position: int, residuals: Floats, memory: float
+) -> bool:
+    """Whether a line that bends, and does not jump, explains the two segments as well."""
+    left, right = segments[position], segments[position + 1]
+    if not (left.slope or right.slope):
+        return False
+    part = values[left.start : right.stop]
+    about = residuals[left.start : right.stop]
+    jumping = float(about @ about)
+    time = np.arange(part.size, dtype=np.float64)
+    at = right.start - left.start
+    best = np.inf
+    for knot in range(max(at - _BEND_REACH, 1), min(at + _BEND_REACH, part.size - 1) + 1, 2):
+        after = np.maximum(time - knot, 0)
+        columns = [np.ones(part.size), after if right.slope else np.maximum(knot - time, 0)]
+        if left.slope and right.slope:
+            columns.append(time)
+        fitted = np.stack(columns, axis=1)
+        rest = part - fitted @ np.linalg.lstsq(fitted, part, rcond=None)[0]
+        best = min(best, float(rest @ rest))
+    inflation = (1 + memory) / (1 - memory)
+    return best - jumping < _BEYOND_A_BEND * inflation * jumping / part.size
 
 
 def _test(

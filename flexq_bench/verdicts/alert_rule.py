@@ -122,6 +122,7 @@ def is_decided(verdict: Verdict, placements: int) -> bool:
 
 CONFIDENCE = 0.99  # of each one-sided bound
 FALSE_DISCOVERY_RATE = 0.015  # across the comparisons that are judged together
+SHARE_SIGNIFICANCE = 1e-3  # of a change of how many processes run at the slower of two speeds
 RATE_OF_ONE_LOOK = FALSE_DISCOVERY_RATE / LOOKS
 
 
@@ -147,7 +148,7 @@ def verdict_of(estimate: float, low: float, high: float, smallest: float) -> Ver
 # The name under which verdicts are stored. Raise the version with every change that can give the
 # same evidence another verdict.
 DETECTOR = "interleaved"
-DETECTOR_VERSION = 2
+DETECTOR_VERSION = 3
 PARAMETERS: dict[str, Any] = {
     "confidence": CONFIDENCE,
     "smallest_change": SMALLEST_LOG_RATIO,
@@ -155,6 +156,7 @@ PARAMETERS: dict[str, Any] = {
     "clock_tolerance": CLOCK_TOLERANCE,
     "fewest_blocks": FEWEST_BLOCKS,
     "fewest_placements": FEWEST_PLACEMENTS,
+    "share_significance": SHARE_SIGNIFICANCE,
 }
 
 

@@ -19,9 +19,11 @@ from flexq_bench.verdicts.alert_rule import (
     FALSE_DISCOVERY_RATE,
     FEWEST_BLOCKS,
     FEWEST_PLACEMENTS,
+    SHARE_SIGNIFICANCE,
     smallest_change,
     verdict_of,
 )
+from flexq_bench.verdicts.process_modes import ProcessModes, process_modes
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
 
@@ -65,6 +67,7 @@ class Confirmation:
     smallest_change: float
     blocks: int
     placements: int
+    modes: ProcessModes | None = None
 
 
 def confirm(comparison: Comparison) -> Confirmation:
@@ -73,11 +76,14 @@ def confirm(comparison: Comparison) -> Confirmation:
     Blocks of one placement are not independent: the unit is a placement's mean log ratio, their
     spread gives Student's t bounds. slower: the estimate is at least the larger of 1 % and the
     noise floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are
-    within the smallest change. Otherwise ambiguous: more placements would tell.
+    within the smallest change. Otherwise ambiguous: more placements would tell. Where processes run
+    at either of two speeds (`process_modes`), fast ones are compared with fast ones and slow ones
+    with slow ones, and a change of how many are slow is a verdict of its own.
     no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
     numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
     """
-    ratios, placement, discordant = usable_blocks(comparison)
+    usable, discordant = _usable(comparison)
+    ratios, placement = _ratios(comparison, usable), np.asarray(comparison.placement)[usable]
     means = np.array([ratios[placement == label].mean() for label in np.unique(placement)])
     if not comparison.correct:
         return _undecided(Verdict.INCORRECT, "a result is wrong", ratios.size, means.size)
@@ -91,16 +97,35 @@ def confirm(comparison: Comparison) -> Confirmation:
         return _undecided(Verdict.NO_DATA, reason, ratios.size, means.size)
 
     smallest = smallest_change(comparison.noise_floor)
-    estimate, low, high, p_value = _student(means)
+    modes = process_modes(*placement_sides(comparison))
+    estimate, low, high, p_value = _student(means) if modes is None else _within(modes)
     verdict = verdict_of(estimate, low, high, smallest)
     reason = _reason(verdict, estimate, low, high)
+    if modes is not None:
+        reason = f"{reason}; {modes.in_words}"
+        if verdict not in (Verdict.SLOWER, Verdict.FASTER) and modes.p_value < SHARE_SIGNIFICANCE:
+            # Each speed may be what it was: that more of the processes are slow is slower.
+            more = modes.slow_head / modes.head.size > modes.slow_base / modes.base.size
+            verdict = Verdict.SLOWER if more else Verdict.FASTER
+            estimate, low, high, _ = _student(means)
+            p_value = modes.p_value
     cause = Cause.NONE
     if verdict in (Verdict.SLOWER, Verdict.FASTER):
         cause = Cause.CODE
         if comparison.same_binary:
             cause, reason = Cause.ENVIRONMENT, f"{reason}, with the same machine code"
     return Confirmation(
-        verdict, cause, reason, estimate, low, high, p_value, smallest, ratios.size, means.size
+        verdict,
+        cause,
+        reason,
+        estimate,
+        low,
+        high,
+        p_value,
+        smallest,
+        ratios.size,
+        means.size,
+        modes,
     )
 
 
@@ -134,6 +159,31 @@ def usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
 
     Raises ValueError if lengths differ.
     """
+    usable, discordant = _usable(comparison)
+    return _ratios(comparison, usable), np.asarray(comparison.placement)[usable], discordant
+
+
+def _ratios(comparison: Comparison, usable: np.ndarray) -> Floats:
+    base = np.asarray(comparison.base_us, dtype=np.float64)[usable]
+    ratios: Floats = np.log(np.asarray(comparison.head_us, dtype=np.float64)[usable] / base)
+    return ratios
+
+
+def placement_sides(comparison: Comparison) -> tuple[Floats, Floats]:
+    """Mean ln of the time in each placement, [placements] of base and of head."""
+    usable, _ = _usable(comparison)
+    placement = np.asarray(comparison.placement)[usable]
+    base, head = (
+        np.log(np.asarray(side, dtype=np.float64)[usable])
+        for side in (comparison.base_us, comparison.head_us)
+    )
+    labels = np.unique(placement)
+    sides = [np.array([one[placement == at].mean() for at in labels]) for one in (base, head)]
+    return sides[0], sides[1]
+
+
+def _usable(comparison: Comparison) -> tuple[np.ndarray, int]:
+    """Which blocks count, and how many were left out for their clocks."""
     base = np.asarray(comparison.base_us, dtype=np.float64)
     head = np.asarray(comparison.head_us, dtype=np.float64)
     placement = np.asarray(comparison.placement)
@@ -152,7 +202,17 @@ def usable_blocks(comparison: Comparison) -> tuple[Floats, np.ndarray, int]:
         apart = usable & (np.abs(other - clocks) > CLOCK_TOLERANCE * np.maximum(clocks, other))
         discordant = int(np.count_nonzero(apart))
         usable &= ~apart
-    return np.log(head[usable] / base[usable]), placement[usable], discordant
+    return usable, discordant
+
+
+def _within(modes: ProcessModes) -> tuple[float, float, float, float]:
+    """As `_student`, of processes in the same mode: strata weighted by what each one tells."""
+    estimate, error, freedom = modes.difference()
+    reach = float(special.stdtrit(freedom, CONFIDENCE)) * error
+    if error == 0:
+        return estimate, estimate, estimate, 1.0 if estimate == 0 else 0.0
+    p_value = 2 * float(special.stdtr(freedom, -abs(estimate) / error))
+    return estimate, estimate - reach, estimate + reach, p_value
 
 
 def _student(means: Floats) -> tuple[float, float, float, float]:

@@ -10,7 +10,8 @@ from scipy import special
 
 from flexq_bench.stats.variance_components import variance_components
 from flexq_bench.verdicts.alert_rule import CONFIDENCE, smallest_change
-from flexq_bench.verdicts.confirmation import Comparison, usable_blocks
+from flexq_bench.verdicts.confirmation import Comparison, placement_sides, usable_blocks
+from flexq_bench.verdicts.process_modes import process_modes
 
 FEWEST_CANARIES = 5  # below it the floor would be a guess
 POWER = 0.9  # with which the smallest step is seen
@@ -44,16 +45,15 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
     block, its noise holds the block's. The estimates' true mean is known, 0. The floor is the
     one-sided 99 % bound of Student's t for another comparison; it and the step need 5 comparisons.
     """
-    usable = [blocks for blocks in map(usable_blocks, canaries) if np.unique(blocks[1]).size > 1]
-    if not usable:
+    told = [one for one in canaries if np.unique(usable_blocks(one)[1]).size > 1]
+    if not told:
         return None
+    usable = [usable_blocks(one) for one in told]
     ratios = np.concatenate([blocks for blocks, _, _ in usable])
     owner = np.repeat(np.arange(len(usable)), [blocks.size for blocks, _, _ in usable])
     labels = np.concatenate([np.unique(p, return_inverse=True)[1] for _, p, _ in usable])
     comparison, placement, block = variance_components(ratios, [owner, labels])
-    means = np.array(
-        [np.mean([blocks[p == label].mean() for label in np.unique(p)]) for blocks, p, _ in usable]
-    )
+    means = np.array([_estimate(one) for one in told])
     estimate = float(np.sqrt(np.mean(means**2)))
     floor, step = _visible(estimate, len(usable))
     return NoiseLevels(
@@ -67,6 +67,13 @@ def noise_levels(canaries: Sequence[Comparison]) -> NoiseLevels | None:
         placements=np.unique(np.stack([owner, labels]), axis=1).shape[1],
         blocks=ratios.size,
     )
+
+
+def _estimate(canary: Comparison) -> float:
+    """ln(head / base), as `confirm` tells it: of two speeds, each compared with itself."""
+    base, head = placement_sides(canary)
+    modes = process_modes(base, head)
+    return float(np.mean(head - base)) if modes is None else modes.difference()[0]
 
 
 def _visible(sigma: float, comparisons: int) -> tuple[float | None, float | None]:

@@ -1,0 +1,109 @@
+"""Kernels that run at one of two speeds in each process: which process ran at which."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
+
+_FEWEST_OF_A_MODE = 2
+# The gap between the modes over the scatter within. Two series of six Gaussian values have one
+# so wide less than once in 2,000 times (tests/verdicts/test_process_modes.py).
+_GAP_SIGMAS = 10.0
+_SMALLEST_GAP = 0.01  # ln: a smaller one hides no change that counts
+
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProcessModes:
+    """base, head: [processes] ln of the times. base_slow, head_slow: whether each is slow.
+
+    gap: ln, of the slow mode to the fast one.
+    """
+
+    base: Floats
+    head: Floats
+    base_slow: Bools
+    head_slow: Bools
+    gap: float
+
+    @property
+    def slow_base(self) -> int:
+        return int(np.count_nonzero(self.base_slow))
+
+    @property
+    def slow_head(self) -> int:
+        return int(np.count_nonzero(self.head_slow))
+
+    @property
+    def p_value(self) -> float:
+        """Of as large a difference in how many are slow, by Fisher's exact test, two-sided."""
+        slow, total = self.slow_base + self.slow_head, self.base.size + self.head.size
+        chances = [
+            math.comb(self.base.size, k) * math.comb(self.head.size, slow - k)
+            for k in range(max(0, slow - self.head.size), min(slow, self.base.size) + 1)
+        ]
+        seen = chances[self.slow_base - max(0, slow - self.head.size)]
+        return min(sum(one for one in chances if one <= seen) / math.comb(total, slow), 1.0)
+
+    @property
+    def in_words(self) -> str:
+        return (
+            f"two speeds {math.expm1(self.gap):.1%} apart, compared each with its own: "
+            f"{self.slow_base} of {self.base.size} processes of the base are slow, "
+            f"{self.slow_head} of {self.head.size} of the head"
+        )
+
+    def difference(self) -> tuple[float, float, int]:
+        """head - base among processes of one mode: estimate, its standard error, freedom."""
+        weights, differences, squares, freedom = [], [], 0.0, 0
+        for slow in (False, True):
+            base = self.base[self.base_slow == slow]
+            head = self.head[self.head_slow == slow]
+            for side in (base, head):
+                if side.size:
+                    squares += float(np.sum((side - side.mean()) ** 2))
+                    freedom += side.size - 1
+            if base.size and head.size:
+                weights.append(base.size * head.size / (base.size + head.size))
+                differences.append(float(head.mean() - base.mean()))
+        estimate = float(np.average(differences, weights=weights))
+        error = float(np.sqrt(squares / freedom / sum(weights)))
+        return estimate, error, freedom
+
+
+def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
+    """The two speeds of processes, from ln of their times [n] of either commit; None: one speed.
+
+    All times of both, sorted, have one gap that is far wider than what they scatter by on either
+    side of it. One of the commits was seen on both sides (a step has none of them there), at least
+    two processes are on each, and there is a mode in which both were seen.
+    """
+    times = np.concatenate([base, head])
+    ordered = np.sort(times)
+    gaps = np.diff(ordered)[_FEWEST_OF_A_MODE - 1 : ordered.size - _FEWEST_OF_A_MODE]
+    if gaps.size == 0:
+        return None
+    split = int(gaps.argmax()) + _FEWEST_OF_A_MODE
+    low, high = ordered[:split], ordered[split:]
+    gap = float(high.mean() - low.mean())
+    limit = (low[-1] + high[0]) / 2
+    base_slow, head_slow = base > limit, head > limit
+    # About the mean of each side in each mode: a step between the sides is no scatter.
+    cells = [side[slow == mode] for side, slow in ((base, base_slow), (head, head_slow))
+             for mode in (False, True)]  # fmt: skip
+    cells = [cell for cell in cells if cell.size]
+    squares = sum(float(np.sum((cell - cell.mean()) ** 2)) for cell in cells)
+    scatter = float(np.sqrt(squares / max(ordered.size - len(cells), 1)))
+    if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
+        return None
+    in_both = [bool(slow.any() and not slow.all()) for slow in (base_slow, head_slow)]
+    if not any(in_both):
+        return None
+    modes = ProcessModes(base, head, base_slow, head_slow, gap)
+    return modes if modes.base.size + modes.head.size > 4 else None

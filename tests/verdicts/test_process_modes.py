@@ -1,0 +1,68 @@
+"""Kernels of two speeds: each mode is compared with itself, and how many are slow is judged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from flexq_bench.verdicts import Comparison, Verdict, confirm, noise_levels
+from flexq_bench.verdicts.process_modes import process_modes
+
+PAIRS = 12
+
+
+def comparison(seed: int, *, shift: float = 0.0, slow=(0.5, 0.5), gap: float = 0.115) -> Comparison:
+    """Two blocks in each of 12 pairs of processes; slow: chances of the modes of base and head."""
+    rng = np.random.default_rng(seed)
+    offsets = 0.002 * rng.standard_normal((2, PAIRS))
+    offsets += gap * (rng.random((2, PAIRS)) < np.array(slow)[:, None])
+    offsets[1] += shift
+    blocks = np.repeat(offsets, 2, axis=1) + 0.001 * rng.standard_normal((2, 2 * PAIRS))
+    base, head = 100 * np.exp(blocks)
+    return Comparison(base, head, np.repeat(np.arange(PAIRS), 2))
+
+
+@pytest.mark.parametrize("shift", [0.02, 0.03, 0.05])
+def test_a_step_of_both_speeds_is_found_between_processes_of_the_same_speed(shift):
+    found = [confirm(comparison(seed, shift=shift)) for seed in range(50)]
+
+    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 48
+    assert np.median([one.log_ratio for one in found]) == pytest.approx(shift, abs=0.002)
+    assert "two speeds 1" in found[0].reason
+
+
+def test_two_speeds_alone_are_no_difference():
+    found = [confirm(comparison(seed)).verdict for seed in range(200)]
+
+    assert found.count(Verdict.SAME) >= 195
+    assert found.count(Verdict.SLOWER) + found.count(Verdict.FASTER) == 0
+
+
+def test_more_slow_processes_are_slower_though_each_speed_stayed():
+    found = [confirm(comparison(seed, slow=(0.1, 0.95))) for seed in range(20)]
+
+    assert sum(one.verdict is Verdict.SLOWER for one in found) >= 17
+    assert sum(one.verdict is Verdict.FASTER for one in found) == 0
+    assert any("of 12 of the head" in one.reason for one in found)
+
+
+@pytest.mark.parametrize("slow", [(0.0, 1.0), (0.0, 0.0)])
+def test_a_step_is_no_mode(slow):
+    one = comparison(3, slow=slow)
+
+    assert confirm(one).modes is None
+    assert (confirm(one).verdict is Verdict.SLOWER) == (slow == (0.0, 1.0))
+
+
+def test_noise_of_one_speed_has_no_modes():
+    rng = np.random.default_rng(5)
+    drawn = 0.01 * rng.standard_normal((2000, 2, 6))
+
+    assert sum(process_modes(base, head) is not None for base, head in drawn) <= 1
+
+
+def test_the_noise_floor_of_two_speeds_is_that_of_one_of_them():
+    levels = noise_levels([comparison(seed) for seed in range(6)])
+
+    assert levels is not None
+    assert levels.noise_floor < 0.005
