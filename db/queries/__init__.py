@@ -21,7 +21,15 @@ from db.queries.fleet import (
     workers,
 )
 from db.queries.gates import GateRow, export_gates, gate_history
-from db.queries.latest import gpu_names, latest_results, results_at_commit
+from db.queries.histories import noise_sigmas, recent_histories
+from db.queries.latest import (
+    SCHEDULED,
+    SWEEP,
+    gpu_names,
+    latest_results,
+    regimes_of,
+    results_at_commit,
+)
 from db.queries.nightly import (
     ChangePointRow,
     NightState,
@@ -112,6 +120,8 @@ from db.queries.whole_models import (
 )
 
 __all__ = [
+    "SCHEDULED",
+    "SWEEP",
     "SYNTHETIC",
     "AlertEventRow",
     "AlertRow",
@@ -191,11 +201,14 @@ __all__ = [
     "model_scores",
     "night_states",
     "noise_floors",
+    "noise_sigmas",
     "owned_runs",
     "progress",
     "quarantined_jobs",
     "recent_commits",
+    "recent_histories",
     "reference_values",
+    "regimes_of",
     "releases",
     "request_by_uuid_prefix",
     "requests",

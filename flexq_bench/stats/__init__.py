@@ -17,6 +17,7 @@ from flexq_bench.stats.paired import (
 from flexq_bench.stats.perplexity_gap import gap_closed_interval
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
+from flexq_bench.stats.run_noise import RunNoise, larger_noise, run_noise, with_run_noise
 from flexq_bench.stats.variance_components import variance_components
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceOffset",
     "Interval",
     "ItemDifference",
+    "RunNoise",
     "change_points",
     "device_offsets",
     "gap_closed_interval",
@@ -31,9 +33,12 @@ __all__ = [
     "hierarchical_interval",
     "is_clear",
     "item_difference",
+    "larger_noise",
     "mean_difference_interval",
     "median_interval",
     "proportion_interval",
     "ratio_interval",
+    "run_noise",
     "variance_components",
+    "with_run_noise",
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -19,6 +18,7 @@ from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
 from dashboard.shared.history_frame import history_frame
 from dashboard.shared.links import page_address
+from dashboard.shared.model_places import places_in_models
 from dashboard.shared.spreadsheet import harmless
 from dashboard.views.history.patterns import NEWEST, pattern_frame
 from dashboard.views.measurement import page as measurement
@@ -26,7 +26,6 @@ from db import queries
 from db.engine import Database
 from db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.runs import command_lines
-from workloads.models import load_catalog
 from workloads.probes import is_probe
 
 _FILTERS = {  # field: what people call it; the field's name is its name in the URL
@@ -178,7 +177,7 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
         if wanted:
             kept = [one for one in kept if getattr(one, field) in wanted]
     shapes = sorted({(one.n, one.k) for one in series})
-    places = _places_in_models(shapes)
+    places = places_in_models(shapes)
     model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
     layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
     shape = controls.many(
@@ -198,19 +197,6 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
         }
         kept = [one for one in kept if (one.n, one.k) in fitting]
     return [one for one in kept if not shape or (one.n, one.k) in shape]
-
-
-def _places_in_models(
-    shapes: Sequence[tuple[int, int]],
-) -> dict[tuple[str, str], set[tuple[int, int]]]:
-    """Shapes by model and layer: a series belongs to every model that has its shape."""
-    known = set(shapes)
-    places = defaultdict(set)
-    for model in load_catalog().values():
-        for layer in model.all_layers():
-            if (layer.n, layer.k) in known:
-                places[model.name, layer.name].add((layer.n, layer.k))
-    return dict(places)
 
 
 def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:

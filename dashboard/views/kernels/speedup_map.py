@@ -125,7 +125,8 @@ def _place(row: Mapping[Any, Any]) -> Place:
 
 
 def _ratio(cell: Mapping[Any, Any]) -> str:
-    return f"{cell['speedup']:.2f}"
+    marks = ("" if cell["one_run"] else "†") + ("~" if cell["noisy"] else "")
+    return f"{cell['speedup']:.2f}{marks}"
 
 
 def _text(cell: Mapping[Any, Any]) -> str:
@@ -137,10 +138,16 @@ def _half_percent(cell: Mapping[Any, Any]) -> float:
 
 
 def _hover(cell: Mapping[Any, Any]) -> str:
-    where = "in one run" if cell["one_run"] else "in separate runs"
+    where = (
+        "in one run"
+        if cell["one_run"]
+        else f"in separate runs, with the noise of both ({cell['noise']})"
+    )
+    noisy = "<br>noisy: its own interval did not close" if cell["noisy"] else ""
     return (
         f"<b>{html.escape(str(cell['label']))}</b><br>"
         f"{html.escape(_place(cell).name)}<br>M={cell['m']} N={cell['n']} K={cell['k']}<br>"
         f"{cell['speedup']:.4g} × ({cell['speedup_low']:.4g} to {cell['speedup_high']:.4g}), "
-        f"{where}<br>median {cell['median_us']:.5g} µs ±{cell['half_width_pct']:.2g} %"
+        f"{where}<br>median {cell['median_us']:.5g} µs ±{cell['half_width_pct']:.2g} % in its run"
+        f"{noisy}"
     )
