@@ -7,6 +7,8 @@ import re
 from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from db.queries import AlertRow
+
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
 _SHORT_SHA = 10
 
@@ -34,6 +36,21 @@ def short_commit(sha: str, dirty: bool) -> str:
 def as_change(log_ratio: float | None) -> str:
     """`+5.13 %` of ln(head / base); a dash for None."""
     return "–" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.2f} %"
+
+
+def alert_title(alert: AlertRow) -> str:
+    """`Alert 3: flexq-w6a6 +5.21 %, the worst of 50 verdicts`; of several kernels the worst one is
+    named."""
+    named = alert.kernels[0] if alert.kernels else alert.family
+    others = len(alert.kernels) - 1
+    if others > 0:
+        named += f" and {others} more of {alert.family}"
+    if alert.worst is None:
+        return f"Alert {alert.id}: {named}, wrong results"
+    change = as_change(alert.worst)
+    return f"Alert {alert.id}: {named} {change}" + (
+        f", the worst of {alert.decisions} verdicts" if alert.decisions > 1 else ""
+    )
 
 
 def zone_named(name: str | None) -> tzinfo:

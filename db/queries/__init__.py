@@ -18,6 +18,7 @@ from db.queries.fleet import (
     jobs_of,
     progress,
     quarantined_jobs,
+    runs_on_several_devices,
     workers,
 )
 from db.queries.gates import GateRow, export_gates, gate_history
@@ -55,6 +56,7 @@ from db.queries.runs import (
     RunName,
     RunSummary,
     cases_to_measure,
+    first_run_sharing_cases,
     latest_complete_runs,
     latest_runs,
     leased_jobs,
@@ -182,6 +184,7 @@ __all__ = [
     "export_gates",
     "false_alarm_rates",
     "filter_values",
+    "first_run_sharing_cases",
     "gate_history",
     "gpu_names",
     "jobs_of",
@@ -225,6 +228,7 @@ __all__ = [
     "run_results",
     "runs",
     "runs_by_uuid",
+    "runs_on_several_devices",
     "samples_of",
     "score_values",
     "scored_models",

@@ -373,3 +373,19 @@ def test_a_note_is_never_markup(alerted, open_alert):
 
     raw = "\n".join(str(part.value) for part in open_alert().markdown)
     assert r"\<b\>x\</b\> \[a\]\(http\://evil\.example\) \$x\^2\$ \:smile\:" in raw
+
+
+def test_the_title_names_the_kernel_and_says_of_how_many_it_is_the_worst(alerted, open_alert):
+    title = open_alert().header[0].value.replace("\\", "")
+
+    assert title.startswith("Alert 1: flexq-w6a6 and 1 more of flexq +")
+    assert title.endswith("the worst of 2 verdicts")
+
+
+def test_a_single_verdict_is_the_worst_of_none(store, compared, commits, open_alert):
+    store.judge(compared("flexq-w6a6", 1.05, base=3, head=6), commits=commits)
+
+    title = open_alert().header[0].value.replace("\\", "")
+
+    assert title.startswith("Alert 1: flexq-w6a6 +")
+    assert "worst" not in title

@@ -104,6 +104,10 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
         column_config={
             "value": column.NumberColumn(format="%.4f"),
             "± standard error": column.NumberColumn(format="%.4f"),
+            f"{FULL_PRECISION} on the same items": column.NumberColumn(
+                format="%.4f",
+                help="what the change is of: the model as it is, on as many items of the data",
+            ),
             f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
             "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
         },

@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
+    alert_title,
     as_change,
     as_code,
     as_text,
@@ -76,8 +77,7 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
         members = queries.alert_decisions(session, row.id)
         events = queries.alert_events(session, row.id)
         between = _commits_of(session, row)
-    worst = "wrong results" if row.worst is None else as_change(row.worst)
-    st.header(as_text(f"Alert {row.id}: {row.family} {worst}"), anchor=False)
+    st.header(as_text(alert_title(row)), anchor=False)
     _show_state(row, zone)
     _show_commits(row, between)
     if members:

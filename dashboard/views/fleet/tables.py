@@ -19,6 +19,16 @@ def is_silent(worker: WorkerRow, now: datetime) -> bool:
     return worker.state in LIVE_WORKER_STATES and now - worker.heartbeat_at > SILENT_AFTER
 
 
+def is_gone(worker: WorkerRow, now: datetime, recent: timedelta) -> bool:
+    """Whether it ended, or nobody has heard of it for so long that nobody looks for it."""
+    return worker.state not in LIVE_WORKER_STATES or now - worker.heartbeat_at > recent
+
+
+def is_abandoned(run: Progress, now: datetime, recent: timedelta) -> bool:
+    """Whether an unfinished run is older than that, with no job in anybody's hands."""
+    return now - run.created_at > recent and not run.states.get("leased")
+
+
 def worker_rows(workers: Sequence[WorkerRow], now: datetime, zone: tzinfo) -> list[dict[str, Any]]:
     return [
         {
