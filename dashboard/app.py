@@ -11,17 +11,19 @@ from dashboard.views.decode import page as decode
 from dashboard.views.fleet import page as fleet
 from dashboard.views.history import page as history
 from dashboard.views.kernels import page as kernels
+from dashboard.views.leaderboard import page as leaderboard
 from dashboard.views.measurement import page as measurement
 from dashboard.views.overview import page as overview
 from dashboard.views.paper import page as paper
 from dashboard.views.pareto import page as pareto
 from dashboard.views.results import page as results
+from dashboard.views.scoreboard import page as scoreboard
 from dashboard.views.sweep import page as sweep
 
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
 pages = (
-    *(overview, alert, history, measurement, compare),
+    *(scoreboard, leaderboard, overview, alert, history, measurement, compare),
     *(kernels, sweep, paper, results, accuracy, pareto, decode, fleet),
 )
 st.navigation([one.as_page() for one in pages]).run()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import UTC, datetime, tzinfo
+from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from db.queries import AlertRow
+from flexq_bench.stats import Interval
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
 _SHORT_SHA = 10
@@ -36,6 +37,30 @@ def short_commit(sha: str, dirty: bool) -> str:
 def as_change(log_ratio: float | None) -> str:
     """`+5.13 %` of ln(head / base); a dash for None."""
     return "–" if log_ratio is None else f"{100 * math.expm1(log_ratio):+.2f} %"
+
+
+def as_interval(ratio: Interval | None) -> str:
+    """`-1.20 % to +0.40 %` of a ratio and 1; empty for None."""
+    if ratio is None:
+        return ""
+    return f"{100 * (ratio.low - 1):+.2f} % to {100 * (ratio.high - 1):+.2f} %"
+
+
+def stage_in_words(stage: str) -> str:
+    """What a stage times: of `gemm` the GEMM only, of `linear` activation quantization too."""
+    return {
+        "gemm": "GEMM only",
+        "linear": "including activation quantization",
+    }.get(stage, stage)
+
+
+def as_age(age: timedelta) -> str:
+    """`40 s`, `12 min`, `3 h`, `9 d`."""
+    seconds = max(age.total_seconds(), 0.0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def alert_title(alert: AlertRow) -> str:

@@ -62,8 +62,8 @@ def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> L
     return Latest(results, noise)
 
 
-def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFrame:
-    """A row a kernel and shape: COLUMNS and ADDED. baseline: a kernel's label."""
+def read_rows(database: Database, latest: Latest, baseline: str) -> list[LatestRow[ResultRow]]:
+    """What may be said of each kernel and shape. baseline: a kernel's label."""
     runs = tuple(sorted({r.run for r in latest.results}))
     kernels = {r.kernel for r in latest.results if kernel_label(r.kernel, r.variant) == baseline}
     widths = {floor_kernel(r.weight_bits) for r in latest.results}
@@ -73,8 +73,12 @@ def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFr
             if runs
             else []
         )
-    rows = latest_rows(latest.results, beside, baseline, latest.noise)
-    return frame_of(rows, baseline)
+    return latest_rows(latest.results, beside, baseline, latest.noise)
+
+
+def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFrame:
+    """A row a kernel and shape: COLUMNS and ADDED. baseline: a kernel's label."""
+    return frame_of(read_rows(database, latest, baseline), baseline)
 
 
 def frame_of(rows: Sequence[LatestRow[ResultRow]], baseline: str) -> pd.DataFrame:

@@ -28,6 +28,7 @@ from db.queries.latest import (
     SWEEP,
     gpu_names,
     latest_results,
+    newest_result_at,
     regimes_of,
     results_at_commit,
 )
@@ -202,6 +203,7 @@ __all__ = [
     "missing_cases",
     "model_results",
     "model_scores",
+    "newest_result_at",
     "night_states",
     "noise_floors",
     "noise_sigmas",

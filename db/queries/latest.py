@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session, aliased
@@ -48,6 +49,13 @@ def gpu_names(session: Session) -> tuple[str, ...]:
         (kind.gpu != scheduled, kind.backend != _GPU_BACKEND, kind.gpu) for kind in kinds
     )
     return tuple(dict.fromkeys(gpu for _, _, gpu in order))
+
+
+def newest_result_at(session: Session) -> datetime | None:
+    """When the newest result was measured; None: there is none. It reads one row of an index."""
+    return session.scalar(
+        select(Measurement.created_at).order_by(Measurement.created_at.desc()).limit(1)
+    )
 
 
 def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from db.queries import HistoryPoint, SeriesName
+from flexq_bench.runs.stored_comparison import verdict_of_ratio
 from flexq_bench.runs.stored_noise import StoredNoise
 from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
-from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.verdicts import Verdict
 from workloads.case import kernel_label
 
@@ -33,14 +33,8 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """Slower, faster or the same by 1 %, or ambiguous."""
-        low, high = math.log(self.ratio.low), math.log(self.ratio.high)
-        if low > 0 and math.log(self.ratio.estimate) >= SMALLEST_LOG_RATIO:
-            return Verdict.SLOWER
-        if high < 0 and math.log(self.ratio.estimate) <= -SMALLEST_LOG_RATIO:
-            return Verdict.FASTER
-        same = low > -SMALLEST_LOG_RATIO and high < SMALLEST_LOG_RATIO
-        return Verdict.SAME if same else Verdict.AMBIGUOUS
+        """As of two stored runs: beyond 1 % with all of its interval, or not."""
+        return verdict_of_ratio(self.ratio)
 
 
 @dataclass(frozen=True, slots=True)

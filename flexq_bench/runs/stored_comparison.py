@@ -165,7 +165,7 @@ def _compared(
     else:
         measured, series = ratio_interval(head_us, base_us), (base.series_id, head.series_id)
         ratio = measured if noise is None else level_ratio(head, base, noise)
-        verdict, reason = _verdict(ratio), ""
+        verdict, reason = verdict_of_ratio(ratio), ""
     if noise is not None:
         base_us = base_us and noise.time(_series(base), base_us)
         head_us = head_us and noise.time(_series(head), head_us)
@@ -193,7 +193,8 @@ def _series(result: StoredResult | None) -> int:
     return -1 if result is None else result.series_id
 
 
-def _verdict(ratio: Interval) -> Verdict:
+def verdict_of_ratio(ratio: Interval) -> Verdict:
+    """Slower or faster if the whole interval is beyond 1 %, the same if all of it is within."""
     low, high = np.log(ratio.low), np.log(ratio.high)
     if low >= SMALLEST_LOG_RATIO:
         return Verdict.SLOWER

@@ -34,8 +34,8 @@ _LISTED = 30  # open alerts; who has more of them needs the table of `alerts lis
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app: it is the first one."""
-    return st.Page(page, title="Overview", icon=":material/dashboard:", default=True)
+    """Where the page is in the app."""
+    return st.Page(page, title="Overview", icon=":material/dashboard:", url_path="overview")
 
 
 def page() -> None:
