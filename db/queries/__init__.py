@@ -39,7 +39,13 @@ from db.queries.nightly import (
     night_states,
     series_identity_of,
 )
-from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
+from db.queries.nights import (
+    NightRow,
+    OutcomeRow,
+    latest_nights,
+    run_outcomes,
+    verdicts_of_commit,
+)
 from db.queries.noise import (
     FalseAlarmRow,
     NoiseRow,
@@ -241,5 +247,6 @@ __all__ = [
     "serving_results",
     "suite_names",
     "trusted_base",
+    "verdicts_of_commit",
     "workers",
 ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA, READ_ONLY_VARIABLE
+from flexq_bench.cli.listening import check_port
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
@@ -60,7 +60,7 @@ def dashboard(
         )
     with open_database(db, create=False, read_only=read_only) as database:
         shown = database.url
-    _check_port(address, port)
+    check_port(address, port)
     app = _app_file()
     below = base_path.strip("/")
     url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
@@ -93,18 +93,6 @@ def _app_file() -> Path:
     if app is None or not app.is_file():
         raise InfrastructureError("the dashboard is not installed: pip install flexq-bench again")
     return app
-
-
-def _check_port(address: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            raise UsageError(
-                f"can't listen on {address}:{port} ({error.strerror or error}): give another "
-                "--port or --address"
-            ) from None
 
 
 def _check_commit_url(template: str | None) -> None:
