@@ -115,7 +115,8 @@ def test_a_mistake_is_one_line_that_says_what_to_do(path, ask, address, status):
 
     assert answer.status == status
     error = json.loads(answer.body)["error"]
-    assert error and "\n" not in error
+    assert error
+    assert "\n" not in error
     assert "Traceback" not in error
 
 
