@@ -19,11 +19,13 @@ from dashboard.views.pareto import page as pareto
 from dashboard.views.results import page as results
 from dashboard.views.scoreboard import page as scoreboard
 from dashboard.views.sweep import page as sweep
+from dashboard.views.triage import page as triage
 
-st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 # The first one is where the app opens.
 pages = (
-    *(scoreboard, leaderboard, overview, alert, history, measurement, compare),
+    *(scoreboard, leaderboard, overview, triage, alert, history, measurement, compare),
     *(kernels, sweep, paper, results, accuracy, pareto, decode, fleet),
 )
-st.navigation([one.as_page() for one in pages]).run()
+shown = st.navigation([one.as_page() for one in pages])
+st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
+shown.run()

@@ -12,6 +12,17 @@ from flexq_bench.stats import Interval
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-.!|~$:&^=])")
 _SHORT_SHA = 10
+_THROTTLE_REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power limit (software)",
+    0x8: "slow-down (hardware)",
+    0x10: "sync boost",
+    0x20: "temperature (software)",
+    0x40: "temperature (hardware)",
+    0x80: "power brake (hardware)",
+    0x100: "display clocks",
+}
 
 
 def as_text(text: str) -> str:
@@ -52,6 +63,19 @@ def stage_in_words(stage: str) -> str:
         "gemm": "GEMM only",
         "linear": "including activation quantization",
     }.get(stage, stage)
+
+
+def throttle_in_words(mask: float | None) -> str:
+    """Why the clock is held down, from NVML's mask (nvml.h, nvmlClocksEventReasons); empty for
+    None."""
+    if mask is None or mask != mask:
+        return ""
+    bits = int(mask)
+    reasons = [words for bit, words in _THROTTLE_REASONS.items() if bits & bit]
+    unknown = bits & ~sum(_THROTTLE_REASONS)
+    return (
+        ", ".join([*reasons, *([f"another reason (0x{unknown:x})"] if unknown else [])]) or "none"
+    )
 
 
 def as_age(age: timedelta) -> str:

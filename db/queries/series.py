@@ -83,6 +83,7 @@ class HistoryPoint:
     ci_high_us: float | None
     floor_us: float | None
     sm_clock_mhz: float | None
+    subject: str = ""  # of the commit; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ def history_columns() -> tuple[Any, ...]:
         Measurement.ci_high_us,
         Measurement.floor_us,
         Measurement.sm_clock_mhz,
+        Commit.subject,
     )
 
 

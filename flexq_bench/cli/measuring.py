@@ -179,9 +179,7 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     show_whole(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
     if on_cpu:
         see = invocation.command("dashboard", "--examples")
-        say(
-            out, "no GPU was used: these are reference implementations on a CPU, right but not fast"
-        )
+        say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
         say(out, f"times of an NVIDIA H200: {see}")
     published = None if on_cpu else published_table(results, published_speedups(run.suite))
     if published is not None:

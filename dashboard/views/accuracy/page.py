@@ -11,7 +11,7 @@ from dashboard.database import current_database, errors_shown
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.accuracy import charts
 from dashboard.views.accuracy.frame import (
     Compared,
@@ -49,7 +49,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose a model; see what each scheme costs it."""
-    st.header("Accuracy")
+    st.title("Accuracy")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -98,9 +98,8 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
         st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
     st.subheader("Scores", anchor=False)
     column = st.column_config
-    st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all")),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all"),
         column_config={
             "value": column.NumberColumn(format="%.4f"),
             "± standard error": column.NumberColumn(format="%.4f"),
@@ -172,9 +171,8 @@ def _show_gates(
         return
     zone = zone_named(st.context.timezone)
     open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
-    st.dataframe(
-        harmless(pd.DataFrame(gate_rows(gates, model, names, zone))),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(gate_rows(gates, model, names, zone)),
         column_config={"limits": open_limits},
         key="gates",
     )
@@ -188,7 +186,7 @@ def _show_gates(
         shown=lambda uuid: gate_name(by_uuid[uuid], names, zone),
         written=lambda uuid: uuid[:8],
     )
-    st.dataframe(harmless(pd.DataFrame(limit_rows(by_uuid[chosen]))), hide_index=True, key="limits")
+    draw_table(pd.DataFrame(limit_rows(by_uuid[chosen])), key="limits")
     st.caption(
         f"The newest {_GATES} verdicts of gates. A change is against "
         f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."

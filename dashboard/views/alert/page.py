@@ -20,7 +20,7 @@ from dashboard.shared.formatting import (
     zone_named,
 )
 from dashboard.shared.links import commit_url
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.alert.evidence import show_evidence
 from dashboard.views.alert.form import show_form
 from dashboard.views.alert.history import show_series
@@ -47,12 +47,12 @@ def page() -> None:
         with database.session() as session:
             alerts = queries.alerts(session)
         if not alerts:
-            st.header("Alert")
+            st.title("Alert")
             _say_that_there_is_none(database)
             return
         asked = st.query_params.get(_URL)
         if asked is not None and asked not in {str(row.id) for row in alerts}:
-            st.header("Alert")
+            st.title("Alert")
             st.warning(f"There is no alert {as_text(asked)} in {as_code(database.url)}.")
             st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
             return
@@ -77,7 +77,7 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
         members = queries.alert_decisions(session, row.id)
         events = queries.alert_events(session, row.id)
         between = _commits_of(session, row)
-    st.header(as_text(alert_title(row)), anchor=False)
+    st.title(as_text(alert_title(row)), anchor=False)
     _show_state(row, zone)
     _show_commits(row, between)
     if members:
@@ -144,7 +144,7 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
     ]
     frame = pd.DataFrame(table).dropna(axis="columns", how="all")
     look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
-    st.dataframe(harmless(frame), hide_index=True, column_config={"look": look}, key="commits")
+    draw_table(frame, column_config={"look": look}, key="commits")
     st.caption(_range_in_words(row))
 
 
@@ -182,7 +182,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
         }
         for row in members
     ]
-    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="members")
+    draw_table(pd.DataFrame(table), key="members")
     st.caption("Change of the time of the later commit against the earlier one; + is slower.")
 
 
@@ -246,4 +246,4 @@ def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
         }
         for event in reversed(events)
     ]
-    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="events")
+    draw_table(pd.DataFrame(table), key="events")

@@ -57,7 +57,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose two sides, look."""
-    st.header("Compare")
+    st.title("Compare")
     with errors_shown():
         database = current_database()
         with database.session() as session:

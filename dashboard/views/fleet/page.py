@@ -12,7 +12,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.fleet.charts import device_offsets
 from dashboard.views.fleet.tables import (
     device_rows,
@@ -43,7 +43,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Workers first: without one nothing moves."""
-    st.header("Fleet")
+    st.title("Fleet")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -147,9 +147,7 @@ def _show(
     if not rows:
         st.caption(otherwise)
         return
-    st.dataframe(
-        harmless(pd.DataFrame(rows)), hide_index=True, column_config=dict(columns or {}), key=key
-    )
+    draw_table(pd.DataFrame(rows), column_config=dict(columns or {}), key=key)
     if hint:
         st.caption(hint)
 

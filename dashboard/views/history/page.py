@@ -19,7 +19,7 @@ from dashboard.shared.formatting import as_code, as_text, short_commit, zone_nam
 from dashboard.shared.history_frame import history_frame
 from dashboard.shared.links import page_address
 from dashboard.shared.model_places import places_in_models
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.history.patterns import NEWEST, pattern_frame
 from dashboard.views.measurement import page as measurement
 from db import queries
@@ -39,6 +39,7 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
 _DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
 _TIME = "time"
 _LISTED = 50  # commits in the table, until somebody asks for all: fewer bytes to wait for
+_BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
@@ -49,7 +50,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose series, look at how they went."""
-    st.header("History")
+    st.title("History")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -113,7 +114,13 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         return None
     styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
     value, unit = _axis(drawn[0], shown, release)
-    _draw(history_chart.history(frame, styles, value, unit))
+    by_date = (
+        controls.one(
+            st.container(), "axis", "Over", [_BY_COMMIT, _BY_DATE], _BY_COMMIT, in_a_row=True
+        )
+        == _BY_DATE
+    )
+    _draw(history_chart.history(frame, styles, value, unit, by_date=by_date))
     st.caption(
         "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
         "another environment or after a change marked explained; levels of two epochs don't "
@@ -217,7 +224,7 @@ def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
 
 def _show_patterns(drawn: _Drawn) -> None:
     """One row a series: what its newest epoch shows."""
-    st.dataframe(harmless(pattern_frame(drawn.histories)), hide_index=True, key="patterns")
+    draw_table(pattern_frame(drawn.histories), key="patterns")
     st.caption(
         f"What the newest epoch of a series shows, of its newest {NEWEST} results, whatever is "
         "drawn above. This explains; an alert needs a confirmation."
@@ -249,9 +256,8 @@ def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
         }
     )
     column = st.column_config
-    st.dataframe(
-        harmless(table),
-        hide_index=True,
+    draw_table(
+        table,
         column_config={
             value: column.NumberColumn(format="%.4g"),
             "low": column.NumberColumn(format="%.4g", help="of the 95 % interval"),

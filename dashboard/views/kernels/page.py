@@ -11,7 +11,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text
+from dashboard.shared.formatting import as_code, as_text, stage_in_words
 from dashboard.shared.latest_controls import (
     choose_regime,
     choose_sweeps,
@@ -22,6 +22,7 @@ from dashboard.shared.latest_frame import latest_frame, read_latest
 from dashboard.shared.layer_chart import places_of
 from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
 from dashboard.shared.results_frame import narrowed
+from dashboard.shared.tables import draw_table
 from dashboard.views.kernels.ablation import steps_of, waterfall
 from dashboard.views.kernels.linear_overhead import overhead_by_layer, runs_of_linear, stages_frame
 from dashboard.views.kernels.roofline import roofline, roofline_frame
@@ -32,6 +33,7 @@ from db.queries import Filters, ResultRow
 from flexq_bench.runs import command_lines
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
+_IN_WORDS = {_STAGES: "activation quantization"}  # what an address calls otherwise
 _MAPS = 4  # as many M one below the other can be read
 _EVIDENCE = (
     "The newest accepted result of every kernel and shape. Bars are 95 % intervals of levels: "
@@ -46,7 +48,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose a GPU and a question, look."""
-    st.header("Kernels")
+    st.title("Kernels")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -78,7 +80,10 @@ class _Shown:
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """The controls and the view; of a roofline its points, which a table sums up."""
     gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
-    view = controls.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
+    view = controls.one(
+        st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True,
+        shown=lambda name: _IN_WORDS.get(name, name),
+    )  # fmt: skip
     regime = choose_regime(st.sidebar, controls, database, gpu)
     sweeps = choose_sweeps(st.sidebar, controls)
     latest = read_latest(database, gpu, regime=regime, sweeps=sweeps)
@@ -116,7 +121,8 @@ def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
 
 def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
     options = sorted(frame[column].unique().tolist())
-    chosen: str = controls.one(st.sidebar, column, label, options, options[0])
+    in_words = stage_in_words if column == "stage" else str
+    chosen: str = controls.one(st.sidebar, column, label, options, options[0], shown=in_words)
     return chosen
 
 
@@ -162,9 +168,8 @@ def _show_reach(points: pd.DataFrame) -> None:
     )
     table = best.sort_values("median", ascending=False).reset_index()
     percent = st.column_config.NumberColumn(format="%.1f")
-    st.dataframe(
+    draw_table(
         table.rename(columns={"label": "kernel", "shapes": "results"}),
-        hide_index=True,
         column_config=dict.fromkeys(("lowest", "median", "highest"), percent),
         key="roofline-table",
     )
@@ -245,8 +250,9 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
         measure = as_code(command_lines.command("sweep", *both))
         st.info(
-            "No kernel was timed in both stages on one shape: gemm takes packed operands, linear "
-            f"quantizes and packs the activations too. Measure both: {measure}"
+            "No kernel was timed both ways on one shape: GEMM only (stage gemm) takes packed "
+            "operands, stage linear quantizes and packs the activations too. Measure both: "
+            f"{measure}"
         )
         return
     tokens = sorted(points["m"].unique().tolist())
@@ -254,8 +260,8 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
     part = points[points["m"] == m]
     st.plotly_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(
-        f"{_EVIDENCE} What a user pays beside what papers report: linear takes FP16 activations "
-        "and quantizes them on the way."
+        f"{_EVIDENCE} What a user pays beside what papers report: the time including activation "
+        "quantization (stage linear, FP16 activations) over that of the GEMM only (stage gemm)."
         + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
         + (
             ""
@@ -264,13 +270,12 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         )
     )
     number = st.column_config.NumberColumn
-    st.dataframe(
+    draw_table(
         part.assign(
             added_us=part["median_us"] - part["gemm_us"],
             measured=["one run" if one else "separate runs" for one in part["one_run"]],
             configuration=["same" if one else "another" for one in part["one_config"]],
         ),
-        hide_index=True,
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
             *("overhead", "overhead_low", "overhead_high", "measured", "configuration"),
@@ -280,9 +285,9 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
             "m": number("M", format="%d"),
             "n": number("N", format="%d"),
             "k": number("K", format="%d"),
-            "gemm_us": number("gemm µs", format="%.2f"),
-            "median_us": number("linear µs", format="%.2f"),
-            "overhead": number("linear / gemm", format="%.3f"),
+            "gemm_us": number("GEMM only µs", format="%.2f"),
+            "median_us": number("with quantization µs", format="%.2f"),
+            "overhead": number("with / without", format="%.3f"),
             "overhead_low": number("low", format="%.3f", help="of the 95 % interval"),
             "overhead_high": number("high", format="%.3f", help="of the 95 % interval"),
             "added_us": number("added µs", format="%.2f"),

@@ -73,7 +73,10 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
         margin={"l": 10, "r": 40, "t": 120, "b": 10},
         modebar={"orientation": "v"},
     )
+    # Columns are named above the first map, where a reader begins, and again below the last.
     figure.update_xaxes(tickangle=-40, showgrid=False)
+    if len(tokens) > 1:
+        figure.update_xaxes(side="top", showticklabels=True, row=1, col=1)
     figure.update_xaxes(title="layer", row=len(tokens), col=1)
     figure.update_yaxes(showgrid=False)
     figure.update_yaxes(title="kernel", row=1, col=1)

@@ -23,7 +23,8 @@ from dashboard.shared.latest_controls import (
 )
 from dashboard.shared.latest_frame import frame_of, read_latest, read_rows
 from dashboard.shared.model_places import models_and_layers, places_of_frame
-from dashboard.shared.spreadsheet import harmless, to_csv
+from dashboard.shared.spreadsheet import to_csv
+from dashboard.shared.tables import draw_table
 from dashboard.views.leaderboard.frame import leaderboard_frame
 from db import queries
 from db.engine import Database
@@ -42,7 +43,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose a layer, look who is first."""
-    st.header("Leaderboard")
+    st.title("Leaderboard")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -160,9 +161,8 @@ def _show_table(table: pd.DataFrame) -> None:
     column = st.column_config
     number = column.NumberColumn
     shown = table.assign(measured=table["measured"].dt.tz_convert(zone_named(st.context.timezone)))
-    st.dataframe(
-        harmless(shown),
-        hide_index=True,
+    draw_table(
+        shown,
         column_config={
             "rank": number("#", format="%d"),
             "label": column.TextColumn("kernel", pinned=True),

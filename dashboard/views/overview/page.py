@@ -20,7 +20,7 @@ from dashboard.shared.formatting import (
     zone_named,
 )
 from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.alert import page as alert
 from dashboard.views.overview.tables import problem_rows, run_rows
 from db import queries
@@ -40,7 +40,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Alerts first, then what they rest on."""
-    st.header("Overview")
+    st.title("Overview")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -112,7 +112,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
         }
         for night in nights
     ]
-    st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key="verdicts")
+    draw_table(pd.DataFrame(rows), key="verdicts")
     st.caption("How many comparisons of two commits ended in each verdict, by kind of GPU.")
 
 
@@ -166,9 +166,8 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     if not distinct:
         say_that_it_is_empty(database)
         return
-    st.dataframe(
-        harmless(pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone))),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone)),
         key="runs",
     )
     st.caption(
@@ -180,7 +179,7 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     problems = problem_rows(distinct, outcomes, missing_by_run)
     if problems:
         st.markdown("**What did not run, or ran wrong, and why**")
-        st.dataframe(harmless(pd.DataFrame(problems)), hide_index=True, key="problems")
+        draw_table(pd.DataFrame(problems), key="problems")
 
 
 def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:

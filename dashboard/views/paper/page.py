@@ -10,7 +10,8 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
-from dashboard.shared.spreadsheet import harmless, to_csv
+from dashboard.shared.spreadsheet import to_csv
+from dashboard.shared.tables import draw_table
 from dashboard.views.paper.charts import beside_each_other
 from dashboard.views.paper.frame import paper_frame
 from dashboard.views.paper.measured import SUCCESSORS, ours_of
@@ -35,7 +36,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose papers, look at both sides."""
-    st.header("Paper")
+    st.title("Paper")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -125,9 +126,8 @@ def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
 
 def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(frame),
-        hide_index=True,
+    draw_table(
+        frame,
         height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
         column_config={
             "source": "paper",
@@ -168,4 +168,4 @@ def _show_absent() -> None:
     except WorkloadError as error:
         st.error(as_text(str(error)))
         return
-    st.dataframe(pd.DataFrame(rows), hide_index=True, key="absent")
+    draw_table(pd.DataFrame(rows), key="absent")

@@ -8,7 +8,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
 from dashboard.shared.results_frame import as_csv, narrowed, results_frame
 from dashboard.shared.results_table import show_table
 from dashboard.shared.runs import (
@@ -52,7 +52,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose runs, narrow them, look."""
-    st.header("Results")
+    st.title("Results")
     with errors_shown():
         _show(current_database())
 
@@ -155,7 +155,7 @@ def _show_charts(
         "Stage",
         paths,
         paths[0],
-        shown=" ".join,
+        shown=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
         written=" ".join,
         in_a_row=True,
     )

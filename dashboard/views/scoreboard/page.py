@@ -12,7 +12,7 @@ from dashboard.database import current_database, errors_shown, say_that_it_is_em
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
 from dashboard.shared.freshness import show_freshness
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
 from db import queries
 from db.decisions import OPEN_STATES
@@ -37,7 +37,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """News first, then every kernel, then what the last scheduled runs cover."""
-    st.header("Scoreboard")
+    st.title("Scoreboard")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -176,9 +176,8 @@ def _dataframe(rows: list[dict[str, Any]], key: str) -> None:
     for name in ("alert", "commits"):
         if name in frame and frame[name].isna().all():
             frame = frame.drop(columns=name)
-    st.dataframe(
-        harmless(frame),
-        hide_index=True,
+    draw_table(
+        frame,
         column_config={
             "kernel": column.TextColumn(pinned=True),
             "last week": percent,

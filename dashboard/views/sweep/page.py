@@ -34,7 +34,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Ask, watch, look."""
-    st.header("Sweep")
+    st.title("Sweep")
     with errors_shown():
         database = current_database()
         now = datetime.now(UTC)
