@@ -21,11 +21,15 @@ from dashboard.views.scoreboard import page as scoreboard
 from dashboard.views.sweep import page as sweep
 from dashboard.views.triage import page as triage
 
-# The first one is where the app opens.
-pages = (
-    *(scoreboard, leaderboard, overview, triage, alert, history, measurement, compare),
-    *(kernels, sweep, paper, results, accuracy, pareto, decode, fleet),
+# The first one is where the app opens. All of them are in sight: a folded one costs a click.
+pages = {
+    "What changed": (scoreboard, overview, triage, alert, history, compare, measurement),
+    "Kernels": (leaderboard, kernels, results, sweep, paper),
+    "Models": (accuracy, pareto, decode),
+    "Service": (fleet,),
+}
+shown = st.navigation(
+    {section: [one.as_page() for one in of] for section, of in pages.items()}, expanded=True
 )
-shown = st.navigation([one.as_page() for one in pages])
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
 shown.run()

@@ -35,14 +35,14 @@ def history(store, request):
 
 
 def mean_ratio(connection, kernel, order):
-    """exp of the mean of ln(latest / then) over a kernel's series, by SQL and nothing else; then:
+    """exp of the mean of ln(latest / then) over a kernel's series, by SQL and nothing else; past:
     the newest at this place of the ancestry or before it."""
     query = """
-        SELECT exp(avg(ln(now.median_us / then.median_us)))
+        SELECT exp(avg(ln(now.median_us / past.median_us)))
         FROM series s
         JOIN measurement now ON now.series_id = s.id AND now.created_at =
             (SELECT max(created_at) FROM measurement WHERE series_id = s.id)
-        JOIN measurement then ON then.series_id = s.id AND then.created_at =
+        JOIN measurement past ON past.series_id = s.id AND past.created_at =
             (SELECT max(m.created_at) FROM measurement m JOIN "commit" c ON m.commit_id = c.id
              WHERE m.series_id = s.id AND c.topo_order <= ?)
         WHERE s.kernel = ?
@@ -143,7 +143,7 @@ def test_a_comparison_of_runs_is_what_sql_says(history, open_compare):
         for row in rows.to_dict("records")
     }
     assert shown == {key: pytest.approx(value) for key, value in ratios.items()}
-    means = table(app, of="ratio").set_index("label")["ratio"]
+    means = table(app, of="cases").set_index("label")["ratio"]
     for kernel in KERNELS:
         of_kernel = [math.log(value) for key, value in ratios.items() if key[0] == kernel]
         assert means[kernel] == pytest.approx(math.exp(np.mean(of_kernel)))

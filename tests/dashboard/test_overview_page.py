@@ -20,7 +20,7 @@ def alert_links(app: AppTest) -> list[str]:
 
 
 def test_it_is_where_the_app_opens(filled, open_app):
-    assert open_app().title[0].value == "Overview"
+    assert open_app().title[0].value == "Scoreboard"
 
 
 def test_an_empty_database_says_how_to_fill_it(store, open_overview):

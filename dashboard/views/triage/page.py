@@ -223,7 +223,7 @@ def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
     return Sweep(
         tuple(sorted({kernel_label(one.kernel, one.variant) for one in members})),
         tuple(sorted({one.m for one in members})),
-        tuple(Shape(n, k) for n, k in shapes),
+        tuple(Shape(n, k, layer="", model="") for n, k in shapes),
     )
 
 
