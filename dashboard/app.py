@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import streamlit as st
 
+from dashboard.database import current_database
+from dashboard.shared.search import show_search
 from dashboard.views.accuracy import page as accuracy
 from dashboard.views.alert import page as alert
 from dashboard.views.compare import page as compare
@@ -20,6 +24,7 @@ from dashboard.views.results import page as results
 from dashboard.views.scoreboard import page as scoreboard
 from dashboard.views.sweep import page as sweep
 from dashboard.views.triage import page as triage
+from db.errors import DatabaseError
 
 # The first one is where the app opens. All of them are in sight: a folded one costs a click.
 pages = {
@@ -32,4 +37,6 @@ shown = st.navigation(
     {section: [one.as_page() for one in of] for section, of in pages.items()}, expanded=True
 )
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
+with suppress(DatabaseError):  # the page says why it can't be opened
+    show_search(current_database())
 shown.run()

@@ -2,8 +2,8 @@
 
 Starts the dashboard on a database, opens its first page, and goes to each answer as a person does,
 by clicking what is on the page. A task counts its clicks (typing is none) and takes the time from
-the last one until the answer is painted, and until a chart is, where the page has one. Prints a table, and fails where a task takes more than three clicks or its first
-chart 2.5 s:
+the last one until the answer is painted, and until a chart is, where the page has one. Prints a
+table, and fails where a task takes more than three clicks or its first chart 2.5 s:
 
     python benchmarks/db/fill.py large.sqlite
     python benchmarks/dashboard/tasks.py large.sqlite
