@@ -76,21 +76,21 @@ TASKS = (
     Task(
         "Which commit made it slower, how much, and is it real?",
         (page("alert"),),
-        ("first seen bad", "99 % bounds", "Machine code"),
+        ("the worst of", "Machine code", "Reproduce"),
     ),
     Task(
         "Which kernel is fastest for my layer?",
         (page("leaderboard"), select("Layer"), option("o_proj")),
         ("o_proj", "is fastest"),
     ),
-    Task("How fast does a model decode at batch 4?", (page("decode"),), ("batch",)),
+    Task("How fast does a model decode at batch 4?", (page("decode"),), ("Latency",)),
     Task("What does quantization cost in accuracy?", (page("accuracy"),), ("Perplexity",)),
     Task(
         "What differs between two commits?",
         (page("compare"), button("commits")),
-        ("against", "Geometric means"),
+        ("against", "Cases"),
     ),
-    Task("Do we reach what the paper says?", (page("paper"),), ("published", "ours")),
+    Task("Do we reach what the paper says?", (page("paper"),), ("Published numbers", "Not here")),
     Task("Measure these shapes for me.", (page("sweep"),), ("Sweep",), charted=False),
 )
 

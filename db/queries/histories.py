@@ -68,6 +68,7 @@ def _histories(
         .join(Run, Measurement.run_id == Run.id)
         .where(
             Series.id.in_(series_ids),
+            Measurement.series_id.in_(series_ids),  # says to PostgreSQL which index to look up
             Measurement.created_at >= func.coalesce(last, first),
             Measurement.accepted,
             Measurement.median_us.is_not(None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from db.queries.filters import Filters
@@ -17,6 +17,7 @@ BOOST = "boost"
 SCHEDULED = "nightly"  # trigger of runs that a schedule starts
 SWEEP = "sweep"  # trigger of runs that somebody started once, to know it
 _GPU_BACKEND = "cuda"
+_NEWEST_RUNS = 5  # one may have begun and have nothing yet
 
 
 def latest_results(
@@ -52,10 +53,12 @@ def gpu_names(session: Session) -> tuple[str, ...]:
 
 
 def newest_result_at(session: Session) -> datetime | None:
-    """When the newest result was measured; None: there is none. It reads one row of an index."""
-    return session.scalar(
-        select(Measurement.created_at).order_by(Measurement.created_at.desc()).limit(1)
+    """When the newest result of the newest runs was measured; None: there is none."""
+    newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(_NEWEST_RUNS)
+    query = select(func.max(Measurement.created_at)).where(
+        Measurement.run_id.in_(newest.scalar_subquery())
     )
+    return session.scalar(query)
 
 
 def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:

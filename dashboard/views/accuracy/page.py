@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
@@ -129,13 +130,13 @@ def _show_charts(
     if not perplexity.empty:
         st.subheader("Perplexity", anchor=False)
         title = f"perplexity against {FULL_PRECISION} (%)"
-        st.plotly_chart(charts.losses(perplexity, styles, title), key="perplexity")
+        draw_chart(charts.losses(perplexity, styles, title), key="perplexity")
         st.caption(f"Lower is better. {_INTERVALS}")
     if not questions.empty:
         st.subheader("Zero-shot tasks", anchor=False)
         named = questions.assign(task=questions["task"] + " " + questions["metric"])
         title = f"right answers against {FULL_PRECISION} (points)"
-        st.plotly_chart(charts.losses(named, styles, title), key="tasks")
+        draw_chart(charts.losses(named, styles, title), key="tasks")
         st.caption(f"Higher is better. {_INTERVALS}")
     kinds = kind_frame(latest, values)
     st.subheader("Sensitivity by kind of layer", anchor=False)
@@ -145,7 +146,7 @@ def _show_charts(
             "model fits twice."
         )
     else:
-        st.plotly_chart(charts.errors_by_kind(kinds, styles), key="kinds")
+        draw_chart(charts.errors_by_kind(kinds, styles), key="kinds")
         st.caption(
             "Squared error of the outputs over their squared size, of each layer on what reaches "
             "it in the quantized model. The point is the median layer of its kind, bars reach to "
@@ -209,7 +210,7 @@ def _show_history(
         return
     for task, rows in frame.groupby("task", sort=False):
         figure = charts.loss_history(rows, styles, str(task))
-        st.plotly_chart(figure, key=f"history-{task}")
+        draw_chart(figure, key=f"history-{task}")
     st.caption(
         f"The newest {_COMMITS} commits with a perplexity; a release has its tag's name. "
         f"{_INTERVALS}"

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
@@ -276,13 +277,13 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
         show_means(mean_rows(frame, compared.noise))
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.subheader("Times", anchor=False)
-        st.plotly_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
+        draw_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
     changed = frame[frame["ratio"].notna()].head(_DRAWN)
     if not changed.empty:
         st.subheader("Changes", anchor=False)
         if len(changed) < int(frame["ratio"].notna().sum()):
             st.caption(f"The {len(changed)} worst; the table has them all.")
-        st.plotly_chart(charts.changes(changed, styles), key="changes")
+        draw_chart(charts.changes(changed, styles), key="changes")
     show_rows(frame)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.shared.charts import lay_out
+from dashboard.shared.charts import draw_chart, lay_out
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import local_time
 from dashboard.shared.tables import draw_table
@@ -47,7 +47,7 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     )
     served = [row for row in rows if row.tokens_per_s is not None]
     if served:
-        st.plotly_chart(serving_curves(served, styles), key="servings")
+        draw_chart(serving_curves(served, styles), key="servings")
 
 
 def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> go.Figure:

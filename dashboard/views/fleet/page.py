@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, zone_named
 from dashboard.shared.tables import draw_table
@@ -162,7 +163,7 @@ def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
             "Not known: no run here has three cases or more that several GPUs of one kind measured."
         )
         return
-    st.plotly_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
+    draw_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
     st.caption("Of the newest run with each GPU. Bars are 95 % intervals; + is slower.")
 
 

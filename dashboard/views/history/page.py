@@ -13,6 +13,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared import history_chart
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
@@ -131,9 +132,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
 
 def _draw(figure: go.Figure) -> None:
     """The chart; who clicks a point of it goes to that measurement."""
-    clicked = st.plotly_chart(
-        figure, key="history-chart", on_select="rerun", selection_mode="points"
-    )
+    clicked = draw_chart(figure, "history-chart", on_select="rerun", selection_mode="points")
     for point in clicked["selection"]["points"]:
         uuid = point.get("customdata")
         if uuid is not None:

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, stage_in_words
@@ -144,7 +145,7 @@ def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     if points.empty:
         st.info("No floor was measured beside these results, so there is no roof to draw.")
         return None
-    st.plotly_chart(roofline(points, shown.styles), key="roofline")
+    draw_chart(roofline(points, shown.styles), key="roofline")
     st.caption(
         f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
         "the same run, codes without their scales; no peak of the tensor cores was measured, so "
@@ -192,7 +193,7 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
             f"{as_code(command_lines.command('run', 'paper-fig10'))}"
         )
         return
-    st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
+    draw_chart(speedup_map(drawn, shown.baseline), key="map")
     apart = int((~drawn.loc[compared, "one_run"]).sum())
     st.caption(
         f"{_EVIDENCE} A result is set against the baseline of its own run; where that run has "
@@ -232,7 +233,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         int(m): steps_of(on_shape[on_shape["m"] == m], order)
         for m in sorted(on_shape["m"].unique())[:_MAPS]
     }
-    st.plotly_chart(waterfall(by_tokens), key="ablation")
+    draw_chart(waterfall(by_tokens), key="ablation")
     separate = on_shape["run"].nunique() > 1
     st.caption(
         f"{as_text(place.name)}, N = {place.n}, K = {place.k}. {_EVIDENCE} A step named + adds to "
@@ -258,7 +259,7 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
     tokens = sorted(points["m"].unique().tolist())
     m = controls.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
     part = points[points["m"] == m]
-    st.plotly_chart(overhead_by_layer(part, shown.styles), key="stages")
+    draw_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(
         f"{_EVIDENCE} What a user pays beside what papers report: the time including activation "
         "quantization (stage linear, FP16 activations) over that of the GEMM only (stage gemm)."

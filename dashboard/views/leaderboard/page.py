@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
-from dashboard.shared.charts import error_bars
+from dashboard.shared.charts import draw_chart, error_bars
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
@@ -100,7 +100,7 @@ def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
     _show_table(table)
     with database.session() as session:
         kernels = queries.kernel_names(session)
-    st.plotly_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
+    draw_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
     st.caption(
         "The newest accepted result of each kernel. Bars are 95 % intervals of its level, the "
         "noise from run to run included. Two kernels that one run measured are set against each "

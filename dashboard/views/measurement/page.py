@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.formatting import (
     as_code,
@@ -104,9 +105,9 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
     else:
         invalid = detail.extra.get("invalid", {}).get("samples", ())
         st.subheader("Spread of the samples", anchor=False)
-        st.plotly_chart(charts.ecdf(samples, result, style), key="ecdf")
+        draw_chart(charts.ecdf(samples, result, style), key="ecdf")
         st.subheader("In the order measured", anchor=False)
-        st.plotly_chart(charts.order_plot(samples, invalid, result, style), key="order")
+        draw_chart(charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(
             "Each repeat allocates all buffers anew: levels that differ between repeats are "
             "where the buffers lie, a drift within one is the machine."
@@ -144,7 +145,7 @@ def _show_device(detail: ResultDetail) -> None:
         when: state for when, state in readings.items() if state.get("sm_clock_mhz") is not None
     }
     if clocked:
-        st.plotly_chart(charts.clock_plot(clocked), key="clock")
+        draw_chart(charts.clock_plot(clocked), key="clock")
         st.caption(
             "Single readings, and during the timing the median of those taken on a thread: they "
             "have no interval."

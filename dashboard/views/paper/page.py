@@ -8,6 +8,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.shared.spreadsheet import to_csv
@@ -95,7 +96,7 @@ def _show(
         )
         st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
     if (frame["unit"] == "×").any():
-        st.plotly_chart(beside_each_other(frame), key="paper")
+        draw_chart(beside_each_other(frame), key="paper")
     return frame
 
 

@@ -6,6 +6,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
@@ -99,7 +100,7 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
                 "and decoded, with the same content hash. The table says what is missing."
             )
             continue
-        st.plotly_chart(charts.against(frame, styles, across, title), key=key)
+        draw_chart(charts.against(frame, styles, across, title), key=key)
     st.caption("Lower and further left is better. Bars are 95 % intervals; memory has none.")
     st.subheader("Checkpoints", anchor=False)
     number = st.column_config.NumberColumn
