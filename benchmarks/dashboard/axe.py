@@ -1,8 +1,8 @@
 """What axe-core finds wrong with each page for people who use other means than eyes and a mouse.
 
-Opens every page of the dashboard in Chromium, runs axe-core on it, and prints each violation with its
-impact, how many elements have it, and one of them; fails where one is serious or critical. axe-core
-comes from npm (`npm pack axe-core`), and is no dependency of ours:
+Opens every page of the dashboard in Chromium, runs axe-core on it, and prints each violation with
+its impact, how many elements have it, and one of them; fails where one is serious or critical.
+axe-core comes from npm (`npm pack axe-core`), and is no dependency of ours:
 
     python benchmarks/dashboard/axe.py results.sqlite --axe package/axe.min.js
 """
