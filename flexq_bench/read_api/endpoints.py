@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from db.decisions import ALERT_STATES
 from db.engine import Session
 from db.records import TIME_METRICS
-from flexq_bench.api import answers
+from flexq_bench.read_api import answers
 from flexq_bench.errors import UsageError
 
 OPENAPI = "3.1.0"
