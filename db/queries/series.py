@@ -41,6 +41,7 @@ class SeriesRow:
     input_distribution: str
     protocol_version: int
     gpu: str
+    project: str
     measurements: int
 
 
@@ -62,6 +63,7 @@ class SeriesName:
     k: int
     protocol_version: int
     gpu: str
+    project: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,12 @@ from flexq_bench.accuracy.agreement import (
     layer_errors,
     record_reference,
 )
+from flexq_bench.accuracy.as_decode import (
+    DTYPE,
+    ModelWeights,
+    compute_as_decode,
+    decoded_architecture,
+)
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.kernel_linear import through_kernels
@@ -208,10 +214,17 @@ class Evaluator:
         folds = used.quantize(
             copied, self._calibration, seed=self._plan.seed, progress=self.on_block
         )
-        if self.through == KERNELS:
-            through_kernels(copied)
-        quantize_cache(copied, used.kv_bits)
+        if self.through == REFERENCE or not self._computed_as_decode(copied, used.kv_bits):
+            quantize_cache(copied, used.kv_bits)
         return _Quantized(scheme, dataclasses.replace(self._loaded, model=copied), folds)
+
+    def _computed_as_decode(self, quantized: Any, kv_bits: int) -> bool:
+        """Let kernels compute a quantized model; whether decode's forward pass does."""
+        through_kernels(quantized)
+        architecture = decoded_architecture(quantized)
+        if architecture is None:
+            return False
+        return compute_as_decode(quantized, ModelWeights(architecture, quantized), kv_bits)
 
     def _is_stored(self, scheme: str) -> bool:
         """True of the scheme whose layers the checkpoint has."""
@@ -229,6 +242,8 @@ class Evaluator:
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
         if scheme != FULL_PRECISION:
             given["through"] = self.through
+            if self.through == KERNELS and decoded_architecture(self._loaded.model) is not None:
+                given["dtype"] = DTYPE
         if self._checkpoint is not None and self._is_stored(scheme):
             stored = self._checkpoint
             given |= {

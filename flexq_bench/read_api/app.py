@@ -24,9 +24,9 @@ from starlette.routing import Route
 
 from db.engine import Database
 from db.errors import AmbiguousError, DatabaseError, NotFoundError
+from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
-from flexq_bench.errors import FlexqError, UsageError
 
 KEPT_S = 5.0  # an answer is computed once in this time, however many ask for it
 _KEPT = 512  # answers

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 from db.decisions import ALERT_STATES
 from db.engine import Session
 from db.records import TIME_METRICS
-from flexq_bench.read_api import answers
 from flexq_bench.errors import UsageError
+from flexq_bench.read_api import answers
 
 OPENAPI = "3.1.0"
 VERSION = "1.0.0"  # of the API; a change that breaks a reader raises the first number and /v1

@@ -8,6 +8,7 @@ and change points of a series. What a number means for a commit is decided in
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.stats.level_model import LevelModel, level_model
 from flexq_bench.stats.paired import (
     ItemDifference,
     is_clear,
@@ -25,6 +26,7 @@ __all__ = [
     "DeviceOffset",
     "Interval",
     "ItemDifference",
+    "LevelModel",
     "RunNoise",
     "change_points",
     "device_offsets",
@@ -34,6 +36,7 @@ __all__ = [
     "is_clear",
     "item_difference",
     "larger_noise",
+    "level_model",
     "mean_difference_interval",
     "median_interval",
     "proportion_interval",

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.change_points import FEWEST_POINTS, SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,

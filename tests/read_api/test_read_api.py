@@ -14,9 +14,9 @@ from made_results import a_run
 
 from db import queries
 from db.engine import open_database
+from flexq_bench.errors import UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, document
-from flexq_bench.errors import UsageError
 
 ADDRESSES = [
     "/v1/status",

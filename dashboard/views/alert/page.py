@@ -123,7 +123,9 @@ def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
     if good.topo_order is None or bad.topo_order is None:
         return [good, bad]
     # Up to the bad one's parent: a branch beside it has a commit at the same place.
-    between = queries.commits_between(session, good.topo_order, bad.topo_order - 1)
+    between = queries.commits_between(
+        session, good.topo_order, bad.topo_order - 1, project=bad.project
+    )
     return [good, *between, bad]
 
 

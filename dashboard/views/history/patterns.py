@@ -10,7 +10,7 @@ import pandas as pd
 from dashboard.shared.formatting import short_commit
 from dashboard.shared.history_frame import series_name
 from db.queries import HistoryPoint, SeriesName
-from flexq_bench.stats.change_points import FEWEST_POINTS
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
 
 _WORDS = {
