@@ -63,7 +63,10 @@ def run_noise(stretches: Sequence[ArrayLike]) -> RunNoise | None:
     logs = [positive_logs(one)[0] for one in stretches]
     changes = np.concatenate([np.diff(one) for one in logs]) if logs else np.empty(0)
     longest = max(logs, key=len, default=np.empty(0))
-    return noise_of_changes(changes, memory=step_proof_autocorrelation(longest))
+    # Less two standard errors: a short series that jumps once has no long memory.
+    uncertain = 2.8 / math.sqrt(max(longest.size, 1))
+    memory = max(step_proof_autocorrelation(longest) - uncertain, 0.0)
+    return noise_of_changes(changes, memory=memory)
 
 
 def noise_of_changes(changes: Floats, *, memory: float = 0.0) -> RunNoise | None:
