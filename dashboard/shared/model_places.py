@@ -83,6 +83,8 @@ def _name(
 ) -> ModelLayer:
     """What a shape is called: as most of its results are, if the filters let that through."""
     allowed = {place: count for place, count in stored.items() if not named or place in fitting}
+    # A suite may call a shape by its size: a layer of a model says more.
+    allowed = {place: count for place, count in allowed.items() if place[0]} or allowed
     if allowed:
         return min(allowed, key=lambda place: (-allowed[place], place))
     return min(fitting) if named and fitting else ("", "")
