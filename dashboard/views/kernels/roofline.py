@@ -63,7 +63,10 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
                 "color": style.color,
                 "symbol": style.symbol,
                 "size": 9,
-                "line": {"color": GREY, "width": [3 if noisy else 0 for noisy in rows["noisy"]]},
+                "line": {
+                    "color": GREY,
+                    "width": [3 if noisy else 0 for noisy in rows["status"] == "noisy"],
+                },
             },
             text=[_hover(row) for row in rows.to_dict("records")],
             hovertemplate=f"<b>{html.escape(name)}</b><br>%{{text}}<extra></extra>",
@@ -112,7 +115,7 @@ def _add_roof(figure: go.Figure, points: pd.DataFrame) -> None:
 
 def _hover(row: Mapping[Any, Any]) -> str:
     name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
-    noisy = "<br>~ noisy: its own interval did not close" if row["noisy"] else ""
+    noisy = "<br>~ noisy: its own interval did not close" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
         f"{row['reach']:.4g} TOPS ({row['reach_low']:.4g} to {row['reach_high']:.4g})<br>"

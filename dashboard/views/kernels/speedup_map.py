@@ -130,7 +130,7 @@ def _place(row: Mapping[Any, Any]) -> Place:
 
 
 def _ratio(cell: Mapping[Any, Any]) -> str:
-    marks = ("" if cell["one_run"] else "†") + ("~" if cell["noisy"] else "")
+    marks = ("" if cell["one_run"] else "†") + ("~" if cell["status"] == "noisy" else "")
     return f"{cell['speedup']:.2f}{marks}"
 
 
@@ -146,9 +146,9 @@ def _hover(cell: Mapping[Any, Any]) -> str:
     where = (
         "in one run"
         if cell["one_run"]
-        else f"in separate runs, with the noise of both ({cell['noise']})"
+        else f"in separate runs, with the noise of both ({cell.get('noise', 'not known')})"
     )
-    noisy = "<br>noisy: its own interval did not close" if cell["noisy"] else ""
+    noisy = "<br>noisy: its own interval did not close" if cell["status"] == "noisy" else ""
     return (
         f"<b>{html.escape(str(cell['label']))}</b><br>"
         f"{html.escape(_place(cell).name)}<br>M={cell['m']} N={cell['n']} K={cell['k']}<br>"
