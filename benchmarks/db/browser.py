@@ -36,7 +36,7 @@ MAIN = {
     "sweep": "[data-testid=stForm], [data-testid=stAlert]",
 }
 LIMIT_S = 2.5
-WITHOUT_FIGURE = ("overview", "sweep")
+WITHOUT_FIGURE = ("scoreboard", "overview", "triage", "sweep")
 _HEADLINE = "h1, h2"
 _PATIENCE_S = 300  # several browsers on two cores that others use, too
 # A message that is posted before a frame is drawn arrives after it.
@@ -67,7 +67,7 @@ def viewer() -> Iterator[Any]:
 
 def link(page: str, query: dict[str, str | list[str]]) -> str:
     asked = "&".join(f"{name}={value}" for name, value in query.items()).replace(" ", "+")
-    return f"{'' if page == 'overview' else page}?{asked}".replace("%", "%25").rstrip("?")
+    return f"{'' if page == 'scoreboard' else page}?{asked}".replace("%", "%25").rstrip("?")
 
 
 def seconds_to_paint(browser: Any, url: str, what: Sequence[str] = ("main",)) -> list[float]:
@@ -100,7 +100,7 @@ def show_paints(url: str, views: Sequence[View], repetitions: int) -> bool:
             median = np.median(times, axis=0)
             passed &= bool(median[0] < LIMIT_S)
             figure = f"{median[1]:.2f}" if len(what) > 1 else "–"
-            out(f"| {link(page, query) or 'overview'} | {median[0]:.2f} | ")
+            out(f"| {link(page, query) or 'scoreboard'} | {median[0]:.2f} | ")
             out(f"{times[:, 0].max():.2f} | {figure} |\n")
             sys.stdout.flush()
     loads = " ".join(f"{load:.1f}" for load in os.getloadavg())

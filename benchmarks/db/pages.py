@@ -30,7 +30,10 @@ from db.urls import ENVIRONMENT_VARIABLE
 LIMIT_MS = 300.0
 # Page: what its link asks for beside what it shows by itself.
 VIEWS: tuple[tuple[str, dict[str, str | list[str]]], ...] = (
+    ("scoreboard", {}),
+    ("leaderboard", {}),
     ("overview", {}),
+    ("triage", {}),
     ("alert", {}),
     ("history", {}),
     ("history", {"kernel": "flexq-w6a6", "show": "% of floor"}),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import streamlit as st
 
 GREY = "#8A8F98"  # of rules and their words: readable on white and on dark grey
+_NAMED = 8  # series, in a description
 WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 
 
@@ -50,6 +54,32 @@ def error_bars(
         "arrayminus": (values - low).tolist(),
         "thickness": 1.5,
     } | ({} if width is None else {"width": width})
+
+
+def draw_chart(figure: go.Figure, key: str, **options: Any) -> Any:
+    """A chart on the page, with its description for who does not see it.
+
+    options: as st.plotly_chart takes them, and what it returns.
+    """
+    return st.plotly_chart(figure, key=key, alt=described(figure), **options)
+
+
+def described(figure: go.Figure) -> str:
+    """A sentence: what is drawn over what, which series there are, and between which values."""
+    spec = figure.to_dict()
+    layout = spec.get("layout", {})
+    axes = [_words(layout.get(f"{axis}axis", {}).get("title", {}).get("text")) for axis in "yx"]
+    names = [_words(trace.get("name")) for trace in spec.get("data", ())]
+    series = list(dict.fromkeys(name for name in names if name))
+    what = " over ".join(axis for axis in axes if axis) or "A chart"
+    more = f" and {len(series) - _NAMED} more" if len(series) > _NAMED else ""
+    of = f" of {', '.join(series[:_NAMED])}{more}" if series else ""
+    return f"{what}{of}. The tables of this page have the values."
+
+
+def _words(text: object) -> str:
+    """Text of a chart without its markup."""
+    return html.unescape(re.sub(r"<[^>]*>", " ", str(text or ""))).strip()
 
 
 def lay_out(figure: go.Figure, height: int) -> go.Figure:

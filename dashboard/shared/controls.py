@@ -45,6 +45,7 @@ class Controls:
             return default
         wanted = self._wanted(name, label, options, written)
         key = self._prepare(name, options, wanted[0] if wanted else default)
+        st.session_state[f"{key}.default"] = written(default)
         if in_a_row:
             # Streamlit takes the words beside these buttons, unlike those of a list, for Markdown.
             value = place.radio(
@@ -116,7 +117,12 @@ class Controls:
             texts = st.query_params.get_all(name)
         else:
             texts = [written(value) for value in (stored if isinstance(stored, list) else [stored])]
-        self.ignored += [f"{label.lower()} {text}" for text in texts if text not in by_text]
+        # What was the default before the options changed was never asked for.
+        unasked = {st.session_state.get(f"{self._page}.{name}.default")} - {
+            *st.query_params.get_all(name)
+        }
+        gone = [text for text in texts if text not in by_text and text not in unasked]
+        self.ignored += [f"{label.lower()} {text}" for text in gone]
         return [by_text[text] for text in texts if text in by_text]
 
     def _prepare(self, name: str, options: Sequence[Any], value: Any) -> str:

@@ -21,13 +21,21 @@ _LEGEND_PX = 24  # a series
 _MARKED = 60  # points of an epoch with a symbol; all of them answer to a pointer, and are clicked
 
 
-def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: str) -> go.Figure:
+def history(
+    frame: pd.DataFrame,
+    styles: Mapping[str, Style],
+    value: str,
+    unit: str,
+    *,
+    by_date: bool = False,
+) -> go.Figure:
     """A line a series with the band of its 95 % intervals; a dashed rule where an epoch begins.
 
     frame: see history_frame.COLUMNS. Series of one kernel share its colour and differ in
     their line. value, unit: of the axis, for example "median time" and "µs". The axis is
     logarithmic where the values are far apart. A line does not go on from one epoch to the next.
-    The custom data of a point is the uuid of its measurement.
+    The custom data of a point is the uuid of its measurement. by_date: over when they were
+    measured, in place of the ancestry of commits.
     """
     figure = go.Figure()
     drawn: dict[str, int] = {}
@@ -36,17 +44,16 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
         dash = _DASHES[drawn.get(label, 0) % len(_DASHES)]
         drawn[label] = drawn.get(label, 0) + 1
         # A chart takes what looks like markup for markup.
-        _add_series(figure, html.escape(name), rows, styles[label], dash, unit)
+        x = "created_at" if by_date else "place"
+        ordered = rows.sort_values(x, kind="stable")
+        _add_series(figure, html.escape(name), ordered, styles[label], dash, unit, x)
     for at in sorted(_epoch_starts(frame)):
-        figure.add_vline(at - 0.5, line={"color": GREY, "width": 1.5, "dash": "dash"})
-    commits = frame.drop_duplicates("place").sort_values("place")
-    shown = commits.iloc[:: max(1, -(-len(commits) // _NAMED))]
-    figure.update_xaxes(
-        title="commit, by ancestry",
-        tickvals=shown["place"].tolist(),
-        ticktext=[html.escape(short_commit(sha, dirty=False)) for sha in shown["commit"]],
-        zeroline=False,
-    )
+        where = frame.loc[frame["place"] == at, "created_at"].min() if by_date else at - 0.5
+        figure.add_vline(where, line={"color": GREY, "width": 1.5, "dash": "dash"})
+    if by_date:
+        figure.update_xaxes(title="measured", zeroline=False)
+    else:
+        _name_commits(figure, frame)
     is_wide = frame["value"].max() > WIDE * frame["value"].min() > 0
     figure.update_yaxes(
         title=f"{value} ({unit}{', log scale' if is_wide else ''})",
@@ -55,14 +62,25 @@ def history(frame: pd.DataFrame, styles: Mapping[str, Style], value: str, unit: 
     return lay_out(figure, _HEIGHT + _LEGEND_PX * frame["series"].nunique())
 
 
+def _name_commits(figure: go.Figure, frame: pd.DataFrame) -> None:
+    commits = frame.drop_duplicates("place").sort_values("place")
+    shown = commits.iloc[:: max(1, -(-len(commits) // _NAMED))]
+    figure.update_xaxes(
+        title="commit, by ancestry",
+        tickvals=shown["place"].tolist(),
+        ticktext=[html.escape(short_commit(sha, dirty=False)) for sha in shown["commit"]],
+        zeroline=False,
+    )
+
+
 def _add_series(
-    figure: go.Figure, name: str, rows: pd.DataFrame, style: Style, dash: str, unit: str
+    figure: go.Figure, name: str, rows: pd.DataFrame, style: Style, dash: str, unit: str, x: str
 ) -> None:
     for position, (epoch, part) in enumerate(rows.groupby("epoch", sort=False)):
         alone = len(part) == 1  # a band needs two points
         if not alone:
             figure.add_scatter(
-                x=np.concatenate([part["place"], part["place"][::-1]]),
+                x=pd.concat([part[x], part[x][::-1]]),
                 y=np.concatenate([part["high"], part["low"][::-1]]),
                 fill="toself",
                 fillcolor=style.color,
@@ -74,7 +92,7 @@ def _add_series(
             )
         figure.add_scatter(
             name=name,
-            x=part["place"],
+            x=part[x],
             y=part["value"],
             error_y=_bar(part) if alone else None,
             mode="lines+markers",
@@ -113,6 +131,10 @@ def _bar(point: pd.DataFrame) -> dict[str, Any]:
 
 
 def _hover(row: Mapping[Any, Any]) -> str:
-    return f"({row['low']:.5g} to {row['high']:.5g})<br>" + html.escape(
-        f"commit {short_commit(str(row['commit']), dirty=False)}, run {str(row['run'])[:8]}"
+    return (
+        f"({row['low']:.5g} to {row['high']:.5g})<br>"
+        + html.escape(
+            f"commit {short_commit(str(row['commit']), dirty=False)}, run {str(row['run'])[:8]}"
+        )
+        + (f"<br>{html.escape(str(row['subject'])[:80])}" if row["subject"] else "")
     )

@@ -29,6 +29,7 @@ COLUMNS = {
     "weight_bits": "int64",
     "stage": "str",
     "cache": "str",
+    "regime": "str",
     "median_us": "float64",
     "ci_low_us": "float64",
     "ci_high_us": "float64",
@@ -58,16 +59,13 @@ COLUMNS = {
 _OURS_ALONE = ["is_probe", "is_timed"]
 
 
-def results_frame(
-    results: Sequence[ResultRow], baseline: str, *, across_runs: bool = False
-) -> pd.DataFrame:
+def results_frame(results: Sequence[ResultRow], baseline: str) -> pd.DataFrame:
     """Every result with its ratios; runs in the order given, each by shape, stage, cache and M.
 
     results: whole runs, those of one run together: a baseline that a viewer filters away still
-    counts. baseline: a kernel's label. across_runs: the results are one of each series, whichever
-    run they come from, and so is the baseline of a ratio; all in one order.
+    counts. baseline: a kernel's label.
     """
-    together = [results] if across_runs else [list(of) for _, of in groupby(results, _run)]
+    together = [list(of) for _, of in groupby(results, _run)]
     rows = [
         _cells(row, baseline)
         for group in together
@@ -102,16 +100,23 @@ def _run(result: ResultRow) -> str:
 
 
 def _cells(row: Row[ResultRow], baseline: str) -> dict[str, Any]:
-    r = row.result
+    return result_cells(row.result, row.pct_of_floor, row.speedup, baseline)
+
+
+def result_cells(
+    r: ResultRow, pct_of_floor: Interval | None, speedup: Interval | None, baseline: str
+) -> dict[str, Any]:
+    """The columns of one result; ratios as they were computed of it."""
     probe = is_probe(r.kernel)
     return {
         **{name: getattr(r, name) for name in COLUMNS if hasattr(r, name)},
-        **interval_cells("pct_of_floor", row.pct_of_floor),
-        **interval_cells("speedup", row.speedup),
+        **interval_cells("pct_of_floor", pct_of_floor),
+        **interval_cells("speedup", speedup),
         "label": kernel_label(r.kernel, r.variant),
         "half_width_pct": half_width_percent(r),
         "baseline": baseline,
         "correct": _correct(r),
+        "regime": r.regime or "",
         "is_probe": probe,
         "is_timed": r.status in ("ok", "noisy") and r.median_us is not None and not probe,
     }

@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.shared.formatting import as_text, short_commit
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 
 _FLAGGED = {"incorrect": "✗ incorrect", "failed": "✗ failed", "unsupported": "– unsupported"}
 _ALWAYS = (
@@ -32,9 +32,8 @@ def show_table(frame: pd.DataFrame, baseline: str, zone: tzinfo) -> None:
         created_at=frame["created_at"].dt.tz_convert(zone),
     )
     optional = [name for name in _WHERE_THEY_DIFFER if frame[name].nunique() > 1]
-    st.dataframe(
-        harmless(table),
-        hide_index=True,
+    draw_table(
+        table,
         column_order=[*_ALWAYS, *optional, "created_at"],
         column_config=_columns(baseline),
         key="results-table",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
+from typing import Any
 
 import streamlit as st
 from streamlit.delta_generator import DeltaGenerator
@@ -12,9 +13,9 @@ from streamlit.delta_generator import DeltaGenerator
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, short_commit
 from db import queries
-from db.engine import Database
+from db.engine import Database, Session
 from db.errors import NotFoundError
-from db.queries import Filters, ResultRow, RunName, RunSummary
+from db.queries import SCHEDULED, SWEEP, Filters, ResultRow, RunName, RunSummary
 from flexq_bench import accuracy, decode
 from flexq_bench.measure import machine_code as static
 from flexq_bench.runs import command_lines
@@ -59,7 +60,7 @@ def list_runs(database: Database, names: Sequence[str] = ("run",)) -> list[RunNa
                 run = queries.run_by_uuid_prefix(session, prefix)
             except NotFoundError:
                 continue  # the control says that it isn't there
-            recent.append(RunName(run.uuid, run.suite, run.status, run.created_at))
+            recent.append(RunName(run.uuid, run.suite, run.status, run.created_at, run.trigger))
     return recent
 
 
@@ -86,7 +87,7 @@ def choose_runs(
         "run",
         "Runs",
         list(by_uuid),
-        nothing="latest complete run per GPU",
+        nothing="latest scheduled run per GPU",
         shown=lambda uuid: run_title(by_uuid[uuid], zone),
         written=lambda uuid: uuid[:8],
     )
@@ -95,10 +96,36 @@ def choose_runs(
         with database.session() as session:
             return ShownRuns(tuple(queries.runs_by_uuid(session, wanted)), None)
     with database.session() as session:
-        latest = queries.latest_complete_runs(session, suite=suite or None)
+        latest = default_runs(session, suite=suite or None).runs
     distinct = {run.uuid: run for run in latest.values()}
     newest_first = sorted(distinct.values(), key=lambda run: run.created_at, reverse=True)
     return ShownRuns(tuple(newest_first), latest)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultRuns:
+    """By GPU the run to show where nobody asked for another. kind: which ones these are."""
+
+    runs: dict[str, RunSummary]
+    kind: str
+
+
+def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
+    """The newest complete scheduled run of each GPU; where there is none, the newest that is no
+    sweep; sweeps and CPUs only where there is nothing else, or where the suite has nothing else."""
+    on_gpus = {"suite": suite, "backend": "cuda"}
+    ways: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("scheduled", on_gpus | {"trigger": SCHEDULED}),
+        ("no run of a GPU is scheduled: runs by hand", on_gpus | {"without_triggers": (SWEEP,)}),
+        ("nothing but sweeps ran on a GPU", on_gpus),
+        ("nothing ran on a GPU", {"suite": suite, "without_triggers": (SWEEP,)}),
+        ("nothing but sweeps", {"suite": suite}),
+    )
+    for kind, narrowed in ways:
+        found = queries.latest_complete_runs(session, without_suites=OTHER_SUITES, **narrowed)
+        if found:
+            return DefaultRuns(found, kind)
+    return DefaultRuns({}, "")
 
 
 def describe_runs(shown: ShownRuns, zone: tzinfo) -> str:
@@ -115,7 +142,9 @@ def advise(shown: ShownRuns, listed: Sequence[RunName], database: Database) -> l
         if run.status == "failed" and not run.missing
     ]
     if shown.only_on is not None and listed:
-        newest = max(listed, key=lambda run: run.created_at)
+        suites = {run.suite for run in shown.runs}
+        alike = [run for run in listed if run.suite in suites] or list(listed)
+        newest = max(alike, key=lambda run: run.created_at)
         if all(run.created_at < newest.created_at for run in shown.runs):
             with database.session() as session:
                 (summary,) = queries.runs_by_uuid(session, [newest.uuid])

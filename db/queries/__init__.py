@@ -18,10 +18,20 @@ from db.queries.fleet import (
     jobs_of,
     progress,
     quarantined_jobs,
+    runs_on_several_devices,
     workers,
 )
 from db.queries.gates import GateRow, export_gates, gate_history
-from db.queries.latest import gpu_names, latest_results, results_at_commit
+from db.queries.histories import noise_sigmas, recent_histories
+from db.queries.latest import (
+    SCHEDULED,
+    SWEEP,
+    gpu_names,
+    latest_results,
+    newest_result_at,
+    regimes_of,
+    results_at_commit,
+)
 from db.queries.nightly import (
     ChangePointRow,
     NightState,
@@ -29,7 +39,13 @@ from db.queries.nightly import (
     night_states,
     series_identity_of,
 )
-from db.queries.nights import NightRow, OutcomeRow, latest_nights, run_outcomes
+from db.queries.nights import (
+    NightRow,
+    OutcomeRow,
+    latest_nights,
+    run_outcomes,
+    verdicts_of_commit,
+)
 from db.queries.noise import (
     FalseAlarmRow,
     NoiseRow,
@@ -47,6 +63,7 @@ from db.queries.runs import (
     RunName,
     RunSummary,
     cases_to_measure,
+    first_run_sharing_cases,
     latest_complete_runs,
     latest_runs,
     leased_jobs,
@@ -115,6 +132,8 @@ from db.queries.whole_models import (
 )
 
 __all__ = [
+    "SCHEDULED",
+    "SWEEP",
     "SYNTHETIC",
     "AlertEventRow",
     "AlertRow",
@@ -177,6 +196,7 @@ __all__ = [
     "export_gates",
     "false_alarm_rates",
     "filter_values",
+    "first_run_sharing_cases",
     "gate_history",
     "gpu_names",
     "jobs_of",
@@ -194,14 +214,18 @@ __all__ = [
     "missing_cases",
     "model_results",
     "model_scores",
+    "newest_result_at",
     "night_states",
     "noise_floors",
+    "noise_sigmas",
     "owned_runs",
     "progress",
     "project_series",
     "quarantined_jobs",
     "recent_commits",
+    "recent_histories",
     "reference_values",
+    "regimes_of",
     "releases",
     "request_by_uuid_prefix",
     "requests",
@@ -218,6 +242,7 @@ __all__ = [
     "run_results",
     "runs",
     "runs_by_uuid",
+    "runs_on_several_devices",
     "samples_of",
     "score_values",
     "scored_models",
@@ -228,5 +253,6 @@ __all__ = [
     "serving_results",
     "suite_names",
     "trusted_base",
+    "verdicts_of_commit",
     "workers",
 ]

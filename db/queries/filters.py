@@ -16,7 +16,8 @@ class Filters:
     """Every field narrows; an empty one lets everything through.
 
     runs: uuids. kernels: names without variant. since, until: when it was measured, both
-    inclusive. accepted_only: leave out what may not be compared.
+    inclusive. accepted_only: leave out what may not be compared. without_triggers: leave out runs
+    that were started so.
     """
 
     runs: tuple[str, ...] = ()
@@ -32,6 +33,7 @@ class Filters:
     since: datetime | None = None
     until: datetime | None = None
     accepted_only: bool = False
+    without_triggers: tuple[str, ...] = ()
 
     def on_series(self) -> list[ColumnElement[bool]]:
         """The conditions that a series alone decides."""
@@ -66,6 +68,8 @@ class Filters:
             conditions.append(Measurement.created_at <= self.until)
         if self.accepted_only:
             conditions.append(Measurement.accepted.is_(True))
+        if self.without_triggers:
+            conditions.append(Run.trigger.not_in(self.without_triggers))
         return conditions
 
 

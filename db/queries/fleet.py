@@ -224,6 +224,22 @@ def device_medians(session: Session, run_uuid: str) -> list[tuple[str, DeviceInf
     ]
 
 
+def runs_on_several_devices(session: Session, *, among: int = 50) -> list[tuple[str, datetime]]:
+    """Of the newest runs those that several devices of one SKU measured: uuid and start, newest
+    first."""
+    newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(among).subquery()
+    query = (
+        select(Run.uuid, Run.created_at)
+        .join(Measurement, Measurement.run_id == Run.id)
+        .join(Device, Measurement.device_id == Device.id)
+        .where(Run.id.in_(select(newest.c.id)))
+        .group_by(Run.id, Run.uuid, Run.created_at, Device.sku)
+        .having(func.count(Device.uuid.distinct()) > 1)
+        .order_by(Run.created_at.desc(), Run.id.desc())
+    )
+    return list(dict.fromkeys((row.uuid, row.created_at) for row in session.execute(query)))
+
+
 def device_offsets(
     session: Session, *, gpu: str | None = None, limit: int | None = None
 ) -> list[OffsetRow]:

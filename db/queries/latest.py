@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from sqlalchemy import ColumnElement, select
+from sqlalchemy import ColumnElement, func, select
 from sqlalchemy.orm import Session, aliased
 
 from db.queries.filters import Filters
 from db.queries.results import RESULT_COLUMNS, ResultRow
+from db.records import TIME_METRICS
 from db.tables import Commit, Measurement, Run, Series
 
-_TIME = "time"
+BOOST = "boost"
+SCHEDULED = "nightly"  # trigger of runs that a schedule starts
+SWEEP = "sweep"  # trigger of runs that somebody started once, to know it
+_GPU_BACKEND = "cuda"
+_NEWEST_RUNS = 5  # one may have begun and have nothing yet
 
 
-def latest_results(session: Session, filters: Filters | None = None) -> list[ResultRow]:
+def latest_results(
+    session: Session, filters: Filters | None = None, *, regime: str = BOOST
+) -> list[ResultRow]:
     """The newest accepted time of every series, ordered by kernel, GPU, shape.
 
     Newest as measured, whichever run it comes from; a series without one is left out. It looks up
-    one measurement a series and scans no table of them. filters: those on series, and suites.
+    one measurement a series and scans no table of them. filters: those on series, suites and
+    triggers. regime: times of this one alone; those of protocol 1, which named none, are `boost`.
     """
-    return _newest_of_series(session, filters or Filters(), [])
+    return _newest_of_series(session, filters or Filters(), [], regime)
 
 
 def gpu_names(session: Session) -> tuple[str, ...]:
-    """Every SKU that something was ever timed on, sorted. It reads no measurement."""
-    query = select(Series.gpu).where(Series.metric == _TIME).distinct().order_by(Series.gpu)
-    return tuple(session.scalars(query))
+    """Every SKU that something was ever timed on: GPUs before CPUs, else by name; before them the
+    one of the newest scheduled run, since it is what people watch. It scans no measurements."""
+    timed = Series.metric.in_(TIME_METRICS.values())
+    kinds = session.execute(select(Series.gpu, Series.backend).where(timed).distinct()).all()
+    scheduled = session.scalar(
+        select(Series.gpu)
+        .select_from(Run)
+        .join(Measurement, Measurement.run_id == Run.id)
+        .join(Series, Measurement.series_id == Series.id)
+        .where(Run.trigger == SCHEDULED, Series.backend == _GPU_BACKEND)
+        .order_by(Run.created_at.desc(), Run.id.desc())
+        .limit(1)
+    )
+    order = sorted(
+        (kind.gpu != scheduled, kind.backend != _GPU_BACKEND, kind.gpu) for kind in kinds
+    )
+    return tuple(dict.fromkeys(gpu for _, _, gpu in order))
+
+
+def newest_result_at(session: Session) -> datetime | None:
+    """When the newest result of the newest runs was measured; None: there is none."""
+    newest = select(Run.id).order_by(Run.created_at.desc(), Run.id.desc()).limit(_NEWEST_RUNS)
+    query = select(func.max(Measurement.created_at)).where(
+        Measurement.run_id.in_(newest.scalar_subquery())
+    )
+    return session.scalar(query)
+
+
+def regimes_of(session: Session, gpu: str) -> tuple[str, ...]:
+    """The regimes in which something was timed on a SKU, boost first. It reads no measurement."""
+    metrics = set(session.scalars(select(Series.metric).where(Series.gpu == gpu).distinct()))
+    return tuple(regime for regime, metric in TIME_METRICS.items() if metric in metrics)
 
 
 def results_at_commit(
@@ -34,23 +72,28 @@ def results_at_commit(
 ) -> list[ResultRow]:
     """The newest accepted time of every series at a commit without local changes; as above."""
     at = select(Commit.id).where(Commit.sha == sha, Commit.dirty.is_(False)).scalar_subquery()
-    return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at])
+    return _newest_of_series(session, filters or Filters(), [_newest.commit_id == at], BOOST)
 
 
 _newest = aliased(Measurement)
 
 
 def _newest_of_series(
-    session: Session, wanted: Filters, conditions: Sequence[ColumnElement[bool]]
+    session: Session, wanted: Filters, conditions: Sequence[ColumnElement[bool]], regime: str
 ) -> list[ResultRow]:
-    on_suite = [_newest.run_id.in_(select(Run.id).where(Run.suite.in_(wanted.suites)))]
+    of_run = []
+    if wanted.suites:
+        of_run.append(Run.suite.in_(wanted.suites))
+    if wanted.without_triggers:
+        of_run.append(Run.trigger.not_in(wanted.without_triggers))
+    on_run = [_newest.run_id.in_(select(Run.id).where(*of_run))] if of_run else []
     newest = (
         select(_newest.id)
         .where(
             _newest.series_id == Series.id,
             _newest.accepted,
             *conditions,
-            *(on_suite if wanted.suites else ()),
+            *on_run,
         )
         .order_by(_newest.created_at.desc(), _newest.id.desc())
         .limit(1)
@@ -63,7 +106,7 @@ def _newest_of_series(
         .join(Measurement, Measurement.id == newest)
         .join(Run, Measurement.run_id == Run.id)
         .join(Commit, Measurement.commit_id == Commit.id)
-        .where(Series.metric == _TIME, *wanted.on_series())
+        .where(Series.metric == TIME_METRICS[regime], *wanted.on_series())
         .order_by(
             Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
         )

@@ -106,3 +106,24 @@ def latest_nights(session: Session) -> list[NightRow]:
             verdicts[verdict] += count
         nights.append(NightRow(gpu, at, tuple(heads), dict(verdicts)))
     return nights
+
+
+def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
+    """How many decisions about a commit ended in each verdict, against other commits.
+
+    sha: or the beginning of it; None: the newest commit by ancestry that was judged on the line
+    that people watch. Empty: nothing was judged.
+    """
+    concluded = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
+    judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, concluded)
+    newest = select(Commit.id).order_by(Commit.topo_order.desc().nulls_last(), Commit.id).limit(1)
+    if sha is None:
+        newest = newest.where(judged.where(Decision.watched.is_(True)).exists())
+    else:
+        newest = newest.where(Commit.sha.startswith(sha, autoescape=True), judged.exists())
+    counts = (
+        select(Decision.verdict, func.count())
+        .where(Decision.head_commit_id == session.scalar(newest), concluded)
+        .group_by(Decision.verdict)
+    )
+    return {row[0]: row[1] for row in session.execute(counts)}

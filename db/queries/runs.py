@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import ColumnElement, Select, and_, exists, func, or_, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
 from db.clock import database_time
 from db.errors import AmbiguousError, NotFoundError
@@ -55,6 +55,7 @@ class RunName:
     suite: str
     status: str
     created_at: datetime
+    trigger: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def run_names(
 ) -> list[RunName]:
     """Runs, newest first; no result is read. without_suites: leave those of these suites out."""
     query = (
-        select(Run.uuid, Run.suite, Run.status, Run.created_at)
+        select(Run.uuid, Run.suite, Run.status, Run.created_at, Run.trigger)
         .order_by(Run.created_at.desc(), Run.id.desc())
         .limit(limit)
     )
@@ -135,32 +136,79 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
     return _summaries(session, [(exact or rows)[0].id])[0]
 
 
-def latest_complete_runs(session: Session, *, suite: str | None = None) -> dict[str, RunSummary]:
+def latest_complete_runs(
+    session: Session,
+    *,
+    suite: str | None = None,
+    without_suites: Sequence[str] = (),
+    trigger: str | None = None,
+    without_triggers: Sequence[str] = (),
+    backend: str | None = None,
+) -> dict[str, RunSummary]:
     """By GPU SKU the newest complete run with a result on it.
 
     Complete: it says so, or (imported from a file that was written during the run) no planned case
-    is missing.
+    is missing. trigger, backend: only runs that were started so, and kinds of GPU of it.
     """
     complete = or_(Run.status == "complete", and_(_has_plan(), ~_has_missing()))
-    query = select(Run.id).where(complete)
-    if suite is not None:
-        query = query.where(Run.suite == suite)
-    return _newest_by_gpu(session, query)
-
-
-def latest_runs(
-    session: Session, *, suite: str | None = None, without_suites: Sequence[str] = ()
-) -> dict[str, RunSummary]:
-    """By GPU SKU the newest run with a result on it, however it ended.
-
-    without_suites: leave those of these suites out, and GPUs that only they know.
-    """
-    query = select(Run.id)
+    query = select(Run.id).where(complete, *_started(trigger, without_triggers))
     if suite is not None:
         query = query.where(Run.suite == suite)
     if without_suites:
         query = query.where(Run.suite.not_in(without_suites))
-    return _newest_by_gpu(session, query)
+    return _newest_by_gpu(session, query, backend)
+
+
+def latest_runs(
+    session: Session,
+    *,
+    suite: str | None = None,
+    without_suites: Sequence[str] = (),
+    trigger: str | None = None,
+    without_triggers: Sequence[str] = (),
+    backend: str | None = None,
+) -> dict[str, RunSummary]:
+    """By GPU SKU the newest run with a result on it, however it ended.
+
+    without_suites: leave those of these suites out, and GPUs that only they know. trigger, backend:
+    only runs that were started so, and kinds of GPU of it.
+    """
+    query = select(Run.id).where(*_started(trigger, without_triggers))
+    if suite is not None:
+        query = query.where(Run.suite == suite)
+    if without_suites:
+        query = query.where(Run.suite.not_in(without_suites))
+    return _newest_by_gpu(session, query, backend)
+
+
+def first_run_sharing_cases(session: Session, run_uuid: str, among: Sequence[str]) -> str | None:
+    """The first of these runs that has a timed result of a series of this one; None: none has."""
+    own, other = aliased(Measurement), aliased(Measurement)
+    run_id = select(Run.id).where(Run.uuid == run_uuid).scalar_subquery()
+    for uuid in among:
+        other_id = select(Run.id).where(Run.uuid == uuid).scalar_subquery()
+        shares = (
+            select(own.id)
+            .join(other, (other.case_key == own.case_key) & (other.series_id == own.series_id))
+            .where(
+                own.run_id == run_id,
+                other.run_id == other_id,
+                own.median_us.is_not(None),
+                other.median_us.is_not(None),
+            )
+        )
+        if session.scalar(shares.limit(1)) is not None:
+            return uuid
+    return None
+
+
+def _started(trigger: str | None, without: Sequence[str]) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if trigger is not None:
+        conditions.append(Run.trigger == trigger)
+    if without:
+        conditions.append(Run.trigger.not_in(without))
+    return conditions
 
 
 def suite_names(session: Session) -> tuple[str, ...]:
@@ -270,10 +318,13 @@ def cases_to_measure(session: Session, run_uuid: str) -> tuple[str, ...]:
     return tuple(session.scalars(query))
 
 
-def _newest_by_gpu(session: Session, of: Select[int]) -> dict[str, RunSummary]:
+def _newest_by_gpu(session: Session, of: Select[int], backend: str | None) -> dict[str, RunSummary]:
     newest = of.order_by(Run.created_at.desc(), Run.id.desc()).limit(1)
     run_ids: dict[str, int] = {}
-    for gpu in session.scalars(select(Series.gpu).distinct().order_by(Series.gpu)).all():
+    kinds = select(Series.gpu).distinct().order_by(Series.gpu)
+    if backend is not None:
+        kinds = kinds.where(Series.backend == backend)
+    for gpu in session.scalars(kinds).all():
         run_id = session.scalar(newest.where(_measured_on(gpu)))
         if run_id is not None:
             run_ids[gpu] = run_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -97,6 +98,7 @@ class HistoryPoint:
     ci_high_us: float | None
     floor_us: float | None
     sm_clock_mhz: float | None
+    subject: str = ""  # of the commit; empty: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,19 +166,7 @@ def series_history(
     Results of one commit stand in the order measured; commits outside of a git tree come last.
     """
     query = (
-        select(
-            Commit.sha.label("commit"),
-            Commit.topo_order,
-            Measurement.epoch_id,
-            Run.uuid.label("run"),
-            Measurement.uuid.label("measurement"),
-            Measurement.created_at,
-            Measurement.median_us,
-            Measurement.ci_low_us,
-            Measurement.ci_high_us,
-            Measurement.floor_us,
-            Measurement.sm_clock_mhz,
-        )
+        select(*history_columns())
         .select_from(Measurement)
         .join(Commit, Measurement.commit_id == Commit.id)
         .join(Run, Measurement.run_id == Run.id)
@@ -189,11 +179,36 @@ def series_history(
     )
     if without_sweeps:
         query = query.where(Run.trigger != "sweep")
-    breaks = _explained_orders(session, series_id)
+    breaks = explained_orders(session, [series_id]).get(series_id, ())
+    return points_of((dict(row) for row in session.execute(query).mappings()), breaks)
+
+
+def history_columns() -> tuple[Any, ...]:
+    """What `points_of` needs of each measurement, joined with its commit and run."""
+    return (
+        Commit.sha.label("commit"),
+        Commit.topo_order,
+        Measurement.epoch_id,
+        Run.uuid.label("run"),
+        Measurement.uuid.label("measurement"),
+        Measurement.created_at,
+        Measurement.median_us,
+        Measurement.ci_low_us,
+        Measurement.ci_high_us,
+        Measurement.floor_us,
+        Measurement.sm_clock_mhz,
+        Commit.subject,
+    )
+
+
+def points_of(rows: Iterable[dict[str, Any]], breaks: Sequence[int]) -> list[HistoryPoint]:
+    """Rows of one series, in their order, with their epochs.
+
+    breaks: places in the ancestry at which an acknowledged change opens one.
+    """
     numbers: dict[tuple[int, int], int] = {}
     points = []
-    for row in session.execute(query).mappings():
-        values = dict(row)
+    for values in rows:
         order = values["topo_order"]
         passed = 0 if order is None else bisect_right(breaks, order)
         epoch = (values.pop("epoch_id"), passed)
@@ -225,15 +240,19 @@ def trusted_base(session: Session, series_id: int, *, trail: int = TRAIL) -> str
     return trusted[-1] if trusted else None
 
 
-def _explained_orders(session: Session, series_id: int) -> list[int]:
-    """Places in the ancestry where an explained change opens an epoch of the series."""
+def explained_orders(session: Session, series_ids: Sequence[int]) -> dict[int, list[int]]:
+    """By series the places in the ancestry where an explained change opens an epoch of it."""
     query = (
-        select(Commit.topo_order)
-        .join(EpochBreak, EpochBreak.commit_id == Commit.id)
-        .where(EpochBreak.series_id == series_id, Commit.topo_order.is_not(None))
+        select(EpochBreak.series_id, Commit.topo_order)
+        .join(Commit, EpochBreak.commit_id == Commit.id)
+        .where(EpochBreak.series_id.in_(series_ids), Commit.topo_order.is_not(None))
         .order_by(Commit.topo_order)
     )
-    return [order for order in session.scalars(query) if order is not None]
+    orders: dict[int, list[int]] = {}
+    for series, order in session.execute(query):
+        if order is not None:
+            orders.setdefault(series, []).append(order)
+    return orders
 
 
 def kernel_names(session: Session) -> tuple[str, ...]:

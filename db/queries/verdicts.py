@@ -48,6 +48,7 @@ class AlertRow:
     decisions: int
     gpus: tuple[str, ...]
     worst: float | None
+    kernels: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +236,12 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
     commits = _commits(session, {r.bad_commit_id for r in rows} | {r.good_commit_id for r in rows})
     members: dict[int, list[Any]] = defaultdict(list)
     for member in session.execute(
-        select(Decision.alert_id, Decision.series_id, Series.gpu, func.count().label("decisions"))
+        select(Decision.alert_id, Decision.series_id, Series.gpu, Series.kernel, Series.variant)
+        .add_columns(func.count().label("decisions"))
         .add_columns(func.max(Decision.log_ratio).label("worst"))
         .join(Series, Decision.series_id == Series.id)
         .where(Decision.alert_id.in_([row.id for row in rows]))
-        .group_by(Decision.alert_id, Decision.series_id, Series.gpu)
+        .group_by(Decision.alert_id, Decision.series_id, Series.gpu, Series.kernel, Series.variant)
         .order_by(Decision.series_id)
     ):
         members[member.alert_id].append(member)
@@ -257,9 +259,17 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
             decisions=sum(member.decisions for member in members[row.id]),
             gpus=tuple(sorted({member.gpu for member in members[row.id]})),
             worst=max((m.worst for m in members[row.id] if m.worst is not None), default=None),
+            kernels=_kernels(members[row.id]),
         )
         for row in rows
     ]
+
+
+def _kernels(members: Sequence[Any]) -> tuple[str, ...]:
+    """Labels, that of the largest change first; a wrong result comes before any change."""
+    worst_first = sorted(members, key=lambda m: (m.worst is not None, -(m.worst or 0.0)))
+    labels = (f"{m.kernel}[{m.variant}]" if m.variant else m.kernel for m in worst_first)
+    return tuple(dict.fromkeys(labels))
 
 
 def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, CommitRow]:

@@ -32,6 +32,7 @@ from flexq_bench.cli import (
     quantize,
     run,
     sensitivity,
+    serve_api,
     static,
     status,
     sweep,
@@ -78,6 +79,7 @@ app.command("list")(listing.list_)
 app.add_typer(database.app, name="db")
 app.command("doctor")(doctor.doctor)
 app.command("dashboard")(dashboard.dashboard)
+app.command("serve-api")(serve_api.serve_api)
 
 
 def _show_version(wanted: bool) -> None:

@@ -287,10 +287,12 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
     from flexq_bench.cli.output import console, print_json, say, show_whole
     from flexq_bench.runs import comparison_report as report
     from flexq_bench.runs.stored_comparison import compare_stored
+    from flexq_bench.runs.stored_noise import read_noise
 
     with open_database(db, read_only=True) as database, database.session() as session:
         runs = [queries.run_by_uuid_prefix(session, prefix) for prefix in (base, head)]
         stored = [queries.run_results(session, run.uuid) for run in runs]
+        noise = read_noise(session, {row.series_id for rows in stored for row in rows})
     protocols = [{row.protocol_version for row in rows} for rows in stored]
     if all(protocols) and not protocols[0] & protocols[1]:
         first, second = (", ".join(map(str, sorted(versions))) for versions in protocols)
@@ -298,7 +300,7 @@ def _compare_runs(base: str, head: str, db: str | None, as_json: bool) -> int:
             f"run {base} was measured by protocol {first} and {head} by {second}: their times "
             "don't compare, measure one of them again"
         )
-    results = compare_stored(*stored)
+    results = compare_stored(stored[0], stored[1], noise)
     if not results:
         raise UsageError(f"neither run has a result: see {base} and {head} in list runs")
     verdicts = [result.verdict for result in results]

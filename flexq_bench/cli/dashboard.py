@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dashboard.settings import COMMIT_URL_VARIABLE, PLACE_OF_SHA, READ_ONLY_VARIABLE
+from flexq_bench.cli.listening import check_port
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
@@ -41,6 +44,13 @@ def dashboard(
             show_default=False,
         ),
     ] = None,
+    examples: Annotated[
+        bool,
+        typer.Option(
+            "--examples",
+            help="Show the example records, in a temporary database: yours is left alone.",
+        ),
+    ] = False,
     open_browser: Annotated[bool, typer.Option("--open", help="Open a browser on it.")] = False,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -52,38 +62,88 @@ def dashboard(
     from db.engine import open_database
     from db.urls import ENVIRONMENT_VARIABLE
 
+    if examples and db is not None:
+        raise UsageError("--examples has a database of its own: leave --db out")
     _check_commit_url(commit_url)
     if not address.strip():
         raise UsageError(
             "--address is empty, which would listen on every network: name one, or leave it out "
             "for 127.0.0.1"
         )
-    with open_database(db, create=False, read_only=read_only) as database:
-        shown = database.url
-    _check_port(address, port)
+    check_port(address, port)
     app = _app_file()
     below = base_path.strip("/")
     url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
     url += f"/{below}" if below else ""
-    if as_json:
-        print_json({"url": url, "database": shown, "read_only": read_only})
-    else:
-        say(console(), f"{shown} at {url} (Ctrl-C ends it)")
-    environment = os.environ | ({ENVIRONMENT_VARIABLE: db} if db is not None else {})
+    environment = dict(os.environ)
     if read_only:
         environment[READ_ONLY_VARIABLE] = "1"
     if commit_url:
         environment[COMMIT_URL_VARIABLE] = commit_url
-    command = _streamlit(app, address, port, below, open_browser)
+    with ended_by_terminate(), ExitStack() as temporary:
+        if examples:
+            db = str(temporary.enter_context(_example_database()))
+        if db is not None:
+            environment[ENVIRONMENT_VARIABLE] = db
+        with open_database(db, create=False, read_only=read_only) as database:
+            shown = database.url
+        if as_json:
+            print_json({"url": url, "database": shown, "read_only": read_only})
+        else:
+            say(console(), f"{shown} at {url} (Ctrl-C ends it)")
+        _serve(_streamlit(app, address, port, below, open_browser), environment)
+
+
+def _serve(command: list[str], environment: dict[str, str]) -> None:
+    """Run Streamlit until it ends."""
     try:
-        with ended_by_terminate():
-            done = subprocess.run(command, env=environment)
+        done = subprocess.run(command, env=environment)
     except KeyboardInterrupt:
         return
     if done.returncode not in (0, -2, 130):
         raise InfrastructureError(
             f"the dashboard ended with status {done.returncode}: its messages above say why"
         )
+
+
+@contextmanager
+def _example_database() -> Iterator[Path]:
+    """A database of the example records in a folder that goes when the dashboard ends."""
+    from db.engine import open_database
+    from db.errors import RecordFormatError
+    from db.exchange import import_file
+    from flexq_bench.runs.published_numbers import keep_references
+
+    files = _example_files()
+    with tempfile.TemporaryDirectory(prefix="flexq-bench-examples-") as folder:
+        path = Path(folder) / "examples.sqlite"
+        stored = 0
+        with open_database(str(path)) as database:
+            keep_references(database)
+            for file in files:
+                try:
+                    with database.session() as session:
+                        stored += import_file(session, file).added
+                except RecordFormatError:
+                    continue  # rows of a benchmark, which are no records
+        if not stored:
+            raise InfrastructureError("the example records hold no result: get the files again")
+        yield path
+
+
+def _example_files() -> list[Path]:
+    """The record files of the repository's examples, by name. Raises UsageError without any.
+
+    Folders within those of a machine have nights of their own, under names that others have too.
+    """
+    folder = _app_file().parents[1] / "examples"
+    files = [*folder.glob("*/*.parquet"), *folder.glob("*/*.jsonl.gz")]
+    if not files:
+        raise UsageError(
+            "the example records are not here: they come with the repository, not with an "
+            "installed package, so start it from a clone"
+        )
+    return sorted(files)
 
 
 def _app_file() -> Path:
@@ -93,18 +153,6 @@ def _app_file() -> Path:
     if app is None or not app.is_file():
         raise InfrastructureError("the dashboard is not installed: pip install flexq-bench again")
     return app
-
-
-def _check_port(address: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            raise UsageError(
-                f"can't listen on {address}:{port} ({error.strerror or error}): give another "
-                "--port or --address"
-            ) from None
 
 
 def _check_commit_url(template: str | None) -> None:

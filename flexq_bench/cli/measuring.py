@@ -181,8 +181,14 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
     position = {key: i for i, key in enumerate(run.plan)}
     results.sort(key=lambda result: position.get(result.case, len(position)))
     out = options.people
-    show_whole(out, results_table(compare_with_baseline(results)))
-    published = published_table(results, published_speedups(run.suite))
+    on_cpu = bool(results) and all(result.backend == "cpu" for result in results)
+    # A ratio of two reference implementations on a CPU says nothing of either kernel.
+    show_whole(out, results_table(compare_with_baseline(results), with_speedup=not on_cpu))
+    if on_cpu:
+        see = invocation.command("dashboard", "--examples")
+        say(out, "no GPU was used: these are reference implementations on a CPU, and not fast")
+        say(out, f"times of an NVIDIA H200: {see}")
+    published = None if on_cpu else published_table(results, published_speedups(run.suite))
     if published is not None:
         show_whole(out, published)
     for line in problem_lines(results):

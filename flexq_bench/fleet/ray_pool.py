@@ -18,13 +18,13 @@ from db.fleet import JobInfo, add_jobs, forget_silent_workers, reopen_jobs
 from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.coordinator import Coordinator
-from flexq_bench.fleet.device_offsets import store_offsets
 from flexq_bench.fleet.pool import Kind, Work
 from flexq_bench.fleet.ray_comparer import ComparerActor
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import Times
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.cost_estimate import read_costs
+from flexq_bench.runs.device_offsets import store_offsets
 from flexq_bench.runs.lifecycle import OnRecord
 from flexq_bench.runs.machine import Machine
 from workloads.case import Case

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import datetime
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from flexq_bench.stats import Interval, ratio_interval
+from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.stats import Interval, ratio_interval, with_run_noise
 from flexq_bench.stats.baseline import Result, time_of
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO
 from flexq_bench.verdicts import Verdict
@@ -16,20 +18,31 @@ from workloads.case import kernel_label
 
 
 class StoredResult(Result, Protocol):
-    """A result that knows its case and its series."""
+    """A result that knows its case, its series, its run, and when and how it was measured."""
 
     @property
     def case(self) -> str: ...
     @property
     def series_id(self) -> int: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def protocol_version(self) -> int: ...
+    @property
+    def created_at(self) -> datetime: ...
+
+
+R = TypeVar("R", bound=StoredResult)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredComparison:
     """One case of two runs.
 
-    base_us, head_us: medians with their 95 % intervals; None: wrong, never timed, or not there.
-    ratio: head / base; None: one of them is missing. reason: why the verdict is what it is.
+    base_us, head_us: medians with the 95 % intervals of their levels, run-to-run noise included;
+    None: wrong, never timed, or not there. ratio: head / base; None: one of them is missing.
+    measured: the ratio with the interval of the two measurements alone, without the noise.
+    series: of base and head, where both were timed. reason: why the verdict is what it is.
     """
 
     case: str
@@ -39,50 +52,106 @@ class StoredComparison:
     ratio: Interval | None
     verdict: Verdict
     reason: str
+    measured: Interval | None = None
+    series: tuple[int, int] | None = None
 
 
 def compare_stored(
-    base: Iterable[StoredResult], head: Iterable[StoredResult]
+    base: Iterable[StoredResult],
+    head: Iterable[StoredResult],
+    noise: StoredNoise | None = None,
 ) -> list[StoredComparison]:
     """One row a case and GPU of either run, in the order of base, then what only head has.
 
     Results compare where they are of one series. Between two runs, what differs may be the machine:
-    slower and faster need the whole interval of the ratio beyond 1 %.
+    slower and faster need the whole interval of the ratio beyond 1 %, and noise, that of these
+    series from run to run, is part of it. None: intervals are of the measurements alone.
     """
     first = {(r.case, r.gpu): r for r in base}
     second = {(r.case, r.gpu): r for r in head}
     return [
-        _compared(key, first.get(key), second.get(key)) for key in dict.fromkeys([*first, *second])
+        _compared(key, first.get(key), second.get(key), noise)
+        for key in dict.fromkeys([*first, *second])
     ]
 
 
-def compare_labels(results: Iterable[StoredResult], base: str, head: str) -> list[StoredComparison]:
+def compare_labels(
+    results: Iterable[StoredResult],
+    base: str,
+    head: str,
+    noise: StoredNoise | None = None,
+    *,
+    beside: Iterable[StoredResult] = (),
+) -> list[StoredComparison]:
     """One row a case of the kernel `head` and GPU, in the order of the results.
 
-    base, head: labels. results: one of each series, whichever run it comes from: the machine may
-    differ as between two runs. A case is the same if all but the kernel is.
+    base, head: labels. results: one of each series, whichever run it comes from. beside: what the
+    runs of these results measured of base: a result of head is set against that of its own run
+    first. Otherwise the machine may differ as between two runs. A case is the same if all but the
+    kernel is.
     """
     listed = list(results)
-    bases = {_place(r): r for r in listed if kernel_label(r.kernel, r.variant) == base}
+    bases = bases_of(listed, beside, base)
     heads = [r for r in listed if kernel_label(r.kernel, r.variant) == head]
-    return [_compared((r.case, r.gpu), bases.get(_place(r)), r, one_series=False) for r in heads]
+    return [_compared((r.case, r.gpu), bases(r), r, noise, one_series=False) for r in heads]
 
 
-def _place(result: StoredResult) -> tuple[str, str, str, int, int, int]:
-    return (result.gpu, result.stage, result.cache, result.m, result.n, result.k)
+def bases_of(
+    results: Iterable[R], beside: Iterable[R], baseline: str
+) -> Callable[[StoredResult], R | None]:
+    """By result the one of the baseline (a label) that it is set against; None: there is none.
+
+    That of its own run, if it was right and timed; else the newest among results. Results of two
+    regimes, stages, cache modes or protocols are never set against each other.
+    """
+    newest: dict[Place, R] = {}
+    for r in results:
+        if kernel_label(r.kernel, r.variant) == baseline and time_of(r) is not None:
+            known = newest.get(place_of(r))
+            if known is None or known.created_at < r.created_at:
+                newest[place_of(r)] = r
+    in_run = {
+        (r.run, *place_of(r)): r
+        for r in beside
+        if kernel_label(r.kernel, r.variant) == baseline and time_of(r) is not None
+    }
+    return lambda r: in_run.get((r.run, *place_of(r))) or newest.get(place_of(r))
+
+
+Place = tuple[str, str, str, str, int, int, int, int]
+
+
+def place_of(result: StoredResult) -> Place:
+    """What must be equal for the times of two kernels to be set against each other."""
+    regime = result.regime or ""  # protocol 1 named none
+    path = (result.gpu, result.stage, result.cache, regime)
+    return (*path, result.protocol_version, result.m, result.n, result.k)
+
+
+def newest_of_cases(results: Iterable[R]) -> list[R]:
+    """Of a kernel on a shape the newest alone, whichever version of the kernel or protocol it is
+    of; in the order given. Regimes, stages, cache modes and GPUs stay apart."""
+    newest: dict[object, R] = {}
+    for r in results:
+        protocol_less = (*place_of(r)[:4], *place_of(r)[5:])
+        key = (kernel_label(r.kernel, r.variant), protocol_less)
+        if key not in newest or newest[key].created_at < r.created_at:
+            newest[key] = r
+    return list(newest.values())
 
 
 def _compared(
     key: tuple[str, str],
     base: StoredResult | None,
     head: StoredResult | None,
+    noise: StoredNoise | None,
     *,
     one_series: bool = True,
 ) -> StoredComparison:
     case, gpu = key
     base_us = None if base is None else time_of(base)
     head_us = None if head is None else time_of(head)
-    ratio = None
+    ratio = measured = series = None
     if base is None or head is None:
         missing = "base" if base is None else "head"
         verdict, reason = Verdict.NO_DATA, f"{missing} has no result of this case"
@@ -94,12 +163,38 @@ def _compared(
     elif base_us is None or head_us is None:
         verdict, reason = Verdict.NO_DATA, base.detail or head.detail
     else:
-        ratio = ratio_interval(head_us, base_us)
-        verdict, reason = _verdict(ratio), ""
-    return StoredComparison(case, gpu, base_us, head_us, ratio, verdict, reason)
+        measured, series = ratio_interval(head_us, base_us), (base.series_id, head.series_id)
+        ratio = measured if noise is None else level_ratio(head, base, noise)
+        verdict, reason = verdict_of_ratio(ratio), ""
+    if noise is not None:
+        base_us = base_us and noise.time(_series(base), base_us)
+        head_us = head_us and noise.time(_series(head), head_us)
+    return StoredComparison(case, gpu, base_us, head_us, ratio, verdict, reason, measured, series)
 
 
-def _verdict(ratio: Interval) -> Verdict:
+def level_ratio(top: StoredResult, bottom: StoredResult, noise: StoredNoise) -> Interval:
+    """top / bottom with the 95 % interval of the ratio of their levels.
+
+    Within one run the noise is that of such ratios; between two each side brings its own. Raises
+    ValueError if one of them was never timed.
+    """
+    over, under = time_of(top), time_of(bottom)
+    if over is None or under is None:
+        raise ValueError("a ratio needs two times")
+    if top.run == bottom.run:
+        shared = noise.of_ratio(top.series_id, bottom.series_id)
+        return with_run_noise(ratio_interval(over, under), shared)
+    sides = ((top.series_id, over), (bottom.series_id, under))
+    levels = [noise.time(series, time, apart=True) for series, time in sides]
+    return ratio_interval(*levels)
+
+
+def _series(result: StoredResult | None) -> int:
+    return -1 if result is None else result.series_id
+
+
+def verdict_of_ratio(ratio: Interval) -> Verdict:
+    """Slower or faster if the whole interval is beyond 1 %, the same if all of it is within."""
     low, high = np.log(ratio.low), np.log(ratio.high)
     if low >= SMALLEST_LOG_RATIO:
         return Verdict.SLOWER

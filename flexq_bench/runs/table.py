@@ -16,19 +16,28 @@ from workloads.case import kernel_label
 from workloads.probes import EMPTY_KERNEL, is_probe
 from workloads.published import PublishedValue
 
+_SPEEDUP = -2  # the column before the last
 
-def results_table(rows: Sequence[Row[Result]]) -> Table:
-    """A table that fits 120 columns, ruled between shapes."""
+
+def results_table(rows: Sequence[Row[Result]], *, with_speedup: bool = True) -> Table:
+    """A table that fits 120 columns, ruled between shapes.
+
+    with_speedup: whether times are set against the baseline's.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("kernel", no_wrap=True)
     table.add_column("layer", no_wrap=True, max_width=26)
     table.add_column("stage", no_wrap=True)
-    for name in ("M", "N", "K", "median µs", "± %", "% of floor", f"× {BASELINE}"):
+    over = (f"× {BASELINE}",) if with_speedup else ()
+    for name in ("M", "N", "K", "median µs", "± %", "% of floor", *over):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("correct", no_wrap=True)
     for i, row in enumerate(rows):
         ends_shape = i + 1 == len(rows) or _shape(rows[i + 1].result) != _shape(row.result)
-        table.add_row(*_cells(row), end_section=ends_shape, style=_style(row.result))
+        cells = _cells(row)
+        if not with_speedup:
+            del cells[_SPEEDUP]
+        table.add_row(*cells, end_section=ends_shape, style=_style(row.result))
     return table
 
 

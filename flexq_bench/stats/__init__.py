@@ -23,6 +23,7 @@ from flexq_bench.stats.paired import (
 from flexq_bench.stats.perplexity_gap import gap_closed_interval
 from flexq_bench.stats.proportion import proportion_interval
 from flexq_bench.stats.ratio import geometric_mean, ratio_interval
+from flexq_bench.stats.run_noise import RunNoise, larger_noise, run_noise, with_run_noise
 from flexq_bench.stats.variance_components import variance_components
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Interval",
     "ItemDifference",
     "LevelModel",
+    "RunNoise",
     "TestPlan",
     "block_quantile_intervals",
     "change_points",
@@ -44,6 +46,7 @@ __all__ = [
     "hierarchical_interval",
     "is_clear",
     "item_difference",
+    "larger_noise",
     "level_model",
     "loss_p_value",
     "mean_difference_interval",
@@ -51,5 +54,7 @@ __all__ = [
     "proportion_interval",
     "questions_needed",
     "ratio_interval",
+    "run_noise",
     "variance_components",
+    "with_run_noise",
 ]

@@ -107,7 +107,7 @@ def compare_with_baseline(results: Iterable[R], baseline: str = BASELINE) -> lis
         return Row(
             result,
             Interval(1.0, 1.0, 1.0) if is_base else base and ratio_interval(base, time),
-            _pct_of_floor(result, time, probed),
+            floor_share(result, time, probed),
         )
 
     return [row(result) for result in ordered]
@@ -150,9 +150,13 @@ def half_width_percent(result: Result) -> float | None:
     return 100.0 * (high - low) / 2 / median
 
 
-def _pct_of_floor(result: Result, time: Interval, probed: Sequence[Interval]) -> Interval | None:
-    """The result keeps the floor that its own device measured. How well that is known, the nearest
-    result of a probe of this width tells: launches that overlap have one of their own."""
+def floor_share(result: Result, time: Interval, probed: Sequence[Interval]) -> Interval | None:
+    """100 · floor / time with its interval; None: no floor was measured beside the result.
+
+    The result keeps the floor that its own device measured. How well that is known, the nearest
+    result of a probe of this width tells: launches that overlap have one of their own.
+    probed: what such probes measured on this shape in the same run, µs.
+    """
     floor_us = result.floor_us
     if not floor_us:
         return None

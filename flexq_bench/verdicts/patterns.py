@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,
@@ -31,6 +32,7 @@ class Pattern(StrEnum):
     SPIKE = "spike"  # one or two nights, and back
     STEP = "step"
     DRIFT = "drift"  # creeps, without a step that explains it
+    TOO_FEW = "too-few"  # nothing shows, of too few nights to look for a step
     STEADY = "steady"
 
 
@@ -65,7 +67,8 @@ def classify(nights: Nights) -> Classification:
 
     A single night is a new series; fewer than 3 after a change of environment, a new epoch.
     Otherwise the newest epoch is looked at by itself: a step that the clock explains, a drift, a
-    step, a spike. Raises ValueError if lengths differ.
+    step, a spike. With fewer nights than change points are looked for in, what shows none of them
+    is too few, and not steady. Raises ValueError if lengths differ.
     """
     values = np.asarray(nights.values, dtype=np.float64)
     epochs, days = np.asarray(nights.epochs), np.asarray(nights.days, dtype=np.int64)
@@ -81,6 +84,8 @@ def classify(nights: Nights) -> Classification:
     if start > 0 and values.size - start < 3:
         return Classification(Pattern.NEW_EPOCH, start, missing)
     pattern, index = _shape(values[start:], None if clocks is None else clocks[start:])
+    if pattern is Pattern.STEADY and positive_logs(values[start:])[1].size < FEWEST_POINTS:
+        return Classification(Pattern.TOO_FEW, None, missing)
     return Classification(pattern, None if index is None else start + index, missing)
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from db import queries
 from db.engine import open_database
+from flexq_bench.cli.app import app
 from flexq_bench.exit_codes import ExitCode
 
 
@@ -81,3 +83,37 @@ def test_a_template_that_is_no_web_address_of_a_commit_is_refused(database, cli,
 
     assert ran.code == 2
     assert "https://github.com/OWNER/REPOSITORY/commit/{sha}" in ran.error
+
+
+@pytest.mark.slow
+def test_examples_have_a_database_of_their_own_that_goes_again(started, database, monkeypatch):
+    """The whole of the records: half a minute on a busy machine."""
+    before = database.read_bytes()
+    seen: dict[str, Any] = {}
+
+    def look(command: list[str], env: dict[str, str]) -> Any:
+        path = Path(env["FLEXQ_BENCH_DB"])
+        with open_database(str(path), read_only=True) as opened, opened.session() as session:
+            gpus = queries.gpu_names(session)
+            found = (gpus, queries.decoded_models(session), queries.scored_models(session))
+        seen.update(path=path, found=found)
+        return SimpleNamespace(returncode=0)
+
+    started()
+    monkeypatch.setattr("flexq_bench.cli.dashboard.subprocess.run", look)
+    app(["dashboard", "--examples", "--port", "18766"], standalone_mode=False)
+
+    gpus, decoded, scored = seen["found"]
+    assert gpus[0] == "NVIDIA H200"
+    assert decoded
+    assert scored
+    assert not seen["path"].exists()
+    assert seen["path"] != database
+    assert database.read_bytes() == before
+
+
+def test_examples_beside_a_database_are_refused(cli):
+    ran = cli("dashboard", "--examples", "--db", "mine.sqlite")
+
+    assert ran.code == ExitCode.USAGE
+    assert "leave --db out" in ran.error

@@ -126,6 +126,9 @@ def _opening(page: str) -> Any:
 
 
 open_overview = _opening("overview")
+open_scoreboard = _opening("scoreboard")
+open_leaderboard = _opening("leaderboard")
+open_triage = _opening("triage")
 open_alert = _opening("alert")
 open_history = _opening("history")
 open_measurement = _opening("measurement")

@@ -15,7 +15,7 @@ OpenPage = Callable[..., AppTest]
 def markdown(app: AppTest) -> str:
     """Everything that the page says outside of its tables and charts, as Markdown."""
     parts: list[Any] = [
-        *(*app.header, *app.markdown, *app.caption),
+        *(*app.title, *app.header, *app.markdown, *app.caption),
         *(*app.info, *app.warning, *app.error, *app.success),
     ]
     return "\n".join(str(part.value) for part in parts)

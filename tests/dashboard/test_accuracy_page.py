@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -143,3 +144,22 @@ def test_models_are_chosen_by_the_link(evaluated, open_accuracy):
 
     assert len(scores(open_accuracy(model="tiny-llama"))) == 1
     assert "Not stored, so not asked for: model nothing" in words(open_accuracy(model="nothing"))
+
+
+def test_a_shown_change_is_that_of_two_shown_values(store, open_accuracy):
+    # A scheme on a part of the text, and later the model as it is on all of it.
+    part = a_run("part", suite="accuracy")
+    late = {"created_at": "2025-11-22T10:00:05+00:00", "n_items": 302956}
+    whole = a_run("whole", suite="accuracy", created_at="2025-11-22T10:00:00+00:00")
+    keep(
+        store,
+        a_score("fp16", run=part, n_items=20470),
+        a_score("w4a4", run=part, n_items=20470, **worse(0.10)),
+        a_score("fp16", run=whole, values=tuple(v + 0.3 for v in FP16_NLL) * 2, **late),
+    )
+
+    row = next(row for row in scores(open_accuracy()) if row["scheme"] == "w4a4")
+
+    base = row["fp16 on the same items"]
+    assert row["against fp16"].startswith(f"{100 * (row['value'] / base - 1):+.2f} %")
+    assert base == pytest.approx(math.exp(sum(FP16_NLL) / len(FP16_NLL)))

@@ -77,9 +77,9 @@ def test_the_newest_open_alert_is_shown_and_linked(alerted, open_alert, compared
 
     app = open_alert()
 
-    assert app.header[0].value.startswith("Alert 2")
+    assert app.title[0].value.startswith("Alert 2")
     assert app.query_params["alert"] == "2"
-    assert open_alert(alert="1").header[0].value.startswith("Alert 1")
+    assert open_alert(alert="1").title[0].value.startswith("Alert 1")
 
 
 def test_a_branch_beside_the_bad_commit_is_not_in_the_range(
@@ -217,7 +217,7 @@ def test_the_same_machine_code_is_called_out(store, open_alert, compared, commit
     app = open_alert()
 
     assert "Machine code: **the same" in words(app)
-    assert "wrong results" in app.header[0].value
+    assert "wrong results" in app.title[0].value
 
 
 def test_evidence_that_was_changed_is_not_trusted(alerted, open_alert):
@@ -373,3 +373,19 @@ def test_a_note_is_never_markup(alerted, open_alert):
 
     raw = "\n".join(str(part.value) for part in open_alert().markdown)
     assert r"\<b\>x\</b\> \[a\]\(http\://evil\.example\) \$x\^2\$ \:smile\:" in raw
+
+
+def test_the_title_names_the_kernel_and_says_of_how_many_it_is_the_worst(alerted, open_alert):
+    title = open_alert().title[0].value.replace("\\", "")
+
+    assert title.startswith("Alert 1: flexq-w6a6 and 1 more of flexq +")
+    assert title.endswith("the worst of 2 verdicts")
+
+
+def test_a_single_verdict_is_the_worst_of_none(store, compared, commits, open_alert):
+    store.judge(compared("flexq-w6a6", 1.05, base=3, head=6), commits=commits)
+
+    title = open_alert().title[0].value.replace("\\", "")
+
+    assert title.startswith("Alert 1: flexq-w6a6 +")
+    assert "worst" not in title

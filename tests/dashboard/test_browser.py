@@ -92,7 +92,7 @@ def test_an_empty_database_says_what_to_do(empty: str, browser: Any, page: str, 
 
 
 def test_the_overview_leads_to_an_alert_that_people_can_close(examples: str, browser: Any) -> None:
-    said = look(browser, examples, "[data-testid=stPageLink]", name="overview")
+    said = look(browser, f"{examples}/overview", "[data-testid=stPageLink]", name="overview")
     assert "Alert 1: flexq" in said
     assert "**Change 6**" in said  # text, neither bold nor an image
     assert not browser.find_elements("css selector", "img[src=x]")

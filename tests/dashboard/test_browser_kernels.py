@@ -56,7 +56,11 @@ def click(browser: Any, label: str) -> None:
         ("kernels", POINT, "floors of these shapes"),
         ("kernels?view=heat+map", ".js-plotly-plot .heatmaplayer", "M = 8"),
         ("kernels?view=ablation", ".js-plotly-plot .barlayer .point", "vanilla"),
-        ("kernels?view=gemm+against+linear&m=8", POINT, "linear / gemm (×)"),
+        (
+            "kernels?view=gemm+against+linear&m=8",
+            POINT,
+            "including activation quantization / GEMM only (×)",
+        ),
         (
             "compare?kind=kernels&base-kernels=cublaslt-w8a8&head-kernels=flexq",
             POINT,

@@ -51,7 +51,7 @@ def test_who_gives_no_password_sees_nothing(proxy: Proxy) -> None:
 
 def test_pages_and_their_links_stay_below_the_path(proxy: Proxy, browser: Any) -> None:
     sign_in(browser, proxy)
-    said = look(browser, f"{proxy.url}/", "[data-testid=stPageLink]", name="proxy-overview")
+    said = look(browser, f"{proxy.url}/overview", "[data-testid=stPageLink]", name="proxy-overview")
     assert "Alert 1: flexq" in said
     assert proxy.websockets == ["/bench/_stcore/stream"]
 

@@ -143,3 +143,34 @@ def test_devices_are_listed_by_their_last_sign_of_life(fleet, open_fleet):
         f"uuid of {H200}": "by no worker",
         "uuid of NVIDIA A100": "by no worker",
     }
+
+
+def test_workers_and_runs_of_long_ago_are_listed_when_they_are_asked_for(store, open_fleet):
+    run = a_run("old", status="interrupted", plan=tuple(CASES), created_at="2024-01-01T10:00:00Z")
+    ago = now() - timedelta(days=300)
+    with store.session() as session:
+        begin_run(session, run, COMMIT)
+        add_jobs(session, run.uuid, [JobInfo(case, expected_s=60.0) for case in CASES])
+        register_worker(session, WorkerInfo("gone", "host", 1, DEVICES[0], {}), at=ago)
+
+    app, everything = open_fleet(), open_fleet(all="on")
+
+    assert "1 workers that are gone, 1 unfinished runs left behind" in words(app)
+    assert not [f for f in app.dataframe if "ago" in f.value or "jobs" in f.value]
+    assert table_rows(everything, of="ago")
+    assert table_rows(everything, of="jobs")
+
+
+def test_a_run_that_was_imported_sets_its_gpus_side_by_side(store, open_fleet):
+    records = [
+        a_record(device=device, m=m, median_us=8.0 * slower, uuid=f"{device.uuid} {m}")
+        for device, slower in zip(DEVICES, (1.0, 1.02), strict=True)
+        for m in (1, 2, 4)
+    ]
+    store.add(*records)
+
+    app = open_fleet()
+
+    (chart,) = [json.loads(one.proto.spec) for one in app.get("plotly_chart")]
+    slow, fast = sorted(numbers(chart["data"][0]["x"]), reverse=True)
+    assert slow - fast == pytest.approx(2.0, abs=0.05)

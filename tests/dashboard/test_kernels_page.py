@@ -167,3 +167,112 @@ def test_names_from_records_are_never_markup_in_a_chart(store, open_kernels):
 
     for view in ("roofline", "heat map"):
         assert "<img" not in json.dumps(chart(open_kernels(view=view))["data"])
+
+
+def cells(app):
+    """Text of the heat map's cells by kernel."""
+    found = {}
+    for trace in chart(app)["data"]:
+        if trace["type"] == "heatmap":
+            found |= dict(zip(trace["y"], trace["text"], strict=True))
+    return found
+
+
+def test_a_model_has_every_kernel_on_its_shapes_whatever_a_suite_called_them(store, open_kernels):
+    of_llama = {"model": "llama-2-70b", "layer": "down_proj", "n": 8192, "k": 28672}
+    run = a_run("one")
+    store.add(
+        a_record(run, kernel="cublaslt-w8a8", median_us=12.0, **of_llama),
+        a_record(run, **of_llama | {"model": "llama-3-70b"}),
+        a_record(run, kernel="abq-w6a6", **of_llama | {"model": "", "layer": ""}),
+    )
+
+    everything = cells(open_kernels(view="heat map"))
+    narrowed = cells(open_kernels(view="heat map", model="llama-2-70b", layer="down_proj"))
+
+    assert set(narrowed) == set(everything) == {"abq-w6a6", "flexq-w6a6"}
+    assert all(len(row) == 1 for row in everything.values()), "one shape, one column"
+    points = chart(open_kernels(model="llama-2-70b", layer="down_proj"))["data"]
+    assert {"cublaslt-w8a8", "abq-w6a6", "flexq-w6a6"} <= {trace["name"] for trace in points}
+
+
+def test_a_ratio_is_of_one_run_where_that_run_has_the_baseline(store, open_kernels):
+    later = {"created_at": "2025-11-22T10:00:05+00:00"}
+    one = a_run("one")
+    store.add(a_record(one), a_record(one, kernel="cublaslt-w8a8", median_us=15.0))
+    store.add(a_record(a_run("later"), kernel="cublaslt-w8a8", median_us=12.0, **later))
+
+    app = open_kernels(view="heat map")
+
+    assert cells(app)["flexq-w6a6"] == ["1.88<br>±1.4 %"]
+    assert "0 of 1 ratios are of two separate runs" in words(app)
+
+
+def test_a_ratio_of_separate_runs_has_their_noise_in_it_and_a_mark(store, open_kernels):
+    store.add(a_record(a_run("one")))
+    store.add(a_record(a_run("two"), kernel="cublaslt-w8a8", median_us=12.0))
+
+    (cell,) = cells(open_kernels(view="heat map"))["flexq-w6a6"]
+
+    ratio, half = cell.split("<br>±")
+    assert ratio == "1.50†"
+    assert float(half.removesuffix(" %")) == pytest.approx(100 * 1.96 * 0.01 * 2**0.5, rel=0.2)
+
+
+def test_a_sweep_is_shown_when_it_is_asked_for(store, open_kernels):
+    store.add(a_record(a_run("suite"), median_us=8.0))
+    sweep = a_run("sweep", suite="sweep", trigger="sweep")
+    store.add(a_record(sweep, median_us=6.0, created_at="2025-11-23T10:00:05+00:00"))
+
+    def medians(**link):
+        (points,) = [t for t in chart(open_kernels(**link))["data"] if t["name"] == "flexq-w6a6"]
+        return [2 * 4096 * 4096 / 1e6 / y for y in points["y"]]
+
+    assert medians() == [pytest.approx(8.0)]
+    assert medians(sweeps="on") == [pytest.approx(6.0)]
+
+
+def test_a_cpu_is_shown_when_it_is_asked_for(store, open_kernels):
+    store.add(a_record(a_run("cpu"), backend="cpu", gpu="A CPU", floor_us=5.0))
+    store.add(a_record(a_run("gpu")))
+
+    assert "NVIDIA H200" in words(open_kernels())
+    assert "A CPU" in words(open_kernels(gpu="A CPU"))
+
+
+def test_regimes_are_named_and_never_mixed(store, open_kernels):
+    sustained = {"metric": "sustained_time", "regime": "sustained", "sample_gap_us": 0.0}
+    store.add(a_record(regime="boost", sample_gap_us=50.0, median_us=8.0))
+    store.add(a_record(a_run("load"), median_us=10.0, launch_j=1.0, **sustained))
+
+    def shown(**link):
+        app = open_kernels(**link)
+        (points,) = [t for t in chart(app)["data"] if t["name"] == "flexq-w6a6"]
+        return words(app), [2 * 4096 * 4096 / 1e6 / y for y in points["y"]]
+
+    said, boost = shown()
+    assert "regime: boost" in said
+    assert boost == [pytest.approx(8.0)]
+    said, load = shown(regime="sustained")
+    assert "regime: sustained" in said
+    assert load == [pytest.approx(10.0)]
+
+
+def test_a_noisy_result_is_marked(store, open_kernels):
+    run = a_run()
+    store.add(a_record(run, kernel="cublaslt-w8a8", median_us=12.0))
+    store.add(a_record(run, status="noisy", accepted=True))
+
+    app = open_kernels(view="heat map")
+
+    assert cells(app)["flexq-w6a6"][0].startswith("1.50~")
+    assert "1 noisy, marked ~" in words(app)
+
+
+def test_m_narrows_the_roofline(store, open_kernels):
+    store.add(*records_of(m=(1, 8)))
+
+    (points,) = [t for t in chart(open_kernels(m="8"))["data"] if t["name"] == "flexq-w6a6"]
+
+    assert len(points["y"]) == 2
+    assert all("M=8" in text for text in points["text"])

@@ -53,8 +53,8 @@ def test_the_shares_of_the_samples_rise_to_all_of_them(sampled, open_measurement
     (every,) = traces(ecdf, "all samples")
     assert numbers(every["x"]) == sorted(value for part in SAMPLES for value in part)
     assert numbers(every["y"]) == pytest.approx([20, 40, 60, 80, 100])
-    assert len(traces(ecdf, "each placement")) == 2
-    assert traces(ecdf, "each placement")[0]["y"] is not None
+    assert len(traces(ecdf, "each repeat of allocation")) == 2
+    assert traces(ecdf, "each repeat of allocation")[0]["y"] is not None
 
 
 def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled, open_measurement):
@@ -65,7 +65,7 @@ def test_samples_stand_in_the_order_measured_and_invalid_ones_are_marked(sampled
     assert drawn == [(1, 8.0), (2, 8.2), (3, 7.9), (4, 8.1)]
     marked = [t for t in traces(order, "at too low a clock, not counted") if numbers(t["x"])]
     assert [(numbers(t["x"]), numbers(t["y"])) for t in marked] == [([5], [9.5])]
-    assert [numbers(t["y"])[0] for t in traces(order, "median of the placement")] == [8.0, 8.1]
+    assert [numbers(t["y"])[0] for t in traces(order, "median of the repeat")] == [8.0, 8.1]
 
 
 def test_the_clock_is_told_before_during_and_after(sampled, open_measurement):

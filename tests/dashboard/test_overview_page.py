@@ -20,7 +20,7 @@ def alert_links(app: AppTest) -> list[str]:
 
 
 def test_it_is_where_the_app_opens(filled, open_app):
-    assert open_app().header[0].value == "Overview"
+    assert open_app().title[0].value == "Scoreboard"
 
 
 def test_an_empty_database_says_how_to_fill_it(store, open_overview):
@@ -74,8 +74,8 @@ def test_open_alerts_are_linked_newest_first(filled, open_overview, compared, co
     app = open_overview()
 
     assert [label.split(" +")[0] for label in alert_links(app)] == [
-        "Alert 2: cublas",
-        "Alert 1: flexq",
+        "Alert 2: cublas-fp16",
+        "Alert 1: flexq-w6a8 and 1 more of flexq",
     ]
     assert "2 series" in alert_links(app)[1]
     assert [link.proto.query_string for link in app.get("page_link")] == ["alert=2", "alert=1"]

@@ -162,3 +162,46 @@ def a_score(scheme: str, value: float, error: float) -> ScoreRow:
     return ScoreRow(
         *("opt-6.7b", scheme, "reference", "wikitext", "perplexity", value, error, "H200", "r", AT)
     )
+
+
+def test_ours_is_in_sight_and_has_its_counts_beside_it(published, open_paper):
+    published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0))
+
+    table = beside(open_paper())
+
+    assert list(table.columns).index("ours") < 10
+    row = table[table["ours"].notna()].iloc[0]
+    assert table.index.get_loc(row.name) == 0, "what is measured comes first"
+    assert (row["cases"], row["of"]) == (1, 20)
+    assert "1 of 20 layers" in row["caveats"]
+
+
+def test_a_baseline_far_from_its_floor_is_no_baseline(published, open_paper):
+    slow = a_record(kernel="abq-w6a6", m=4, median_us=65.0, floor_us=11.0)
+    published.add(a_record(m=4, median_us=8.0), slow)
+
+    rows = beside(open_paper())
+    row = rows[(rows["m"] == "4") & (rows["baseline"] == "abq-w6a6")].iloc[0]
+
+    assert row["ours"] != row["ours"], "nothing is set beside the published number"
+    assert "17 % of its floor" in row["caveats"]
+
+
+def test_the_kernel_that_is_shipped_stands_beside_the_paper_s(published, open_paper):
+    published.add(*layers(a_run(), flexq_w6a6=8.0, abq_w6a6=12.0, flexq=6.0))
+
+    rows = beside(open_paper(measured="on"))
+    ours = rows[rows["m"] == "4"].set_index("our_kernel")["ours"]
+
+    assert ours.to_dict() == {"flexq-w6a6": pytest.approx(1.5), "flexq": pytest.approx(2.0)}
+
+
+def test_a_ratio_is_of_one_run_before_it_is_of_two(published, open_paper):
+    later = {"created_at": "2025-11-22T10:00:05+00:00", "m": 4}
+    published.add(*layers(a_run("one"), flexq_w6a6=8.0, abq_w6a6=12.0))
+    published.add(a_record(a_run("later"), kernel="abq-w6a6", median_us=9.0, **later))
+
+    (row,) = beside(open_paper(measured="on"))[lambda t: t["m"] == "4"].to_dict("records")
+
+    assert row["ours"] == pytest.approx(1.5)
+    assert row["apart"] == 0

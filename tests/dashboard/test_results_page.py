@@ -141,9 +141,10 @@ def test_cpu_and_gpu_results_are_charted_one_at_a_time(store: Any, open_results:
     store.add(*records_of(m=[1]), *records_of(on_cpu, m=[1], backend="cpu", gpu="A CPU"))
 
     for run, gpu in ((on_cpu, "A CPU"), (a_run(), H200)):
-        app = open_results(chart=f"{run.uuid[:8]} {gpu}")
+        both = [one.uuid[:8] for one in (on_cpu, a_run())]
+        app = open_results(run=both, chart=f"{run.uuid[:8]} {gpu}")
 
-        assert len(table(app)) == 8  # the latest complete run of each
+        assert len(table(app)) == 8  # of both, as the link asks for them
         assert len(app.get("plotly_chart")) == 2  # one chart of both would have raised
         assert [c.value for c in app.caption if c.value.startswith(f"{gpu} · gemm")]
 

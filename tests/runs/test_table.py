@@ -10,7 +10,7 @@ from rich.console import Console
 from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.record import build_record
 from flexq_bench.runs.table import problem_lines, published_table, results_table
-from flexq_bench.stats.baseline import compare_with_baseline
+from flexq_bench.stats.baseline import BASELINE, compare_with_baseline
 from workloads.published import PublishedValue, published_speedups
 
 
@@ -121,3 +121,15 @@ def test_flexq_s_figure_10_has_an_average_for_each_baseline_and_m():
     assert {(s.baseline, s.m) for s in stated} == {
         (baseline, m) for baseline in ("cublas-w8a8[gemmex]", "abq-w6a6") for m in (1, 4, 8)
     }
+
+
+def test_on_a_cpu_no_kernel_is_set_against_another_one(result):
+    rows = compare_with_baseline([result("flexq-w6a6"), result(BASELINE)])
+
+    with_ratio, without = (
+        [column.header for column in results_table(rows, with_speedup=on).columns]
+        for on in (True, False)
+    )
+
+    assert set(with_ratio) - set(without) == {f"× {BASELINE}"}
+    assert len(results_table(rows, with_speedup=False).columns) == len(without)

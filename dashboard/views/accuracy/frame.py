@@ -27,11 +27,13 @@ Values = Mapping[int, tuple[float, ...]]
 class Compared:
     """A score beside that of the model as it is.
 
-    difference None: it is that score itself, there is none, or the two can't be paired.
+    difference None: it is that score itself, there is none, or the two can't be paired. base: the
+    score that the difference is to.
     """
 
     score: Score
     difference: Difference | None
+    base: Score | None = None
 
 
 def newest(scores: Iterable[Score]) -> list[Score]:
@@ -75,7 +77,7 @@ def compared(scores: Sequence[Score], values: Values, bases: Mapping[int, Score]
         change = (
             None if base is None else difference(_finding(base, values), _finding(score, values))
         )
-        rows.append(Compared(score, change))
+        rows.append(Compared(score, change, None if change is None else base))
     return rows
 
 
@@ -110,6 +112,7 @@ def table_rows(rows: Sequence[Compared]) -> list[dict[str, Any]]:
             "metric": row.score.metric,
             "value": row.score.value,
             "± standard error": row.score.standard_error,
+            f"{FULL_PRECISION} on the same items": None if row.base is None else row.base.value,
             f"against {FULL_PRECISION}": _change(row),
             "p": None if row.difference is None else row.difference.p_value,
             "items": row.score.n_items,

@@ -8,10 +8,11 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.accuracy import charts
 from dashboard.views.accuracy.frame import (
     Compared,
@@ -55,7 +56,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose a model; see what each scheme costs it."""
-    st.header("Accuracy")
+    st.title("Accuracy")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -104,12 +105,15 @@ def _show_scores(model: str, latest: Sequence[Score], rows: Sequence[Compared]) 
         st.info("Only the model as it is was evaluated so far: add schemes with --schemes.")
     st.subheader("Scores", anchor=False)
     column = st.column_config
-    st.dataframe(
-        harmless(pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all")),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(table_rows(rows)).dropna(axis="columns", how="all"),
         column_config={
             "value": column.NumberColumn(format="%.4f"),
             "± standard error": column.NumberColumn(format="%.4f"),
+            f"{FULL_PRECISION} on the same items": column.NumberColumn(
+                format="%.4f",
+                help="what the change is of: the model as it is, on as many items of the data",
+            ),
             f"against {FULL_PRECISION}": column.TextColumn(width="medium"),
             "p": column.NumberColumn(format="%.2g", help="McNemar's, of questions"),
         },
@@ -132,13 +136,13 @@ def _show_charts(
     if not perplexity.empty:
         st.subheader("Perplexity", anchor=False)
         title = f"perplexity against {FULL_PRECISION} (%)"
-        st.plotly_chart(charts.losses(perplexity, styles, title), key="perplexity")
+        draw_chart(charts.losses(perplexity, styles, title), key="perplexity")
         st.caption(f"Lower is better. {_INTERVALS}")
     if not questions.empty:
         st.subheader("Zero-shot tasks", anchor=False)
         named = questions.assign(task=questions["task"] + " " + questions["metric"])
         title = f"right answers against {FULL_PRECISION} (points)"
-        st.plotly_chart(charts.losses(named, styles, title), key="tasks")
+        draw_chart(charts.losses(named, styles, title), key="tasks")
         st.caption(f"Higher is better. {_INTERVALS}")
     kinds = kind_frame(latest, values)
     st.subheader("Sensitivity by kind of layer", anchor=False)
@@ -148,7 +152,7 @@ def _show_charts(
             "model fits twice."
         )
     else:
-        st.plotly_chart(charts.errors_by_kind(kinds, styles), key="kinds")
+        draw_chart(charts.errors_by_kind(kinds, styles), key="kinds")
         st.caption(
             "Squared error of the outputs over their squared size, of each layer on what reaches "
             "it in the quantized model. The point is the median layer of its kind, bars reach to "
@@ -174,9 +178,8 @@ def _show_gates(
         return
     zone = zone_named(st.context.timezone)
     open_limits = st.column_config.LinkColumn(display_text="show", help="each limit of this gate")
-    st.dataframe(
-        harmless(pd.DataFrame(gate_rows(gates, model, names, zone))),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(gate_rows(gates, model, names, zone)),
         column_config={"limits": open_limits},
         key="gates",
     )
@@ -190,7 +193,7 @@ def _show_gates(
         shown=lambda uuid: gate_name(by_uuid[uuid], names, zone),
         written=lambda uuid: uuid[:8],
     )
-    st.dataframe(harmless(pd.DataFrame(limit_rows(by_uuid[chosen]))), hide_index=True, key="limits")
+    draw_table(pd.DataFrame(limit_rows(by_uuid[chosen])), key="limits")
     _show_diagnosis(by_uuid[chosen])
     st.caption(
         f"The newest {_GATES} verdicts of gates. A change is against "
@@ -203,7 +206,7 @@ def _show_diagnosis(gate: GateRow) -> None:
     for title, rows in (("Layers", layer_rows(gate)), ("Tokens", token_rows(gate))):
         if rows:
             st.caption(f"{title} that lost most")
-            st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key=f"lost-{title}")
+            draw_table(pd.DataFrame(rows), key=f"lost-{title}")
     for difference in (gate.diagnosis or {}).get("differing", ()):
         st.caption(f"Not the original's: {as_code(difference)}")
 
@@ -224,7 +227,7 @@ def _show_history(
         return
     for task, rows in frame.groupby("task", sort=False):
         figure = charts.loss_history(rows, styles, str(task))
-        st.plotly_chart(figure, key=f"history-{task}")
+        draw_chart(figure, key=f"history-{task}")
     st.caption(
         f"The newest {_COMMITS} commits with a perplexity; a release has its tag's name. "
         f"{_INTERVALS}"

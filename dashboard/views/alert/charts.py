@@ -24,12 +24,12 @@ def block_changes(comparison: Comparison, confirmation: Confirmation, style: Sty
     placements = placements_of(comparison)
     figure = go.Figure()
     figure.add_scatter(
-        name="mean of the placement",
+        name="mean of the repeat",
         x=[p.mean for p in placements],
         y=[p.label for p in placements],
         mode="markers",
         marker={"color": style.color, "symbol": "diamond", "size": 11},
-        hovertemplate="placement %{y}<br>%{x:+.3f} %<extra>mean</extra>",
+        hovertemplate="repeat of allocation %{y}<br>%{x:+.3f} %<extra>mean</extra>",
     )
     figure.add_scatter(
         name="block",
@@ -37,7 +37,7 @@ def block_changes(comparison: Comparison, confirmation: Confirmation, style: Sty
         y=[p.label for p in placements for _ in p.blocks],
         mode="markers",
         marker={"color": GREY, "symbol": "circle-open", "size": 7},
-        hovertemplate="placement %{y}<br>%{x:+.3f} %<extra>block</extra>",
+        hovertemplate="repeat of allocation %{y}<br>%{x:+.3f} %<extra>block</extra>",
     )
     figure.add_vline(0, line={"color": GREY, "width": 1.5})
     if math.isfinite(confirmation.log_ratio):
@@ -59,7 +59,7 @@ def block_changes(comparison: Comparison, confirmation: Confirmation, style: Sty
                 name="smallest change that counts", showlegend=sign > 0,
             )  # fmt: skip
     figure.update_xaxes(title="change of the time, head against base (%)", ticksuffix=" %")
-    figure.update_yaxes(title="placement", type="category", autorange="reversed")
+    figure.update_yaxes(title="repeat of allocation", type="category", autorange="reversed")
     figure.update_layout(
         height=_AROUND_PX + _ROW_PX * max(len(placements), 1),
         margin={"l": 10, "r": 40, "t": 20, "b": 10},

@@ -9,6 +9,7 @@ import numpy as np
 import streamlit as st
 from numpy.typing import ArrayLike
 
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.formatting import as_code, as_text
 from dashboard.views.alert.charts import block_changes
@@ -36,7 +37,7 @@ def show_evidence(session: Session, member: DecisionRow, kernels: Sequence[str])
         label = kernel_label(member.kernel, member.variant)
         style = kernel_styles(kernels, [(member.kernel, member.variant)])[label]
         figure = block_changes(again.evidence.comparison, again.confirmation, style)
-        st.plotly_chart(figure, key="evidence")
+        draw_chart(figure, key="evidence")
     else:
         st.info("There is nothing to draw: no block of the two commits may be compared.")
     st.markdown("  \n".join(_facts(again.evidence, discordant)))

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from dashboard.shared import history_chart
-from dashboard.shared.charts import GREY
+from dashboard.shared.charts import GREY, draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.formatting import as_code, as_text, short_commit
 from dashboard.shared.history_frame import history_frame
@@ -60,7 +60,7 @@ def show_series(
         figure = history_chart.history(frame, styles, "median time", "µs")
         steps = _change_points(frame)
         _mark(figure, frame, alert, steps)
-        st.plotly_chart(figure, key="member-history")
+        draw_chart(figure, key="member-history")
         st.caption(f"{_INTERVALS} Grey: from the last good commit to the first bad one.")
         st.markdown(_in_words(frame, steps))
     _show_by_gpu(alert, histories, styles)
@@ -138,7 +138,7 @@ def _show_by_gpu(
     value = f"time / time at {html.escape(short_commit(alert.good.sha, dirty=False))}"
     figure = history_chart.history(frame, styles, value, "%")
     figure.add_hline(100, line={"color": GREY, "width": 1.5})
-    st.plotly_chart(figure, key="by-gpu")
+    draw_chart(figure, key="by-gpu")
     missing = sorted({one.gpu for one in histories} - set(frame["name"]))
     st.caption(
         _INTERVALS

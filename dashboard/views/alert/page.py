@@ -11,6 +11,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
+    alert_title,
     as_change,
     as_code,
     as_text,
@@ -19,7 +20,7 @@ from dashboard.shared.formatting import (
     zone_named,
 )
 from dashboard.shared.links import commit_url
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.alert.evidence import show_evidence
 from dashboard.views.alert.form import show_form
 from dashboard.views.alert.history import show_series
@@ -47,12 +48,12 @@ def page() -> None:
         with database.session() as session:
             alerts = queries.alerts(session)
         if not alerts:
-            st.header("Alert")
+            st.title("Alert")
             _say_that_there_is_none(database)
             return
         asked = st.query_params.get(_URL)
         if asked is not None and asked not in {str(row.id) for row in alerts}:
-            st.header("Alert")
+            st.title("Alert")
             st.warning(f"There is no alert {as_text(asked)} in {as_code(database.url)}.")
             st.page_link(as_page(), label="Show the newest alert", icon=":material/arrow_forward:")
             return
@@ -77,8 +78,7 @@ def _show(database: Database, alerts: Sequence[AlertRow]) -> None:
         members = queries.alert_decisions(session, row.id)
         events = queries.alert_events(session, row.id)
         between = _commits_of(session, row)
-    worst = "wrong results" if row.worst is None else as_change(row.worst)
-    st.header(as_text(f"Alert {row.id}: {row.family} {worst}"), anchor=False)
+    st.title(as_text(alert_title(row)), anchor=False)
     if row.bad.project:
         st.caption(as_text(f"Project {row.bad.project}"))
     _show_state(row, zone)
@@ -149,7 +149,7 @@ def _show_commits(row: AlertRow, commits: Sequence[CommitRow]) -> None:
     ]
     frame = pd.DataFrame(table).dropna(axis="columns", how="all")
     look = st.column_config.LinkColumn(display_text="open", help="this commit, where it is kept")
-    st.dataframe(harmless(frame), hide_index=True, column_config={"look": look}, key="commits")
+    draw_table(frame, column_config={"look": look}, key="commits")
     st.caption(_range_in_words(row))
 
 
@@ -187,7 +187,7 @@ def _show_members(members: Sequence[DecisionRow]) -> None:
         }
         for row in members
     ]
-    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="members")
+    draw_table(pd.DataFrame(table), key="members")
     st.caption("Change of the time of the later commit against the earlier one; + is slower.")
 
 
@@ -256,4 +256,4 @@ def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:
         }
         for event in reversed(events)
     ]
-    st.dataframe(harmless(pd.DataFrame(table)), hide_index=True, key="events")
+    draw_table(pd.DataFrame(table), key="events")

@@ -11,14 +11,20 @@ import pandas as pd
 
 from dashboard.shared.results_frame import interval_cells
 from db.queries import DecisionRow, ResultRow
-from flexq_bench.runs.stored_comparison import StoredComparison, compare_labels, compare_stored
-from flexq_bench.stats import Interval, geometric_mean
+from flexq_bench.runs.stored_comparison import (
+    StoredComparison,
+    bases_of,
+    compare_labels,
+    compare_stored,
+)
+from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.stats import Interval, geometric_mean, with_run_noise
 from flexq_bench.verdicts import Verdict
 from workloads.case import kernel_label
 
 INTERLEAVED = "interleaved A/B, 99 %"
 ONE_RUN = "one run, 95 %"
-APART = "separate runs, 95 %"
+APART = "separate runs, 95 % with run-to-run noise"
 
 # Times in µs; `ratio` is head / base. _low and _high are ends of the interval that `evidence`
 # names: two-sided at 95 %, or one-sided bounds at 99 % of an interleaved A/B measurement.
@@ -46,6 +52,13 @@ COLUMNS = {
     "reason": "str",
     "base_run": "str",
     "head_run": "str",
+    "regime": "str",
+    # Of the measurements alone, without the noise from run to run, and of which series they are.
+    "measured": "float64",
+    "measured_low": "float64",
+    "measured_high": "float64",
+    "base_series": "int64",
+    "head_series": "int64",
 }
 _WORST_FIRST = (Verdict.INCORRECT, Verdict.SLOWER, Verdict.AMBIGUOUS, Verdict.SAME, Verdict.FASTER)
 
@@ -59,24 +72,32 @@ class Pair:
     head: ResultRow | None
 
 
-def pairs_of_runs(base: Sequence[ResultRow], head: Sequence[ResultRow]) -> list[Pair]:
+def pairs_of_runs(
+    base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNoise | None = None
+) -> list[Pair]:
     """Every case of two runs or two commits; several results of one case: the last one counts."""
     bases = {(r.case, r.gpu): r for r in base}
     heads = {(r.case, r.gpu): r for r in head}
-    comparisons = compare_stored(base, head)
+    comparisons = compare_stored(base, head, noise)
     return [
         Pair(one, bases.get((one.case, one.gpu)), heads.get((one.case, one.gpu)))
         for one in comparisons
     ]
 
 
-def pairs_of_labels(results: Sequence[ResultRow], base: str, head: str) -> list[Pair]:
+def pairs_of_labels(
+    results: Sequence[ResultRow],
+    base: str,
+    head: str,
+    noise: StoredNoise | None = None,
+    beside: Sequence[ResultRow] = (),
+) -> list[Pair]:
     """Every case of the kernel `head`, beside the same of `base`; see `compare_labels`."""
-    bases = {_place(r): r for r in results if kernel_label(r.kernel, r.variant) == base}
+    base_of = bases_of(results, beside, base)
     heads = {(r.case, r.gpu): r for r in results if kernel_label(r.kernel, r.variant) == head}
-    comparisons = compare_labels(results, base, head)
+    comparisons = compare_labels(results, base, head, noise, beside=beside)
     return [
-        Pair(one, bases.get(_place(heads[one.case, one.gpu])), heads[one.case, one.gpu])
+        Pair(one, base_of(heads[one.case, one.gpu]), heads[one.case, one.gpu])
         for one in comparisons
     ]
 
@@ -100,15 +121,18 @@ def compare_frame(
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype(COLUMNS)
 
 
-def mean_rows(frame: pd.DataFrame) -> pd.DataFrame:
-    """Geometric means of head / base by GPU, kernel and evidence, each with its interval.
+def mean_rows(frame: pd.DataFrame, noise: StoredNoise | None = None) -> pd.DataFrame:
+    """Geometric means of head / base by GPU, kernel, regime and evidence, each with its interval.
 
-    Intervals of two kinds are never averaged together.
+    Intervals of two kinds are never averaged together. noise: of separate runs; what the cases of
+    one run share does not average out, so it is added to the mean and not to each case.
     """
     usable = frame[frame["ratio"].notna() & (frame["verdict"] != Verdict.INCORRECT.value)]
     rows = []
-    for (gpu, label, evidence), part in usable.groupby(["gpu", "label", "evidence"]):
-        mean = geometric_mean([_ratio(row) for row in part.to_dict("records")])
+    for (gpu, label, regime, evidence), part in usable.groupby(
+        ["gpu", "label", "regime", "evidence"]
+    ):
+        mean = _mean(part, noise if evidence == APART else None)
         rows.append(
             {
                 "gpu": gpu,
@@ -118,10 +142,22 @@ def mean_rows(frame: pd.DataFrame) -> pd.DataFrame:
                 "ratio_low": mean.low,
                 "ratio_high": mean.high,
                 "evidence": evidence,
+                "regime": regime,
             }
         )
-    names = ("gpu", "label", "cases", "ratio", "ratio_low", "ratio_high", "evidence")
+    names = ("gpu", "label", "cases", "ratio", "ratio_low", "ratio_high", "evidence", "regime")
     return pd.DataFrame(rows, columns=list(names))
+
+
+def _mean(part: pd.DataFrame, noise: StoredNoise | None) -> Interval:
+    rows = part.to_dict("records")
+    if noise is None:
+        return geometric_mean([_ratio(row) for row in rows])
+    measured = geometric_mean([_ratio(row, "measured") for row in rows])
+    sides = [[int(row[f"{side}_series"]) for row in rows] for side in ("base", "head")]
+    for series in sides:
+        measured = with_run_noise(measured, noise.of_mean(series))
+    return measured
 
 
 def _cells(pair: Pair, result: ResultRow, decision: DecisionRow | None) -> dict[str, Any]:
@@ -134,16 +170,33 @@ def _cells(pair: Pair, result: ResultRow, decision: DecisionRow | None) -> dict[
         **interval_cells("head_us", pair.comparison.head_us),
         **interval_cells("ratio", pair.comparison.ratio),
         "verdict": pair.comparison.verdict.value,
-        "evidence": ONE_RUN if runs[0] == runs[1] else APART,
+        "evidence": _evidence(pair),
         "reason": pair.comparison.reason,
         "base_run": runs[0],
         "head_run": runs[1],
+        "regime": result.regime or "",
+        **interval_cells("measured", pair.comparison.measured),
+        **_series_cells(pair.comparison),
     }
     return row if decision is None else row | _verdict_cells(decision)
 
 
+def _evidence(pair: Pair) -> str:
+    """Empty: nothing was set against anything."""
+    if pair.comparison.ratio is None or pair.base is None or pair.head is None:
+        return ""
+    return ONE_RUN if pair.base.run == pair.head.run else APART
+
+
+def _series_cells(comparison: StoredComparison) -> dict[str, int]:
+    base, head = comparison.series or (-1, -1)
+    return {"base_series": base, "head_series": head}
+
+
 def _decided(decision: DecisionRow) -> dict[str, Any]:
-    empty = dict.fromkeys(COLUMNS) | dict.fromkeys(("model", "layer", "base_run", "head_run"), "")
+    texts = ("model", "layer", "base_run", "head_run", "regime")
+    empty: dict[str, Any] = dict.fromkeys(COLUMNS) | dict.fromkeys(texts, "")
+    empty |= dict.fromkeys(("base_series", "head_series"), -1)
     return empty | _case_cells(decision) | _verdict_cells(decision)
 
 
@@ -165,13 +218,8 @@ def _verdict_cells(decision: DecisionRow) -> dict[str, Any]:
     }
 
 
-def _place(r: ResultRow) -> tuple[str, str, str, int, int, int]:
-    return (r.gpu, r.stage, r.cache, r.m, r.n, r.k)
-
-
-def _ratio(row: Mapping[Any, Any]) -> Interval:
-    low, high = row["ratio_low"], row["ratio_high"]
-    estimate = row["ratio"]
+def _ratio(row: Mapping[Any, Any], name: str = "ratio") -> Interval:
+    estimate, low, high = row[name], row[f"{name}_low"], row[f"{name}_high"]
     return Interval(
         estimate, estimate if pd.isna(low) else low, estimate if pd.isna(high) else high
     )

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
+from dashboard.shared.latest_controls import choose_sweeps
+from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
 from dashboard.shared.results_frame import narrowed
-from dashboard.shared.runs import OTHER_SUITES, choose_suite, list_runs, run_title
+from dashboard.shared.runs import OTHER_SUITES, choose_suite, default_runs, list_runs, run_title
 from dashboard.views.compare import charts
 from dashboard.views.compare.frame import (
     APART,
     INTERLEAVED,
     ONE_RUN,
+    Pair,
     compare_frame,
     mean_rows,
     pairs_of_labels,
@@ -27,8 +31,10 @@ from dashboard.views.compare.frame import (
 from dashboard.views.compare.tables import show_means, show_rows
 from db import queries
 from db.engine import Database
-from db.queries import CommitRow, Filters
+from db.queries import SWEEP, CommitRow, Filters, ResultRow, RunName
 from flexq_bench.runs import command_lines
+from flexq_bench.runs.stored_comparison import newest_of_cases
+from flexq_bench.runs.stored_noise import StoredNoise, read_noise
 from flexq_bench.stats.baseline import BASELINE
 from workloads.case import kernel_label
 from workloads.probes import is_probe
@@ -37,10 +43,11 @@ _RUNS, _COMMITS, _KERNELS = "runs", "commits", "kernels"
 _LISTED = 200  # newest commits that can be chosen; an older one is shown to who has its link
 _DRAWN = 40  # changes in one chart: the table has them all
 _ANY = ""
-_FILTERS = {"label": "Kernel", "gpu": "GPU", "model": "Model", "m": "M (tokens)"}
+_FILTERS = {"label": "Kernel", "gpu": "GPU", "regime": "Regime", "m": "M (tokens)"}
 _APART = (
-    "Separate runs are not interleaved: what differs may be the machine, so slower and faster need "
-    "the whole interval beyond 1 %. "
+    "are of separate runs, which are not interleaved: what differs may be the machine. Their "
+    "intervals have the noise from run to run in them, and slower and faster need the whole "
+    "interval beyond 1 %."
 )
 
 
@@ -51,7 +58,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose two sides, look."""
-    st.header("Compare")
+    st.title("Compare")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -81,6 +88,7 @@ class _Compared:
     base: str
     head: str
     again: str
+    noise: StoredNoise
 
 
 def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
@@ -97,15 +105,14 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         st.info(f"There is one run to compare with nothing. Measure again: {as_code(again)}")
         return None
     zone = zone_named(st.context.timezone)
-    newest = next(iter(by_uuid))
-    alike = [u for u, run in by_uuid.items() if run.suite == by_uuid[newest].suite][1:]
+    first, second = _default_pair(database, by_uuid)
     chosen = [
         controls.one(
             st.container(), f"{side}-runs", side.capitalize(), list(by_uuid), default,
             shown=lambda uuid: run_title(by_uuid[uuid], zone),
             written=lambda uuid: uuid[:8], always=True,
         )
-        for side, default in (("base", (alike or list(by_uuid)[1:])[0]), ("head", newest))
+        for side, default in (("base", first), ("head", second))
     ]  # fmt: skip
     with database.session() as session:
         sides = queries.runs_by_uuid(session, chosen)
@@ -113,15 +120,39 @@ def _two_runs(controls: Controls, database: Database, suites: Sequence[str]) -> 
         commits = [run.commit for run in sides]
         clean = not any(run.dirty for run in sides) and commits[0] != commits[1]
         decisions = queries.decisions_between(session, *commits) if clean else {}
-    measured = {r.series_id for r in (*base, *head)}
+        measured = {r.series_id for r in (*base, *head)}
+        noise = read_noise(session, measured)
     frame = compare_frame(
-        pairs_of_runs(*([r for r in side if not is_probe(r.kernel)] for side in (base, head))),
+        _pairs(base, head, noise),
         {series: row for series, row in decisions.items() if series in measured},
     )
     first, second = (f"run {uuid[:8]}" for uuid in chosen)
     interleaved = ["compare", *(sha[:10] for sha in commits), "--suite", by_uuid[chosen[1]].suite]
     again = command_lines.command(*interleaved) if commits[0] != commits[1] else ""
-    return _Compared(frame, first, second, again)
+    return _Compared(frame, first, second, again, noise)
+
+
+def _default_pair(database: Database, by_uuid: Mapping[str, RunName]) -> tuple[str, str]:
+    """Base and head: the newest scheduled run on a GPU, or else the newest that is no sweep, and
+    the newest one before it that shares cases with it, of its own suite first."""
+    with database.session() as session:
+        suites = {run.suite for run in by_uuid.values()}
+        suite = suites.pop() if len(suites) == 1 else None
+        latest = default_runs(session, suite=suite).runs
+        heads = [run.uuid for run in latest.values() if run.uuid in by_uuid]
+        newest = [uuid for uuid, run in by_uuid.items() if run.trigger != SWEEP] or list(by_uuid)
+        head = max(heads, key=lambda uuid: by_uuid[uuid].created_at, default=newest[0])
+        older = [u for u, run in by_uuid.items() if u != head]
+        older.sort(key=lambda u: by_uuid[u].created_at > by_uuid[head].created_at)
+        older.sort(key=lambda u: by_uuid[u].suite != by_uuid[head].suite)
+        sharing = queries.first_run_sharing_cases(session, head, older)
+    return sharing or older[0], head
+
+
+def _pairs(base: Sequence[ResultRow], head: Sequence[ResultRow], noise: StoredNoise) -> list[Pair]:
+    """The cases of two sides, without probes."""
+    first, second = ([r for r in side if not is_probe(r.kernel)] for side in (base, head))
+    return pairs_of_runs(first, second, noise)
 
 
 def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
@@ -150,16 +181,17 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
     with database.session() as session:
         base, head = (queries.results_at_commit(session, sha, filters) for sha in sides)
         decisions = queries.decisions_between(session, *sides)
-    if suite:
         measured = {r.series_id for r in (*base, *head)}
+        noise = read_noise(session, measured)
+    if suite:
         decisions = {series: row for series, row in decisions.items() if series in measured}
     frame = compare_frame(
-        pairs_of_runs(*([r for r in side if not is_probe(r.kernel)] for side in (base, head))),
+        _pairs(base, head, noise),
         decisions,
     )
     again = ["compare", *(sha[:10] for sha in sides), "--suite", suite or "nightly"]
     first, second = (short_commit(sha, dirty=False) for sha in sides)
-    return _Compared(frame, first, second, command_lines.command(*again))
+    return _Compared(frame, first, second, command_lines.command(*again), noise)
 
 
 def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
@@ -182,12 +214,22 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
     )
     suite = choose_suite(st.sidebar, controls, suites)
     names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
-    filters = Filters(kernels=names, suites=(suite,) if suite else ())
+    sweeps = () if suite or choose_sweeps(st.sidebar, controls) else (SWEEP,)
+    wanted = (suite,) if suite else ()
+    filters = Filters(kernels=names, suites=wanted, without_triggers=sweeps)
     with database.session() as session:
-        results = queries.latest_results(session, filters)
-    frame = compare_frame(pairs_of_labels(results, base, head))
+        results = newest_of_cases(queries.latest_results(session, filters))
+        runs = tuple(sorted({r.run for r in results if _label(r) == head}))
+        of_base = Filters(runs=runs, kernels=names)
+        beside = queries.results_table(session, of_base) if runs else []
+        noise = read_noise(session, {r.series_id for r in results})
+    frame = compare_frame(pairs_of_labels(results, base, head, noise, beside))
     again = ["compare", base, head, "--suite", suite or "nightly"]
-    return _Compared(frame, base, head, command_lines.command(*again))
+    return _Compared(frame, base, head, command_lines.command(*again), noise)
+
+
+def _label(result: ResultRow) -> str:
+    return kernel_label(result.kernel, result.variant)
 
 
 def _kernel_and_variant(label: str) -> tuple[str, str]:
@@ -220,7 +262,10 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
         )
         for column, label in (*_FILTERS.items(), ("verdict", "Verdict"))
     }  # fmt: skip
-    frame = narrowed(compared.frame, wanted)
+    places = places_of_frame(compared.frame)
+    models, _ = models_and_layers(places)
+    model = controls.many(st.sidebar, "model", "Model", models)
+    frame = narrowed_to(narrowed(compared.frame, wanted), places, model, ())
     if frame.empty:
         st.info("No case passes all filters: take one away, or clear them all.")
         return
@@ -229,16 +274,16 @@ def _show(controls: Controls, database: Database, compared: _Compared) -> None:
         kernels = queries.kernel_names(session)
     styles = kernel_styles(kernels, {_kernel_and_variant(label) for label in frame["label"]})
     if frame["ratio"].notna().any():
-        show_means(mean_rows(frame))
+        show_means(mean_rows(frame, compared.noise))
     if (frame["base_us"].notna() & frame["head_us"].notna()).any():
         st.subheader("Times", anchor=False)
-        st.plotly_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
+        draw_chart(charts.times(frame, styles, compared.base, compared.head), key="times")
     changed = frame[frame["ratio"].notna()].head(_DRAWN)
     if not changed.empty:
         st.subheader("Changes", anchor=False)
         if len(changed) < int(frame["ratio"].notna().sum()):
             st.caption(f"The {len(changed)} worst; the table has them all.")
-        st.plotly_chart(charts.changes(changed, styles), key="changes")
+        draw_chart(charts.changes(changed, styles), key="changes")
     show_rows(frame)
 
 
@@ -246,16 +291,27 @@ def _say_how(frame: pd.DataFrame, compared: _Compared) -> None:
     counts = frame["verdict"].value_counts()
     words = ", ".join(f"**{count}** {as_text(str(verdict))}" for verdict, count in counts.items())
     st.markdown(f"{as_text(compared.head)} against {as_text(compared.base)}: {words}")
-    kinds = set(frame["evidence"])
-    if kinds & {APART, ONE_RUN}:
+    compared_rows = frame[frame["ratio"].notna()]
+    apart = int((compared_rows["evidence"] == APART).sum())
+    if apart:
         how = f"To be sure, measure both by interleaved A/B on one GPU: {as_code(compared.again)}"
         st.warning(
-            _APART + (how if compared.again else "Both are of one commit: it is not the code."),
+            f"{apart} of {len(compared_rows)} rows {_APART} {_noise_in_words(frame, compared)} "
+            + (how if compared.again else "Both are of one commit: it is not the code."),
             icon=":material/rule:",
         )
-    if INTERLEAVED in kinds:
+    if ONE_RUN in set(compared_rows["evidence"]):
+        st.caption(
+            "Rows of one run: the same run measured both, so their ratio has no other run's noise."
+        )
+    if INTERLEAVED in set(frame["evidence"]):
         st.caption(
             "Where the two commits were measured by interleaved A/B on one GPU, that verdict "
-            "stands, with one-sided 99 % bounds; the other rows are 95 % intervals of the ratio of "
-            "two medians."
+            "stands, with one-sided 99 % bounds."
         )
+
+
+def _noise_in_words(frame: pd.DataFrame, compared: _Compared) -> str:
+    series = frame.loc[frame["evidence"] == APART, "head_series"]
+    sources = sorted({compared.noise.source(int(one)) for one in series})
+    return f"The noise is known from: {'; '.join(sources)}."

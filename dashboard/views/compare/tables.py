@@ -5,7 +5,8 @@ from __future__ import annotations
 import pandas as pd
 import streamlit as st
 
-from dashboard.shared.spreadsheet import harmless, to_csv
+from dashboard.shared.spreadsheet import to_csv
+from dashboard.shared.tables import draw_table
 
 _ROW_PX = 35
 _MOST_PX = 760
@@ -15,9 +16,8 @@ def show_means(means: pd.DataFrame) -> None:
     """Geometric means by kernel; nothing where there is none."""
     st.subheader("Geometric means", anchor=False)
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(means),
-        hide_index=True,
+    draw_table(
+        means,
         column_config={
             "gpu": "GPU",
             "label": "kernel",
@@ -42,9 +42,8 @@ def show_rows(frame: pd.DataFrame) -> None:
         low=100 * (frame["ratio_low"] - 1),
         high=100 * (frame["ratio_high"] - 1),
     )
-    st.dataframe(
-        harmless(table),
-        hide_index=True,
+    draw_table(
+        table,
         height=min(_ROW_PX * (len(table) + 1) + 3, _MOST_PX),
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "stage", "cache", "gpu"),

@@ -10,10 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.decode import charts
 from dashboard.views.decode.serving import show_servings
 from db import queries
@@ -32,7 +33,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose model, GPU and lengths; see time, throughput and memory of each scheme."""
-    st.header("Decode")
+    st.title("Decode")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -104,9 +105,8 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
             icon=":material/error:",
         )
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(pd.DataFrame([_cells(row, zone) for row in rows])),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame([_cells(row, zone) for row in rows]),
         column_config={
             "token, ms": number(format="%.3f"),
             "± %": number(format="%.2f", help="half the 95 % interval, in percent of the median"),
@@ -122,12 +122,12 @@ def _show(rows: Sequence[DecodeRow], styles: Mapping[str, Style], zone: tzinfo) 
         st.info("Nothing to draw: no decode of these lengths was timed. The table says why.")
     else:
         st.subheader("Latency", anchor=False)
-        st.plotly_chart(charts.token_times(timed, styles), key="latency")
+        draw_chart(charts.token_times(timed, styles), key="latency")
         st.subheader("Throughput", anchor=False)
-        st.plotly_chart(charts.throughputs(timed, styles), key="throughput")
+        draw_chart(charts.throughputs(timed, styles), key="throughput")
         st.subheader("Memory", anchor=False)
         if any(row.peak_memory_bytes is not None for row in timed):
-            st.plotly_chart(charts.memories(timed, styles), key="memory")
+            draw_chart(charts.memories(timed, styles), key="memory")
             st.caption("The most that was held while decoding: a count, so it has no interval.")
         else:
             st.caption("Not known: a CPU's memory is not counted.")

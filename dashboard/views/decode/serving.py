@@ -11,10 +11,10 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from dashboard.shared.charts import lay_out
+from dashboard.shared.charts import draw_chart, lay_out
 from dashboard.shared.colors import Style
 from dashboard.shared.formatting import local_time
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from db.queries import ServingRow
 
 _GIB = 2**30
@@ -31,9 +31,8 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     )
     ordered = sorted(rows, key=lambda row: (row.scheme, -row.kv_bits, row.slots))
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(pd.DataFrame([_cells(row, zone) for row in ordered]).dropna(axis=1, how="all")),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame([_cells(row, zone) for row in ordered]).dropna(axis=1, how="all"),
         column_config={
             "room, GiB": number(format="%.1f", help="empty: no limit but the GPU's"),
             "tokens/s": number(format="%.0f"),
@@ -48,7 +47,7 @@ def show_servings(rows: Sequence[ServingRow], styles: Mapping[str, Style], zone:
     )
     served = [row for row in rows if row.tokens_per_s is not None]
     if served:
-        st.plotly_chart(serving_curves(served, styles), key="servings")
+        draw_chart(serving_curves(served, styles), key="servings")
 
 
 def serving_curves(rows: Sequence[ServingRow], styles: Mapping[str, Style]) -> go.Figure:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
+from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.fleet.charts import device_offsets
 from dashboard.views.fleet.tables import (
     device_rows,
+    is_abandoned,
+    is_gone,
     is_silent,
     progress_rows,
     quarantine_rows,
@@ -26,9 +30,11 @@ from db.engine import Database
 from db.fleet import LIVE_WORKER_STATES
 from db.queries import OffsetRow, WorkerRow
 from flexq_bench.runs import command_lines
+from flexq_bench.runs.device_offsets import offsets_of_imported
 
 _LISTED = 100  # of each kind, newest first
 _RUNS = 20
+_RECENT = timedelta(days=7)
 
 
 def as_page() -> st.Page:
@@ -38,7 +44,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Workers first: without one nothing moves."""
-    st.header("Fleet")
+    st.title("Fleet")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -48,7 +54,22 @@ def page() -> None:
             quarantined = queries.quarantined_jobs(session, limit=_LISTED)
             offsets = queries.device_offsets(session, limit=_LISTED)
             devices = queries.devices(session, limit=_LISTED)
+            if not offsets:
+                offsets = offsets_of_imported(session)
     zone, now = zone_named(st.context.timezone), datetime.now(UTC)
+    controls = Controls("fleet")
+    everything = controls.switch(
+        st.container(), "all", "Also what is over",
+        hint=f"Workers that ended, or were last seen {_RECENT.days} days ago, and unfinished runs "
+        "as old as that which nobody measures.",
+    )  # fmt: skip
+    gone = 0 if everything else sum(is_gone(worker, now, _RECENT) for worker in workers)
+    left = 0 if everything else sum(is_abandoned(run, now, _RECENT) for run in runs)
+    if not everything:
+        workers = [worker for worker in workers if not is_gone(worker, now, _RECENT)]
+        runs = [run for run in runs if not is_abandoned(run, now, _RECENT)]
+    if gone or left:
+        st.caption(f"Not listed: {gone} workers that are gone, {left} unfinished runs left behind.")
     _show_workers(workers, worker_rows(workers, now, zone), now, database)
     _show(
         "Runs that are not finished",
@@ -127,9 +148,7 @@ def _show(
     if not rows:
         st.caption(otherwise)
         return
-    st.dataframe(
-        harmless(pd.DataFrame(rows)), hide_index=True, column_config=dict(columns or {}), key=key
-    )
+    draw_table(pd.DataFrame(rows), column_config=dict(columns or {}), key=key)
     if hint:
         st.caption(hint)
 
@@ -141,10 +160,10 @@ def _show_offsets(offsets: Sequence[OffsetRow]) -> None:
         newest.setdefault(row.device, row)
     if not newest:
         st.caption(
-            "Not known: it takes a run in which several GPUs of one kind measured the same cases."
+            "Not known: no run here has three cases or more that several GPUs of one kind measured."
         )
         return
-    st.plotly_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
+    draw_chart(device_offsets(sorted(newest.values(), key=_order)), key="offsets")
     st.caption("Of the newest run with each GPU. Bars are 95 % intervals; + is slower.")
 
 

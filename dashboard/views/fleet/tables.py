@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, tzinfo
 from typing import Any
 
-from dashboard.shared.formatting import local_time
+from dashboard.shared.formatting import as_age, local_time
 from db.fleet import LIVE_WORKER_STATES
 from db.queries import DeviceRow, JobRow, Progress, RequestRow, WorkerRow
 
@@ -19,6 +19,16 @@ def is_silent(worker: WorkerRow, now: datetime) -> bool:
     return worker.state in LIVE_WORKER_STATES and now - worker.heartbeat_at > SILENT_AFTER
 
 
+def is_gone(worker: WorkerRow, now: datetime, recent: timedelta) -> bool:
+    """Whether it ended, or nobody has heard of it for so long that nobody looks for it."""
+    return worker.state not in LIVE_WORKER_STATES or now - worker.heartbeat_at > recent
+
+
+def is_abandoned(run: Progress, now: datetime, recent: timedelta) -> bool:
+    """Whether an unfinished run is older than that, with no job in anybody's hands."""
+    return now - run.created_at > recent and not run.states.get("leased")
+
+
 def worker_rows(workers: Sequence[WorkerRow], now: datetime, zone: tzinfo) -> list[dict[str, Any]]:
     return [
         {
@@ -29,7 +39,7 @@ def worker_rows(workers: Sequence[WorkerRow], now: datetime, zone: tzinfo) -> li
             "measures": worker.case_key or "",
             "°C": worker.temperature_c,
             "last seen": local_time(worker.heartbeat_at, zone),
-            "ago": _ago(now - worker.heartbeat_at),
+            "ago": as_age(now - worker.heartbeat_at),
             "lease until": local_time(worker.lease_until, zone) if worker.lease_until else "",
             "jobs done": worker.finished,
             "measuring, h": worker.measuring_s / 3600,
@@ -104,12 +114,3 @@ def device_rows(devices: Sequence[DeviceRow], zone: tzinfo) -> list[dict[str, An
         }
         for row in devices
     ]
-
-
-def _ago(age: timedelta) -> str:
-    """`40 s`, `12 min`, `3 h`, `9 d`."""
-    seconds = max(age.total_seconds(), 0.0)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"

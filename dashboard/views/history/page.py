@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
@@ -14,12 +13,14 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared import history_chart
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, short_commit, zone_named
 from dashboard.shared.history_frame import history_frame
 from dashboard.shared.links import page_address
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.model_places import places_in_models
+from dashboard.shared.tables import draw_table
 from dashboard.views.history.patterns import NEWEST, pattern_frame
 from dashboard.views.measurement import page as measurement
 from db import queries
@@ -27,7 +28,6 @@ from db.engine import Database
 from db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import history_verdict
-from workloads.models import load_catalog
 from workloads.probes import is_probe
 
 _FILTERS = {  # field: what people call it; the field's name is its name in the URL
@@ -42,6 +42,7 @@ _FILTERS = {  # field: what people call it; the field's name is its name in the 
 _DRAWN = 6  # series in one chart: as many as there are dashes, and a browser draws them quickly
 _TIME = "time"
 _LISTED = 50  # commits in the table, until somebody asks for all: fewer bytes to wait for
+_BY_COMMIT, _BY_DATE = "commits", "dates"
 _ABSOLUTE, _OF_FLOOR, _RELATIVE = "absolute", "% of floor", "relative to a release"
 
 
@@ -52,7 +53,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose series, look at how they went."""
-    st.header("History")
+    st.title("History")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -116,7 +117,13 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         return None
     styles = kernel_styles(kernels, [(one.kernel, one.variant) for one in drawn])
     value, unit = _axis(drawn[0], shown, release)
-    _draw(history_chart.history(frame, styles, value, unit))
+    by_date = (
+        controls.one(
+            st.container(), "axis", "Over", [_BY_COMMIT, _BY_DATE], _BY_COMMIT, in_a_row=True
+        )
+        == _BY_DATE
+    )
+    _draw(history_chart.history(frame, styles, value, unit, by_date=by_date))
     st.caption(
         "Bands and bars are 95 % intervals. A dashed rule: a series starts a new epoch there, with "
         "another environment or after a change marked explained; levels of two epochs don't "
@@ -132,9 +139,7 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
 
 def _draw(figure: go.Figure) -> None:
     """The chart; who clicks a point of it goes to that measurement."""
-    clicked = st.plotly_chart(
-        figure, key="history-chart", on_select="rerun", selection_mode="points"
-    )
+    clicked = draw_chart(figure, "history-chart", on_select="rerun", selection_mode="points")
     for point in clicked["selection"]["points"]:
         uuid = point.get("customdata")
         if uuid is not None:
@@ -185,7 +190,7 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
         if wanted:
             kept = [one for one in kept if getattr(one, field) in wanted]
     shapes = sorted({(one.n, one.k) for one in series})
-    places = _places_in_models(shapes)
+    places = places_in_models(shapes)
     model = controls.many(st.sidebar, "model", "Model", sorted({m for m, _ in places}))
     layer = controls.many(st.sidebar, "layer", "Layer", sorted({name for _, name in places}))
     shape = controls.many(
@@ -207,19 +212,6 @@ def _narrow(controls: Controls, series: Sequence[SeriesName]) -> list[SeriesName
     return [one for one in kept if not shape or (one.n, one.k) in shape]
 
 
-def _places_in_models(
-    shapes: Sequence[tuple[int, int]],
-) -> dict[tuple[str, str], set[tuple[int, int]]]:
-    """Shapes by model and layer: a series belongs to every model that has its shape."""
-    known = set(shapes)
-    places = defaultdict(set)
-    for model in load_catalog().values():
-        for layer in model.all_layers():
-            if (layer.n, layer.k) in known:
-                places[model.name, layer.name].add((layer.n, layer.k))
-    return dict(places)
-
-
 def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
     if shown == _OF_FLOOR:
         st.info("No floor was measured beside these results: choose absolute.")
@@ -238,7 +230,7 @@ def _say_that_nothing_is_drawn(shown: str, release: ReleaseRow | None) -> None:
 
 def _show_patterns(drawn: _Drawn) -> None:
     """One row a series: what its newest epoch shows."""
-    st.dataframe(harmless(pattern_frame(drawn.histories)), hide_index=True, key="patterns")
+    draw_table(pattern_frame(drawn.histories), key="patterns")
     st.caption(
         f"What the newest epoch of a series shows, of its newest {NEWEST} results, whatever is "
         "drawn above. This explains; an alert needs a confirmation."
@@ -270,9 +262,8 @@ def _show_points(drawn: _Drawn, zone: tzinfo) -> None:
         }
     )
     column = st.column_config
-    st.dataframe(
-        harmless(table),
-        hide_index=True,
+    draw_table(
+        table,
         column_config={
             value: column.NumberColumn(format="%.4g"),
             "low": column.NumberColumn(format="%.4g", help="of the 95 % interval"),

@@ -10,6 +10,7 @@ import pandas as pd
 from dashboard.shared.formatting import short_commit
 from dashboard.shared.history_frame import series_name
 from db.queries import HistoryPoint, SeriesName
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.verdicts import Nights, Pattern, classify
 
 _WORDS = {
@@ -19,6 +20,7 @@ _WORDS = {
     Pattern.SPIKE: "a spike: one or two results, and back",
     Pattern.STEP: "a step",
     Pattern.DRIFT: "a drift: it creeps, without a step",
+    Pattern.TOO_FEW: f"too few results to tell: {FEWEST_POINTS} of one epoch are needed",
     Pattern.STEADY: "steady",
 }
 COLUMNS = ("series", "pattern", "since", "missing nightly runs")

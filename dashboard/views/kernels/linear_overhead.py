@@ -70,8 +70,8 @@ def overhead_by_layer(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.F
     points: of `stages_frame`, of one GPU, cache mode and M.
     """
     figure = by_layer(points, "overhead", "×", styles)
-    figure.update_yaxes(title="linear / gemm (×)")
-    rule(figure, 1.0, "gemm = 1")
+    figure.update_yaxes(title="including activation quantization / GEMM only (×)")
+    rule(figure, 1.0, "GEMM only = 1")
     return figure
 
 

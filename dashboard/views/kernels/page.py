@@ -9,11 +9,21 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text
+from dashboard.shared.formatting import as_code, as_text, stage_in_words
+from dashboard.shared.latest_controls import (
+    choose_regime,
+    choose_sweeps,
+    describe_regime,
+    say_that_none_is_accepted,
+)
+from dashboard.shared.latest_frame import latest_frame, read_latest
 from dashboard.shared.layer_chart import places_of
-from dashboard.shared.results_frame import narrowed, results_frame
+from dashboard.shared.model_places import models_and_layers, narrowed_to, places_of_frame
+from dashboard.shared.results_frame import narrowed
+from dashboard.shared.tables import draw_table
 from dashboard.views.kernels.ablation import steps_of, waterfall
 from dashboard.views.kernels.linear_overhead import overhead_by_layer, runs_of_linear, stages_frame
 from dashboard.views.kernels.roofline import roofline, roofline_frame
@@ -22,16 +32,13 @@ from db import queries
 from db.engine import Database
 from db.queries import Filters, ResultRow
 from flexq_bench.runs import command_lines
-from flexq_bench.stats.baseline import BASELINE
-from workloads.case import kernel_label
-from workloads.probes import is_probe
 
 _ROOFLINE, _MAP, _ABLATION, _STAGES = "roofline", "heat map", "ablation", "gemm against linear"
-_FILTERS = {"kernel": "Kernel", "model": "Model", "layer": "Layer"}
+_IN_WORDS = {_STAGES: "activation quantization"}  # what an address calls otherwise
 _MAPS = 4  # as many M one below the other can be read
 _EVIDENCE = (
-    "The newest accepted result of every series. Bars are 95 % intervals; of a ratio they come "
-    "from those of its two medians, taken as independent."
+    "The newest accepted result of every kernel and shape. Bars are 95 % intervals of levels: "
+    "what one run knows of its own time, and the noise from run to run."
 )
 
 
@@ -42,7 +49,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose a GPU and a question, look."""
-    st.header("Kernels")
+    st.title("Kernels")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -64,6 +71,7 @@ class _Shown:
     """What every view draws from: the results of a GPU, narrowed, and the styles of kernels."""
 
     database: Database
+    gpu: str
     results: Sequence[ResultRow]
     frame: pd.DataFrame
     baseline: str
@@ -73,62 +81,55 @@ class _Shown:
 def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> pd.DataFrame | None:
     """The controls and the view; of a roofline its points, which a table sums up."""
     gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
-    view = controls.one(st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True)
+    view = controls.one(
+        st.container(), "view", "Show", list(_VIEWS), _ROOFLINE, in_a_row=True,
+        shown=lambda name: _IN_WORDS.get(name, name),
+    )  # fmt: skip
+    regime = choose_regime(st.sidebar, controls, database, gpu)
+    sweeps = choose_sweeps(st.sidebar, controls)
+    latest = read_latest(database, gpu, regime=regime, sweeps=sweeps)
     with database.session() as session:
-        results = [
-            result
-            for result in queries.latest_results(session, Filters(gpus=(gpu,)))
-            if not is_probe(result.kernel)
-        ]
         kernels = queries.kernel_names(session)
-    if not results:
-        st.info(
-            f"No accepted result on {as_text(gpu)} yet. A result is accepted if it is right, was "
-            "timed at a sound clock, and comes from a commit without local changes: the Results "
-            "page shows the others."
-        )
+    if not latest.results:
+        say_that_none_is_accepted(gpu, regime)
         return None
-    labels = sorted({kernel_label(result.kernel, result.variant) for result in results})
-    default = BASELINE if BASELINE in labels else labels[0]
-    baseline = controls.one(st.sidebar, "baseline", "Baseline", labels, default)
-    frame = results_frame(results, baseline, across_runs=True)
-    frame["one_run"] = _are_of_one_run(results, frame, baseline)
-    wanted = {
-        column: controls.many(
-            st.sidebar,
-            column,
-            label,
-            sorted(frame[column].unique().tolist()),
-            shown=lambda value: str(value) or "(none)",
-        )
-        for column, label in _FILTERS.items()
-    }
-    cache = _choose(controls, frame, "cache", "Cache")
-    narrow = narrowed(frame, wanted | {"cache": (cache,)})
+    baseline = controls.one(
+        st.sidebar, "baseline", "Baseline", latest.labels, latest.default_baseline
+    )
+    frame = latest_frame(database, latest, baseline)
+    st.markdown(f"**{as_text(gpu)}** · {describe_regime(frame, regime)}")
+    narrow = _narrow(controls, frame)
     if narrow.empty:
         st.info("No result passes all filters: take one away, or clear them all.")
         return None
     used = zip(frame["kernel"], frame["variant"], strict=True)
-    return _VIEWS[view](
-        controls, _Shown(database, results, narrow, baseline, kernel_styles(kernels, used))
-    )
+    styles = kernel_styles(kernels, used)
+    shown = _Shown(database, gpu, latest.results, narrow, baseline, styles)
+    return _VIEWS[view](controls, shown)
 
 
-def _are_of_one_run(results: Sequence[ResultRow], frame: pd.DataFrame, baseline: str) -> list[bool]:
-    """For each row, whether the run that measured it measured its baseline too."""
-    of_baseline = {
-        (r.n, r.k, r.stage, r.cache, r.m): r.run
-        for r in results
-        if kernel_label(r.kernel, r.variant) == baseline
-    }
-    keys = zip(frame["n"], frame["k"], frame["stage"], frame["cache"], frame["m"], strict=True)
-    return [of_baseline.get(key) == run for key, run in zip(keys, frame["run"], strict=True)]
+def _narrow(controls: Controls, frame: pd.DataFrame) -> pd.DataFrame:
+    kernel = controls.many(st.sidebar, "kernel", "Kernel", sorted(frame["kernel"].unique()))
+    places = places_of_frame(frame)
+    models, _ = models_and_layers(places)
+    model = controls.many(st.sidebar, "model", "Model", models)
+    _, layers = models_and_layers(places, model)
+    layer = controls.many(st.sidebar, "layer", "Layer", layers)
+    cache = _choose(controls, frame, "cache", "Cache")
+    narrow = narrowed(frame, {"kernel": kernel, "cache": (cache,)})
+    return narrowed_to(narrow, places, model, layer)
 
 
 def _choose(controls: Controls, frame: pd.DataFrame, column: str, label: str) -> str:
     options = sorted(frame[column].unique().tolist())
-    chosen: str = controls.one(st.sidebar, column, label, options, options[0])
+    in_words = stage_in_words if column == "stage" else str
+    chosen: str = controls.one(st.sidebar, column, label, options, options[0], shown=in_words)
     return chosen
+
+
+def _noisy_in_words(frame: pd.DataFrame) -> str:
+    noisy = int(frame["noisy"].sum())
+    return f" {noisy} noisy, marked ~: their own intervals did not close." if noisy else ""
 
 
 def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
@@ -138,15 +139,18 @@ def _stage_of(controls: Controls, shown: _Shown) -> pd.DataFrame:
 
 def _show_roofline(controls: Controls, shown: _Shown) -> pd.DataFrame | None:
     points = roofline_frame(_stage_of(controls, shown))
+    tokens = sorted(points["m"].unique().tolist())
+    chosen = controls.many(st.container(), "m", "M (tokens)", tokens)
+    points = narrowed(points, {"m": chosen})
     if points.empty:
         st.info("No floor was measured beside these results, so there is no roof to draw.")
         return None
-    st.plotly_chart(roofline(points, shown.styles), key="roofline")
+    draw_chart(roofline(points, shown.styles), key="roofline")
     st.caption(
         f"{_EVIDENCE} The roof is what reading the packed weights takes, measured on this GPU in "
         "the same run, codes without their scales; no peak of the tensor cores was measured, so "
         "none is drawn. Points of one intensity stand side by side. A kernel that loads weights "
-        "while the launch before it still runs can pass its floor."
+        "while the launch before it still runs can pass its floor." + _noisy_in_words(points)
     )
     return points
 
@@ -165,9 +169,8 @@ def _show_reach(points: pd.DataFrame) -> None:
     )
     table = best.sort_values("median", ascending=False).reset_index()
     percent = st.column_config.NumberColumn(format="%.1f")
-    st.dataframe(
+    draw_table(
         table.rename(columns={"label": "kernel", "shapes": "results"}),
-        hide_index=True,
         column_config=dict.fromkeys(("lowest", "median", "highest"), percent),
         key="roofline-table",
     )
@@ -190,13 +193,14 @@ def _show_map(controls: Controls, shown: _Shown) -> None:
             f"{as_code(command_lines.command('run', 'paper-fig10'))}"
         )
         return
-    st.plotly_chart(speedup_map(drawn, shown.baseline), key="map")
+    draw_chart(speedup_map(drawn, shown.baseline), key="map")
     apart = int((~drawn.loc[compared, "one_run"]).sum())
     st.caption(
-        f"{_EVIDENCE} ± is half of the ratio's interval, {widest_percent(drawn[compared]):.1f} % "
-        f"at most; among many layers hovering says it. {apart} of {int(compared.sum())} ratios "
-        "are of two separate runs, where what differs may be the machine; hovering says which. "
-        "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)."
+        f"{_EVIDENCE} A result is set against the baseline of its own run; where that run has "
+        f"none, against the newest, with the noise of both runs: {apart} of {int(compared.sum())} "
+        "ratios are of two separate runs, marked †. ± is half of the ratio's interval, "
+        f"{widest_percent(drawn[compared]):.1f} % at most; among many layers hovering says it. "
+        "Layers as in Figure 10 of FlexQ (arXiv:2508.04405)." + _noisy_in_words(drawn[compared])
     )
 
 
@@ -229,7 +233,7 @@ def _show_ablation(controls: Controls, shown: _Shown) -> None:
         int(m): steps_of(on_shape[on_shape["m"] == m], order)
         for m in sorted(on_shape["m"].unique())[:_MAPS]
     }
-    st.plotly_chart(waterfall(by_tokens), key="ablation")
+    draw_chart(waterfall(by_tokens), key="ablation")
     separate = on_shape["run"].nunique() > 1
     st.caption(
         f"{as_text(place.name)}, N = {place.n}, K = {place.k}. {_EVIDENCE} A step named + adds to "
@@ -247,17 +251,18 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         both = ("--kernels", "flexq*", "--model", "llama-7b", "--stage", "gemm,linear")
         measure = as_code(command_lines.command("sweep", *both))
         st.info(
-            "No kernel was timed in both stages on one shape: gemm takes packed operands, linear "
-            f"quantizes and packs the activations too. Measure both: {measure}"
+            "No kernel was timed both ways on one shape: GEMM only (stage gemm) takes packed "
+            "operands, stage linear quantizes and packs the activations too. Measure both: "
+            f"{measure}"
         )
         return
     tokens = sorted(points["m"].unique().tolist())
     m = controls.one(st.container(), "tokens", "M (tokens)", tokens, tokens[0], in_a_row=True)
     part = points[points["m"] == m]
-    st.plotly_chart(overhead_by_layer(part, shown.styles), key="stages")
+    draw_chart(overhead_by_layer(part, shown.styles), key="stages")
     st.caption(
-        f"{_EVIDENCE} What a user pays beside what papers report: linear takes FP16 activations "
-        "and quantizes them on the way."
+        f"{_EVIDENCE} What a user pays beside what papers report: the time including activation "
+        "quantization (stage linear, FP16 activations) over that of the GEMM only (stage gemm)."
         + ("" if part["one_run"].all() else " Some of these ratios are over a gemm of another run.")
         + (
             ""
@@ -266,13 +271,12 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
         )
     )
     number = st.column_config.NumberColumn
-    st.dataframe(
+    draw_table(
         part.assign(
             added_us=part["median_us"] - part["gemm_us"],
             measured=["one run" if one else "separate runs" for one in part["one_run"]],
             configuration=["same" if one else "another" for one in part["one_config"]],
         ),
-        hide_index=True,
         column_order=[
             *("label", "model", "layer", "m", "n", "k", "gemm_us", "median_us", "added_us"),
             *("overhead", "overhead_low", "overhead_high", "measured", "configuration"),
@@ -282,9 +286,9 @@ def _show_stages(controls: Controls, shown: _Shown) -> None:
             "m": number("M", format="%d"),
             "n": number("N", format="%d"),
             "k": number("K", format="%d"),
-            "gemm_us": number("gemm µs", format="%.2f"),
-            "median_us": number("linear µs", format="%.2f"),
-            "overhead": number("linear / gemm", format="%.3f"),
+            "gemm_us": number("GEMM only µs", format="%.2f"),
+            "median_us": number("with quantization µs", format="%.2f"),
+            "overhead": number("with / without", format="%.3f"),
             "overhead_low": number("low", format="%.3f", help="of the 95 % interval"),
             "overhead_high": number("high", format="%.3f", help="of the 95 % interval"),
             "added_us": number("added µs", format="%.2f"),

@@ -59,12 +59,23 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
             y=rows["reach"].tolist(),
             error_y=error_bars(rows["reach"], rows["reach_low"], rows["reach_high"], width=3),
             mode="markers",
-            marker={"color": style.color, "symbol": style.symbol, "size": 9},
+            marker={
+                "color": style.color,
+                "symbol": style.symbol,
+                "size": 9,
+                "line": {
+                    "color": GREY,
+                    "width": [3 if noisy else 0 for noisy in rows["status"] == "noisy"],
+                },
+            },
             text=[_hover(row) for row in rows.to_dict("records")],
             hovertemplate=f"<b>{html.escape(name)}</b><br>%{{text}}<extra></extra>",
         )
     figure.update_xaxes(
-        title="operations a byte of weights (log scale)", type="log", dtick="D2", showgrid=True
+        title="arithmetic intensity (operations per byte of weights, log scale)",
+        type="log",
+        dtick="D2",
+        showgrid=True,
     )
     figure.update_yaxes(title="10¹² operations a second (TOPS, log scale)", type="log", dtick="D2")
     figure.update_layout(
@@ -104,9 +115,10 @@ def _add_roof(figure: go.Figure, points: pd.DataFrame) -> None:
 
 def _hover(row: Mapping[Any, Any]) -> str:
     name = html.escape(" ".join(str(row[part]) for part in ("model", "layer") if row[part]))
+    noisy = "<br>~ noisy: its own interval did not close" if row["status"] == "noisy" else ""
     return (
         f"{name}<br>M={row['m']} N={row['n']} K={row['k']}<br>"
         f"{row['reach']:.4g} TOPS ({row['reach_low']:.4g} to {row['reach_high']:.4g})<br>"
         f"its floor {row['roof']:.4g} TOPS, reading at {row['reading']:,.0f} GB/s<br>"
-        f"median {row['median_us']:.5g} µs, {row['pct_of_floor']:.1f} % of the floor"
+        f"median {row['median_us']:.5g} µs, {row['pct_of_floor']:.1f} % of the floor{noisy}"
     )

@@ -19,6 +19,7 @@ _ROW_PX = 40
 _BETWEEN_PX = 50
 _AROUND_PX = 190
 _BAR_PX = 420
+_LABELS_PX = 110  # of the names of columns above the first map
 _ROOMY = 22  # columns, up to which a cell has room for its interval
 _TICKS = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 _BETWEEN_TICKS = (0.67, 0.8, 1.25, 1.5)  # where nothing is far from the baseline
@@ -40,7 +41,8 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
     places = places_of(shown)
     maps = [_map(shown[shown["m"] == m], places) for m in tokens]
     rows = [len(one.y) for one in maps]
-    height = _AROUND_PX + _ROW_PX * sum(rows) + _BETWEEN_PX * len(maps)
+    above = _LABELS_PX if len(tokens) > 1 else 0
+    height = _AROUND_PX + above + _ROW_PX * sum(rows) + _BETWEEN_PX * len(maps)
     figure = make_subplots(
         rows=len(tokens), cols=1, shared_xaxes=True, row_heights=rows,
         vertical_spacing=_BETWEEN_PX / height, subplot_titles=[f"M = {m}" for m in tokens],
@@ -63,17 +65,20 @@ def speedup_map(frame: pd.DataFrame, baseline: str) -> go.Figure:
                 "thickness": 14,
                 "x": 0,
                 "xanchor": "left",
-                "y": 1 + _BETWEEN_PX / height,
+                "y": 1 + (_BETWEEN_PX + above) / (height - _AROUND_PX),
                 "yanchor": "bottom",
                 "tickvals": [float(np.log2(tick)) for tick in ticks],
                 "ticktext": [f"{tick:g}" for tick in ticks],
             },
         },
         height=height,
-        margin={"l": 10, "r": 40, "t": 120, "b": 10},
+        margin={"l": 10, "r": 40, "t": 120 + above, "b": 10},
         modebar={"orientation": "v"},
     )
+    # Columns are named above the first map, where a reader begins, and again below the last.
     figure.update_xaxes(tickangle=-40, showgrid=False)
+    if len(tokens) > 1:
+        figure.update_xaxes(side="top", showticklabels=True, row=1, col=1)
     figure.update_xaxes(title="layer", row=len(tokens), col=1)
     figure.update_yaxes(showgrid=False)
     figure.update_yaxes(title="kernel", row=1, col=1)
@@ -125,7 +130,8 @@ def _place(row: Mapping[Any, Any]) -> Place:
 
 
 def _ratio(cell: Mapping[Any, Any]) -> str:
-    return f"{cell['speedup']:.2f}"
+    marks = ("" if cell["one_run"] else "†") + ("~" if cell["status"] == "noisy" else "")
+    return f"{cell['speedup']:.2f}{marks}"
 
 
 def _text(cell: Mapping[Any, Any]) -> str:
@@ -137,10 +143,16 @@ def _half_percent(cell: Mapping[Any, Any]) -> float:
 
 
 def _hover(cell: Mapping[Any, Any]) -> str:
-    where = "in one run" if cell["one_run"] else "in separate runs"
+    where = (
+        "in one run"
+        if cell["one_run"]
+        else f"in separate runs, with the noise of both ({cell.get('noise', 'not known')})"
+    )
+    noisy = "<br>noisy: its own interval did not close" if cell["status"] == "noisy" else ""
     return (
         f"<b>{html.escape(str(cell['label']))}</b><br>"
         f"{html.escape(_place(cell).name)}<br>M={cell['m']} N={cell['n']} K={cell['k']}<br>"
         f"{cell['speedup']:.4g} × ({cell['speedup_low']:.4g} to {cell['speedup_high']:.4g}), "
-        f"{where}<br>median {cell['median_us']:.5g} µs ±{cell['half_width_pct']:.2g} %"
+        f"{where}<br>median {cell['median_us']:.5g} µs ±{cell['half_width_pct']:.2g} % in its run"
+        f"{noisy}"
     )

@@ -27,13 +27,13 @@ def ecdf(samples: Placements, result: ResultRow, style: Style) -> go.Figure:
     for i, values in enumerate(samples):
         times, shares = _steps(values)
         figure.add_scatter(
-            name="each placement",
+            name="each repeat of allocation",
             x=times,
             y=shares,
             mode="lines",
             line={"color": GREY, "width": 1, "shape": "hv"},
             opacity=0.5,
-            hovertemplate=f"placement {i + 1}<br>%{{y:.1f}} % took at most %{{x:.5g}} µs"
+            hovertemplate=f"repeat {i + 1}<br>%{{y:.1f}} % took at most %{{x:.5g}} µs"
             "<extra></extra>",
             legendgroup="placement",
             showlegend=i == 0,
@@ -86,14 +86,14 @@ def order_plot(
         if valid:
             median = float(np.median(valid))
             figure.add_scatter(
-                name="median of the placement",
+                name="median of the repeat",
                 x=[places[0], places[-1]],
                 y=[median, median],
                 mode="lines",
                 line={"color": GREY, "width": 3},
-                hovertemplate=f"placement {i + 1}<br>median {median:.5g} µs<extra></extra>",
+                hovertemplate=f"repeat {i + 1}<br>median {median:.5g} µs<extra></extra>",
                 legendgroup="median",
-                showlegend=not any(t.name == "median of the placement" for t in figure.data),
+                showlegend=not any(t.name == "median of the repeat" for t in figure.data),
             )
         start += len(values)
     _mark_median(figure, result, style, axis="y")

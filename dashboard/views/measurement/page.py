@@ -10,9 +10,17 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
-from dashboard.shared.formatting import as_code, as_text, local_time, short_commit, zone_named
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.formatting import (
+    as_code,
+    as_text,
+    local_time,
+    short_commit,
+    throttle_in_words,
+    zone_named,
+)
+from dashboard.shared.tables import draw_table
 from dashboard.views.measurement import charts
 from dashboard.views.results import page as results
 from db import queries
@@ -29,7 +37,7 @@ _STATE = {
     "mem_clock_mhz": "memory clock (MHz)",
     "power_w": "power (W)",
     "temperature_c": "temperature (°C)",
-    "throttle_mask": "throttle reasons (NVML mask)",
+    "throttle_mask": "throttle reasons",
 }
 
 
@@ -45,7 +53,7 @@ def link_of(measurement_uuid: str) -> dict[str, str]:
 
 def page() -> None:
     """The samples of one measurement: how they spread, how they came, at which clock."""
-    st.header("Measurement")
+    st.title("Measurement")
     asked = st.query_params.get(_UUID)
     if asked is None:
         st.info(
@@ -97,11 +105,11 @@ def _show(detail: ResultDetail, samples: charts.Placements, style: Style) -> Non
     else:
         invalid = detail.extra.get("invalid", {}).get("samples", ())
         st.subheader("Spread of the samples", anchor=False)
-        st.plotly_chart(charts.ecdf(samples, result, style), key="ecdf")
+        draw_chart(charts.ecdf(samples, result, style), key="ecdf")
         st.subheader("In the order measured", anchor=False)
-        st.plotly_chart(charts.order_plot(samples, invalid, result, style), key="order")
+        draw_chart(charts.order_plot(samples, invalid, result, style), key="order")
         st.caption(
-            "Placements are fresh allocations of all buffers: levels that differ between them are "
+            "Each repeat allocates all buffers anew: levels that differ between repeats are "
             "where the buffers lie, a drift within one is the machine."
         )
     _show_device(detail)
@@ -121,7 +129,7 @@ def _show_facts(detail: ResultDetail, zone: tzinfo) -> None:
     lines = [
         f"**{as_text(r.status)}**" + (f": {as_text(r.detail)}" if r.detail else ""),
         as_text(f"{median}, {r.n_samples} samples in {len(detail.placement_medians_us)} "
-                f"placements, {detail.n_invalid} of them at too low a clock"),
+                f"repeats of allocation, {detail.n_invalid} of them at too low a clock"),
         f"commit {as_code(short_commit(r.commit, r.dirty))} · "
         f"{as_text(local_time(r.created_at, zone))} · "
         + ("accepted" if r.accepted else "not accepted: it is compared with nothing"),
@@ -137,7 +145,7 @@ def _show_device(detail: ResultDetail) -> None:
         when: state for when, state in readings.items() if state.get("sm_clock_mhz") is not None
     }
     if clocked:
-        st.plotly_chart(charts.clock_plot(clocked), key="clock")
+        draw_chart(charts.clock_plot(clocked), key="clock")
         st.caption(
             "Single readings, and during the timing the median of those taken on a thread: they "
             "have no interval."
@@ -145,20 +153,22 @@ def _show_device(detail: ResultDetail) -> None:
     else:
         st.info("No clock was read: a CPU has none to read here, or the driver did not tell.")
     table = [
-        {"": when, **{shown: state.get(name) for name, shown in _STATE.items()}}
+        {"": when, **{shown: _reading(name, state) for name, shown in _STATE.items()}}
         for when, state in readings.items()
         if any(state.get(name) is not None for name in _STATE)
     ]
     if table:
-        st.dataframe(pd.DataFrame(table), hide_index=True, key="readings")
+        draw_table(pd.DataFrame(table), key="readings")
     facts = {"device": detail.device, "seed": str(detail.seed), **detail.environment}
-    st.dataframe(
-        harmless(
-            pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]})
-        ),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame({"environment": list(facts), "value": [str(v) for v in facts.values()]}),
         key="environment",
     )
+
+
+def _reading(name: str, state: Mapping[str, Any]) -> Any:
+    value = state.get(name)
+    return throttle_in_words(value) if name == "throttle_mask" else value
 
 
 def _readings(detail: ResultDetail) -> dict[str, Mapping[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import tzinfo
+from typing import Any
 
 import pandas as pd
 import streamlit as st
@@ -11,7 +12,7 @@ import streamlit as st
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
-    as_change,
+    alert_title,
     as_code,
     as_text,
     local_time,
@@ -19,13 +20,13 @@ from dashboard.shared.formatting import (
     zone_named,
 )
 from dashboard.shared.runs import OTHER_SUITES, ShownRuns, advise, choose_suite
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.alert import page as alert
 from dashboard.views.overview.tables import problem_rows, run_rows
 from db import queries
 from db.decisions import OPEN_STATES
-from db.engine import Database
-from db.queries import AlertRow, FalseAlarmRow, NightRow
+from db.engine import Database, Session
+from db.queries import SCHEDULED, SWEEP, AlertRow, FalseAlarmRow, NightRow, RunSummary
 from flexq_bench.runs import command_lines
 from flexq_bench.verdicts import Verdict
 
@@ -33,13 +34,13 @@ _LISTED = 30  # open alerts; who has more of them needs the table of `alerts lis
 
 
 def as_page() -> st.Page:
-    """Where the page is in the app: it is the first one."""
-    return st.Page(page, title="Overview", icon=":material/dashboard:", default=True)
+    """Where the page is in the app."""
+    return st.Page(page, title="Overview", icon=":material/dashboard:", url_path="overview")
 
 
 def page() -> None:
     """Alerts first, then what they rest on."""
-    st.header("Overview")
+    st.title("Overview")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -64,12 +65,11 @@ def _show_alerts(alerts: Sequence[AlertRow], nights: Sequence[NightRow], zone: t
     elif not alerts:
         st.info("No alert is open: no commit was compared with another one yet.")
     for row in alerts[:_LISTED]:
-        worst = "wrong results" if row.worst is None else as_change(row.worst)
         series = "1 series" if len(row.series) == 1 else f"{len(row.series)} series"
         with st.container(border=True, gap="xsmall"):
             st.page_link(
                 alert.as_page(),
-                label=as_text(f"Alert {row.id}: {row.family} {worst}, {series}"),
+                label=as_text(f"{alert_title(row)}, {series}"),
                 icon=":material/notification_important:",
                 query_params={"alert": str(row.id)},
             )
@@ -112,7 +112,7 @@ def _show_verdicts(nights: Sequence[NightRow], database: Database, zone: tzinfo)
         }
         for night in nights
     ]
-    st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key="verdicts")
+    draw_table(pd.DataFrame(rows), key="verdicts")
     st.caption("How many comparisons of two commits ended in each verdict, by kind of GPU.")
 
 
@@ -146,12 +146,18 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     st.subheader("Latest runs", anchor=False)
     controls = Controls("overview")
     suite = choose_suite(st.sidebar, controls, suites)
+    everything = controls.switch(
+        st.sidebar, "all", "Also sweeps and CPUs",
+        hint="Without it: the newest run of a suite on each kind of GPU, scheduled ones first.",
+    )  # fmt: skip
     for missing in controls.ignored:
         st.warning(f"Not stored, so not asked for: {as_text(missing)}.")
     with database.session() as session:
         wanted = suite or None
-        by_gpu = queries.latest_runs(session, suite=wanted, without_suites=OTHER_SUITES)
+        by_gpu = _newest_runs(session, wanted, everything=everything)
         newest = queries.runs(session, suite=wanted, without_suites=OTHER_SUITES, limit=1)
+        if not everything:
+            newest = [run for run in newest if run.trigger != SWEEP and not run.gpus]
         distinct = tuple({run.uuid: run for run in (*by_gpu.values(), *newest)}.values())
         outcomes = queries.run_outcomes(session, [run.uuid for run in distinct])
         missing_by_run = {
@@ -160,18 +166,29 @@ def _show_runs(suites: Sequence[str], database: Database, zone: tzinfo) -> None:
     if not distinct:
         say_that_it_is_empty(database)
         return
-    st.dataframe(
-        harmless(pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone))),
-        hide_index=True,
+    draw_table(
+        pd.DataFrame(run_rows(by_gpu, distinct, outcomes, zone)),
         key="runs",
     )
     st.caption(
-        "The newest run on each kind of GPU. Planned and missing are of the whole run, the other "
-        "counts of the cases on this GPU."
+        "The newest run on each kind of GPU, scheduled ones first. Planned and missing are of the "
+        "whole run, the other counts of the cases on this GPU."
     )
     for line in advise(ShownRuns(distinct, None), [], database):
         st.warning(line, icon=":material/hourglass_disabled:")
     problems = problem_rows(distinct, outcomes, missing_by_run)
     if problems:
         st.markdown("**What did not run, or ran wrong, and why**")
-        st.dataframe(harmless(pd.DataFrame(problems)), hide_index=True, key="problems")
+        draw_table(pd.DataFrame(problems), key="problems")
+
+
+def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> dict[str, RunSummary]:
+    """By GPU the run to show: a scheduled one, or else what is no sweep and on a GPU, or whatever
+    there is. everything: the newest, whatever it is."""
+    by_hand: dict[str, Any] = {"backend": "cuda", "without_triggers": (SWEEP,)}
+    ways: tuple[dict[str, Any], ...] = ({"backend": "cuda", "trigger": SCHEDULED}, by_hand, {})
+    for way in ways[2:] if everything or suite else ways:
+        found = queries.latest_runs(session, suite=suite, without_suites=OTHER_SUITES, **way)
+        if found:
+            return found
+    return {}

@@ -61,7 +61,7 @@ def beside_each_other(frame: pd.DataFrame) -> go.Figure:
 
 def _name(row: Mapping[Any, Any]) -> str:
     paper = str(row["source"]).partition(",")[0]
-    over = f"{row['kernel']} over {row['baseline']}"
+    over = f"{row['our_kernel'] or row['kernel']} over {row['baseline']}"
     tokens = f"M = {row['m']}" if row["m"] else ""
     parts = (f"{paper}:", row["metric"], over, row["model"], tokens)
     return " ".join(str(part) for part in parts if part)
@@ -75,5 +75,6 @@ def _published(row: Mapping[Any, Any]) -> str:
 def _measured(row: Mapping[Any, Any]) -> str:
     return html.escape(
         f"{row['ours']:.4g} × ({row['ours_low']:.4g} to {row['ours_high']:.4g}) on {row['gpu']}, "
-        f"{row['cases']} cases, {row['apart']} of separate runs"
+        f"{row['our_kernel']}, {row['cases']} cases"
+        + (f": {row['caveats']}" if row["caveats"] else "")
     )

@@ -7,13 +7,12 @@ from typing import Any
 
 import pandas as pd
 
+from dashboard.shared.results_frame import interval_cells
 from dashboard.views.paper.measured import Ours
 from db.reference_store import ReferenceInfo
 
 # `published` is the paper's; ours, ours_low and ours_high are measured here, with a 95 % interval.
 COLUMNS = {
-    "source": "str",
-    "table": "str",
     "metric": "str",
     "kernel": "str",
     "baseline": "str",
@@ -22,12 +21,17 @@ COLUMNS = {
     "bound": "str",
     "published": "float64",
     "unit": "str",
-    "hardware": "str",
     "ours": "float64",
     "ours_low": "float64",
     "ours_high": "float64",
-    "gpu": "str",
+    "our_kernel": "str",
     "cases": "int64",
+    "of": "int64",
+    "caveats": "str",
+    "gpu": "str",
+    "hardware": "str",
+    "source": "str",
+    "table": "str",
     "apart": "int64",
     "differences": "str",
 }
@@ -52,9 +56,10 @@ def _cells(stated: ReferenceInfo, ours: Ours | None) -> dict[str, Any]:
         "published": stated.value,
         "unit": stated.unit,
         "hardware": stated.hardware or "not told",
-        "ours": None if ours is None else ours.value.estimate,
-        "ours_low": None if ours is None else ours.value.low,
-        "ours_high": None if ours is None else ours.value.high,
+        **interval_cells("ours", None if ours is None else ours.value),
+        "our_kernel": "" if ours is None else ours.kernel or stated.kernel,
+        "of": 0 if ours is None else ours.of,
+        "caveats": "not measured here" if ours is None else "; ".join(ours.caveats),
         "gpu": "" if ours is None else ours.gpu,
         "cases": 0 if ours is None else ours.cases,
         "apart": 0 if ours is None else ours.apart,

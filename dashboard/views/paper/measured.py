@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from db.queries import DecodeRow, ResultRow, ScoreRow
 from db.reference_store import ReferenceInfo
-from flexq_bench.stats import Interval, geometric_mean, ratio_interval
+from flexq_bench.runs.stored_comparison import bases_of, level_ratio, newest_of_cases
+from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
 from flexq_bench.stats.baseline import time_of
 from workloads.case import kernel_label
 from workloads.errors import WorkloadError
@@ -16,6 +19,11 @@ from workloads.suites import load_suite
 
 _FROM_THE_HUB = {"wikitext2": "wikitext"}  # another name of the same text
 _AS_IN_PAPERS = "reference"
+# What we ship in place of a kernel that a paper names: the same formats, our own design.
+SUCCESSORS = {"flexq-w6a6": ("flexq",)}
+# Of a baseline: below the first it is no baseline that the paper would have taken, so nothing is
+# said; below the second the number has a caveat.
+_FEWEST_PERCENT_OF_FLOOR, _FEW_PERCENT_OF_FLOOR = 25.0, 50.0
 _NORMAL_95 = 1.959964  # standard errors from the middle to an end of a 95 % interval
 
 
@@ -23,13 +31,18 @@ _NORMAL_95 = 1.959964  # standard errors from the middle to an end of a 95 % int
 class Ours:
     """A number of ours with its 95 % interval, on one kind of GPU.
 
-    cases: how many it is over. apart: how many of them are of two separate runs.
+    value None: conditions differ too much to set it beside the published one; caveats say how.
+    cases: how many it is over. apart: how many of them are of two separate runs. kernel: ours; a
+    paper's may have a successor. of: cases that the published number is over; 0: it is not known.
     """
 
     gpu: str
-    value: Interval
+    value: Interval | None
     cases: int
     apart: int
+    kernel: str = ""
+    of: int = 0
+    caveats: tuple[str, ...] = ()
 
 
 def ours_of(
@@ -37,14 +50,19 @@ def ours_of(
     results: Sequence[ResultRow],
     scores: Sequence[ScoreRow],
     decodes: Sequence[DecodeRow],
+    *,
+    beside: Sequence[ResultRow] = (),
+    noise: StoredNoise | None = None,
 ) -> list[Ours]:
     """What was measured of the same thing, by GPU; empty: nothing was.
 
-    results: the newest of each series; scores, decodes: the newest of their kind. A stated best
-    case stands beside our best one, a mean beside a geometric mean.
+    results: the newest of each series; beside: what their runs measured of the baselines, which
+    are set against first; noise: from run to run, of ratios of separate runs; scores, decodes:
+    the newest of their kind. A stated best case stands beside our best one, a mean beside a
+    geometric mean.
     """
     compute: dict[str, Callable[[], list[Ours]]] = {
-        "speedup": lambda: _speedups(stated, results),
+        "speedup": lambda: _speedups(stated, results, beside, noise or StoredNoise({})),
         "decode-speedup": lambda: _decodes(stated, decodes, _token_time),
         "memory-ratio": lambda: _decodes(stated, decodes, _memory),
         "perplexity": lambda: _perplexities(stated, scores),
@@ -53,23 +71,70 @@ def ours_of(
     return compute.get(stated.metric, list)()
 
 
-def _speedups(stated: ReferenceInfo, results: Iterable[ResultRow]) -> list[Ours]:
-    """baseline / kernel over the suite's layers, weights cold, stage gemm."""
+def _speedups(
+    stated: ReferenceInfo,
+    results: Iterable[ResultRow],
+    beside: Sequence[ResultRow],
+    noise: StoredNoise,
+) -> list[Ours]:
+    """baseline / kernel over the suite's layers, weights cold, stage gemm: of the kernel that the
+    paper names, and of the one that is shipped in its place."""
     shapes = _shapes(stated)
-    sides: dict[str, dict[tuple[str, int, int, int], ResultRow]] = {}
-    for r in results:
-        about = (r.stage, r.cache) == ("gemm", "cold") and (r.n, r.k) in shapes
-        if about and stated.m in (None, r.m) and time_of(r) is not None:
-            sides.setdefault(kernel_label(r.kernel, r.variant), {})[r.gpu, r.m, r.n, r.k] = r
-    kernel, baseline = sides.get(stated.kernel, {}), sides.get(stated.baseline, {})
-    pairs = [(baseline[key], kernel[key]) for key in sorted(kernel.keys() & baseline.keys())]
-    ratios: dict[str, list[tuple[Interval, bool]]] = {}
-    for over, ours in pairs:
-        top, bottom = time_of(over), time_of(ours)
-        if top is not None and bottom is not None:
-            one = (ratio_interval(top, bottom), over.run != ours.run)
-            ratios.setdefault(ours.gpu, []).append(one)
-    return _means(stated, ratios)
+    about = [
+        r
+        for r in newest_of_cases(results)
+        if (r.stage, r.cache) == ("gemm", "cold")
+        and (r.n, r.k) in shapes
+        and stated.m in (None, r.m)
+        and time_of(r) is not None
+    ]
+    base_of = bases_of(about, beside, stated.baseline)
+    found = []
+    for kernel in (stated.kernel, *SUCCESSORS.get(stated.kernel, ())):
+        by_gpu: dict[str, list[tuple[ResultRow, ResultRow]]] = {}
+        for r in about:
+            base = base_of(r)
+            if kernel_label(r.kernel, r.variant) == kernel and base is not None:
+                by_gpu.setdefault(r.gpu, []).append((base, r))
+        expected = len(shapes) if stated.m is not None else 0
+        found += [
+            _speedup(stated, kernel, expected, pairs, noise) for _, pairs in sorted(by_gpu.items())
+        ]
+    return found
+
+
+def _speedup(
+    stated: ReferenceInfo,
+    kernel: str,
+    expected: int,
+    pairs: Sequence[tuple[ResultRow, ResultRow]],
+    noise: StoredNoise,
+) -> Ours:
+    gpu, apart = pairs[0][1].gpu, [base.run != ours.run for base, ours in pairs]
+    shares = [base.pct_of_floor for base, _ in pairs if base.pct_of_floor]
+    share = statistics.median(shares) if shares else None
+    caveats = []
+    if expected and len(pairs) < expected:
+        caveats.append(f"{len(pairs)} of {expected} layers")
+    if any(apart):
+        caveats.append(f"{sum(apart)} of separate runs")
+    if kernel != stated.kernel:
+        caveats.append(f"{kernel} is what we ship in place of {stated.kernel}")
+    if share is not None and share < _FEWEST_PERCENT_OF_FLOOR:
+        why = f"not set beside it: {stated.baseline} reaches {share:.0f} % of its floor here"
+        return Ours(gpu, None, len(pairs), sum(apart), kernel, expected, (why, *caveats))
+    if share is not None and share < _FEW_PERCENT_OF_FLOOR:
+        caveats.append(f"{stated.baseline} is at {share:.0f} % of its floor")
+    ratios = [level_ratio(base, ours, noise) for base, ours in pairs]
+    value = max(ratios, key=lambda one: one.estimate)
+    if stated.bound != "up to":
+        value = geometric_mean(ratios)
+        if any(apart):
+            times = [(time_of(base), time_of(ours)) for base, ours in pairs]
+            value = geometric_mean([ratio_interval(b, o) for b, o in times if b and o])
+            for side in (0, 1):
+                value = with_run_noise(value, noise.of_mean([p[side].series_id for p in pairs]))
+    return Ours(gpu, value, len(pairs), sum(apart), kernel, expected, tuple(caveats))
 
 
 def _shapes(stated: ReferenceInfo) -> set[tuple[int, int]]:

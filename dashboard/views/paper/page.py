@@ -8,17 +8,20 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
-from dashboard.shared.spreadsheet import harmless, to_csv
+from dashboard.shared.spreadsheet import to_csv
+from dashboard.shared.tables import draw_table
 from dashboard.views.paper.charts import beside_each_other
 from dashboard.views.paper.frame import paper_frame
-from dashboard.views.paper.measured import ours_of
+from dashboard.views.paper.measured import SUCCESSORS, ours_of
 from db import queries
 from db.engine import Database
-from db.queries import Filters
+from db.queries import SWEEP, Filters
 from db.reference_store import ReferenceInfo
 from flexq_bench.runs import command_lines
+from flexq_bench.runs.stored_noise import read_noise
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
 from workloads.published import absent_tables
@@ -34,7 +37,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose papers, look at both sides."""
-    st.header("Paper")
+    st.title("Paper")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -76,6 +79,7 @@ def _show(
     frame = _frame(database, wanted)
     if measured_only:
         frame = frame[frame["ours"].notna()]
+    frame = frame.sort_values("ours", na_position="last", key=lambda v: v.isna(), kind="stable")
     if frame.empty:
         st.info("Nothing passes all filters: take one away, or clear them all.")
         return None
@@ -83,8 +87,8 @@ def _show(
         "Published numbers are the papers': none of them was measured here, and they say no "
         "interval. Ours are the newest accepted results, with 95 % intervals: beside a paper's "
         "mean a geometric mean over the layers of which both kernels were timed, weights cold, "
-        "stage gemm; beside its best case our best one. Our GPU is another one, so what compares "
-        "is the ratio, not the time."
+        "GEMM only, regime boost; beside its best case our best one. Our GPU is another one, so "
+        "what compares is the ratio, not the time."
     )
     if frame["ours"].isna().all():
         measure = command_lines.command(
@@ -92,27 +96,39 @@ def _show(
         )
         st.info(f"Nothing of this is measured here yet. Kernels: {as_code(measure)}")
     if (frame["unit"] == "×").any():
-        st.plotly_chart(beside_each_other(frame), key="paper")
+        draw_chart(beside_each_other(frame), key="paper")
     return frame
 
 
 def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
     of_kernels = [one for one in wanted if one.metric == "speedup"]
-    labels = {label for one in of_kernels for label in (one.kernel, one.baseline)}
+    labels = {
+        label
+        for one in of_kernels
+        for label in (one.kernel, one.baseline, *SUCCESSORS.get(one.kernel, ()))
+    }
     names = tuple(sorted({parse_kernel_label(label)[0] for label in labels}))
     models = sorted({one.model for one in wanted if one.metric == "perplexity"})
     with database.session() as session:
-        results = queries.latest_results(session, Filters(kernels=names)) if names else []
+        filters = Filters(kernels=names, without_triggers=(SWEEP,))
+        results = queries.latest_results(session, filters) if names else []
+        runs = tuple(sorted({r.run for r in results}))
+        beside = queries.results_table(session, Filters(runs=runs, kernels=names)) if runs else []
+        noise = read_noise(session, {r.series_id for r in results})
         scores = queries.latest_scores(session, models)
         decodes = queries.latest_decodes(session)
-    return paper_frame([(one, ours_of(one, results, scores, decodes)) for one in wanted])
+    return paper_frame(
+        [
+            (one, ours_of(one, results, scores, decodes, beside=beside, noise=noise))
+            for one in wanted
+        ]
+    )
 
 
 def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(frame),
-        hide_index=True,
+    draw_table(
+        frame,
         height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
         column_config={
             "source": "paper",
@@ -124,11 +140,14 @@ def _show_table(frame: pd.DataFrame) -> None:
             "bound": st.column_config.TextColumn("is", help="empty: a mean or a single value"),
             "published": number("published", format="%.4g", help="not measured here"),
             "hardware": "their hardware",
-            "ours": number("ours", format="%.4g"),
+            "ours": number("ours", format="%.4g", help="empty: the caveats say why"),
+            "our_kernel": "our kernel",
+            "of": number("of", help="layers that the published number is over; 0: not known"),
             "ours_low": number("low", format="%.4g"),
             "ours_high": number("high", format="%.4g"),
             "gpu": "our GPU",
             "cases": number("cases", help="that ours is over"),
+            "caveats": st.column_config.TextColumn("caveats", width="large"),
             "apart": number("apart", help="cases whose two times are of separate runs"),
         },
         key="paper-table",
@@ -150,4 +169,4 @@ def _show_absent() -> None:
     except WorkloadError as error:
         st.error(as_text(str(error)))
         return
-    st.dataframe(pd.DataFrame(rows), hide_index=True, key="absent")
+    draw_table(pd.DataFrame(rows), key="absent")

@@ -6,10 +6,11 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text
-from dashboard.shared.spreadsheet import harmless
+from dashboard.shared.tables import draw_table
 from dashboard.views.accuracy.frame import bases_of, compared, needed_values, newest
 from dashboard.views.pareto import charts
 from dashboard.views.pareto.frame import RANDOM_WEIGHTS, Setting, judged, pareto_frame
@@ -27,7 +28,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose model, text and setting of the decodes; see each checkpoint as one point."""
-    st.header("Pareto")
+    st.title("Pareto")
     with errors_shown():
         database = current_database()
         with database.session() as session:
@@ -99,13 +100,12 @@ def _show(model: str, frame: pd.DataFrame, database: Database) -> None:
                 "and decoded, with the same content hash. The table says what is missing."
             )
             continue
-        st.plotly_chart(charts.against(frame, styles, across, title), key=key)
+        draw_chart(charts.against(frame, styles, across, title), key=key)
     st.caption("Lower and further left is better. Bars are 95 % intervals; memory has none.")
     st.subheader("Checkpoints", anchor=False)
     number = st.column_config.NumberColumn
-    st.dataframe(
-        harmless(frame),
-        hide_index=True,
+    draw_table(
+        frame,
         column_config={
             "increase": number("perplexity increase, %", format="%.3f"),
             "low": number(format="%.3f"),

@@ -6,9 +6,10 @@ import pandas as pd
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import Style, kernel_styles
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
 from dashboard.shared.results_frame import as_csv, narrowed, results_frame
 from dashboard.shared.results_table import show_table
 from dashboard.shared.runs import (
@@ -52,7 +53,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Choose runs, narrow them, look."""
-    st.header("Results")
+    st.title("Results")
     with errors_shown():
         _show(current_database())
 
@@ -155,7 +156,7 @@ def _show_charts(
         "Stage",
         paths,
         paths[0],
-        shown=" ".join,
+        shown=lambda path: f"{stage_in_words(path[0])}, {path[1]}",
         written=" ".join,
         in_a_row=True,
     )
@@ -167,7 +168,7 @@ def _show_charts(
     st.subheader(f"Speed-up over {as_text(baseline)}", anchor=False)
     st.caption(f"{as_text(gpu)} · {as_text(f'{stage} · {cache}')} · M = {m}. {_INTERVALS}")
     if (part["speedup"].notna() & (part["label"] != baseline)).any():
-        st.plotly_chart(charts.speedup_by_layer(part, baseline, styles), key="speedup")
+        draw_chart(charts.speedup_by_layer(part, baseline, styles), key="speedup")
     elif (part["label"] == baseline).all():
         st.info(
             f"Only {as_text(baseline)} is here: choose another baseline, or measure other kernels "
@@ -185,7 +186,7 @@ def _show_charts(
         "still runs can pass 100 %."
     )
     if part["pct_of_floor"].notna().any():
-        st.plotly_chart(charts.floor_by_layer(part, styles), key="floor")
+        draw_chart(charts.floor_by_layer(part, styles), key="floor")
     else:
         st.info("The floor was not measured in this run, so there is nothing to compare with.")
 

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, tzinfo
 import streamlit as st
 
 from dashboard.database import current_database, errors_shown
+from dashboard.shared.charts import draw_chart
 from dashboard.shared.colors import kernel_styles
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import as_code, as_text, local_time, zone_named
@@ -34,7 +35,7 @@ def as_page() -> st.Page:
 
 def page() -> None:
     """Ask, watch, look."""
-    st.header("Sweep")
+    st.title("Sweep")
     with errors_shown():
         database = current_database()
         now = datetime.now(UTC)
@@ -116,7 +117,7 @@ def _watch(database: Database, uuid: str, axis: str, value: str, *, is_open: boo
                 st.info("Nothing to draw: no result has this value. The table says why.")
         else:
             used = zip(shown["kernel"], shown["variant"], strict=True)
-            st.plotly_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")
+            draw_chart(curves(points, kernel_styles(kernels, used), axis, value), key="curves")
             st.caption("Bars are 95 % intervals. Probes measured beside them are not drawn.")
         if not shown.empty:
             show_table(shown, BASELINE, zone_named(st.context.timezone))

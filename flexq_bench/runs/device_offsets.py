@@ -9,26 +9,48 @@ from statistics import fmean
 
 from db.engine import Session
 from db.fleet import OffsetInfo, add_offsets
-from db.queries import device_medians
+from db.queries import OffsetRow, device_medians, runs_on_several_devices
 from db.records import DeviceInfo
 from flexq_bench.stats import device_offsets
 
 
 def store_offsets(session: Session, run_uuid: str) -> None:
     """Compute and store the offsets of the run's devices; none shared enough cases: nothing."""
+    offsets = offsets_of(session, run_uuid)
+    if offsets:
+        add_offsets(session, run_uuid, offsets, at=datetime.now(UTC))
+
+
+def offsets_of(session: Session, run_uuid: str) -> list[OffsetInfo]:
+    """The offsets of a run's devices; empty: none shared enough cases."""
     times: dict[DeviceInfo, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for case, device, median_us in device_medians(session, run_uuid):
         times[device][case].append(median_us)
     cases = sorted({case for of_device in times.values() for case in of_device})
     devices = {device.uuid: device for device in times}
     if len(devices) < 2:
-        return
+        return []
     table = {
         device.uuid: [fmean(medians[case]) if case in medians else math.nan for case in cases]
         for device, medians in times.items()
     }
-    offsets = [
+    return [
         OffsetInfo(devices[uuid], one.cases, one.log_offset, one.low, one.high)
         for uuid, one in device_offsets(table).items()
     ]
-    add_offsets(session, run_uuid, offsets, at=datetime.now(UTC))
+
+
+def offsets_of_imported(session: Session) -> list[OffsetRow]:
+    """What the newest run on several GPUs of one SKU shows of them, computed from its results:
+    records carry no offsets. Empty: no run shows any."""
+    for run, created_at in runs_on_several_devices(session):
+        found = offsets_of(session, run)
+        if found:
+            return [
+                OffsetRow(
+                    run, one.device.uuid, one.device.sku, one.cases, one.log_offset,
+                    one.low, one.high, created_at,
+                )
+                for one in found
+            ]  # fmt: skip
+    return []

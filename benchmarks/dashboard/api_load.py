@@ -1,0 +1,125 @@
+"""Many readers of the read API at once: errors and the 95th percentile of their waiting.
+
+Starts `flexq-bench serve-api` on a database and lets that many readers ask over loopback, each one
+question after the other, for that long; a part of them come with the ETag of their last answer.
+Prints requests, errors and percentiles, and fails on an error or a 95th percentile of 300 ms:
+
+    python benchmarks/dashboard/api_load.py large.sqlite --readers 200 --seconds 60
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+LIMIT_MS = 300.0
+PATHS = (
+    "/v1/status",
+    "/v1/series?limit=50",
+    "/v1/series/1",
+    "/v1/alerts",
+    "/v1/runs?limit=10",
+    "/v1/results/latest?kernel=flexq-w6a6&limit=100",
+    "/badge.svg",
+    "/openapi.json",
+)
+
+
+@contextmanager
+def served(database: str) -> Iterator[int]:
+    """The port of the API, started and ended as a person does it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    command = [sys.executable, "-m", "flexq_bench.cli", "serve-api", "--db", database]
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            if time.monotonic() > deadline:
+                raise RuntimeError("the API does not answer")
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+async def reader(number: int, port: int, until: float, waits: list[float]) -> Counter[str]:
+    """One reader on one connection; how often each status came, and waits in ms are added."""
+    statuses: Counter[str] = Counter()
+    etags: dict[str, str] = {}
+    streams = await asyncio.open_connection("127.0.0.1", port)
+    at = number
+    while time.monotonic() < until:
+        path = PATHS[at % len(PATHS)]
+        at += 1
+        known = etags.get(path) if at % 2 else None
+        start = time.perf_counter()
+        try:
+            status, etag = await _get(*streams, path, known)
+        except (OSError, asyncio.IncompleteReadError, ValueError):
+            statuses["broken"] += 1
+            streams = await asyncio.open_connection("127.0.0.1", port)
+            continue
+        waits.append(1e3 * (time.perf_counter() - start))
+        statuses[status] += 1
+        etags[path] = etag
+        await asyncio.sleep(0.05)  # people and badges read, too
+    streams[1].close()
+    return statuses
+
+
+async def _get(
+    source: asyncio.StreamReader, sink: asyncio.StreamWriter, path: str, etag: str | None
+) -> tuple[str, str]:
+    lines = [f"GET {path} HTTP/1.1", "Host: 127.0.0.1"]
+    lines += [f"If-None-Match: {etag}"] if etag else []
+    sink.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+    await sink.drain()
+    head = (await source.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:])}
+    await source.readexactly(int(headers.get("content-length", "0")))
+    return head[0].split()[1], headers.get("etag", "")
+
+
+async def load(port: int, readers: int, seconds: float) -> tuple[list[float], Counter[str]]:
+    waits: list[float] = []
+    until = time.monotonic() + seconds
+    found = await asyncio.gather(*(reader(i, port, until, waits) for i in range(readers)))
+    return waits, sum(found, Counter())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("database", help="a path or URL")
+    parser.add_argument("--readers", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    asked = parser.parse_args()
+    with served(asked.database) as port:
+        waits, statuses = asyncio.run(load(port, asked.readers, asked.seconds))
+    middle, high = (float(np.percentile(waits, p)) for p in (50, 95))
+    errors = sum(count for status, count in statuses.items() if status not in ("200", "304"))
+    loads = " ".join(f"{one:.1f}" for one in os.getloadavg())
+    sys.stdout.write(
+        f"{asked.readers} readers, {len(waits):,} requests, {errors} errors, median {middle:.0f} "
+        f"ms, 95th percentile {high:.0f} ms; {dict(statuses)}; load {loads}\n"
+    )
+    sys.exit(int(errors > 0 or high >= LIMIT_MS))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""What axe-core finds wrong with each page for people who use other means than eyes and a mouse.
+
+Opens every page of the dashboard in Chromium, runs axe-core on it, and prints each violation with
+its impact, how many elements have it, and one of them; fails where one is serious or critical.
+axe-core comes from npm (`npm pack axe-core`), and is no dependency of ours:
+
+    python benchmarks/dashboard/axe.py results.sqlite --axe package/axe.min.js
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
+from browsing import dashboard_on, headless
+
+VIEWS = Path(__file__).parents[2] / "dashboard" / "views"
+FIRST = "scoreboard"
+BAD = ("serious", "critical")
+_BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
+_PATIENCE_S = 120
+_RUN = """
+const done = arguments[arguments.length - 1];
+axe.run(document, {resultTypes: ["violations"]}).then(
+  (found) => done(found.violations.map((one) => ({
+    id: one.id, impact: one.impact, help: one.help, count: one.nodes.length,
+    example: one.nodes[0].html.slice(0, 160),
+  }))),
+  (error) => done([{id: "axe", impact: "critical", help: String(error), count: 1, example: ""}]),
+);
+"""
+
+
+def violations(browser: Any, url: str, axe: str) -> list[dict[str, Any]]:
+    """What is wrong with a page once it has settled."""
+    browser.get(url)
+    deadline = time.monotonic() + _PATIENCE_S
+    while not browser.find_elements("css selector", "h1") or browser.find_elements(
+        "css selector", _BUSY
+    ):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{url} does not settle within {_PATIENCE_S} s")
+        time.sleep(0.1)
+    browser.set_script_timeout(_PATIENCE_S)
+    browser.execute_script(axe)
+    found: list[dict[str, Any]] = browser.execute_async_script(_RUN)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("database", help="the path of a SQLite file")
+    parser.add_argument("--axe", required=True, type=Path, help="axe.min.js of axe-core's package")
+    asked = parser.parse_args()
+    axe = asked.axe.read_text(encoding="utf-8")
+    pages = sorted(path.parent.name for path in VIEWS.glob("*/page.py"))
+    bad = 0
+    with (
+        dashboard_on(Path(asked.database)) as url,
+        tempfile.TemporaryDirectory() as folder,
+        headless(Path(folder)) as browser,
+    ):
+        for page in pages:
+            address = url if page == FIRST else f"{url}/{page}"
+            for one in violations(browser, address, axe):
+                bad += one["impact"] in BAD
+                sys.stdout.write(
+                    f"{page}: {one['impact']}: {one['id']}, {one['count']} elements: "
+                    f"{one['help']}: {one['example']}\n"
+                )
+            sys.stdout.flush()
+    sys.stdout.write(f"{len(pages)} pages, {bad} serious or critical violations\n")
+    sys.exit(int(bad > 0))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Seven questions that people come with, answered in Chromium: clicks, and seconds to the answer.
+
+Starts the dashboard on a database, opens its first page, and goes to each answer as a person does,
+by clicking what is on the page. A task counts its clicks (typing is none) and takes the time from
+the last one until the answer is painted, and until a chart is, where the page has one. Prints a
+table, and fails where a task takes more than three clicks or its first chart 2.5 s:
+
+    python benchmarks/db/fill.py large.sqlite
+    python benchmarks/dashboard/tasks.py large.sqlite
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
+from browsing import dashboard_on, headless
+
+MOST_CLICKS, LIMIT_S = 3, 2.5
+_PATIENCE_S = 120
+_CHART = ".js-plotly-plot .trace, .js-plotly-plot .hm, .js-plotly-plot .points path"
+_SETTLED = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """steps: what is clicked, one after the other. answered: words that the answer has.
+
+    charted: whether the page that answers has a chart.
+    """
+
+    question: str
+    steps: tuple[Callable[[Any], Any], ...]
+    answered: tuple[str, ...]
+    charted: bool = True
+
+
+def page(address: str) -> Callable[[Any], Any]:
+    """A page's link in the side bar."""
+    css = f"[data-testid=stSidebarNav] a[href$='/{address}']"
+    return lambda browser: browser.find_element("css selector", css)
+
+
+def button(words: str) -> Callable[[Any], Any]:
+    """A radio button, or another button, by what it says."""
+    path = (
+        f"//label[.//p[normalize-space()='{words}']] | //button[.//p[normalize-space()='{words}']]"
+    )
+    return lambda browser: browser.find_element("xpath", path)
+
+
+def select(label: str) -> Callable[[Any], Any]:
+    """The list of this name."""
+    path = f"//div[@data-testid='stSelectbox'][.//p[normalize-space()='{label}']]//input"
+    return lambda browser: browser.find_element("xpath", path)
+
+
+def option(words: str) -> Callable[[Any], Any]:
+    """An entry of the list that is open."""
+    path = f"//li[@role='option'][normalize-space()='{words}']"
+    return lambda browser: browser.find_element("xpath", path)
+
+
+TASKS = (
+    Task(
+        "Which commit made it slower, how much, and is it real?",
+        (page("alert"),),
+        ("the worst of", "Machine code", "Reproduce"),
+    ),
+    Task(
+        "Which kernel is fastest for my layer?",
+        (page("leaderboard"), select("Layer"), option("o_proj")),
+        ("o_proj", "is fastest"),
+    ),
+    Task("How fast does a model decode at batch 4?", (page("decode"),), ("Latency",)),
+    Task("What does quantization cost in accuracy?", (page("accuracy"),), ("Perplexity",)),
+    Task(
+        "What differs between two commits?",
+        (page("compare"), button("commits")),
+        ("against", "Cases"),
+    ),
+    Task("Do we reach what the paper says?", (page("paper"),), ("Published numbers", "Not here")),
+    Task("Measure these shapes for me.", (page("sweep"),), ("Sweep",), charted=False),
+)
+
+
+def perform(browser: Any, url: str, task: Task) -> tuple[int, float, float | None]:
+    """Clicks, seconds to the answer and to the first chart, from the last click that loads it."""
+    browser.get(url)
+    _wait(lambda: browser.find_elements("css selector", "[data-testid=stSidebarNav] a"))
+    _wait(lambda: _is_settled(browser))
+    charted = None
+    for step in task.steps:
+        _wait(partial(step, browser))
+        _click(browser, step(browser))
+        start = time.perf_counter()
+        if step is task.steps[0] and task.charted:  # the page's link: it comes with its chart
+            charted = _seconds_to_chart(browser, start)
+    _wait(lambda: all(words in _text(browser) for words in task.answered))
+    return len(task.steps), time.perf_counter() - start, charted
+
+
+def _click(browser: Any, element: Any) -> None:
+    try:
+        element.click()
+    except Exception:  # another element lies over it, as over a styled radio button
+        browser.execute_script("arguments[0].click()", element)
+
+
+def _seconds_to_chart(browser: Any, start: float) -> float:
+    _wait(lambda: browser.find_elements("css selector", _CHART))
+    return time.perf_counter() - start
+
+
+def _is_settled(browser: Any) -> bool:
+    return not browser.find_elements("css selector", _SETTLED)
+
+
+def _text(browser: Any) -> str:
+    return str(browser.find_element("tag name", "body").text)
+
+
+def _wait(condition: Callable[[], object]) -> None:
+    deadline = time.perf_counter() + _PATIENCE_S
+    while True:
+        try:
+            if condition():
+                return
+        except Exception as error:  # not there yet, or replaced while it was looked at
+            problem: object = error
+        else:
+            problem = "it is not there"
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"not within {_PATIENCE_S} s: {problem}")
+        time.sleep(0.02)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("database", help="the path of a SQLite file")
+    parser.add_argument("--repetitions", type=int, default=3)
+    asked = parser.parse_args()
+    out, failed = sys.stdout.write, False
+    out("| task | clicks | answer, s, median | first chart, s, median |\n")
+    out("| --- | ---: | ---: | ---: |\n")
+    with (
+        dashboard_on(Path(asked.database)) as url,
+        tempfile.TemporaryDirectory() as folder,
+        headless(Path(folder)) as browser,
+    ):
+        for task in TASKS:
+            perform(browser, url, task)  # imports, and the browser's cache
+            runs = [perform(browser, url, task) for _ in range(asked.repetitions)]
+            charts = [chart for _, _, chart in runs if chart is not None]
+            chart = f"{np.median(charts):.2f}" if charts else "–"
+            answer = np.median([seconds for _, seconds, _ in runs])
+            out(f"| {task.question} | {runs[0][0]} | {answer:.2f} | {chart} |\n")
+            sys.stdout.flush()
+            slow = bool(charts) and float(np.median(charts)) >= LIMIT_S
+            failed |= runs[0][0] > MOST_CLICKS or slow
+    loads = " ".join(f"{load:.1f}" for load in os.getloadavg())
+    out(f"\nload of {os.cpu_count()} processors over 1, 5 and 15 minutes: {loads}\n")
+    sys.exit(int(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""How old the newest result is, and a page that follows what arrives."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import streamlit as st
+
+from dashboard.shared.formatting import as_age
+from db import queries
+from db.engine import Database
+
+_LOOKS_EVERY = timedelta(seconds=30)
+_SEEN = "freshness.newest"
+
+
+@st.fragment(run_every=_LOOKS_EVERY)
+def show_freshness(database: Database) -> None:
+    """A line with the age of the newest result; the page runs anew once there is a newer one."""
+    with database.session() as session:
+        newest = queries.newest_result_at(session)
+    seen = st.session_state.get(_SEEN, newest)
+    st.session_state[_SEEN] = newest
+    if newest is not None:
+        age = as_age(datetime.now(UTC) - newest)
+        st.caption(f"Updated {age} ago, by the newest result; this page follows what arrives.")
+    if newest != seen:
+        st.rerun()

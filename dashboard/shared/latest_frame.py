@@ -1,0 +1,102 @@
+"""The newest results of one GPU as a frame, each with the interval of its level."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from dashboard.shared.results_frame import COLUMNS, result_cells
+from db import queries
+from db.engine import Database
+from db.queries import SWEEP, Filters, ResultRow
+from flexq_bench.runs.latest_rows import LatestRow, latest_rows
+from flexq_bench.runs.stored_noise import StoredNoise, read_noise
+from flexq_bench.stats.baseline import BASELINE
+from workloads.case import kernel_label
+from workloads.probes import floor_kernel, is_probe
+
+# Beside results_frame.COLUMNS, whose ci_low_us and ci_high_us are of the level here.
+# `one_run`: the run that measured it measured its baseline too. `noise`: what the run-to-run noise
+# in its intervals rests on. `uuid`: of the measurement. `noisy`: its own interval did not close.
+ADDED = {
+    "one_run": "bool",
+    "noise": "str",
+    "noisy": "bool",
+    "uuid": "str",
+    "series_id": "int64",
+    "base_run": "str",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What is newest on one GPU under one regime, and what else it is set against."""
+
+    results: tuple[ResultRow, ...]
+    noise: StoredNoise
+
+    @property
+    def labels(self) -> list[str]:
+        """Kernels with their variants, sorted."""
+        return sorted({kernel_label(r.kernel, r.variant) for r in self.results})
+
+    @property
+    def default_baseline(self) -> str:
+        """The usual one, or else the first kernel there is."""
+        return BASELINE if BASELINE in self.labels else next(iter(self.labels), BASELINE)
+
+
+def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> Latest:
+    """The newest accepted result of every series of a GPU, without probes.
+
+    regime: boost or sustained; they are never mixed. sweeps: also what somebody measured once.
+    """
+    filters = Filters(gpus=(gpu,), without_triggers=() if sweeps else (SWEEP,))
+    with database.session() as session:
+        stored = queries.latest_results(session, filters, regime=regime)
+        results = tuple(r for r in stored if not is_probe(r.kernel))
+        noise = read_noise(session, [r.series_id for r in results])
+    return Latest(results, noise)
+
+
+def read_rows(database: Database, latest: Latest, baseline: str) -> list[LatestRow[ResultRow]]:
+    """What may be said of each kernel and shape. baseline: a kernel's label."""
+    runs = tuple(sorted({r.run for r in latest.results}))
+    kernels = {r.kernel for r in latest.results if kernel_label(r.kernel, r.variant) == baseline}
+    widths = {floor_kernel(r.weight_bits) for r in latest.results}
+    with database.session() as session:
+        beside = (
+            queries.results_table(session, Filters(runs=runs, kernels=(*kernels, *widths)))
+            if runs
+            else []
+        )
+    return latest_rows(latest.results, beside, baseline, latest.noise)
+
+
+def latest_frame(database: Database, latest: Latest, baseline: str) -> pd.DataFrame:
+    """A row a kernel and shape: COLUMNS and ADDED. baseline: a kernel's label."""
+    return frame_of(read_rows(database, latest, baseline), baseline)
+
+
+def frame_of(rows: Sequence[LatestRow[ResultRow]], baseline: str) -> pd.DataFrame:
+    """These rows as a frame, in their order."""
+    types = COLUMNS | ADDED
+    return pd.DataFrame([_cells(row, baseline) for row in rows], columns=list(types)).astype(types)
+
+
+def _cells(row: LatestRow[ResultRow], baseline: str) -> dict[str, Any]:
+    result, level = row.result, row.level_us
+    return {
+        **result_cells(result, row.pct_of_floor, row.speedup, baseline),
+        "ci_low_us": None if level is None else level.low,
+        "ci_high_us": None if level is None else level.high,
+        "one_run": row.in_one_run,
+        "noise": row.noise,
+        "noisy": result.status == "noisy",
+        "uuid": result.uuid,
+        "series_id": result.series_id,
+        "base_run": "" if row.base is None else row.base.run,
+    }

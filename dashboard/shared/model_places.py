@@ -1,0 +1,95 @@
+"""Models and layers as filters: a result belongs to every model that has its shape.
+
+A measurement carries the label that its suite gave the shape; another suite may have named the same
+shape after another model, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+
+from workloads.models import load_catalog
+
+Shape = tuple[int, int]  # N, K
+ModelLayer = tuple[str, str]
+
+
+def places_in_models(shapes: Iterable[Shape]) -> dict[ModelLayer, set[Shape]]:
+    """Shapes by model and layer of the catalog, those of these shapes that one has."""
+    known = set(shapes)
+    places = defaultdict(set)
+    for model in load_catalog().values():
+        for layer in model.all_layers():
+            if (layer.n, layer.k) in known:
+                places[model.name, layer.name].add((layer.n, layer.k))
+    return dict(places)
+
+
+def places_of_frame(frame: pd.DataFrame) -> dict[ModelLayer, set[Shape]]:
+    """The same of a frame with columns model, layer, n and k: of its shapes, and of its labels,
+    since a model that was measured from its own configuration is in no catalog."""
+    places = places_in_models(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
+    for model, layer, n, k in _labels(frame):
+        if model or layer:
+            places.setdefault((model, layer), set()).add((n, k))
+    return places
+
+
+def models_and_layers(
+    places: Mapping[ModelLayer, set[Shape]], models: Sequence[str] = ()
+) -> tuple[list[str], list[str]]:
+    """What filters offer, sorted; layers of these models alone, where some are given."""
+    names = sorted({model for model, _ in places if model})
+    layers = {layer for model, layer in places if layer and (not models or model in models)}
+    return names, sorted(layers)
+
+
+def narrowed_to(
+    frame: pd.DataFrame,
+    places: Mapping[ModelLayer, set[Shape]],
+    models: Sequence[str],
+    layers: Sequence[str],
+) -> pd.DataFrame:
+    """The rows whose shape one of these models has in one of these layers, named after it; without
+    both, all of them, each shape by one name.
+
+    models, layers: empty: any will do.
+    """
+    by_shape: dict[Shape, list[ModelLayer]] = defaultdict(list)
+    for place, shapes in places.items():
+        model, layer = place
+        if (not models or model in models) and (not layers or layer in layers):
+            for shape in shapes:
+                by_shape[shape].append(place)
+    if models or layers:
+        keys = zip(frame["n"].tolist(), frame["k"].tolist(), strict=True)
+        frame = frame[[key in by_shape for key in keys]]
+    stored: dict[Shape, Counter[ModelLayer]] = defaultdict(Counter)
+    for model, layer, n, k in _labels(frame):
+        if model or layer:
+            stored[n, k][model, layer] += 1
+    names = [
+        _name((n, k), by_shape.get((n, k), []), stored[n, k], named=bool(models or layers))
+        for n, k in zip(frame["n"].tolist(), frame["k"].tolist(), strict=True)
+    ]
+    return frame.assign(model=[model for model, _ in names], layer=[layer for _, layer in names])
+
+
+def _name(
+    shape: Shape, fitting: Sequence[ModelLayer], stored: Counter[ModelLayer], *, named: bool
+) -> ModelLayer:
+    """What a shape is called: as most of its results are, if the filters let that through."""
+    allowed = {place: count for place, count in stored.items() if not named or place in fitting}
+    # A suite may call a shape by its size: a layer of a model says more.
+    allowed = {place: count for place, count in allowed.items() if place[0]} or allowed
+    if allowed:
+        return min(allowed, key=lambda place: (-allowed[place], place))
+    return min(fitting) if named and fitting else ("", "")
+
+
+def _labels(frame: pd.DataFrame) -> Iterable[tuple[str, str, int, int]]:
+    columns = (frame[name].tolist() for name in ("model", "layer", "n", "k"))
+    return zip(*columns, strict=True)

@@ -1,0 +1,1 @@
+"""Leaderboard: the kernels of one shape, the fastest first."""

@@ -1,0 +1,216 @@
+"""Leaderboard: which kernel is fastest for a layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from dashboard.database import current_database, errors_shown, say_that_it_is_empty
+from dashboard.shared.charts import draw_chart, error_bars
+from dashboard.shared.colors import Style, kernel_styles
+from dashboard.shared.controls import Controls
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
+from dashboard.shared.latest_controls import (
+    choose_regime,
+    choose_sweeps,
+    describe_regime,
+    say_that_none_is_accepted,
+)
+from dashboard.shared.latest_frame import frame_of, read_latest, read_rows
+from dashboard.shared.model_places import models_and_layers, places_of_frame
+from dashboard.shared.spreadsheet import to_csv
+from dashboard.shared.tables import draw_table
+from dashboard.views.leaderboard.frame import leaderboard_frame
+from db import queries
+from db.engine import Database
+from db.queries import ResultRow
+from flexq_bench.runs import command_lines
+from flexq_bench.runs.latest_rows import LatestRow
+
+_ROW_PX, _AROUND_PX = 28, 110
+_OTHER = "(shape by N × K)"
+
+
+def as_page() -> st.Page:
+    """Where the page is in the app."""
+    return st.Page(page, title="Leaderboard", icon=":material/leaderboard:", url_path="leaderboard")
+
+
+def page() -> None:
+    """Choose a layer, look who is first."""
+    st.title("Leaderboard")
+    with errors_shown():
+        database = current_database()
+        with database.session() as session:
+            gpus = queries.gpu_names(session)
+        if not gpus:
+            say_that_it_is_empty(database)
+            return
+        controls = Controls("leaderboard")
+        on_top = st.empty()
+        _show(controls, database, gpus)
+        controls.warn_of_ignored(on_top, "Not among these results, so not asked for")
+        controls.offer_to_clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What is asked for."""
+
+    name: str
+    n: int
+    k: int
+    m: int
+    stage: str
+    cache: str
+
+    def is_of(self, r: ResultRow) -> bool:
+        mine = (self.n, self.k, self.m, self.stage, self.cache)
+        return (r.n, r.k, r.m, r.stage, r.cache) == mine
+
+
+def _show(controls: Controls, database: Database, gpus: Sequence[str]) -> None:
+    gpu = controls.one(st.sidebar, "gpu", "GPU", gpus, gpus[0])
+    regime = choose_regime(st.sidebar, controls, database, gpu)
+    latest = read_latest(database, gpu, regime=regime, sweeps=choose_sweeps(st.sidebar, controls))
+    if not latest.results:
+        say_that_none_is_accepted(gpu, regime)
+        return
+    everything = read_rows(database, latest, latest.default_baseline)
+    frame = frame_of(everything, latest.default_baseline)
+    shape = _choose_shape(controls, frame)
+    rows = [row for row in everything if shape.is_of(row.result)]
+    table = leaderboard_frame(rows, latest.noise)
+    st.markdown(
+        f"**{as_text(shape.name)}**, N = {shape.n}, K = {shape.k}, **M = {shape.m}** on "
+        f"**{as_text(gpu)}** · {stage_in_words(shape.stage)}, {as_text(shape.cache)} · "
+        f"{describe_regime(frame, regime)}"
+    )
+    if table.empty:
+        sweep = ("sweep", "--kernels", "*", "--m", str(shape.m), "--n", str(shape.n))
+        measure = command_lines.command(*sweep, "--k", str(shape.k))
+        st.info(f"No kernel was right and timed there. Measure them: {as_code(measure)}")
+        return
+    _say_who_is_first(table)
+    _show_table(table)
+    with database.session() as session:
+        kernels = queries.kernel_names(session)
+    draw_chart(_chart(table, kernel_styles(kernels, _used(rows))), key="leaderboard")
+    st.caption(
+        "The newest accepted result of each kernel. Bars are 95 % intervals of its level, the "
+        "noise from run to run included. Two kernels that one run measured are set against each "
+        "other in that run; told apart says whether the interval of their ratio leaves out 1."
+    )
+
+
+def _choose_shape(controls: Controls, frame: pd.DataFrame) -> _Shape:
+    """Model, layer and M first: N and K follow; what is in no model is chosen by its shape."""
+    places = places_of_frame(frame)
+    sizes = Counter(zip(frame["n"].tolist(), frame["k"].tolist(), strict=True))
+    models, _ = models_and_layers(places)
+    known = {shape for shapes in places.values() for shape in shapes}
+    others = sorted(set(sizes) - known)
+    row = st.container(horizontal=True, gap="large")
+
+    def results_of(model: str) -> int:
+        return sum(sizes.get(s, 0) for p, of in places.items() if p[0] == model for s in of)
+
+    fullest = max(models, key=results_of, default=_OTHER)
+    model = controls.one(row, "model", "Model", [*models, *([_OTHER] if others else [])], fullest)
+    if model == _OTHER:
+        n, k = controls.one(
+            row, "shape", "N × K", others, others[0],
+            shown=lambda s: f"{s[0]} × {s[1]}", written=lambda s: f"{s[0]}x{s[1]}",
+        )  # fmt: skip
+        name = f"{n} × {k}"
+    else:
+        _, layers = models_and_layers(places, (model,))
+        layer = controls.one(row, "layer", "Layer", layers, layers[0])
+        n, k = sorted(places[model, layer])[0]
+        name = f"{model} {layer}"
+    there = frame[(frame["n"] == n) & (frame["k"] == k)]
+    stages = sorted(there["stage"].unique().tolist())
+    stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
+    there = there[there["stage"] == stage]
+    caches = sorted(there["cache"].unique().tolist())
+    cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
+    tokens = sorted(there[there["cache"] == cache]["m"].unique().tolist())
+    m = controls.one(row, "m", "M (tokens)", tokens, tokens[0], in_a_row=True)
+    return _Shape(name, int(n), int(k), int(m), stage, cache)
+
+
+def _used(rows: Sequence[LatestRow[ResultRow]]) -> list[tuple[str, str]]:
+    return [(row.result.kernel, row.result.variant) for row in rows]
+
+
+def _say_who_is_first(table: pd.DataFrame) -> None:
+    first = table.iloc[0]
+    close = table[table["apart"] == "no"]["label"].tolist()
+    words = f"**{as_text(str(first['label']))}** is fastest: {first['median_us']:.4g} µs"
+    if close:
+        words += f", not told apart from {as_text(', '.join(close))}"
+    st.markdown(words + ".")
+
+
+def _show_table(table: pd.DataFrame) -> None:
+    column = st.column_config
+    number = column.NumberColumn
+    shown = table.assign(measured=table["measured"].dt.tz_convert(zone_named(st.context.timezone)))
+    draw_table(
+        shown,
+        column_config={
+            "rank": number("#", format="%d"),
+            "label": column.TextColumn("kernel", pinned=True),
+            "median_us": number("µs", format="%.2f"),
+            "level_low": number("low", format="%.2f", help="of the 95 % interval of the level, µs"),
+            "level_high": number("high", format="%.2f"),
+            "slower": number("× fastest", format="%.3f"),
+            "apart": column.TextColumn("told apart", help="from the fastest one"),
+            "pct_of_floor": number("% of floor", format="%.1f"),
+            "tops": number("TOPS", format="%.2f"),
+            "gb_s": number("GB/s", format="%.0f", help="bytes of weight codes over the time"),
+            "correct": column.TextColumn("correct", help="against the reference"),
+            "error": number("max error", format="%.2g", help="largest relative error"),
+            "noisy": column.TextColumn("noisy", help="its own interval did not close"),
+            "history": column.LinkColumn(display_text="history"),
+            "samples": column.LinkColumn(display_text="samples"),
+            "run": column.LinkColumn(display_text=r"run=(.*)$"),
+            "measured": column.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
+            "noise": column.TextColumn("noise of runs", help="what the interval's noise is from"),
+        },
+        key="leaderboard-table",
+    )
+    st.download_button(
+        "Download CSV", to_csv(table), "flexq-bench-leaderboard.csv", "text/csv",
+        icon=":material/download:",
+    )  # fmt: skip
+
+
+def _chart(table: pd.DataFrame, styles: dict[str, Style]) -> go.Figure:
+    """A point a kernel with the interval of its level, the fastest on top."""
+    figure = go.Figure(
+        go.Scatter(
+            x=table["median_us"].tolist(),
+            y=table["label"].tolist(),
+            error_x=error_bars(table["median_us"], table["level_low"], table["level_high"]),
+            mode="markers",
+            marker={
+                "color": [styles[label].color for label in table["label"]],
+                "symbol": [styles[label].symbol for label in table["label"]],
+                "size": 10,
+            },
+            hovertemplate="%{y}: %{x:.4g} µs<extra></extra>",
+        )
+    )
+    figure.update_xaxes(title="time (µs)", rangemode="tozero")
+    figure.update_yaxes(title="kernel", type="category", autorange="reversed")
+    return figure.update_layout(
+        height=_AROUND_PX + _ROW_PX * len(table),
+        margin={"l": 10, "r": 40, "t": 20, "b": 10},
+        modebar={"orientation": "v"},
+    )

@@ -1,0 +1,128 @@
+"""The scoreboard as rows of tables, each with links to what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from typing import Any
+
+from dashboard.shared.formatting import as_interval, local_time, short_commit
+from dashboard.shared.links import page_address
+from dashboard.views.scoreboard.sparkline import sparkline
+from db.queries import AlertRow, RunSummary
+from flexq_bench.runs.scoreboard import BoardRow, CaseChange, Change
+from flexq_bench.verdicts import Verdict
+from workloads.case import kernel_label
+
+_MARKS = {
+    Verdict.SLOWER: "slower ▲",
+    Verdict.FASTER: "faster ▼",
+    Verdict.SAME: "same",
+    Verdict.AMBIGUOUS: "unclear",
+}
+
+
+def score_rows(
+    rows: Sequence[BoardRow], alerts: Sequence[AlertRow], zone: tzinfo
+) -> list[dict[str, Any]]:
+    """A row a kernel and GPU. alerts: those that are open, newest first."""
+    by_kernel: dict[tuple[str, str], AlertRow] = {}
+    for alert in reversed(alerts):
+        for gpu in alert.gpus:
+            by_kernel.update({(gpu, kernel): alert for kernel in alert.kernels})
+    return [_score(row, by_kernel.get((row.gpu, row.label)), zone) for row in rows]
+
+
+def change_rows(changes: Sequence[CaseChange]) -> list[dict[str, Any]]:
+    """A row a case."""
+    return [
+        {
+            "kernel": kernel_label(one.series.kernel, one.series.variant),
+            "M": one.series.m,
+            "N": one.series.n,
+            "K": one.series.k,
+            "GPU": one.series.gpu,
+            "change": _percent(one.change),
+            "95 % interval": as_interval(one.change.ratio),
+            "µs": one.latest.median_us,
+            "stage": one.series.stage,
+            "cache": one.series.cache,
+            "history": _history(one),
+            "samples": page_address("measurement", uuid=one.latest.measurement),
+            "commits": _commits(one.change.then, one.latest.commit),
+        }
+        for one in changes
+    ]
+
+
+def coverage_rows(by_gpu: Mapping[str, RunSummary], zone: tzinfo) -> list[dict[str, Any]]:
+    """A row a GPU: how much of what its latest scheduled run planned has a result that counts."""
+    rows = []
+    for gpu, run in by_gpu.items():
+        good = run.statuses.get("ok", 0) + run.statuses.get("noisy", 0)
+        planned = max(run.planned, run.received)
+        rows.append(
+            {
+                "GPU": gpu,
+                "covered": 100 * good / planned if planned else None,
+                "planned": planned,
+                "right and timed": good,
+                "missing": run.missing,
+                **{name: run.statuses.get(name, 0) for name in ("incorrect", "failed", "noisy")},
+                "run": page_address("results", run=run.uuid[:8]),
+                "suite": run.suite,
+                "commit": short_commit(run.commit, run.dirty),
+                "started": local_time(run.created_at, zone),
+            }
+        )
+    return rows
+
+
+def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any]:
+    kernel, _, variant = row.label.partition("[")
+    of_kernel = {"kernel": kernel, "gpu": row.gpu}
+    if variant:
+        of_kernel["variant"] = variant.removesuffix("]")
+    return {
+        "kernel": row.label,
+        "GPU": row.gpu,
+        "last week": _percent(row.week),
+        "95 % interval": _interval(row.week),
+        "verdict": "" if row.week is None else _MARKS[row.week.verdict],
+        "trend": sparkline([point.ratio for point in row.trend], row.half_width),
+        "release": _percent(row.release),
+        "95 % interval, release": _interval(row.release),
+        "cases": len(row.series),
+        "compared": 0 if row.week is None else row.week.cases,
+        "alert": None if alert is None else page_address("alert", alert=str(alert.id)),
+        "history": page_address("history", **of_kernel),
+        "run": page_address("results", run=row.run[:8]),
+        "commits": None if row.week is None else _commits(row.week.then, row.commit),
+        "commit": short_commit(row.commit, dirty=False),
+        "measured": local_time(row.at, zone),
+    }
+
+
+def _percent(change: Change | None) -> float | None:
+    return None if change is None else 100 * (change.ratio.estimate - 1)
+
+
+def _interval(change: Change | None) -> str:
+    return as_interval(None if change is None else change.ratio)
+
+
+def _commits(base: str, head: str) -> str | None:
+    """The two sides in Compare; None: they are one commit."""
+    if base == head:
+        return None
+    sides = {"base-commits": base[:10], "head-commits": head[:10]}
+    return page_address("compare", kind="commits", **sides)
+
+
+def _history(one: CaseChange) -> str:
+    series = one.series
+    narrowed = {"kernel": series.kernel, "m": str(series.m), "gpu": series.gpu}
+    if series.variant:
+        narrowed["variant"] = series.variant
+    shape = f"{series.n}x{series.k}"
+    return page_address("history", **narrowed, shape=shape, stage=series.stage, cache=series.cache)

@@ -1,0 +1,67 @@
+"""Alerts as rows of a table, and who is on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import tzinfo
+from typing import Any
+
+from dashboard.shared.formatting import as_change, as_interval, local_time, short_commit
+from dashboard.shared.links import page_address
+from db.queries import AlertEventRow, AlertRow
+from flexq_bench.runs.alert_level import AlertLevel
+
+_ASSIGNED = "assigned to "
+
+
+def assignment_note(person: str) -> str:
+    """The note by which an alert is given to a person."""
+    return f"{_ASSIGNED}{person}"
+
+
+def assignee(events: Sequence[AlertEventRow]) -> str:
+    """Whom an alert was given to last, or else who set its state; empty: nobody."""
+    for event in reversed(events):
+        if event.note.startswith(_ASSIGNED):
+            return event.note.removeprefix(_ASSIGNED)
+        if event.person:
+            return event.person
+    return ""
+
+
+def triage_rows(
+    alerts: Sequence[AlertRow],
+    levels: Mapping[int, AlertLevel],
+    people: Mapping[int, str],
+    zone: tzinfo,
+) -> list[dict[str, Any]]:
+    """A row an alert."""
+    return [
+        {
+            "alert": page_address("alert", alert=str(row.id)),
+            "kernel": ", ".join(row.kernels) or row.family,
+            "worst": "wrong results" if row.worst is None else as_change(row.worst),
+            "verdicts": row.decisions,
+            "now": levels[row.id].words,
+            "against the last good": _percent(levels[row.id]),
+            "95 % interval": _interval(levels[row.id]),
+            "state": row.state,
+            "assigned": people.get(row.id, ""),
+            "GPU": ", ".join(row.gpus),
+            "commits": f"{short_commit(row.good.sha, dirty=False) if row.good else ''}.."
+            f"{short_commit(row.bad.sha, dirty=False)}",
+            "subject": row.bad.subject,
+            "author": row.bad.author,
+            "opened": local_time(row.opened_at, zone),
+            "note": row.note,
+        }
+        for row in alerts
+    ]
+
+
+def _percent(level: AlertLevel) -> float | None:
+    return None if level.change is None else 100 * (level.change.ratio.estimate - 1)
+
+
+def _interval(level: AlertLevel) -> str:
+    return as_interval(None if level.change is None else level.change.ratio)

@@ -1,0 +1,20 @@
+"""Addresses that verbs listen on."""
+
+from __future__ import annotations
+
+import socket
+
+from flexq_bench.errors import UsageError
+
+
+def check_port(address: str, port: int) -> None:
+    """Raise UsageError if nothing can listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            raise UsageError(
+                f"can't listen on {address}:{port} ({error.strerror or error}): give another "
+                "--port or --address"
+            ) from None

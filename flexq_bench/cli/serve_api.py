@@ -1,0 +1,54 @@
+"""`flexq-bench serve-api`: stored results as JSON, read-only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flexq_bench.cli.listening import check_port
+from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.errors import UsageError
+
+
+def serve_api(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8502,
+    address: Annotated[
+        str, typer.Option("--address", help="To listen on; 0.0.0.0 shows it to the network.")
+    ] = "127.0.0.1",
+    repository: Annotated[
+        Path | None,
+        typer.Option(
+            "--repository",
+            metavar="DIR",
+            help="A clone in which the badge looks branches up.",
+            show_default=False,
+        ),
+    ] = None,
+    db: DbOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Serve stored results as JSON, read-only, until Ctrl-C. /openapi.json describes it.
+
+    --json prints the address as JSON before it starts.
+    """
+    import uvicorn
+
+    from db.engine import open_database
+    from flexq_bench.cli.output import console, print_json, say
+    from flexq_bench.read_api.app import api_app
+    from flexq_bench.repository.worktrees import repository_of
+
+    if not address.strip():
+        raise UsageError("--address is empty: name one, or leave it out for 127.0.0.1")
+    tree = None if repository is None else repository_of(repository)
+    check_port(address, port)
+    with open_database(db, create=False, read_only=True) as database:
+        url = f"http://{'localhost' if address == '0.0.0.0' else address}:{port}"
+        if as_json:
+            print_json({"url": url, "database": database.url, "openapi": f"{url}/openapi.json"})
+        else:
+            say(console(), f"{database.url} at {url}/openapi.json (Ctrl-C ends it)")
+        app = api_app(database, repository=tree)
+        uvicorn.run(app, host=address, port=port, log_level="warning", access_log=False)

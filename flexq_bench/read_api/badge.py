@@ -1,0 +1,82 @@
+"""The badge of a branch: the worst verdict of its newest judged commit, as SVG."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+from db import queries
+from db.engine import Session
+from flexq_bench.errors import UsageError
+from flexq_bench.repository.worktrees import resolve_revision
+from flexq_bench.verdicts import Verdict
+
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+_BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+_WORST_FIRST = (
+    Verdict.INCORRECT,
+    Verdict.SLOWER,
+    Verdict.AMBIGUOUS,
+    Verdict.FASTER,
+    Verdict.SAME,
+)
+# White letters on each have a contrast of 4.5 at least.
+_COLORS = {
+    Verdict.INCORRECT: "#B3261E",
+    Verdict.SLOWER: "#B3261E",
+    Verdict.AMBIGUOUS: "#8A5A00",
+    Verdict.FASTER: "#1B6E3C",
+    Verdict.SAME: "#1B6E3C",
+}
+_UNKNOWN = "#5A6978"
+_LETTER_PX, _PAD_PX, _HEIGHT_PX = 7, 10, 20
+
+
+def badge_of(session: Session, of: str | None, repository: Path | None) -> str:
+    """The SVG for a branch, a commit (its sha or the beginning of it), or None: the watched line.
+
+    repository: where branches are looked up; None: there is none. Raises UsageError if `of` is no
+    commit's name and no branch can be looked up, GitError if there is no such branch.
+    """
+    sha = None if of is None else _sha(of, repository)
+    counts = queries.verdicts_of_commit(session, sha)
+    worst = next((verdict for verdict in _WORST_FIRST if counts.get(verdict.value)), None)
+    if worst is None:
+        return svg("kernels", "not judged", _UNKNOWN)
+    number = counts[worst.value]
+    plain = worst in (Verdict.SAME, Verdict.FASTER)
+    words = worst.value if plain else f"{number} {worst.value}"
+    return svg("kernels", words, _COLORS[worst])
+
+
+def svg(label: str, words: str, color: str) -> str:
+    """A badge with two fields, readable without its colour."""
+    left, right = (_LETTER_PX * len(text) + _PAD_PX for text in (label, words))
+    name = html.escape(f"{label}: {words}")
+    fields = "".join(
+        f'<text x="{x}" y="14" textLength="{width - _PAD_PX}">{html.escape(text)}</text>'
+        for text, x, width in (
+            (label, _PAD_PX // 2, left),
+            (words, left + _PAD_PX // 2, right),
+        )
+    )
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + right}" height="{_HEIGHT_PX}" '
+        f'role="img" aria-label="{name}"><title>{name}</title>'
+        f'<rect width="{left}" height="{_HEIGHT_PX}" fill="#3B4048"/>'
+        f'<rect x="{left}" width="{right}" height="{_HEIGHT_PX}" fill="{color}"/>'
+        f'<g fill="#FFFFFF" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">{fields}'
+        "</g></svg>"
+    )
+
+
+def _sha(of: str, repository: Path | None) -> str:
+    if repository is not None and _BRANCH.fullmatch(of) and ".." not in of:
+        return resolve_revision(repository, of)
+    if _SHA.fullmatch(of):
+        return of
+    raise UsageError(
+        f"{of!r:.60} is no commit: give its sha, or start the API with --repository, which knows "
+        "branches"
+    )

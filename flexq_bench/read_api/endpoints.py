@@ -1,0 +1,212 @@
+"""The addresses of the API, their parameters, and the OpenAPI document that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from db.decisions import ALERT_STATES
+from db.engine import Session
+from db.records import TIME_METRICS
+from flexq_bench.errors import UsageError
+from flexq_bench.read_api import answers
+
+OPENAPI = "3.1.0"
+VERSION = "1.0.0"  # of the API; a change that breaks a reader raises the first number and /v1
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """kind: str or int. least, most: of numbers. choices: empty: any text."""
+
+    name: str
+    about: str
+    kind: type = str
+    in_path: bool = False
+    least: int = 0
+    most: int = 2**31 - 1
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> Any:
+        """The value of what a reader wrote. Raises UsageError."""
+        if self.kind is str:
+            if self.choices and text not in self.choices:
+                wanted = ", ".join(self.choices)
+                raise UsageError(f"{self.name} is {text!r:.60}: give one of {wanted}")
+            return text
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else -1
+        if not self.least <= number <= self.most:
+            raise UsageError(
+                f"{self.name} is {text!r:.60}: give a whole number from {self.least} to {self.most}"
+            )
+        return number
+
+    def schema(self) -> dict[str, Any]:
+        if self.kind is int:
+            return {"type": "integer", "minimum": self.least, "maximum": self.most}
+        return {"type": "string"} | ({"enum": list(self.choices)} if self.choices else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address that answers JSON. answer: a function of answers.py; gives: what it returns."""
+
+    path: str
+    name: str
+    about: str
+    answer: Callable[[Session, Mapping[str, Any]], Any]
+    gives: type
+    parameters: tuple[Parameter, ...] = ()
+
+    def read(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """The parameters of a request. Raises UsageError if one is unknown or out of bounds."""
+        known = {one.name: one for one in self.parameters}
+        unknown = sorted(set(given) - set(known))
+        if unknown:
+            names = ", ".join(known) or "none"
+            raise UsageError(f"no parameter {unknown[0]!r:.60} here: there are {names}")
+        return {name: known[name].read(text) for name, text in given.items()}
+
+
+_LIMIT = Parameter("limit", "rows of the answer", int, least=1, most=answers.MOST)
+_OFFSET = Parameter("offset", "rows to leave out first", int)
+_PAGE = (_LIMIT, _OFFSET)
+_ID = Parameter("id", "its number", int, in_path=True, least=1)
+_UUID = Parameter("uuid", "its uuid, or the beginning of it", in_path=True)
+_SERIES = (
+    Parameter("kernel", "without its variant"),
+    Parameter("gpu", "SKU"),
+    Parameter("stage", "gemm: GEMM only; linear: including activation quantization"),
+    Parameter("m", "tokens", int, least=1),
+)
+_STATES = ("open", "all", *ALERT_STATES[1:])
+
+ENDPOINTS = (
+    Endpoint("/v1/status", "status", "what is stored", answers.status, answers.Status),
+    Endpoint(
+        "/v1/series", "listSeries", "every series", answers.series_list, answers.SeriesList,
+        (*_SERIES, Parameter("variant", "of the kernel"),
+         Parameter("n", "output features", int, least=1),
+         Parameter("k", "input features", int, least=1), *_PAGE),
+    ),
+    Endpoint(
+        "/v1/series/{id}", "getSeries", "the history of a series, its newest results",
+        answers.series_history, answers.SeriesHistory, (_ID, _LIMIT),
+    ),
+    Endpoint(
+        "/v1/alerts", "listAlerts", "alerts, newest first; by default those that are open",
+        answers.alert_list, answers.AlertList,
+        (Parameter("state", "open: of any open state", choices=_STATES), *_PAGE),
+    ),
+    Endpoint(
+        "/v1/alerts/{id}", "getAlert", "an alert with its verdicts and events",
+        answers.alert_detail, answers.AlertDetail, (_ID,),
+    ),
+    Endpoint(
+        "/v1/runs", "listRuns", "runs, newest first", answers.run_list, answers.RunList,
+        (Parameter("suite", "its name"), Parameter("status", "complete, running, …"),
+         Parameter("gpu", "SKU"), Parameter("limit", "rows", int, least=1, most=100)),
+    ),
+    Endpoint(
+        "/v1/runs/{uuid}", "getRun", "a run, and what it still lacks",
+        answers.run_detail, answers.RunDetail, (_UUID,),
+    ),
+    Endpoint(
+        "/v1/runs/{uuid}/results", "getRunResults", "every result of a run",
+        answers.run_results, answers.ResultList, (_UUID, *_PAGE),
+    ),
+    Endpoint(
+        "/v1/results/latest", "latestResults",
+        "the newest accepted result of each series, of one regime; without sweeps by default",
+        answers.latest_results, answers.ResultList,
+        (*_SERIES, Parameter("suite", "only of this one"),
+         Parameter("regime", "how times were taken", choices=tuple(TIME_METRICS)),
+         Parameter("sweeps", "also what was measured once", choices=("yes",)), *_PAGE),
+    ),
+)  # fmt: skip
+
+_BADGE = {
+    "get": {
+        "operationId": "getBadge",
+        "summary": "a badge: the verdict of a branch or commit, for a README",
+        "parameters": [
+            {
+                "name": "of",
+                "in": "query",
+                "description": "a branch (with --repository), or a commit by its sha or the first "
+                "7 letters of it or more; without it the newest judged commit of the watched line",
+                "schema": {"type": "string"},
+            }
+        ],
+        "responses": {
+            "200": {
+                "description": "an SVG",
+                "content": {"image/svg+xml": {"schema": {"type": "string"}}},
+            },
+            "304": {"description": "as the ETag of the request says"},
+        },
+    }
+}
+
+
+@cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    schemas: dict[str, Any] = {
+        "Error": {
+            "type": "object",
+            "properties": {"error": {"type": "string"}},
+            "required": ["error"],
+        }
+    }
+    paths: dict[str, Any] = {}
+    for one in ENDPOINTS:
+        schema = TypeAdapter(one.gives).json_schema(
+            mode="serialization", ref_template="#/components/schemas/{model}"
+        )
+        schemas |= schema.pop("$defs", {})
+        schemas[one.gives.__name__] = schema
+        paths[one.path] = {"get": _operation(one)}
+    paths["/badge.svg"] = _BADGE
+    return {
+        "openapi": OPENAPI,
+        "info": {
+            "title": "FlexQ Bench",
+            "version": VERSION,
+            "description": "Stored results, read-only. Times are in microseconds, moments in UTC.",
+        },
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def _operation(one: Endpoint) -> dict[str, Any]:
+    def answer(about: str, name: str) -> dict[str, Any]:
+        schema = {"$ref": f"#/components/schemas/{name}"}
+        return {"description": about, "content": {"application/json": {"schema": schema}}}
+
+    return {
+        "operationId": one.name,
+        "summary": one.about,
+        "parameters": [
+            {
+                "name": parameter.name,
+                "in": "path" if parameter.in_path else "query",
+                "required": parameter.in_path,
+                "description": parameter.about,
+                "schema": parameter.schema(),
+            }
+            for parameter in one.parameters
+        ],
+        "responses": {
+            "200": answer(one.about, one.gives.__name__),
+            "304": {"description": "as the ETag of the request says"},
+            "404": answer("it is not stored", "Error"),
+            "422": answer("a parameter is wrong", "Error"),
+            "503": answer("the database can't be read", "Error"),
+        },
+    }

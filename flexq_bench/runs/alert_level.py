@@ -1,0 +1,55 @@
+"""Where the series of an alert stand now, against the last good commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from db.queries import AlertRow
+from flexq_bench.runs.scoreboard import Change, change_of
+from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.verdicts import Verdict
+
+STILL_SLOW, RECOVERED, UNCLEAR = "still slow", "recovered", "unclear"
+NOT_MEASURED = "not measured since"
+_WORDS = {
+    Verdict.SLOWER: STILL_SLOW,
+    Verdict.SAME: RECOVERED,
+    Verdict.FASTER: RECOVERED,
+    Verdict.AMBIGUOUS: UNCLEAR,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AlertLevel:
+    """change: latest results over those at the last good commit or before it, of one epoch; None:
+    there are none to set beside each other. words: what that says. since: of the latest result."""
+
+    change: Change | None
+    words: str
+    since: datetime | None
+
+
+def alert_level(alert: AlertRow, noise: StoredNoise) -> AlertLevel:
+    """The level of an alert's series now. noise: of all of them, with their histories."""
+    good = None if alert.good is None else alert.good.topo_order
+    bad = alert.bad.topo_order
+    latest = {one: noise.histories[one][-1] for one in alert.series if noise.histories.get(one)}
+    since = max((point.created_at for point in latest.values()), default=None)
+    latest = {
+        one: point
+        for one, point in latest.items()
+        if bad is not None and point.topo_order is not None and point.topo_order >= bad
+    }
+    if not latest or good is None:
+        return AlertLevel(None, NOT_MEASURED, since)
+    change = change_of(
+        latest, noise, lambda point: point.topo_order is not None and point.topo_order <= good
+    )
+    return AlertLevel(change, UNCLEAR if change is None else _WORDS[change.verdict], since)
+
+
+def series_of(alerts: Sequence[AlertRow]) -> set[int]:
+    """The series that any of these alerts is about."""
+    return {one for alert in alerts for one in alert.series}

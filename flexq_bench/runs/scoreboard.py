@@ -1,0 +1,185 @@
+"""Kernel × GPU: the latest run of each, against a week before and against a release."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from db.queries import HistoryPoint, SeriesName
+from flexq_bench.runs.stored_comparison import verdict_of_ratio
+from flexq_bench.runs.stored_noise import StoredNoise
+from flexq_bench.stats import Interval, geometric_mean, ratio_interval, with_run_noise
+from flexq_bench.verdicts import Verdict
+from workloads.case import kernel_label
+
+WEEK = timedelta(days=7)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The latest results of some cases over earlier ones of the same: latest / then.
+
+    ratio: geometric mean, with the 95 % interval of the ratio of levels. cases: how many it is
+    over; those without an earlier result of the same epoch are left out. then: sha of the commits
+    that the earlier results are of, the newest of them.
+    """
+
+    ratio: Interval
+    cases: int
+    then: str
+
+    @property
+    def verdict(self) -> Verdict:
+        """As of two stored runs: beyond 1 % with all of its interval, or not."""
+        return verdict_of_ratio(self.ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class TrendPoint:
+    """A run: geometric mean of its times over those of the latest run, of the cases of both."""
+
+    at: datetime
+    commit: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class BoardRow:
+    """A kernel on a GPU. series: of its latest run. half_width: of one run's mean, ln, 95 %."""
+
+    label: str
+    gpu: str
+    run: str
+    commit: str
+    at: datetime
+    series: tuple[int, ...]
+    week: Change | None
+    release: Change | None
+    trend: tuple[TrendPoint, ...]
+    half_width: float
+
+
+@dataclass(frozen=True, slots=True)
+class CaseChange:
+    """One series: its latest result over that of a week before."""
+
+    series: SeriesName
+    change: Change
+    latest: HistoryPoint
+
+
+def board_rows(
+    known: Iterable[SeriesName], noise: StoredNoise, *, release_order: int | None
+) -> list[BoardRow]:
+    """A row a kernel and GPU that has results, by GPU and label.
+
+    known: series of one metric. noise: with their histories. release_order: place of the release in
+    the ancestry; None: there is none. The latest run is the newest that measured the kernel on the
+    GPU; only what it measured counts.
+    """
+    by_row: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for one in known:
+        if noise.histories.get(one.id):
+            by_row[one.gpu, kernel_label(one.kernel, one.variant)].append(one.id)
+    rows = []
+    for (gpu, label), series in sorted(by_row.items()):
+        newest = max(
+            (noise.histories[one][-1] for one in series), key=lambda point: point.created_at
+        )
+        latest = {
+            one: noise.histories[one][-1]
+            for one in series
+            if noise.histories[one][-1].run == newest.run
+        }
+        rows.append(
+            BoardRow(
+                label,
+                gpu,
+                newest.run,
+                newest.commit,
+                newest.created_at,
+                tuple(latest),
+                change_of(latest, noise, _before(newest.created_at - WEEK)),
+                None if release_order is None else change_of(latest, noise, _up_to(release_order)),
+                _trend(latest, noise.histories),
+                noise.of_mean(tuple(latest)).half_width(1),
+            )
+        )
+    return rows
+
+
+def case_changes(known: Iterable[SeriesName], noise: StoredNoise) -> list[CaseChange]:
+    """Each series with a result a week before its latest, the largest change first."""
+    found = []
+    for one in known:
+        points = noise.histories.get(one.id)
+        if not points:
+            continue
+        latest = points[-1]
+        change = change_of({one.id: latest}, noise, _before(latest.created_at - WEEK))
+        if change is not None:
+            found.append(CaseChange(one, change, latest))
+    return sorted(found, key=lambda one: -abs(math.log(one.change.ratio.estimate)))
+
+
+def change_of(
+    latest: Mapping[int, HistoryPoint],
+    noise: StoredNoise,
+    is_then: Callable[[HistoryPoint], bool],
+) -> Change | None:
+    """The change from the newest earlier result that qualifies, series by series; None: no series
+    has one of its latest epoch."""
+    ratios, series, then = [], [], []
+    for one, now in latest.items():
+        earlier = [
+            p
+            for p in noise.histories[one]
+            if p.measurement != now.measurement and p.epoch == now.epoch and is_then(p)
+        ]
+        if earlier:
+            ratios.append(ratio_interval(_interval(now), _interval(earlier[-1])))
+            series.append(one)
+            then.append(earlier[-1])
+    if not ratios:
+        return None
+    own = noise.of_series(series[0]) if len(series) == 1 else noise.of_mean(series)
+    ratio = with_run_noise(geometric_mean(ratios), own, runs=2)
+    return Change(ratio, len(ratios), max(then, key=lambda point: point.created_at).commit)
+
+
+def _trend(
+    latest: Mapping[int, HistoryPoint], histories: Mapping[int, Sequence[HistoryPoint]]
+) -> tuple[TrendPoint, ...]:
+    """Run by run, oldest first, the latest one with ratio 1; of the latest epoch of each series."""
+    logs: dict[str, list[float]] = defaultdict(list)
+    first: dict[str, HistoryPoint] = {}
+    for one, now in latest.items():
+        for point in histories[one]:
+            if point.epoch == now.epoch:
+                logs[point.run].append(math.log(point.median_us / now.median_us))
+                first.setdefault(point.run, point)
+    ordered = sorted(first, key=lambda run: first[run].created_at)
+    return tuple(
+        TrendPoint(
+            first[run].created_at,
+            first[run].commit,
+            math.exp(math.fsum(logs[run]) / len(logs[run])),
+        )
+        for run in ordered
+    )
+
+
+def _before(at: datetime) -> Callable[[HistoryPoint], bool]:
+    return lambda point: point.created_at <= at
+
+
+def _up_to(order: int) -> Callable[[HistoryPoint], bool]:
+    return lambda point: point.topo_order is not None and point.topo_order <= order
+
+
+def _interval(point: HistoryPoint) -> Interval:
+    median, low, high = point.median_us, point.ci_low_us, point.ci_high_us
+    return Interval(median, median if low is None else low, median if high is None else high)

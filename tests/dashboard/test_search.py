@@ -1,0 +1,51 @@
+"""Search, and what every page has in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_results import COMMIT, a_record, a_run
+
+from dashboard.shared.search import search
+from db.engine import open_database
+
+
+@pytest.fixture
+def database(filled):
+    commit = replace(COMMIT, sha="abcdef12" + "0" * 32, topo_order=9, subject="Faster unpacking")
+    filled.add(a_record(a_run("other"), commit=commit, variant="vanilla"))
+    with open_database(str(filled.path)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "address"),
+    [
+        ("vanilla", "kernel flexq-w6a6[vanilla]", "kernels?kernel=flexq-w6a6"),
+        ("llama-2-70", "model llama-2-70b", "leaderboard?model=llama-2-70b"),
+        ("4096 x 11008", "shape 4096 × 11008", "history?shape=4096x11008"),
+        ("unpack", "commit abcdef1200 Faster unpacking", "head-commits=abcdef1200"),
+        ("abcdef", "commit abcdef1200 Faster unpacking", "head-commits=abcdef1200"),
+        (a_run("other").uuid[:8], f"run {a_run('other').uuid[:8]}", "results?run="),
+    ],
+)
+def test_what_it_finds_leads_to_its_page(database, asked, words, address):
+    (found,) = [one for one in search(database, asked) if one.words.startswith(words)]
+
+    assert address in found.address
+
+
+@pytest.mark.parametrize("asked", ["", "x", "nothing-like-it", "%", "';--", "9 x 9"])
+def test_what_is_nowhere_finds_nothing(database, asked):
+    assert search(database, asked) == []
+
+
+def test_every_page_has_the_field(filled, open_app):
+    app = open_app()
+
+    (field,) = [one for one in app.text_input if one.label == "Search"]
+    app = field.set_value("cublaslt").run()
+
+    assert not app.exception
+    assert any("kernels?kernel=cublaslt" in one.value for one in app.sidebar.markdown)

@@ -1,0 +1,98 @@
+"""The Triage page as a person meets it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from made_results import H200, a_record, a_run
+from page_content import table, words
+
+from db import queries
+
+
+@pytest.fixture
+def alerted(store, compared, commits):
+    """Two alerts, of which the first one's kernel is as fast as before again by commit 9."""
+    slow = compared("flexq-w6a6", 1.05, base=3, head=6, shape=(8, 4096, 4096))
+    other = compared("cublas-fp16", 1.05, base=3, head=6)
+    store.judge(slow, other, commits=commits)
+    identity = {"m": 8, "n": 4096, "k": 4096, "backend": "cpu"}
+    shas = sorted(commits, key=lambda sha: commits[sha].topo_order)
+    for order, sha in enumerate(shas, start=1):
+        at = f"2025-11-{order:02d}T10:00:00+00:00"
+        level = 8.4 if 6 <= order < 9 else 8.0
+        run = a_run(f"night {order}", trigger="nightly", created_at=at)
+        commit = replace(commits[sha], topo_order=order)
+        ends = {"ci_low_us": 0.999 * level, "ci_high_us": 1.001 * level}
+        store.add(a_record(run, median_us=level, commit=commit, created_at=at, **identity, **ends))
+    return store
+
+
+def states(store):
+    with store.session() as session:
+        return {row.id: row.state for row in queries.alerts(session)}
+
+
+def test_no_alert_says_so(store, open_triage):
+    assert "No alert was ever opened" in words(open_triage())
+
+
+def test_every_open_alert_is_a_row_that_leads_to_it(alerted, open_triage):
+    rows = table(open_triage(), of="worst")
+
+    assert set(rows["kernel"]) == {"flexq-w6a6", "cublas-fp16"}
+    assert rows["alert"].str.startswith("alert?alert=").all()
+    assert set(rows["GPU"]) == {H200}
+
+
+def test_filters_are_in_the_link(alerted, open_triage):
+    assert table(open_triage(kernel="flexq-w6a6"), of="worst")["kernel"].tolist() == ["flexq-w6a6"]
+    assert "No alert passes" in words(open_triage(state="fixed"))
+
+
+def test_several_alerts_are_assigned_and_set_at_once(alerted, open_triage):
+    app = open_triage()
+    app.multiselect[0].set_value(sorted(states(alerted)))
+    next(box for box in app.selectbox if box.label == "State").set_value("acknowledged")
+    to, person = (one for one in app.text_input)
+    to.set_value("Bo")
+    person.set_value("Ada")
+    next(b for b in app.button if b.label == "Save").click().run()
+
+    assert not app.exception
+    assert set(states(alerted).values()) == {"acknowledged"}
+    rows = table(open_triage(assigned="Bo"), of="worst")
+    assert rows["assigned"].tolist() == ["Bo", "Bo"]
+
+
+def test_a_state_that_needs_a_reason_is_not_set_without_one(alerted, open_triage):
+    app = open_triage()
+    app.multiselect[0].set_value([1])
+    next(box for box in app.selectbox if box.label == "State").set_value("explained")
+    next(b for b in app.button if b.label == "Save").click().run()
+
+    assert "says why" in words(app)
+    assert set(states(alerted).values()) == {"new"}
+
+
+def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
+    app = open_triage(kernel="flexq-w6a6")
+    next(b for b in app.button if "Measure again" in b.label).click().run()
+
+    assert "Queued as request" in words(app)
+    with alerted.session() as session:
+        (request,) = queries.requests(session)
+    assert request.content["kernels"] == ["flexq-w6a6"]
+    assert request.content["m"] == [8]
+    assert (request.gpu, request.state) == (H200, "queued")
+    assert table(open_triage(), of="for alert")["state"].tolist() == ["queued"]
+
+
+def test_a_read_only_app_has_no_forms(alerted, open_triage, monkeypatch):
+    monkeypatch.setenv("FLEXQ_BENCH_READ_ONLY", "1")
+
+    app = open_triage()
+
+    assert not app.button
+    assert "read-only" in words(app)

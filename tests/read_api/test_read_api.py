@@ -1,0 +1,166 @@
+"""The read API as its readers meet it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import subprocess
+import xml.etree.ElementTree as ET
+
+import pytest
+from jsonschema import Draft202012Validator
+from made_results import a_run
+
+from db import queries
+from db.engine import open_database
+from flexq_bench.errors import UsageError
+from flexq_bench.read_api.badge import badge_of
+from flexq_bench.read_api.endpoints import ENDPOINTS, document
+
+ADDRESSES = [
+    "/v1/status",
+    "/v1/series",
+    "/v1/series/1",
+    "/v1/alerts?state=all",
+    "/v1/alerts/1",
+    "/v1/runs",
+    f"/v1/runs/{a_run().uuid[:8]}",
+    f"/v1/runs/{a_run().uuid[:8]}/results",
+    "/v1/results/latest",
+]
+
+
+def plain(answer):
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "application/json"
+    return json.loads(answer.body)
+
+
+def test_the_document_is_valid_openapi():
+    validator = pytest.importorskip("openapi_spec_validator", reason="not installed")
+
+    validator.validate(document())
+
+
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_every_answer_is_what_the_document_says(slower, ask, address):
+    path = address.partition("?")[0]
+    (template,) = [
+        one.path
+        for one in ENDPOINTS
+        if re.fullmatch(re.sub(r"\{.*?\}", r"[^/]+", one.path), path)
+        and one.path.count("{") == (path not in [e.path for e in ENDPOINTS])
+    ]
+    spec = document()
+    schema = spec["paths"][template]["get"]["responses"]["200"]["content"]["application/json"]
+
+    answer = plain(ask(address))
+
+    whole = {"components": spec["components"], **schema["schema"]}
+    Draft202012Validator(whole).validate(answer)
+
+
+def test_every_address_of_the_document_is_asked_above():
+    asked = {re.sub(r"/[0-9a-f]{8}|/1\b", "/*", one.partition("?")[0]) for one in ADDRESSES}
+
+    assert asked == {re.sub(r"\{.*?\}", "*", one.path) for one in ENDPOINTS}
+
+
+def test_latest_results_are_those_of_the_queries(path, ask):
+    with open_database(str(path)) as database, database.session() as session:
+        stored = {r.uuid: r.median_us for r in queries.latest_results(session)}
+
+    answer = plain(ask("/v1/results/latest?kernel=flexq-w6a6&m=8"))
+
+    assert answer["total"] == 2
+    assert {r["uuid"]: r["median_us"] for r in answer["results"]}.items() <= stored.items()
+    assert {(r["kernel"], r["m"]) for r in answer["results"]} == {("flexq-w6a6", 8)}
+
+
+def test_a_page_is_a_part_of_the_whole(path, ask):
+    everything = plain(ask("/v1/series"))
+    first, second = (plain(ask(f"/v1/series?limit=4&offset={at}"))["series"] for at in (0, 4))
+
+    assert everything["total"] == 8
+    assert [*first, *second] == everything["series"]
+
+
+def test_an_alert_names_its_kernels_and_verdicts(slower, ask):
+    answer = plain(ask("/v1/alerts"))
+
+    (alert,) = answer["alerts"]
+    assert alert["kernels"] == ["flexq-w6a6"]
+    detail = plain(ask(f"/v1/alerts/{alert['id']}"))
+    assert [one["verdict"] for one in detail["decisions"]] == ["slower"]
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [
+        ("/v1/series/999", 404),
+        ("/v1/runs/ffffffff", 404),
+        ("/nothing", 404),
+        ("/v1/series?limit=0", 422),
+        ("/v1/series?limit=1e9", 422),
+        ("/v1/series?colour=red", 422),
+        ("/v1/alerts?state=lost", 422),
+        ("/v1/results/latest?m=1%3B--", 422),
+        ("/badge.svg?of=no-such-branch", 422),
+        ("/badge.svg?of=--upload-pack%3Dx", 422),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(path, ask, address, status):
+    answer = ask(address)
+
+    assert answer.status == status
+    error = json.loads(answer.body)["error"]
+    assert error
+    assert "\n" not in error
+    assert "Traceback" not in error
+
+
+def test_what_did_not_change_is_not_sent_again(path, ask):
+    first = ask("/v1/series")
+
+    again = ask("/v1/series", if_none_match=first.headers["etag"])
+    other = ask("/v1/series?limit=1", if_none_match=first.headers["etag"])
+
+    assert (again.status, again.body) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert other.status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE"])
+@pytest.mark.parametrize("address", ["/v1/alerts/1", "/v1/runs", "/badge.svg", "/openapi.json"])
+def test_nothing_but_reading_is_taken(path, ask, method, address):
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+
+    answer = ask(address, method=method)
+
+    assert answer.status == 405
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+
+
+def test_the_badge_says_the_worst_verdict_of_the_newest_judged_commit(slower, ask):
+    answer = ask("/badge.svg")
+
+    assert answer.headers["content-type"].startswith("image/svg+xml")
+    image = ET.fromstring(answer.body)
+    assert image.get("aria-label") == "kernels: 1 slower"
+
+
+def test_a_commit_that_nobody_judged_has_a_badge_that_says_so(path, ask):
+    assert "not judged" in ask("/badge.svg?of=abcdef1").body.decode()
+
+
+def test_a_branch_is_looked_up_in_the_repository(slower, tmp_path):
+    tree = tmp_path / "tree"
+    git = ("git", "-C", str(tree), "-c", "user.name=A", "-c", "user.email=a@example.com")
+    subprocess.run(["git", "init", "-q", "-b", "topic", str(tree)], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+
+    with open_database(str(slower)) as database, database.session() as session:
+        assert "not judged" in badge_of(session, "topic", tree)
+        with pytest.raises(UsageError, match="no revision"):
+            badge_of(session, "nowhere", tree)
