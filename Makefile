@@ -32,8 +32,9 @@ comma := ,
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table
+bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table and what to do next
 	@$(VENV)/bin/flexq-bench run $(SUITE) $(ARGS)
+	@$(VENV)/bin/flexq-bench quickstart
 
 dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)

@@ -213,12 +213,14 @@ def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
     try:
         if path.is_dir():
             raise NotADatabaseError(f"{path} is a folder: name a file in it")
-        if not path.exists():
-            if read_only or not create:
-                raise MissingDatabaseError(
-                    f"no database at {path}: measure something first (flexq-bench run smoke), or "
-                    "name another one with --db"
-                )
+        is_there = path.exists()
+        if (not is_there or path.stat().st_size == 0) and (read_only or not create):
+            what = f"{path} is an empty file" if is_there else f"no database at {path}"
+            raise MissingDatabaseError(
+                f"{what}: measure something first (flexq-bench run smoke), or name another one "
+                "with --db"
+            )
+        if not is_there:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not os.access(path, os.R_OK, effective_ids=_EFFECTIVE):
             raise ReadOnlyError(f"{path} can't be read: its permissions forbid it")

@@ -4,7 +4,8 @@ KernelError
 ├── ShapeError          operands that don't fit each other or the kernel
 ├── UnknownKernelError  no such name or variant in the registry
 ├── UnsupportedError    the kernel exists but not for this device, stage or missing package
-└── CompileError        NVRTC refused a source
+├── CompileError        NVRTC refused a source
+└── CacheError          the cache folder can't be written
 """
 
 from __future__ import annotations
@@ -28,3 +29,7 @@ class UnsupportedError(KernelError):
 
 class CompileError(KernelError):
     """NVRTC refused a source; the message has its log."""
+
+
+class CacheError(KernelError):
+    """The cache folder can't be made or written: a file has its name, or permissions forbid it."""

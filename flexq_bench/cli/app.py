@@ -28,6 +28,7 @@ from flexq_bench.cli import (
     listing,
     nightly,
     quantize,
+    quickstart,
     run,
     sensitivity,
     static,
@@ -72,6 +73,7 @@ app.command("explain")(explain.explain)
 app.command("static")(static.static)
 app.command("list")(listing.list_)
 app.add_typer(database.app, name="db")
+app.command("quickstart")(quickstart.quickstart)
 app.command("doctor")(doctor.doctor)
 app.command("dashboard")(dashboard.dashboard)
 

@@ -43,7 +43,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
     """
     rows = _read(path)
     if not rows:
-        return NumberColumn(column, (), (), {})
+        raise UsageError(f"{path} holds no number: write one a row")
     first = [cell.strip() for cell in rows[0][1]]
     has_header = column is not None or not any(_is_number(cell) for cell in first)
     at = _position(path, first, column, has_header)

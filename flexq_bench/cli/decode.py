@@ -8,6 +8,8 @@ import typer
 
 from flexq_bench.cli.model_options import CalibrationOption, LengthOption, SegmentsOption
 from flexq_bench.cli.options import (
+    LARGEST_COUNT,
+    MOST_PROCESSES,
     BackendChoice,
     BackendOption,
     DbOption,
@@ -16,12 +18,21 @@ from flexq_bench.cli.options import (
     NoTuneOption,
     RetuneOption,
     SeedOption,
+    finite,
+    given_options,
     tuning_of,
 )
+from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_sizes
+
+_MOST_REQUESTS = 100_000
+_MOST_TOKENS = 2**20  # of one sequence
+_OF_SERVING = ("batch_limit", "memory_gib", "requests", "longest", "lengths", "step_tokens")
+_OF_BATCHES = ("batch", "prompt", "new")
 
 
 def decode(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -43,7 +54,9 @@ def decode(
     batch: Annotated[
         str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
     ] = "1",
-    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")] = 15,
+    prompt: Annotated[
+        int, typer.Option("--prompt", min=1, max=_MOST_TOKENS, help="Tokens of each prompt.")
+    ] = 15,
     new: Annotated[
         str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
     ] = "128",
@@ -63,6 +76,7 @@ def decode(
         typer.Option(
             "--processes",
             min=1,
+            max=MOST_PROCESSES,
             help="Fresh processes that measure everything. Default: on a GPU 5, and 3 for more "
             "than 512 new tokens; else 1.",
             show_default=False,
@@ -80,15 +94,23 @@ def decode(
         typer.Option(
             "--memory-gib",
             min=0.001,
+            max=1e6,
+            callback=finite,
             help="With --serve: as many at a time as fit, weights included.",
             show_default=False,
         ),
     ] = None,
     requests: Annotated[
-        int, typer.Option("--requests", min=1, help="With --serve: how many are served.")
+        int,
+        typer.Option(
+            "--requests", min=1, max=_MOST_REQUESTS, help="With --serve: how many are served."
+        ),
     ] = 256,
     longest: Annotated[
-        int, typer.Option("--longest", min=2, help="With --serve: most tokens of a sequence.")
+        int,
+        typer.Option(
+            "--longest", min=2, max=_MOST_TOKENS, help="With --serve: most tokens of a sequence."
+        ),
     ] = 1024,
     lengths: Annotated[
         str | None,
@@ -104,6 +126,7 @@ def decode(
         typer.Option(
             "--step-tokens",
             min=1,
+            max=LARGEST_COUNT,
             help="With --serve: most tokens of prompts that are read between two steps.",
         ),
     ] = 512,
@@ -140,6 +163,10 @@ def decode(
     from flexq_bench.fleet import device_name
     from flexq_bench.runs.result_files import ResultFiles
 
+    if serve and (others := given_options(context, _OF_BATCHES)):
+        raise UsageError(f"{', '.join(others)}: not with --serve, leave one of them out")
+    if not serve and (others := given_options(context, _OF_SERVING)):
+        raise UsageError(f"{', '.join(others)}: only with --serve, add it or leave them out")
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)

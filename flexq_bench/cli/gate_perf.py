@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.options import (
     DbOption,
@@ -22,10 +20,12 @@ from flexq_bench.cli.options import (
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
+from flexq_bench.cli.progress import progress
+from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
+from flexq_bench.runs.result_files import STDOUT
 from workloads.case import Case
 
 if TYPE_CHECKING:
@@ -69,14 +69,18 @@ def perf(
     from flexq_bench.repository.worktrees import repository_of
 
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    check_folders(files)
+    check_files(files)
     tree = repository_of(repository)
     first, second = (judged_commit(tree, revision) for revision in (base, head))
     rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
     machine, name, plan = planned_cases(rules.suite, device)
     notes = () if trust_head else _notes(tree, first.sha, second.sha)
     out = console(stderr=as_json == STDOUT)
-    with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
+    with (
+        open_database(db) as database,
+        ended_by_terminate(),
+        progress("comparing", len(plan)) as bar,
+    ):
         report = gate_perf(
             rules,
             plan,
@@ -87,7 +91,7 @@ def perf(
             second,
             alerting=alert,
             today=datetime.now(UTC).date(),
-            on_result=advance,
+            on_result=lambda compared: bar.advance(compared.case.key),
             notes=notes,
             trusts_head=trust_head,
         )
@@ -156,13 +160,3 @@ def _print(report: GateReport, out: Console) -> None:
         for alert in alerts:
             say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
     say(out, reports.headline(report))
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[Compared], None]]:
-    """A bar on stderr while cases are compared; only a person at a terminal sees it."""
-    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda _: progress.advance(task)

@@ -13,7 +13,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.options import BackendChoice, BackendOption, DbOption, JsonFlag
+from flexq_bench.cli.options import LARGEST_ID, BackendChoice, BackendOption, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
@@ -49,7 +49,10 @@ def list_(
         str | None, typer.Option("--gpu", metavar="SKU", help="Of series: one kind of GPU.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Of runs or false-alarms, newest first.")
+        int,
+        typer.Option(
+            "--limit", min=1, max=LARGEST_ID, help="Of runs or false-alarms, newest first."
+        ),
     ] = 50,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -217,20 +220,25 @@ def _devices(db: str | None) -> list[Row]:
 def _stored_skus(db: str | None) -> tuple[str, ...]:
     from db import queries
 
-    with _stored(db) as session:
+    with _stored(db, beside=True) as session:
         return queries.filter_values(session).gpus if session else ()
 
 
 @contextmanager
-def _stored(db: str | None) -> Iterator[Session | None]:
-    """A session that reads; None: nobody measured yet, and no database was asked for by name."""
+def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]:
+    """A session that reads; None: nobody measured yet, and no database was asked for by name.
+
+    beside: what is read only adds to what is shown, so that a $FLEXQ_BENCH_DB that is not made yet
+    is no error.
+    """
     from db.engine import open_database
     from db.errors import MissingDatabaseError
+    from db.urls import is_default
 
     try:
         database = open_database(db, read_only=True)
     except MissingDatabaseError:
-        if db is not None:
+        if db is not None or not (beside or is_default(db)):
             raise
         yield None
         return
@@ -299,7 +307,7 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
-    with _stored(db) as session:
+    with _stored(db, beside=True) as session:
         filters = queries.Filters(gpus=(here.sku,), stages=("gemm",), caches=("cold",))
         for row in queries.latest_results(session, filters) if session else ():
             label = kernel_label(row.kernel, row.variant)

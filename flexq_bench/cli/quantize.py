@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.model_options import (
     CalibrationOption,
@@ -20,6 +19,7 @@ from flexq_bench.cli.model_options import (
 )
 from flexq_bench.cli.options import OUTPUT, DeviceOption, JsonFlag, SeedOption
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 
@@ -182,14 +182,10 @@ def _calibrated(
 @contextmanager
 def _progress() -> Iterator[OnBlock]:
     """A bar on stderr where a person looks at it, else a log line a block."""
-    err = console(stderr=True)
-    done: tuple[Any, ...] = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("reading")
+    with progress("reading") as bar:
 
         def on_block(block: int, total: int, what: str) -> None:
             log.info("%s of %d", what, total)
-            bar.update(task, completed=block, total=total, description=what)
+            bar.update(block, total, what)
 
         yield on_block

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from db.engine import Database, Session
@@ -48,6 +49,8 @@ def status(
     from flexq_bench.fleet.prometheus import prometheus_text
     from flexq_bench.runs.lifecycle import end_dead_runs
 
+    if prometheus and as_json:
+        raise UsageError("--prometheus and --json are two formats: leave one of them out")
     if cancel is not None:
         _cancel(cancel, db)
     if reap:
