@@ -37,6 +37,7 @@ from flexq_bench.cli import (
     worker,
 )
 from flexq_bench.cli.failures import exit_code_of, one_line
+from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter
@@ -137,6 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
+        _check_text(given)
         code = app(given, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -150,6 +152,17 @@ def _run(given: list[str]) -> int:
         message, code = _explain(error)
         typer.echo(f"{NAME}: {message}", err=True)
     return int(code or ExitCode.PASS)
+
+
+def _check_text(given: Sequence[str]) -> None:
+    """Raise UsageError for bytes that are no text: no store and no report could hold them."""
+    for number, word in enumerate(given, start=1):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"argument {number} is no text in this locale's encoding: write it in UTF-8"
+            ) from None
 
 
 def _make_streams_take_all() -> None:

@@ -56,6 +56,8 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
         for label in LABELS
         if has_header and label in first and first.index(label) != at
     }
+    if not data:
+        raise UsageError(f"{path} holds no number: write one a row")
     values = tuple(_number(path, line, _cell(cells, at), name) for line, cells in data)
     return NumberColumn(name, values, tuple(line for line, _ in data), labels)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
+
+_PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 
 def dashboard(
@@ -53,6 +56,7 @@ def dashboard(
     from db.urls import ENVIRONMENT_VARIABLE
 
     _check_commit_url(commit_url)
+    _check_base_path(base_path)
     if not address.strip():
         raise UsageError(
             "--address is empty, which would listen on every network: name one, or leave it out "
@@ -115,6 +119,15 @@ def _check_commit_url(template: str | None) -> None:
         raise UsageError(
             f"--commit-url {template!r} is no web address with {PLACE_OF_SHA} in it: give one like "
             f"https://github.com/OWNER/REPOSITORY/commit/{PLACE_OF_SHA}"
+        )
+
+
+def _check_base_path(path: str) -> None:
+    parts = path.strip("/").split("/")
+    if path and not all(_PART.fullmatch(part) and part.strip(".") for part in parts):
+        raise UsageError(
+            f"--base-path {path!r} is no path of an address: write it of letters, digits, -, _, . "
+            "and ~, such as team/flexq"
         )
 
 

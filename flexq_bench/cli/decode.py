@@ -161,6 +161,7 @@ def decode(
     from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.runs import Serving
     from flexq_bench.fleet import device_name
+    from flexq_bench.measure.device import find_device
     from flexq_bench.runs.result_files import ResultFiles
 
     if serve and (others := given_options(context, _OF_BATCHES)):
@@ -173,6 +174,12 @@ def decode(
     schemes = wanted_schemes(model, scheme, kv_bits, calibrated=text is not None)
     where = device_name(backend_of(backend), device)
     files = ResultFiles(as_json)
+    # All that may be wrong is read before a model is quantized, which takes minutes.
+    find_device(where)
+    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
+    wanted = Serving(
+        split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
+    )
     setup = Setup(
         model,
         schemes,
@@ -184,9 +191,5 @@ def decode(
         quantized(model, schemes, where, seed, text),
     )
     if serve:
-        wanted = Serving(
-            split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
-        )
         raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))
-    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
     raise typer.Exit(decoding.decode(setup, *sizes, resume, db, files))

@@ -49,8 +49,11 @@ def explain(
     """
     from db import queries
     from db.engine import open_database
+    from flexq_bench.runs.result_files import check_writable
     from flexq_bench.verdicts.recompute import recompute
 
+    if png is not None:
+        check_writable("--png", png)
     with open_database(db, read_only=True) as database:
         with database.session() as session:
             row = queries.alert_by_id(session, alert)

@@ -13,7 +13,14 @@ import typer
 from rich import box
 from rich.table import Table
 
-from flexq_bench.cli.options import LARGEST_ID, BackendChoice, BackendOption, DbOption, JsonFlag
+from flexq_bench.cli.options import (
+    LARGEST_ID,
+    BackendChoice,
+    BackendOption,
+    DbOption,
+    JsonFlag,
+    given_options,
+)
 from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
@@ -26,8 +33,19 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_OPTIONS_OF = {  # what each option narrows
+    "backend": ("kernels",),
+    "every": ("kernels",),
+    "kernel": ("series",),
+    "model": ("series",),
+    "gpu": ("series",),
+    "limit": ("runs", "false-alarms"),
+    "db": ("kernels", "devices", "runs", "series", "noise", "false-alarms"),
+}
+
 
 def list_(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -78,6 +96,10 @@ def list_(
     }
     if what not in sources:
         raise UsageError(unknown("list of", what, sources))
+    for name, owners in _OPTIONS_OF.items():
+        if what not in owners and given_options(context, (name,)):
+            option = "all" if name == "every" else name
+            raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
     if what == "kernels" and not every and not as_json:
         _show_families(backend, db)
         return
@@ -281,11 +303,19 @@ def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | No
         check_pattern(kernel)
     filters = queries.Filters(models=(model,) if model else (), gpus=(gpu,) if gpu else ())
     with _stored(db) as session:
-        return [
-            asdict(series)
-            for series in (queries.list_series(session, filters) if session else ())
-            if kernel is None or matches(kernel, kernel_label(series.kernel, series.variant))
-        ]
+        every = queries.list_series(session, filters) if session else ()
+        if session and not every:
+            known = queries.filter_values(session)
+            for kind, name, there_are in (
+                ("model", model, known.models),
+                ("kind of device", gpu, known.gpus),
+            ):
+                if name is not None and there_are and name not in there_are:
+                    raise UsageError(unknown(kind, name, there_are))
+    labels = {one.id: kernel_label(one.kernel, one.variant) for one in every}
+    if kernel is not None and every and not any(matches(kernel, one) for one in labels.values()):
+        raise UsageError(unknown("series of kernel", kernel, sorted(set(labels.values()))))
+    return [asdict(one) for one in every if kernel is None or matches(kernel, labels[one.id])]
 
 
 def _show_families(backend: BackendChoice, db: str | None) -> None:

@@ -96,6 +96,8 @@ def quantize(
     from workloads.models import get_model, load_catalog
 
     algorithm = resolve(scheme)
+    if calibration is not None and not algorithm.needs_calibration:
+        raise UsageError(f"{algorithm.name} learns from no texts: leave --calibration out")
     chosen = find_device(device or best_device())
     kind = chosen_dtype(dtype, chosen)
     data = None

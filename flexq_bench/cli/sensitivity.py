@@ -23,6 +23,7 @@ from flexq_bench.cli.options import LARGEST_COUNT, DeviceOption, JsonFlag, SeedO
 from flexq_bench.cli.output import console, plain, print_json, say
 from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.result_files import check_writable
 from flexq_bench.runs.sweep_text import split_names
 from workloads.names import unknown
 
@@ -111,8 +112,8 @@ def sensitivity(
         raise UsageError(
             "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
         )
-    if figure is not None and not Path(figure).absolute().parent.is_dir():
-        raise UsageError(f"can't write {figure}: there is no such folder")
+    if figure is not None:
+        check_writable("--figure", figure)
     text = read_text(data)
     chosen_on = None if calibration is None else read_text(calibration)
     if chosen_on is not None and chosen_on.content_hash == text.content_hash:

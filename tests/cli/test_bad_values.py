@@ -167,7 +167,7 @@ def test_two_reports_of_one_name_are_refused(cli):
     assert "--junit and --json name the same place" in ran.error
 
 
-@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff"])
+@pytest.mark.parametrize("content", ["", "\n\n", "\ufeff", "us\n"])
 def test_a_csv_without_a_number_is_wrong_usage(cli, tmp_path, content):
     file = tmp_path / "empty.csv"
     file.write_text(content)

@@ -26,10 +26,14 @@ def test_every_list_has_a_form_for_people_and_one_for_machines(cli, measured, wh
     assert str(next(iter(rows[0].values())))[:8] in people.out
 
 
-def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(cli, database):
+def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(
+    cli, database, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("FLEXQ_BENCH_DB")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert json.loads(cli("list", "series", "--json").out) == []
     assert "measure something first" in cli("list", "runs").out
-    assert not database.exists()
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_run_of_a_model_is_listed_with_its_results(cli, database):
