@@ -16,7 +16,7 @@ _VERSION = 2**31 - 1
 
 _RANGES: dict[str, tuple[float, float]] = {
     # what was measured
-    "kernel_version": (1, _VERSION),
+    "kernel_version": (0, _VERSION),
     "protocol_version": (0, _VERSION),
     "scheme_version": (0, _VERSION),
     "policy_version": (0, _VERSION),

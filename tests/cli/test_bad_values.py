@@ -186,7 +186,7 @@ def test_a_csv_without_a_number_is_wrong_usage(cli, tmp_path, content):
         {"group": -128},
         {"seed": -1},
         {"protocol_version": -2},
-        {"kernel_version": 0},
+        {"kernel_version": -1},
         {"pct_of_floor": -1.0},
         {"max_rel_error": -1.0},
         {"median_us": 1e300},

@@ -154,7 +154,7 @@ def test_export_narrows_by_run_kernel_and_time(session, tmp_path, build):
         ({"group": 0}, "group is 0, out of range"),
         ({"seed": -1}, "seed is -1, out of range"),
         ({"protocol_version": -1}, "protocol_version is -1, out of range"),
-        ({"kernel_version": 0}, "kernel_version is 0, out of range"),
+        ({"kernel_version": -1}, "kernel_version is -1, out of range"),
         ({"pct_of_floor": -5.0}, "pct_of_floor is -5.0, out of range"),
         ({"max_rel_error": -0.1}, "max_rel_error is -0.1, out of range"),
         ({"ci_low_us": 9.0, "ci_high_us": 8.0}, "ci_low_us is 9.0 and ci_high_us is 8.0"),

@@ -32,7 +32,7 @@ size = st.integers(1, 2**24)
 amount = st.floats(0, 1e6).filter(lambda x: str(x) != "-0.0")
 count = st.integers(0, 2**40)
 WITHIN = {
-    "kernel_version": st.integers(1, 2**31 - 1),
+    "kernel_version": st.integers(0, 2**31 - 1),
     "protocol_version": st.integers(0, 2**31 - 1),
     "weight_bits": st.integers(0, 64),
     "act_bits": st.integers(0, 64),
