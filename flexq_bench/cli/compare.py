@@ -93,6 +93,8 @@ def compare(
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
         raise typer.Exit(_compare_runs(base, head, db, as_json))
+    if db is not None:
+        raise UsageError("--db is for two stored runs: leave it out, a comparison stores nothing")
     from flexq_bench.measure.ab import InterleaveRules
 
     rules = InterleaveRules.with_processes(processes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -154,6 +155,9 @@ def decode(
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (go on with --resume).
     """
+    from db.engine import open_database
+    from db.queries import run_by_uuid_prefix
+    from flexq_bench.accuracy import read_text
     from flexq_bench.cli import decode_runs as decoding
     from flexq_bench.cli.decode_checkpoints import quantized, wanted_schemes
     from flexq_bench.cli.measuring import backend_of
@@ -163,11 +167,20 @@ def decode(
     from flexq_bench.fleet import device_name
     from flexq_bench.measure.device import find_device
     from flexq_bench.runs.result_files import ResultFiles
+    from flexq_bench.schemes.model_files import is_there
+    from workloads.models import get_model, load_catalog
 
     if serve and (others := given_options(context, _OF_BATCHES)):
         raise UsageError(f"{', '.join(others)}: not with --serve, leave one of them out")
     if not serve and (others := given_options(context, _OF_SERVING)):
         raise UsageError(f"{', '.join(others)}: only with --serve, add it or leave them out")
+    if model not in load_catalog() and not is_there(Path(model)):
+        get_model(model)  # says which there are
+    with open_database(db, create=resume is None) as database, database.session() as session:
+        if resume is not None:
+            run_by_uuid_prefix(session, resume)
+    if calibration is not None:
+        read_text(calibration)  # also where no scheme needs it: a word that is wrong stays wrong
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)

@@ -53,7 +53,7 @@ def explain(
     from flexq_bench.verdicts.recompute import recompute
 
     if png is not None:
-        check_writable("--png", png)
+        check_writable("--png", str(png))
     with open_database(db, read_only=True) as database:
         with database.session() as session:
             row = queries.alert_by_id(session, alert)

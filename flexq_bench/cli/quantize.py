@@ -98,7 +98,7 @@ def quantize(
     algorithm = resolve(scheme)
     if calibration is not None and not algorithm.needs_calibration:
         raise UsageError(f"{algorithm.name} learns from no texts: leave --calibration out")
-    chosen = find_device(device or best_device())
+    chosen = find_device(best_device() if device is None else device)
     kind = chosen_dtype(dtype, chosen)
     data = None
     source: ModelSource

@@ -62,14 +62,10 @@ def _steps(machine: Machine, database: tuple[str, ...]) -> Iterator[Step]:
         )
     else:
         yield Step(command("list", "runs", *database), "see what is stored")
+    shapes = ["--n", "256", "--k", "256"]
+    purpose = "your own shapes; on a CPU the times are those of a reference"
     if machine.gpus:
-        shapes, purpose = (
-            ("--model", "llama-2-7b"),
-            "the layers of a model, at your M",
-        )
-    else:
-        shapes = ("--n", "256", "--k", "256")
-        purpose = "your own shapes; on a CPU the times are those of a reference"
+        shapes, purpose = ["--model", "llama-2-7b"], "the layers of a model, at your M"
     yield Step(command("sweep", *shapes, "--m", "1,8", "--kernels", "flexq*", *database), purpose)
     if machine.gpus > 1:
         yield Step(

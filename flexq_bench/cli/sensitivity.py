@@ -118,7 +118,9 @@ def sensitivity(
     chosen_on = None if calibration is None else read_text(calibration)
     if chosen_on is not None and chosen_on.content_hash == text.content_hash:
         raise UsageError("--calibration is the text of --data: choose layers on another one")
-    loaded = load_model(model, device=find_device(device or best_device()), dtype=dtype)
+    loaded = load_model(
+        model, device=find_device(best_device() if device is None else device), dtype=dtype
+    )
     tokens = tokenize(text, loaded.tokenizer)
     length = loaded.context(context)
     report = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -234,7 +235,7 @@ class Bench:
         silence = max((_silence(path) for path in self.folder.glob("*.log")), default=0.0)
         figures.longest_silence_s = max(figures.longest_silence_s, silence)
         said = self.said()
-        assert "unexpected" not in said, said
+        assert not re.search(r"unexpected \w+:|Traceback", said), said
         assert (planned, stored, distinct) == (self.cases,) * 3, said
         assert (running, open_jobs) == (0, 0), said
         assert failed >= has_failed

@@ -22,7 +22,7 @@ NO_RANGES = ("0", "-1", "5:1", "1:9:0", "1:9:x1", ",", "1:", ":", "4.5", "1:1677
              "@", "@/dev/zero", "@/nonexistent", "1:16777216", "nan", "x2")  # fmt: skip
 NO_NAMES = ("", " ", ",", ",,", "no-such-thing", "☃", "\udcff", "\x1b[31mred", "a" * 5000, "../..",
             "'; DROP TABLE run; --", "%s%n", "{0}", "no[such", "-")  # fmt: skip
-NO_FILES = ("", "/", "/nonexistent/there", "a" * 5000, "\udcff/x", "/dev/null/x", ".")
+NO_FILES = ("", "/", "/proc/none/there", "a" * 5000, "\udcff/x", "/dev/null/x", ".")
 NO_TARGETS = ("", "/", "/nonexistent/r.jsonl", "a" * 5000 + ".jsonl", "/proc/none/r.json", ".")
 # By the metavar of a text, or else by the option's or argument's name.
 TEXTS: dict[str, tuple[str, ...]] = {
@@ -30,17 +30,17 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "LIST": ("foo=3", "w0a0", "nan", "=", "start=-1", "start=nan", "=,=", "☃"),
     "FILE": NO_TARGETS,
     "PATH": NO_FILES,
-    "FOLDER": NO_FILES[:-1],
+    "FOLDER": ("/proc/none/there", "a" * 5000, "\udcff/x", "/dev/null/x"),
     "[KIND:]PATH": NO_FILES,
     "[NAME=][KIND:]PATH": NO_FILES,
     "DIR": NO_FILES[1:-1],
     "URL": ("junk://x", "postgresql://nobody@127.0.0.1:1/x", "/", "", "sqlite://", "\udcff"),
     "WHERE": ("", "junk", "ray://", "ray://x", "ray://127.0.0.1:1", "127.0.0.1:1"),
     "--lengths": NO_FILES,
-    "--report": ("", "/nonexistent", "/dev/null", "a" * 5000),
+    "--report": ("/nonexistent", "/dev/null", "a" * 5000),
     "--csv": NO_FILES,
     "--policy": ("", "/", "no-such", "/nonexistent.toml", "\udcff", "/dev/null", "."),
-    "--commit-url": ("javascript:alert(1)", "no url", ""),
+    "--commit-url": ("javascript:alert(1)", "no url", "https://"),
     "--base-path": ("a b", "\udcff", "../.."),
     "file": ("/", "/nonexistent/r.jsonl", "results.xyz", "", "a" * 5000 + ".jsonl"),
     "files": ("/", "/nonexistent/r.jsonl", "results.xyz", "", "/dev/null"),
@@ -144,7 +144,7 @@ def _placed(word: str, places: dict[str, str]) -> str:
 
 
 def _input(verb: Verb, chance: random.Random) -> tuple[str, ...]:
-    breakable = [p for p in verb.parameters if _key(p) not in FREE and not _is_flag(p)]
+    breakable = [p for p in verb.parameters if _key(p) not in FREE and not is_flag(p)]
     broken = chance.sample(breakable, min(len(breakable), chance.choice((1, 1, 2))))
     words: list[str] = []
     for parameter in verb.parameters:
@@ -153,7 +153,7 @@ def _input(verb: Verb, chance: random.Random) -> tuple[str, ...]:
             value: str | None = _wrong(parameter, chance)
         elif parameter.required or (key in VALID and chance.random() < 0.2):
             value = chance.choice(VALID.get(key, ("1",)))
-        elif _is_flag(parameter) and chance.random() < 0.1:
+        elif is_flag(parameter) and chance.random() < 0.1:
             words.append(key)
             continue
         else:
@@ -180,5 +180,5 @@ def _key(parameter: Any) -> str:
     return str(parameter.opts[0])
 
 
-def _is_flag(parameter: Any) -> bool:
+def is_flag(parameter: Any) -> bool:
     return bool(getattr(parameter, "is_flag", False))
