@@ -21,6 +21,7 @@ from db.queries.fleet import (
     workers,
 )
 from db.queries.gates import GateRow, export_gates, gate_history
+from db.queries.health import Health, health, last_results
 from db.queries.latest import gpu_names, latest_results, results_at_commit
 from db.queries.nightly import (
     ChangePointRow,
@@ -124,6 +125,7 @@ __all__ = [
     "FilterValues",
     "Filters",
     "GateRow",
+    "Health",
     "HistoryPoint",
     "JobRow",
     "ModelResults",
@@ -174,8 +176,10 @@ __all__ = [
     "filter_values",
     "gate_history",
     "gpu_names",
+    "health",
     "jobs_of",
     "kernel_names",
+    "last_results",
     "latest_complete_runs",
     "latest_decisions_from",
     "latest_decodes",
