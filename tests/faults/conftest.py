@@ -100,7 +100,8 @@ class Launcher:
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(10)
+        self._process.terminate()
+        self._process.wait(60)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

@@ -72,7 +72,11 @@ class Proxy:
         if isinstance(self._server, tuple):
             return socket.create_connection(self._server)
         server = socket.socket(socket.AF_UNIX)
-        server.connect(str(self._server))
+        try:
+            server.connect(str(self._server))
+        except OSError:
+            server.close()
+            raise
         return server
 
     def _forward(self, client: socket.socket, server: socket.socket) -> None:

@@ -50,7 +50,9 @@ def test_links_lead_to_files_that_are_there(page):
 
 @every_page
 def test_paths_in_the_text_are_there(page):
-    named = re.findall(rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s]|::)", page.read_text(), re.M)
+    named = re.findall(
+        rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s]|::)", page.read_text(), re.M
+    )
 
     assert [path for path in named if not (ROOT / path).exists()] == []
 
