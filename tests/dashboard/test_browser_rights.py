@@ -19,7 +19,7 @@ from db.records import DeviceInfo
 from db.tables import Base
 from flexq_bench.fleet.requests import LIMITS
 
-pytestmark = [*IN_A_BROWSER, pytest.mark.timeout(300)]
+pytestmark = [*IN_A_BROWSER, pytest.mark.slow, pytest.mark.timeout(600)]
 SECRET = "5ec3e7c0ffee5ec3"
 OUTSIDE = (
     "../../etc/passwd",
