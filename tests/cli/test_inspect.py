@@ -177,4 +177,4 @@ def test_many_series_are_counted_until_they_are_narrowed(cli, database):
     assert "read-6" in cli("list", "series", "--kernel", "read-6").out
     ran = cli("list", "series", "--gpu", "none")
     assert ran.code == ExitCode.USAGE
-    assert "no kind of device 'none': there are" in ran.error
+    assert "no kind of device 'none': there is NVIDIA H200" in ran.error
