@@ -6,9 +6,15 @@ base = "fp16"                    # optional: what it is compared with; fp16 is t
 context = 2048                   # optional: tokens of a segment; else GPTQ's, or the model's own
 max_tokens = 20470               # optional: predict at most so many of each text
 limit = 200                      # optional: questions of each task
+bos = "segment"                  # optional: segment, text or none; else as the tokenizer asks
+detect = 1.0                     # optional: the least loss that must be caught, in percent of the
+                                 # perplexity; the gate plans how many tokens that takes
+power = 0.95                     # optional: with which probability it must be caught
+alpha = 0.01                     # optional: with which a model without a loss may fail
 
 [[perplexity]]                   # none or more; each has one limit at least
 text = "wikitext"                # its name: --data wikitext=FILE gives the file
+at_most = 15.0                   # optional: largest accepted perplexity, whatever the base's is
 increase = 0.5                   # optional: largest accepted increase of the perplexity
 percent = 2.0                    # optional: the same relative to the base, in percent
 upper_percent = 3.0              # optional: of the upper end of its 95 % interval
@@ -17,6 +23,27 @@ upper_percent = 3.0              # optional: of the upper end of its 95 % interv
 name = "piqa"                    # as lm-eval calls it, or a .yaml file beside the policy
 metric = "acc"
 margin_points = 2.0              # not inferior: the whole 95 % interval is above minus this
+at_least = 0.6                   # optional: least accepted value, whatever the base's is
+
+[kl]                             # optional: KL divergence from the original's predictions, in nats
+text = "wikitext"
+mean = 0.02                      # optional, each: over the predicted tokens
+median = 0.01
+p95 = 0.06
+p99 = 0.15
+p999 = 0.4
+max = 3.0
+
+[agreement]                      # optional: with the original's predictions, shares of 1
+text = "wikitext"
+top1 = 0.9                       # optional: tokens for which both find the same one the likeliest
+top5 = 0.9                       # optional: of the original's five likeliest, those in both fives
+
+[fidelity]                       # optional: against what the scheme itself makes of the original
+text = "wikitext"
+percent = 0.4                    # largest difference of the perplexity, either way
+kl_percent = 8.0                 # of the mean KL divergence, in percent of the scheme's own
+kl = 0.0002                      # optional: differences of the mean KL below this, in nats, pass
 
 [parity]                         # optional: what kernels compute against what was evaluated
 kernels = ["flexq-w6a6", "flexq-w6a8"]
@@ -28,20 +55,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 from pydantic import model_validator
 
 from ci.policy import check_version, find_policy
 from db.hashing import fingerprint
 from flexq_bench.accuracy import FULL_PRECISION
+from flexq_bench.accuracy.results import Bos
 from workloads.data_files import (
     Amount,
     Count,
     DataTable,
     Entries,
+    Share,
     Text,
     Texts,
+    blame,
     read_toml,
     validated,
 )
@@ -54,15 +84,10 @@ class PerplexityLimit(DataTable):
     """How much a perplexity may grow on a text; None: this is not limited."""
 
     text: Text
+    at_most: Amount | None = None
     increase: Amount | None = None
     percent: Amount | None = None
     upper_percent: Amount | None = None
-
-    @model_validator(mode="after")
-    def _check_limits(self) -> Self:
-        if self.increase is None and self.percent is None and self.upper_percent is None:
-            raise WorkloadError("limits nothing: add increase, percent or upper_percent")
-        return self
 
 
 class TaskLimit(DataTable):
@@ -71,6 +96,50 @@ class TaskLimit(DataTable):
     name: Text
     metric: Text
     margin_points: Amount
+    at_least: Share | None = None
+
+
+class KlLimit(DataTable):
+    """The largest KL divergences from the original's predictions, in nats; None: not limited."""
+
+    text: Text
+    mean: Amount | None = None
+    median: Amount | None = None
+    p95: Amount | None = None
+    p99: Amount | None = None
+    p999: Amount | None = None
+    max: Amount | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        _check_any(self)
+        return self
+
+
+class AgreementLimit(DataTable):
+    """The least shares of agreement with the original's predictions; None: not limited."""
+
+    text: Text
+    top1: Share | None = None
+    top5: Share | None = None
+
+    @model_validator(mode="after")
+    def _check_limits(self) -> Self:
+        _check_any(self)
+        return self
+
+
+class FidelityLimit(DataTable):
+    """How far what is judged may be from what its scheme makes of the original, here and now.
+
+    percent: of the perplexity. kl_percent: of the mean KL divergence. kl: nats; a smaller
+    difference of the mean KL divergence passes whatever its percentage.
+    """
+
+    text: Text
+    percent: Amount
+    kl_percent: Amount
+    kl: Amount = 0.0
 
 
 class ParityLimit(DataTable):
@@ -78,6 +147,18 @@ class ParityLimit(DataTable):
 
     kernels: Texts
     tolerance: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPower:
+    """Error rates that a policy asks for. detect: percent of perplexity; None: nothing is planned.
+
+    power: probability to catch that loss; alpha: to fail a model without one.
+    """
+
+    detect: float | None = None
+    power: float = 0.95
+    alpha: float = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +176,18 @@ class AccuracyPolicy:
     perplexities: tuple[PerplexityLimit, ...]
     tasks: tuple[TaskLimit, ...]
     parity: ParityLimit | None
+    kl: KlLimit | None = None
+    agreement: AgreementLimit | None = None
+    fidelity: FidelityLimit | None = None
+    planned: PlannedPower = PlannedPower()
+    bos: Bos | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Names of the texts that have a limit, each once."""
+        others = (self.kl, self.agreement, self.fidelity)
+        limits = (*self.perplexities, *(limit for limit in others if limit is not None))
+        return tuple(dict.fromkeys(limit.text for limit in limits))
 
 
 class _PolicyTable(DataTable):
@@ -108,12 +201,36 @@ class _PolicyTable(DataTable):
     limit: Count | None = None
     perplexity: Entries[PerplexityLimit] = ()
     task: Entries[TaskLimit] = ()
+    kl: KlLimit | None = None
+    agreement: AgreementLimit | None = None
+    fidelity: FidelityLimit | None = None
     parity: ParityLimit | None = None
+    bos: Text | None = None
+    detect: Amount | None = None
+    power: Share | None = None
+    alpha: Share | None = None
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
-        if not self.perplexity and not self.task:
-            raise WorkloadError("limits nothing: add a [[perplexity]] or a [[task]]")
+        others = (self.kl, self.agreement, self.fidelity)
+        if not self.perplexity and not self.task and not any(others):
+            raise WorkloadError(
+                "limits nothing: add a [[perplexity]], a [[task]], [kl] or [agreement]"
+            )
+        for number, limit in enumerate(self.perplexity, start=1):
+            if self.detect is None:  # which limits each of them
+                with blame(f"perplexity {number}"):
+                    _check_any(limit)
+        if self.bos is not None and self.bos not in get_args(Bos):
+            raise WorkloadError(f"bos is {self.bos!r}: give {', '.join(get_args(Bos))}")
+        if self.detect is None and not (self.power is None and self.alpha is None):
+            raise WorkloadError("power and alpha are of a loss to detect: add detect, in percent")
+        if self.detect == 0:
+            raise WorkloadError("detect is 0: give the least loss that must be caught, in percent")
+        if self.power is not None and not 0.5 < self.power < 1:
+            raise WorkloadError(f"power is {self.power}: give a number between 0.5 and 1")
+        if self.alpha is not None and not 0 < self.alpha < 0.5:
+            raise WorkloadError(f"alpha is {self.alpha}: give a number between 0 and 0.5")
         return self
 
 
@@ -143,7 +260,24 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
         perplexities=table.perplexity,
         tasks=tuple(_located(task, file) for task in table.task),
         parity=table.parity,
+        kl=table.kl,
+        agreement=table.agreement,
+        fidelity=table.fidelity,
+        planned=_planned(table),
+        bos=table.bos,  # type: ignore[arg-type]  # _check_limits
     )
+
+
+def _planned(table: _PolicyTable) -> PlannedPower:
+    given = {"detect": table.detect, "power": table.power, "alpha": table.alpha}
+    return PlannedPower(**{name: value for name, value in given.items() if value is not None})
+
+
+def _check_any(limit: DataTable) -> None:
+    """Raise WorkloadError if a table names what it limits, and no limit."""
+    optional = [name for name, field in type(limit).model_fields.items() if not field.is_required()]
+    if all(getattr(limit, name) is None for name in optional):
+        raise WorkloadError(f"limits nothing: add {', '.join(optional[:-1])} or {optional[-1]}")
 
 
 def _located(task: TaskLimit, file: Traversable) -> TaskLimit:

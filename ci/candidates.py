@@ -98,7 +98,8 @@ def _crept(
     and those that a comparison with the release has answered, unless they have changed further.
     """
     head = commit.topo_order or 0
-    places = ((r.sha, r.topo_order) for r in queries.releases(session) if r.topo_order is not None)
+    releases = queries.releases(session, project=commit.project)
+    places = ((r.sha, r.topo_order) for r in releases if r.topo_order is not None)
     release, place = next(((sha, at) for sha, at in places if at < head), ("", head))
     if not release:
         return []

@@ -5,76 +5,132 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from db import queries
 from db.decisions import DecisionInfo
 from db.engine import Session
 from db.hashing import fingerprint
-from db.nightly import add_change_point
+from db.nightly import add_change_point, restore_change_point, retract_change_point
 from db.queries import HistoryPoint
 from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import add_decision
-from flexq_bench.stats import ChangePoint, change_points
-from flexq_bench.stats.change_points import (
-    POINTS_BEFORE_FIRST,
-    SHORTEST_SEGMENT,
+from flexq_bench.stats.level_model import (
     SIGNIFICANCE,
-    SMALLEST_CHANGE,
+    SMALLEST_STEP,
+    LevelModel,
+    Step,
+    level_model,
 )
+from flexq_bench.stats.segments import SHORTEST_SEGMENT
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
 from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 2
+VERSION = 3
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
     "significance": SIGNIFICANCE,
-    "smallest_change": SMALLEST_CHANGE,
+    "smallest_step": SMALLEST_STEP,
 }
-_LONGEST = 300  # newest results of a series that are looked at
+_REACH = SHORTEST_SEGMENT - 1  # results that a step may move by and be the same
+_NEARBY = 10
+_LONGEST = 600  # newest results of a series that are looked at
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 
 
-def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> int:
-    """Look back over every series of the run, and store what is new; how many that is.
+@dataclass(frozen=True, slots=True)
+class LookedBack:
+    """How many change points a look stored or let stand again, and how many it took back."""
+
+    stored: int
+    retracted: int
+
+
+def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> LookedBack:
+    """Look back over every series of the run: store what is new, take back what no longer holds.
 
     A result of a commit outside of a git tree has no place in an order, and takes no part.
     """
-    stored = 0
+    stored = retracted = 0
     series = {row.series_id for row in queries.run_results(session, run_uuid)}
     for series_id in sorted(series):
         points = queries.series_history(session, series_id, without_sweeps=True)
         last = points[-1].epoch if points else 0
         usable = [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
-        for point in change_points([result.median_us for result in usable]):
-            stored += _store(session, series_id, usable, point, device)
-    return stored
+        model = level_model([result.median_us for result in usable])
+        retracted += _retract(session, series_id, usable, model)
+        for step in model.steps:
+            stored += _store(session, series_id, usable, step, device)
+    return LookedBack(stored, retracted)
+
+
+def _retract(
+    session: Session, series_id: int, results: Sequence[HistoryPoint], model: LevelModel
+) -> int:
+    """Take back stored steps that the model of all results explains otherwise; how many."""
+    places = {result.commit: place for place, result in enumerate(results)}
+    count = 0
+    for known in queries.change_points_of(session, series_id):
+        place = places.get(known.commit, 0)
+        if place < POINTS_BEFORE_FIRST:  # too early in what is looked at to be seen again
+            continue
+        if any(abs(step.index - place) <= _REACH for step in model.steps):
+            continue
+        reason = why_no_step(model, place)
+        retract_change_point(session, known.id, reason, datetime.now(UTC))
+        count += 1
+    return count
+
+
+def why_no_step(model: LevelModel, index: int) -> str:
+    """What a model has instead of a step at an index of its series, for people."""
+    for spell in model.spells:
+        if spell.start - _REACH <= index <= spell.stop + _REACH:
+            return f"the level was back after {spell.stop - spell.start} results"
+    if model.modes is not None:
+        return f"the series switches between two levels that are {model.modes.gap:.1%} apart"
+    for drift in model.drifts:
+        if drift.onset - _REACH <= index < drift.end:
+            return f"a drift of {drift.slope:+.3%} a result explains it"
+    near = [step.index for step in model.steps if abs(step.index - index) <= _NEARBY]
+    if near:
+        return f"later results place the step {near[0] - index:+d} results from here"
+    return "later results do not bear it out"
 
 
 def _store(
     session: Session,
     series_id: int,
     results: Sequence[HistoryPoint],
-    point: ChangePoint,
+    step: Step,
     device: DeviceInfo,
 ) -> bool:
-    first, before = results[point.index], results[point.index - 1]
+    first, before = results[step.index], results[step.index - 1]
     # No two steps are nearer than the shortest level: a later night may move one by a night or two.
-    reach = SHORTEST_SEGMENT - 1
-    near = {p.commit for p in results[max(point.index - reach, 0) : point.index + reach + 1]}
-    if any(known.commit in near for known in queries.change_points_of(session, series_id)):
-        return False
+    near = {p.commit for p in results[max(step.index - _REACH, 0) : step.index + _REACH + 1]}
+    known = [
+        one
+        for one in queries.change_points_of(session, series_id, with_retracted=True)
+        if one.commit in near
+    ]
+    if known:
+        if any(one.retracted is None for one in known):
+            return False
+        restore_change_point(session, known[0].id)
+        return True
     evidence = {
         "values": [result.median_us for result in results],
         "commits": [result.commit for result in results],
-        "index": point.index,
-        "p_value": point.p_value,
+        "index": step.index,
+        "p_value": step.p_value,
     }
     name = f"{NAME} {VERSION} {series_id} {fingerprint(evidence)}"
     identity = str(uuid.uuid5(_NAMESPACE, name))
-    slower = point.mean_after > point.mean_before
+    slower = step.after > step.before
     add_decision(
         session,
         DecisionInfo(
@@ -90,16 +146,14 @@ def _store(
             evidence=evidence,
             verdict=(Verdict.SLOWER if slower else Verdict.FASTER).value,
             cause=Cause.UNCLEAR.value,
-            reason=f"level {point.mean_before:.6g} until here, {point.mean_after:.6g} from here on",
-            log_ratio=math.log(point.mean_after / point.mean_before),
+            reason=f"level {step.before:.6g} until here, {step.after:.6g} from here on",
+            log_ratio=math.log(step.after / step.before),
             log_ratio_low=None,
             log_ratio_high=None,
             created_at=datetime.now(UTC),
         ),
     )
-    return add_change_point(
-        session, identity, first.commit, before=point.mean_before, after=point.mean_after
-    )
+    return add_change_point(session, identity, first.commit, before=step.before, after=step.after)
 
 
 def _commit(point: HistoryPoint) -> CommitInfo:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit, TaskLimit
+from ci.accuracy_fidelity import judge_fidelity
+from ci.accuracy_limits import (
+    Judged,
+    LimitOutcome,
+    deciding,
+    find,
+    judge_agreement,
+    judge_kl,
+    judge_task,
+    judge_text,
+)
+from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit
+from ci.accuracy_power import PowerSchedule, TextTest
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
 from flexq_bench.accuracy import (
@@ -14,43 +26,29 @@ from flexq_bench.accuracy import (
     PERPLEXITY,
     AccuracyError,
     CalibrationPlan,
-    Difference,
     EvaluationPlan,
+    LoadedModel,
     MetricResult,
     MissingTaskError,
     SiteParity,
     check_tasks,
-    difference,
     kernel_parity,
-    task_name,
 )
-from flexq_bench.accuracy.records import OnUnit, Unit, execute
-from flexq_bench.accuracy.results import REFERENCE, Through
+from flexq_bench.accuracy.diagnosis import (
+    Diagnosis,
+    differences_beside_layers,
+    is_foldable,
+    losses_of_layers,
+    worst_tokens,
+)
+from flexq_bench.accuracy.records import OnUnit, execute
+from flexq_bench.accuracy.results import ORIGINAL, REFERENCE, Through
 from flexq_bench.accuracy.setup import PreparedModel
 from flexq_bench.accuracy.texts import Text
-from flexq_bench.errors import MissingResultsError, UsageError
+from flexq_bench.checkpoints.errors import CheckpointError
+from flexq_bench.errors import FlexqError, MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from kernels.errors import KernelError
-
-
-@dataclass(frozen=True, slots=True)
-class LimitOutcome:
-    """One limit of the policy for one scheme.
-
-    change, low, high: in `unit`; None: nothing was judged, the reason says why. limit: in words.
-    """
-
-    scheme: str
-    check: str  # for example "perplexity of wikitext", "acc of piqa", "parity of kernels"
-    outcome: Outcome
-    reason: str
-    limit: str
-    base: float | None = None
-    value: float | None = None
-    change: float | None = None
-    low: float | None = None
-    high: float | None = None
-    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +64,15 @@ class AccuracyReport:
     judged: tuple[LimitOutcome, ...]
     through: Through = REFERENCE
     content_hashes: Mapping[str, str] = field(default_factory=dict)  # by scheme, where known
+    reference: str = ""  # name of the model that all is compared with; empty: of the model itself
+    reference_hash: str | None = None  # of its files; null: there is none
+    warnings: tuple[str, ...] = ()  # of how the model was evaluated
+    diagnoses: tuple[Diagnosis, ...] = ()  # of schemes that fail
 
     @property
     def exit_code(self) -> ExitCode:
         """What the worst outcome means."""
-        return exit_code_of(one.outcome for one in self.judged)
+        return exit_code_of(deciding(self.judged))
 
     def with_outcome(self, outcome: Outcome) -> tuple[LimitOutcome, ...]:
         return tuple(one for one in self.judged if one.outcome is outcome)
@@ -88,11 +90,14 @@ def planned_evaluation(
     seed: int,
     through: Through | None = None,
     checkpoint: str | None = None,
+    original: bool = True,
+    reference: str | None = None,
 ) -> tuple[EvaluationPlan, dict[str, str]]:
     """The evaluation that a policy needs, and what of it is missing here, with the reason.
 
     texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
-    segments, or questions, at a time. through, checkpoint: as EvaluationPlan has them.
+    segments, or questions, at a time. through, checkpoint, original, reference: as EvaluationPlan
+    has them.
     Raises UsageError if `base` is judged against itself or a text has no limit,
     MissingResultsError if nothing can be evaluated.
     """
@@ -119,12 +124,15 @@ def planned_evaluation(
         seed=seed,
         through=through,
         checkpoint=checkpoint,
+        original=original,
+        reference=reference,
+        bos=policy.bos,
     )
     return plan, missing
 
 
 def _missing_texts(policy: AccuracyPolicy, texts: Sequence[Text]) -> dict[str, str]:
-    wanted = dict.fromkeys(limit.text for limit in policy.perplexities)
+    wanted = policy.texts
     given = dict.fromkeys(text.name for text in texts)
     for name in given:
         if name not in wanted:
@@ -154,27 +162,19 @@ def gate_accuracy(
     missing: Mapping[str, str],
     *,
     on_unit: OnUnit,
+    diagnose: bool = True,
 ) -> AccuracyReport:
     """Evaluate, store, and hold every limit against what was found.
 
     schemes, base: by name. missing: texts and tasks of the policy that can't be evaluated here,
-    with the reason. Raises what the evaluation and the database raise.
+    with the reason. diagnose: also find where a scheme that fails loses. A scheme that can't be
+    evaluated fails, and the others are judged. Raises what the base's evaluation and the database
+    raise.
     """
-    absent = dict(missing)
-    judged: list[LimitOutcome] = []
-    results: list[MetricResult] = []
-    for scheme in (base, *schemes):
-        units = [unit for unit in setup.plan.units if unit[0] == scheme]
-        results += _evaluate(database, setup, units, absent, on_unit)
-        if scheme == base:
-            continue
-        judged += [
-            _judge_text(limit, scheme, base, results, absent) for limit in policy.perplexities
-        ]
-        judged += [_judge_task(limit, scheme, base, results, absent) for limit in policy.tasks]
-        if policy.parity is not None:  # while the scheme's model is at hand
-            judged.append(_judge_parity(policy.parity, scheme, setup))
-    origin = setup.origin
+    gate = _Gate(policy, setup, database, schemes, base, dict(missing), on_unit)
+    judged = gate.judge()
+    failing = [s for s in schemes if _fails(judged, s) and s not in gate.failures]
+    origin, reference = setup.origin, setup.plan.reference and setup.evaluator.reference
     return AccuracyReport(
         model=origin.model,
         model_hash=origin.model_hash,
@@ -183,125 +183,152 @@ def gate_accuracy(
         commit=origin.commit.sha,
         device=origin.device.sku,
         through=setup.evaluator.through,
-        content_hashes={one.scheme: one.content_hash for one in results if one.content_hash},
+        content_hashes={one.scheme: one.content_hash for one in gate.results if one.content_hash},
         judged=tuple(judged),
+        reference=reference.name if reference else "",
+        reference_hash=reference.content_hash if reference else None,
+        warnings=() if setup.warning is None else (setup.warning,),
+        diagnoses=tuple(diagnosed(setup, s) for s in failing) if diagnose else (),
     )
 
 
-def _evaluate(
-    database: Database,
-    setup: PreparedModel,
-    units: Sequence[Unit],
-    absent: dict[str, str],
-    on_unit: OnUnit,
-) -> list[MetricResult]:
-    """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
-    results: list[MetricResult] = []
-    for unit in units:
+def _fails(judged: Sequence[LimitOutcome], scheme: str) -> bool:
+    return any(one.scheme == scheme and one.outcome is Outcome.REGRESSION for one in judged)
+
+
+class _Gate:
+    """The evaluation of one gate, and what it found so far."""
+
+    def __init__(
+        self,
+        policy: AccuracyPolicy,
+        setup: PreparedModel,
+        database: Database,
+        schemes: Sequence[str],
+        base: str,
+        absent: dict[str, str],
+        on_unit: OnUnit,
+    ) -> None:
+        self._policy, self._setup, self._database = policy, setup, database
+        self._schemes, self._base, self._absent = schemes, base, absent
+        self._on_unit = on_unit
+        self.results: list[MetricResult] = []
+        self.failures: dict[str, str] = {}  # by scheme why it could not be evaluated
+        self._parities: dict[str, LimitOutcome] = {}
+        evaluator = setup.evaluator
+        compared = ORIGINAL if setup.plan.reference is not None else FULL_PRECISION
+        self._schedule = (
+            PowerSchedule(policy, evaluator.distinct_segments, evaluator.context)
+            if policy.planned.detect is not None and policy.perplexities
+            else None
+        )
+        # Only what is compared with the reference as it comes can end before the text does.
+        self._stops_early = self._schedule is not None and base == compared
+
+    def judge(self) -> list[LimitOutcome]:
+        """Evaluate all; every limit of every scheme, in order."""
+        if self._stops_early:
+            self._setup.evaluator.schedule = self._schedule
+            for scheme in self._schemes:
+                self._try(scheme)
+            self._evaluate_base()
+        else:
+            self._evaluate_base()
+            for scheme in self._schemes:
+                self._try(scheme)
+        return [one for scheme in self._schemes for one in self._judged(scheme)]
+
+    def _try(self, scheme: str) -> None:
         try:
-            results += execute(database, setup.evaluator, [unit], setup.origin, on_unit=on_unit)
-        except MissingTaskError as error:
-            absent[unit[1]] = str(error)
-    return results
+            self._evaluate(scheme)
+            if self._policy.parity is not None and self._is_quantized(scheme):
+                # while the scheme's model is at hand
+                self._parities[scheme] = judge_parity(self._policy.parity, scheme, self._setup)
+        except CheckpointError:
+            raise  # bytes that are not what was written are no scheme's fault
+        except (UsageError, ValueError) as error:  # of this scheme: the others may do
+            self.failures[scheme] = " ".join(str(error).split())
+
+    def _evaluate_base(self) -> None:
+        try:
+            self._evaluate(self._base)
+        except AccuracyError:
+            # A model that reads the text as other tokens than its reference fails by itself.
+            if self._setup.plan.reference is None:
+                raise
+
+    def _is_quantized(self, scheme: str) -> bool:
+        return scheme not in (FULL_PRECISION, ORIGINAL)
+
+    def _evaluate(self, scheme: str) -> None:
+        """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
+        setup = self._setup
+        for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
+            try:
+                self.results += execute(
+                    self._database, setup.evaluator, [unit], setup.origin, on_unit=self._on_unit
+                )
+            except MissingTaskError as error:
+                self._absent[unit[1]] = str(error)
+
+    def _judged(self, scheme: str) -> Iterator[LimitOutcome]:
+        policy = self._policy
+        own, unknown = self._own(scheme)
+        judged = Judged(
+            scheme,
+            self._base,
+            self.results,
+            self._absent,
+            self.failures.get(scheme, ""),
+            own,
+            unknown,
+        )
+        for limit in policy.perplexities:
+            yield judge_text(limit, judged, policy.planned, self._test(judged, limit))
+        if policy.kl is not None:
+            yield from judge_kl(policy.kl, judged)
+        if policy.agreement is not None:
+            yield from judge_agreement(policy.agreement, judged)
+        if policy.fidelity is not None:
+            yield from judge_fidelity(policy.fidelity, judged)
+        for task in policy.tasks:
+            yield judge_task(task, judged, policy)
+        if scheme in self._parities:
+            yield self._parities[scheme]
+
+    def _test(self, judged: Judged, limit: PerplexityLimit) -> TextTest | None:
+        """The planned test, of all segments where it did not go along with the evaluation."""
+        if self._schedule is None:
+            return None
+        test = self._schedule.test(judged.scheme, limit.text)
+        first, second = judged.pair(limit.text, PERPLEXITY)
+        if first is None or second is None or test is None:
+            return test
+        if test.evaluated < len(second.values) == len(first.values):
+            test.add(first.values, second.values)
+        return test
+
+    def _own(self, scheme: str) -> tuple[dict[str, list[MetricResult]], str]:
+        """What the scheme makes of the original, where the policy asks; else why it is unknown."""
+        limit = self._policy.fidelity
+        plan, evaluator = self._setup.plan, self._setup.evaluator
+        if limit is None or scheme in self.failures:
+            return {}, ""
+        result = find(self.results, scheme, limit.text, PERPLEXITY)
+        if result is None or not result.values:
+            return {}, ""
+        stored = plan.checkpoint is not None and scheme == plan.schemes[-1]
+        if not stored and plan.reference is None and evaluator.through == REFERENCE:
+            return {}, "quantized here, from the original, through the reference"
+        try:
+            found = evaluator.reproduced(scheme, limit.text, len(result.values))
+        except (UsageError, ValueError) as error:
+            return {}, " ".join(str(error).split())
+        return {limit.text: [replace(one, scheme=scheme) for one in found]}, ""
 
 
-def _judge_text(
-    limit: PerplexityLimit,
-    scheme: str,
-    base: str,
-    results: Sequence[MetricResult],
-    absent: dict[str, str],
-) -> LimitOutcome:
-    check = f"perplexity of {limit.text}"
-    words = _in_words(limit)
-    first, second = (_find(results, s, limit.text, PERPLEXITY) for s in (base, scheme))
-    if first is None or second is None or first.value is None or second.value is None:
-        broken = second.detail if second is not None and second.value is None else ""
-        if broken and first is not None and first.value is not None:
-            return LimitOutcome(scheme, check, Outcome.REGRESSION, broken, words, base=first.value)
-        reason = broken or absent.get(limit.text, "no result arrived")
-        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
-    paired = difference(first, second)
-    percent = 100 * (second.value / first.value - 1)
-    outcome, reason = _text_outcome(limit, first.value, second.value, paired)
-    return LimitOutcome(
-        scheme,
-        check,
-        outcome,
-        reason,
-        words,
-        base=first.value,
-        value=second.value,
-        change=percent,
-        low=None if paired is None else 100 * paired.interval.low,
-        high=None if paired is None else 100 * paired.interval.high,
-        unit="%",
-    )
-
-
-def _text_outcome(
-    limit: PerplexityLimit, before: float, after: float, paired: Difference | None
-) -> tuple[Outcome, str]:
-    increase, percent = after - before, 100 * (after / before - 1)
-    if limit.increase is not None and increase > limit.increase:
-        return Outcome.REGRESSION, f"grew by {increase:.3g}"
-    if limit.percent is not None and percent > limit.percent:
-        return Outcome.REGRESSION, f"grew by {percent:.3g} %"
-    if limit.upper_percent is None:
-        return Outcome.PASS, ""
-    if paired is None:
-        return Outcome.AMBIGUOUS, "one segment has no interval: evaluate more tokens"
-    upper = 100 * paired.interval.high
-    if upper > limit.upper_percent:
-        return Outcome.REGRESSION, f"grew by up to {upper:.3g} %"
-    return Outcome.PASS, "" if paired.clear else "smaller than its interval"
-
-
-def _judge_task(
-    limit: TaskLimit,
-    scheme: str,
-    base: str,
-    results: Sequence[MetricResult],
-    absent: dict[str, str],
-) -> LimitOutcome:
-    name = task_name(limit.name)
-    check = f"{limit.metric} of {name}"
-    words = f"-{limit.margin_points:g} points"
-    first, second = (_find(results, s, name, limit.metric) for s in (base, scheme))
-    paired = None if first is None or second is None else difference(first, second)
-    if first is None or second is None or paired is None:
-        known = sorted({f.metric for f in results if f.task == name})
-        reason = absent.get(limit.name, "no result arrived")
-        if known and limit.metric not in known:
-            reason = f"{name} has no {limit.metric}: there are {', '.join(known)}"
-        elif known:
-            reason = "too few questions to compare"
-        return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
-    sign = 1 if first.direction == "higher" else -1
-    low, high = sorted((100 * sign * paired.interval.low, 100 * sign * paired.interval.high))
-    change = 100 * sign * paired.interval.estimate
-    outcome, reason = Outcome.PASS, "" if paired.clear else "smaller than its interval"
-    if change < -limit.margin_points:
-        outcome, reason = Outcome.REGRESSION, f"worse by {-change:.3g} points"
-    elif low < -limit.margin_points:
-        outcome = Outcome.AMBIGUOUS
-        reason = f"may be worse by {-low:.3g} points: more questions would tell"
-    return LimitOutcome(
-        scheme,
-        check,
-        outcome,
-        reason,
-        words,
-        base=paired.base,
-        value=paired.value,
-        change=change,
-        low=low,
-        high=high,
-        unit="points",
-    )
-
-
-def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
+def judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> LimitOutcome:
+    """Each quantized layer against the kernel for its formats."""
     check = "parity of kernels"
     words = f"{limit.tolerance:g}"
     evaluator = setup.evaluator
@@ -311,7 +338,7 @@ def _judge_parity(limit: ParityLimit, scheme: str, setup: PreparedModel) -> Limi
         return LimitOutcome(scheme, check, Outcome.MISSING, reason, words)
     try:
         sites = kernel_parity(
-            evaluator.model_under(FULL_PRECISION).model,
+            _original(setup).model,
             evaluator.model_under(scheme).model,
             segment,
             limit.kernels,
@@ -343,17 +370,35 @@ def _parity_of(
     return LimitOutcome(scheme, check, outcome, reason, words, value=worst, unit="relative error")
 
 
-def _find(
-    results: Sequence[MetricResult], scheme: str, task: str, metric: str
-) -> MetricResult | None:
-    wanted = (scheme, task, metric)
-    return next((f for f in results if (f.scheme, f.task, f.metric) == wanted), None)
+def _original(setup: PreparedModel) -> LoadedModel:
+    reference = setup.evaluator.reference
+    if reference is not None and reference.model is not None:
+        return reference.model
+    return setup.evaluator.model_under(FULL_PRECISION)
 
 
-def _in_words(limit: PerplexityLimit) -> str:
-    parts = (
-        (limit.increase, "+{:g}"),
-        (limit.percent, "+{:g} %"),
-        (limit.upper_percent, "interval below +{:g} %"),
-    )
-    return ", ".join(form.format(value) for value, form in parts if value is not None)
+def diagnosed(setup: PreparedModel, scheme: str) -> Diagnosis:
+    """Where a scheme loses, on the first text: layers, what else differs, tokens."""
+    evaluator = setup.evaluator
+    if not setup.plan.texts:
+        return Diagnosis(scheme, None, (), (), (), "no text was evaluated")
+    text = setup.plan.texts[0].name
+    segments = evaluator.text_ids(text)
+    agreement = evaluator.agreement(scheme, text)
+    loaded = evaluator.model_under(scheme)
+    tokens = () if agreement is None else worst_tokens(agreement, segments, loaded.tokenizer)
+    reference = evaluator.reference
+    if reference is None or reference.model is None:
+        note = "a stored reference has no layers: give the original model"
+        return Diagnosis(scheme, None, (), (), tokens, note)
+    original, model = reference.model.model, loaded.model
+    try:
+        differing = differences_beside_layers(original, model)
+        folds = evaluator.folds(scheme)
+        if not is_foldable(original, model, folds):
+            note = "scales are folded into the norms: layers can't be compared one by one"
+            return Diagnosis(scheme, None, (), differing, tokens, note)
+        kl, layers = losses_of_layers(original, model, folds, segments)
+    except (FlexqError, RuntimeError, ValueError, AttributeError) as error:
+        return Diagnosis(scheme, None, (), (), tokens, " ".join(str(error).split()))
+    return Diagnosis(scheme, kl, layers, differing, tokens)

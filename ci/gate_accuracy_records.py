@@ -6,8 +6,9 @@ import uuid
 from collections.abc import Sequence
 from datetime import datetime
 
+from ci.accuracy_limits import LimitOutcome, deciding
 from ci.accuracy_policy import AccuracyPolicy
-from ci.gate_accuracy import AccuracyReport, LimitOutcome
+from ci.gate_accuracy import AccuracyReport
 from ci.gate_perf import Outcome, exit_code_of
 from db.gate_records import GateLimit, GateRecord
 from flexq_bench.accuracy.records import Origin
@@ -35,7 +36,7 @@ def _record(
     origin: Origin,
     at: datetime,
 ) -> GateRecord:
-    outcomes = {one.outcome for one in judged}
+    outcomes = set(deciding(judged))
     identity = (origin.run.uuid, policy.fingerprint, report.base, scheme, at.isoformat())
     return GateRecord(
         uuid=str(uuid.uuid5(_NAMESPACE, " ".join(identity))),
@@ -48,6 +49,9 @@ def _record(
         policy_hash=policy.fingerprint,
         content_hash=report.content_hashes.get(scheme),
         through=report.through,
+        reference=report.reference or None,
+        reference_hash=report.reference_hash,
+        diagnosis=next((one.values() for one in report.diagnoses if one.scheme == scheme), None),
         verdict=next(outcome for outcome in Outcome if outcome in outcomes).value,
         exit_code=int(exit_code_of(outcomes)),
         limits=tuple(_limit(one) for one in judged),
@@ -71,4 +75,5 @@ def _limit(one: LimitOutcome) -> GateLimit:
         low=one.low,
         high=one.high,
         unit=one.unit,
+        detectable=one.detectable,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
 
+from ci.notifications import events
 from ci.policy import Limit, Policy, Waiver
 from db.engine import Database
 from db.records import CommitInfo
@@ -140,9 +141,10 @@ def gate_perf(
             {base.sha: base, head.sha: head},
             alerting=alerting,
         )
+        events.tell_alerts(session, night.opened)
     judged = {one.case.key: one for one in night.judged}
     findings = tuple(_finding(case, judged.get(case.key), policy, today) for case in plan)
-    return GateReport(
+    report = GateReport(
         base=base,
         head=head,
         gpu=machine.device.sku,
@@ -155,6 +157,9 @@ def gate_perf(
         fixed=night.fixed,
         trusts_head=trusts_head,
     )
+    with database.session() as session:
+        events.tell_gate(session, report)
+    return report
 
 
 def _finding(case: Case, judged: Judged | None, policy: Policy, today: date) -> Finding:

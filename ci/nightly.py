@@ -19,6 +19,7 @@ from typing import Any
 
 from ci.candidates import Suspects, suspects_of
 from ci.change_points import store_change_points
+from ci.notifications import events
 from db import queries
 from db.engine import Database, Session
 from db.fleet import JobInfo, add_jobs
@@ -59,6 +60,7 @@ class KindReport:
     reasons: cases that have no result, or a failure as their result, by why. candidates: series
     that the history made suspicious. verdicts: of the comparisons, by verdict. notes: what could
     not be done, and why. worse: what the code made slower or wrong, a line each, the worst first.
+    change_points, retracted: of all series, found by looking back, and taken back.
     """
 
     night: str
@@ -78,6 +80,7 @@ class KindReport:
     change_points: int
     notes: tuple[str, ...]
     worse: tuple[str, ...] = ()
+    retracted: int = 0
 
 
 def night_key(night: str, suite: str, gpu: str, commit: CommitInfo) -> str:
@@ -157,15 +160,12 @@ def conclude(
             except FlexqError as error:
                 notes.append(f"{len(cases)} cases of {base[:10]} and {head[:10]}: {error}")
     shas = {sha for one in comparisons for sha in (one.base, one.head)}
-    commits = {
-        sha: commit if sha == commit.sha else commit_at(rules.repository or Path(), sha)
-        for sha in shas
-    }
+    commits = {sha: commit if sha == commit.sha else _commit_of(rules, commit, sha) for sha in shas}
     machine = pool.machine(info.gpu)
     # One transaction: a night that is killed in here stored nothing, and goes on with all of it.
     with database.session() as session:
         night = record_night(session, comparisons, machine, commits, alerting=rules.alerting)
-        change_points = store_change_points(session, info.run, machine.device)
+        looked_back = store_change_points(session, info.run, machine.device)
         verdicts: dict[str, int] = defaultdict(int)
         for judged in night.judged:
             if not judged.is_canary:
@@ -179,12 +179,22 @@ def conclude(
             opened=night.opened,
             fixed=night.fixed,
             canaries=sum(judged.is_canary for judged in night.judged),
-            change_points=change_points,
+            change_points=looked_back.stored,
+            retracted=looked_back.retracted,
             notes=tuple(notes),
             worse=_worse(night.judged),
         )
+        if rules.alerting:
+            events.tell_alerts(session, night.opened)
+            events.tell_improvements(session, night.judged, info.gpu)
+            events.tell_kind(session, report)
         set_night(session, info, "done", report=asdict(report), at=datetime.now(UTC))
     return report
+
+
+def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
+    """Another commit of the repository of `commit`."""
+    return replace(commit_at(rules.repository or Path(), sha), project=commit.project)
 
 
 def _worse(judged: Sequence[Judged]) -> tuple[str, ...]:

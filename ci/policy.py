@@ -131,6 +131,11 @@ class Policy:
     def owner_of(self, case: Case) -> str:
         return self.limit_of(case).owner or self.default.owner
 
+    def owner_of_label(self, label: str) -> str:
+        """Who answers for a kernel, by its label alone; empty: the policy does not say."""
+        fitting = (limit for limit in self.limits if _fits_label(limit.kernels, label))
+        return next(fitting, self.default).owner or self.default.owner
+
     def waiver_of(self, case: Case, today: date) -> Waiver | None:
         """The first waiver that fits the case and counts today."""
         fitting = (w for w in self.waivers if w.fits(case) and not w.has_expired(today))
@@ -241,4 +246,8 @@ def _check_measured(patterns: tuple[str, ...], suite: Suite) -> None:
 
 
 def _fits(patterns: tuple[str, ...], case: Case) -> bool:
-    return any(matches(pattern, case.label) for pattern in patterns)
+    return _fits_label(patterns, case.label)
+
+
+def _fits_label(patterns: tuple[str, ...], label: str) -> bool:
+    return any(matches(pattern, label) for pattern in patterns)

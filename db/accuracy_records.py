@@ -49,4 +49,5 @@ class AccuracyRecord:
     through: str = "reference"  # one of THROUGH; the model as it is has the reference
     content_hash: str | None = None  # of the checkpoint evaluated; None: fp16, or not known
     scheme_version: int | None = None  # None: fp16, or not kept
+    bos: str | None = None  # where BOS went: segment, text, none; None: of no text, or not kept
     schema_version: int = SCHEMA_VERSION

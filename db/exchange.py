@@ -32,6 +32,7 @@ __all__ = [
     "import_file",
     "read_records",
     "record_line",
+    "replacing",
     "write_records",
 ]
 
@@ -123,6 +124,16 @@ def _format(path: Path) -> tuple[str, bool]:
     if kind and (kind[0] in _JSON_SUFFIXES or (kind[0] == _PARQUET_SUFFIX and not compressed)):
         return kind[0], compressed
     raise ResultsFileError(f"{path} names no format of results: use .jsonl, .jsonl.gz or .parquet")
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of the one at `path` if the block ends well.
+
+    Raises ResultsFileError if it can't be written.
+    """
+    with _opening("write", Path(path)), _replacing(Path(path)) as file:
+        yield file
 
 
 @contextmanager

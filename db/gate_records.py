@@ -6,6 +6,7 @@ In files of results it stands among the others, told apart by its `kind`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from db.records import SCHEMA_VERSION, CommitInfo, DeviceInfo, RunInfo
 
@@ -26,6 +27,7 @@ class GateLimit:
     low: float | None  # of the 95 % interval; None: there is none
     high: float | None  # as low
     unit: str
+    detectable: float | None = None  # the least loss that the data show; None: not such a limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,4 +52,7 @@ class GateRecord:
     environment: dict[str, str]
     through: str = "reference"  # as db.accuracy_records.AccuracyRecord
     content_hash: str | None = None  # of the checkpoint that was judged; None: not known
+    reference: str | None = None  # the model that all was compared with; None: the model itself
+    reference_hash: str | None = None  # of its files, or of the stored reference
+    diagnosis: dict[str, Any] | None = None  # where it lost; None: it did not, or is not known
     schema_version: int = SCHEMA_VERSION

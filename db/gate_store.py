@@ -15,7 +15,7 @@ from db.writer import Writer
 
 _COPIED = (
     *("uuid", "model", "model_hash", "scheme", "base"),
-    *("content_hash", "through"),
+    *("content_hash", "through", "reference", "reference_hash", "diagnosis"),
     *("policy", "policy_version", "policy_hash", "verdict", "exit_code"),
 )
 

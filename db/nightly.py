@@ -92,3 +92,17 @@ def add_change_point(
         )
     )
     return True
+
+
+def retract_change_point(session: Session, change_point: int, reason: str, at: datetime) -> None:
+    """Take a stored change point back, by its id: what came later explains it otherwise."""
+    lock_for_writing(session.connection())
+    values = {"retracted_at": at, "retraction_reason": reason}
+    session.execute(update(ChangePoint).where(ChangePoint.id == change_point).values(values))
+
+
+def restore_change_point(session: Session, change_point: int) -> None:
+    """Let a change point that was taken back stand again, by its id."""
+    lock_for_writing(session.connection())
+    values = {"retracted_at": None, "retraction_reason": None}
+    session.execute(update(ChangePoint).where(ChangePoint.id == change_point).values(values))

@@ -42,6 +42,7 @@ class CommitInfo:
     subject: str = ""
     author: str = ""
     committed_at: str | None = None  # ISO 8601, UTC
+    project: str = ""  # of whose repository; empty: the one whose kernels are measured here
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class DeviceInfo:
 
     uuid: str
     sku: str  # NVML name, for example "NVIDIA H200"; a CPU's model name
-    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read
+    backend: str  # "cuda" | "cpu"; "static": nothing ran, machine code was read; "outside"
     vbios: str | None = None
     power_limit_w: float | None = None
     ecc: bool | None = None
@@ -155,3 +156,6 @@ class Record:
     regime: str | None = None  # "boost": free of the power limit; "sustained": under steady load
     sample_gap_us: float | None = None  # idle time before each sample
     launch_j: float | None = None  # joules of a launch; None also under "boost"
+    project: str = ""  # whose result it is: another tool's of that name; empty: measured here
+    # Of the sources of a kernel from outside of the repository; None: one of the commit's own.
+    source_hash: str | None = None

@@ -33,9 +33,12 @@ from db.tables import (
     Series,
 )
 
+_PROJECT = "project"
 _BATCH = 500  # measurements that wait to be inserted together
 _IDENTITY = tuple(
-    column.name for column in Series.__table__.columns if column.name not in {"id", "identity_hash"}
+    column.name
+    for column in Series.__table__.columns
+    if column.name not in {"id", "identity_hash", _PROJECT}
 )
 _COPIED = tuple(
     name
@@ -60,8 +63,12 @@ class Referring(Protocol):
 
 
 def series_identity(record: Record) -> dict[str, Any]:
-    """What must be equal for two records to be comparable; its fingerprint is the series' key."""
-    return {name: getattr(record, name) for name in _IDENTITY}
+    """What must be equal for two records to be comparable; its fingerprint is the series' key.
+
+    A project is part of it only where there is one, as series had keys before there were projects.
+    """
+    identity = {name: getattr(record, name) for name in _IDENTITY}
+    return identity | ({_PROJECT: record.project} if record.project else {})
 
 
 class Writer:
@@ -127,6 +134,7 @@ class Writer:
                 "subject": info.subject,
                 "author": info.author,
                 "committed_at": _moment(info.committed_at) if info.committed_at else None,
+                "project": info.project,
             }
             self._ids[key] = self._one(Commit, row, by=("sha", "dirty"))
             self._complete_commit(self._ids[key], row)
@@ -200,7 +208,7 @@ class Writer:
         """The id of a series by its identity (see `series_identity`): every part of it."""
         key = _series_key(identity)
         if key not in self._ids:
-            row = {**identity, "identity_hash": fingerprint(identity)}
+            row = {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
             self._ids[key] = self._one(Series, row, by=("identity_hash",))
         return self._ids[key]
 
@@ -229,7 +237,7 @@ class Writer:
         """Know the series of all records, in two statements rather than two a record."""
         identities = {_series_key(one): one for one in map(series_identity, records)}
         rows = {
-            key: {**identity, "identity_hash": fingerprint(identity)}
+            key: {_PROJECT: "", **identity, "identity_hash": fingerprint(identity)}
             for key, identity in identities.items()
             if key not in self._ids
         }
@@ -342,7 +350,7 @@ class Writer:
         gained = {
             name: value
             for name, value in row.items()
-            if stored[name] in unknown and value not in unknown
+            if stored[name] in unknown and value not in unknown and name != _PROJECT
         }
         if gained:
             self._session.execute(update(Commit).where(Commit.id == commit_id).values(gained))
@@ -373,7 +381,7 @@ def _device_row(info: DeviceInfo) -> dict[str, Any]:
 
 
 def _series_key(identity: Mapping[str, Any]) -> tuple[object, ...]:
-    return ("series", *(identity[name] for name in _IDENTITY))
+    return ("series", *(identity[name] for name in _IDENTITY), identity.get(_PROJECT, ""))
 
 
 def _sample_row(measurement_id: int, record: Record) -> dict[str, Any]:

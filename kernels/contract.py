@@ -40,6 +40,8 @@ class KernelSpec:
     rounds_to: significant bits that a package leaves of scaled weights or of outputs, where that is
         no more than FP16 has; its results are then judged by these and never bit for bit. None:
         sums are FP32 or exact, and only the output is rounded to FP16.
+    source_hash: of the sources of a kernel from outside of this repository; no part of the series'
+        identity. None: one of ours, whose commit says what it is.
     """
 
     name: str
@@ -56,6 +58,7 @@ class KernelSpec:
     overlaps_launches: bool = False
     package: Package | None = None
     rounds_to: int | None = None
+    source_hash: str | None = None
 
     @property
     def label(self) -> str:

@@ -5,7 +5,8 @@ KernelError
 ├── UnknownKernelError  no such name or variant in the registry
 ├── UnsupportedError    the kernel exists but not for this device, stage or missing package
 ├── CompileError        NVRTC refused a source
-└── CacheError          the cache folder can't be written
+├── CacheError          the cache folder can't be written
+└── SourceError         a file or package from outside whose kernels can't be had
 """
 
 from __future__ import annotations
@@ -33,3 +34,7 @@ class CompileError(KernelError):
 
 class CacheError(KernelError):
     """The cache folder can't be made or written: a file has its name, or permissions forbid it."""
+
+
+class SourceError(KernelError):
+    """A file, module or package from outside whose kernels can't be had; one line says why."""

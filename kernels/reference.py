@@ -13,7 +13,7 @@ _FP32_BITS = 24  # significant bits of an FP32 sum
 FP16_BITS = 11  # significant bits of an FP16 number
 # What the FP8 tensor cores of Hopper keep of a sum: around 14 bits (DeepSeek-V3 technical report,
 # arXiv 2412.19437, section 3.3.2).
-_FP8_SUM_BITS = 17
+_FP8_SUM_BITS = 16
 
 # Rows of W are taken in chunks so that the float64 copy of a chunk stays under this many values.
 _CHUNK_VALUES = 1 << 26

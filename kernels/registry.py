@@ -2,16 +2,19 @@
 
 A label is `name` or `name[variant]`. The same name may have a CUDA and a CPU implementation: they
 are two backends of one kernel and are never compared with each other.
+
+Kernels from outside of this repository have a package before their name, `package.name`: those of
+installed packages are here from the first look on, others are added (see `kernels.outside`).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
-from kernels.contract import Backend, Kernel, KernelSpec
+from kernels.contract import Backend, Kernel, KernelSpec, LinearKernel
 from kernels.cpu import bitplane
 from kernels.cpu import dense as cpu_dense
 from kernels.cpu import dual_grained as cpu_dgq
@@ -27,6 +30,7 @@ from kernels.cuda.weight_only import gemm as weight_only
 from kernels.cuda.weight_only import minifloat
 from kernels.errors import UnknownKernelError, UnsupportedError
 from kernels.formats import FP16, NumberFormat
+from kernels.outside.loading import load_installed
 from kernels.peers import bitsandbytes, humming, torchao
 from workloads.case import kernel_label, parse_kernel_label
 from workloads.probes import floor_kernel
@@ -207,9 +211,38 @@ _ENTRIES: tuple[_Entry, ...] = (
 )
 
 
+_outside: dict[str, _Entry] = {}  # of kernels that were added, by label
+
+
+def add(kernels: Iterable[LinearKernel]) -> None:
+    """Take in kernels from outside, named by their package; one that is known is replaced.
+
+    What an earlier one compiled is forgotten.
+    """
+    for kernel in kernels:
+        label, known = kernel.spec.label, _outside.get(kernel.spec.label)
+        entry = known or _Entry(label)
+        made: dict[str, Callable[[], Kernel]] = {kernel.spec.backend: partial(_given, kernel)}
+        _outside[label] = replace(entry, **made)  # type: ignore[arg-type]  # names are backends
+    resolve.cache_clear()
+
+
+def remove(labels_of_outside: Iterable[str]) -> None:
+    """Forget kernels that were added."""
+    for label in labels_of_outside:
+        _outside.pop(label, None)
+    resolve.cache_clear()
+
+
+def outside_labels() -> tuple[str, ...]:
+    """Labels of the kernels from outside, on any backend."""
+    _find_installed()
+    return tuple(_outside)
+
+
 def labels(backend: Backend) -> tuple[str, ...]:
     """Labels of all kernels that this backend has, in registry order."""
-    return tuple(entry.label for entry in _ENTRIES if entry.factory(backend) is not None)
+    return tuple(entry.label for entry in _entries() if entry.factory(backend) is not None)
 
 
 def list_kernels(backend: Backend) -> tuple[KernelSpec, ...]:
@@ -224,7 +257,7 @@ def resolve(label: str, backend: Backend) -> Kernel:
     Raises UnknownKernelError if no backend has it (the nearest names first) and UnsupportedError
     if only another backend has it.
     """
-    entry = next((entry for entry in _ENTRIES if entry.label == label), None)
+    entry = next((entry for entry in _entries() if entry.label == label), None)
     if entry is None:
         raise UnknownKernelError(_unknown(label))
     factory = entry.factory(backend)
@@ -233,8 +266,25 @@ def resolve(label: str, backend: Backend) -> Kernel:
     return factory()
 
 
+def _entries() -> tuple[_Entry, ...]:
+    _find_installed()
+    return (*_ENTRIES, *_outside.values())
+
+
+@cache
+def _find_installed() -> None:
+    """Add the kernels of installed packages, once a process."""
+    known = dict(_outside)
+    add(load_installed())
+    _outside.update(known)
+
+
+def _given(kernel: Kernel) -> Kernel:
+    return kernel
+
+
 def _unknown(label: str) -> str:
-    known = [entry.label for entry in _ENTRIES]
+    known = [entry.label for entry in _entries()]
     name, variant = parse_kernel_label(label)
     variants = [entry for entry in known if parse_kernel_label(entry)[0] == name]
     if variant and variants:

@@ -13,6 +13,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from kernels.cuda.block_order import BUILD as ORDER_BUILD
 from kernels.cuda.clock_stamps import BUILD as CLOCK_BUILD
 from kernels.decoder.cuda_operations import builds as decoder_builds
 from kernels.registry import labels, resolve
@@ -31,7 +32,9 @@ def all_builds() -> tuple[Build, ...]:
     """
     kernels = [resolve(label, "cuda") for label in labels("cuda")]
     builds = {build for kernel in kernels for build in kernel.builds()}
-    return tuple(sorted(builds | {CLOCK_BUILD, *decoder_builds()}, key=lambda build: build.name))
+    return tuple(
+        sorted(builds | {CLOCK_BUILD, ORDER_BUILD, *decoder_builds()}, key=lambda build: build.name)
+    )
 
 
 def largest_builds(target: str) -> tuple[Build, ...]:

@@ -93,6 +93,9 @@ Count = Annotated[int, Field(strict=True, ge=1), wanted("an integer of at least 
 Amount = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), wanted("a number of at least 0")
 ]
+Share = Annotated[
+    float, Field(strict=True, ge=0, le=1, allow_inf_nan=False), wanted("a number from 0 to 1")
+]
 Flag = Annotated[bool, Field(strict=True), wanted("true or false")]
 Day = Annotated[date, Field(strict=True), wanted("a date like 2026-01-31, without quotes")]
 

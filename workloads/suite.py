@@ -16,6 +16,7 @@ from workloads.gemm import GemmWorkload
 from workloads.model_spec import ModelSpec
 from workloads.names import nearest_first
 from workloads.patterns import check_pattern, is_glob, matches, select
+from workloads.probes import is_probe
 
 MAX_CASES = 100_000
 
@@ -136,6 +137,18 @@ class Suite:
             )
         filters = self.kernel_filters if kernels is None else (*self.kernel_filters, tuple(kernels))
         return replace(self, groups=groups, kernel_filters=filters)
+
+    def adding(self, labels: Sequence[str]) -> Suite:
+        """The suite with these kernels beside its own, on all shapes but those of probes."""
+        if not labels:
+            return self
+        groups = (
+            group
+            if all(map(is_probe, group.kernels))
+            else replace(group, kernels=tuple(dict.fromkeys((*group.kernels, *labels))))
+            for group in self.groups
+        )
+        return replace(self, groups=tuple(groups))
 
     def under(self, regimes: tuple[Regime, ...]) -> Suite:
         """The suite measured under these regimes, whatever its file says."""

@@ -4,11 +4,19 @@
         --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--context N] [--new N] [--table]
 
 Each scheme quantizes the model into a checkpoint. Of its bytes the script measures the perplexity
-through the reference and through kernels, and decodes a prompt greedily twice: with `decode`'s
-engine, and with the model that accuracy evaluates through kernels, held in FP16. Where their tokens
-differ first, it shows how far apart the two likeliest logits of that model are there, in steps of
-FP16. A JSON line for each scheme is added to --out as soon as it is measured, and those that are
-there are not measured again. --table prints what the files hold.
+through the reference and through kernels, and decodes a prompt greedily with `decode`'s engine. Of
+these tokens it counts those before the first that differs from
+
+- what the evaluated model says to the prompt, one token after the other with its cache (`equal`):
+  the same launches, so the same bits;
+- what it predicts in one pass over the prompt and these tokens (`in one pass`): GEMMs of many
+  tokens and another attention, whose sums have another order. Where they differ first, the row has
+  how far apart the two likeliest logits are there, in steps of FP16.
+
+A JSON line for each scheme is added to --out as soon as it is measured, and those that are there
+are not measured again. With --checkpoints DIR a folder that was quantized stays there, for a call
+that was cut off; with --seconds no scheme is begun later than that. --table prints what the file
+holds.
 """
 
 from __future__ import annotations
@@ -19,6 +27,7 @@ import json
 import math
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +35,7 @@ from typing import Any
 import torch
 
 from flexq_bench.accuracy import load_model, read_text, tokenize
+from flexq_bench.accuracy.as_decode import DecodedCache
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
 from flexq_bench.accuracy.perplexity import perplexity, segments
 from flexq_bench.accuracy.results import KERNELS, REFERENCE
@@ -36,11 +46,11 @@ from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import load
+from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.schemes import Calibration, calibration_segments, resolve
 from flexq_bench.schemes.model_files import find_model
 from flexq_bench.schemes.registry import layer_kernels
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.torch_operations import TorchOperations
+from flexq_bench.stats import mean_difference_interval
 
 ORIGINAL = "fp16"
 SCHEMES = (
@@ -55,23 +65,9 @@ def measure(
 ) -> dict[str, Any]:
     """A row of the table: what one checkpoint is and does."""
     device = torch.device(arguments.device)
-    algorithm = resolve(scheme)
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "checkpoint"
-        written = quantize_checkpoint(
-            open_source(find_model(arguments.model)),
-            algorithm,
-            folder,
-            calibration=calibration if algorithm.needs_calibration else None,
-            device=device,
-            dtype=torch.float16 if device.type == "cuda" else torch.float32,
-        )
-        row: dict[str, Any] = {
-            "scheme": scheme,
-            "content_hash": written.content_hash,
-            "bits_per_weight": written.bits_per_weight,
-            "quantize_s": written.seconds,
-        }
+        folder = (arguments.checkpoints or Path(scratch)) / scheme
+        row = {"scheme": scheme, **quantized(scheme, folder, arguments, calibration)}
         checkpoint = open_checkpoint(folder)
         for through in (REFERENCE, KERNELS):
             loaded = load_checkpoint(checkpoint, device=device, through=through)
@@ -80,18 +76,44 @@ def measure(
             )
             row[through] = result.perplexity
             row[f"{through}_nll"] = result.nll
-        halves = load_checkpoint(checkpoint, device=device, through=KERNELS, dtype="float16")
+            row[f"{through}_s"] = result.seconds
         prompt = next(segments(tokens, arguments.prompt))
         decoded = decode(CheckpointWeights(checkpoint), checkpoint.kv_bits, prompt, arguments)
-        evaluated, gaps = greedy(halves.model, prompt, arguments.new)
-    same = [ours == theirs for ours, theirs in zip(decoded, evaluated, strict=True)]
-    first = next((index for index, equal in enumerate(same) if not equal), None)
+        evaluated = greedy(loaded.model, prompt, arguments.new)
+        forced, gaps = in_one_pass(loaded.model, prompt, decoded)
+    once = equal_tokens(decoded, forced)
     return row | {
         "tokens": arguments.new,
-        "equal_tokens": sum(same) if first is None else first,
-        "gap_steps": None if first is None else gaps[first],
+        "equal_tokens": equal_tokens(decoded, evaluated),
+        "equal_in_one_pass": once,
+        "gap_steps": None if once == arguments.new else gaps[once],
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     }
+
+
+def quantized(
+    scheme: str, folder: Path, arguments: argparse.Namespace, calibration: Calibration | None
+) -> dict[str, Any]:
+    """What is said of the checkpoint of a scheme; made now, unless the folder is there."""
+    notes = folder.with_name(f"{folder.name}.json")
+    if notes.exists():
+        return dict(json.loads(notes.read_text()))
+    algorithm, device = resolve(scheme), torch.device(arguments.device)
+    written = quantize_checkpoint(
+        open_source(find_model(arguments.model)),
+        algorithm,
+        folder,
+        calibration=calibration if algorithm.needs_calibration else None,
+        device=device,
+        dtype=torch.float16 if device.type == "cuda" else torch.float32,
+    )
+    row = {
+        "content_hash": written.content_hash,
+        "bits_per_weight": written.bits_per_weight,
+        "quantize_s": written.seconds,
+    }
+    notes.write_text(json.dumps(row))
+    return row
 
 
 def decode(
@@ -101,53 +123,81 @@ def decode(
     device = torch.device(arguments.device)
     length = arguments.prompt + arguments.new
     model = load(source, device, length, lambda *_: None, (1,))
-    operations = CudaOperations() if device.type == "cuda" else TorchOperations()
+    operations = operations_on(device)
     engine = Engine(model, operations, lambda *_: None, slots=1, capacity=length, kv_bits=kv_bits)
     ids = prompt.int().to(device)[None]
     return [int(token) for token in engine.generate(ids, arguments.new).tokens[0]]
 
 
 @torch.no_grad()
-def greedy(model: Any, prompt: Any, new: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens of a model of transformers, and how sure each is: FP16 steps to the second."""
-    ids = prompt.to(next(model.parameters()).device)[None]
-    cache, tokens, gaps = None, [], []
+def greedy(model: Any, prompt: Any, new: int) -> list[int]:
+    """Greedy tokens of an evaluated model, one after the other."""
+    ids, tokens = prompt.to(model.device)[None], []
+    cache = DecodedCache(capacity=len(prompt) + new)
     for _ in range(new):
-        output = model(input_ids=ids, past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
-        top = output.logits[0, -1].float().topk(2).values
-        step = 2.0 ** (math.floor(math.log2(max(abs(float(top[0])), 1.0))) - 10)
-        gaps.append(float(top[0] - top[1]) / step)
-        ids = output.logits[:, -1:].argmax(-1)
+        output = model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
+        ids = output.logits.argmax(-1)
         tokens.append(int(ids))
-    return tokens, gaps
+    return tokens
+
+
+@torch.no_grad()
+def in_one_pass(model: Any, prompt: Any, tokens: list[int]) -> tuple[list[int], list[float]]:
+    """What a model predicts where these tokens stand behind the prompt, from one pass over all.
+
+    And how sure each prediction is: steps of FP16 to the second likeliest token.
+    """
+    text = torch.cat([prompt, torch.tensor(tokens)]).to(model.device)[None]
+    logits = model(input_ids=text, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    gaps = []
+    for first, second in logits.topk(2).values.tolist():
+        step = 2.0 ** (math.floor(math.log2(max(abs(first), 1.0))) - 10)
+        gaps.append((first - second) / step)
+    return logits.argmax(-1).tolist(), gaps
+
+
+def equal_tokens(decoded: Sequence[int], other: Sequence[int]) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(decoded, other, strict=True))
+    return next((index for index, (ours, theirs) in pairs if ours != theirs), len(decoded))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The rows as Markdown."""
+    """The rows as Markdown. The interval is of the difference, 95 %, over the text's segments."""
     lines = [
-        "| scheme | content hash | bits | reference | kernels | difference | tokens equal |",
-        "| --- | --- | ---: | ---: | ---: | ---: | --- |",
+        "| scheme | content hash | bits | reference | kernels | difference | 95 % | equal tokens "
+        "| in one pass |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
         if row["no_kernel"]:
             continue
-        difference = 100 * (row[KERNELS] / row[REFERENCE] - 1)
-        equal = f"{row['equal_tokens']} of {row['tokens']}"
-        if row["gap_steps"] is not None:
-            equal += f", then {row['gap_steps']:.1f} steps apart"
+        once = str(row.get("equal_in_one_pass", ""))
+        if once and row["gap_steps"] is not None:
+            once += f", then {row['gap_steps']:.1f} steps apart"
         cells = (
             f"`{row['scheme']}`",
             f"`{row['content_hash'][:12]}`",
             f"{row['bits_per_weight']:.3f}",
             f"{row[REFERENCE]:.3f}",
             f"{row[KERNELS]:.3f}",
-            f"{difference:+.4f} %",
-            equal,
+            f"{100 * (row[KERNELS] / row[REFERENCE] - 1):+.4f} %",
+            interval(row),
+            f"{row['equal_tokens']} of {row['tokens']}",
+            once,
         )
         lines.append(f"| {' | '.join(cells)} |")
     lines += [f"| `{row['scheme']}` | {row['no_kernel']} |" for row in rows if row["no_kernel"]]
     return lines
+
+
+def interval(row: dict[str, Any]) -> str:
+    """Of the difference in perplexity, in percent; empty: one segment has none."""
+    if len(row[f"{KERNELS}_nll"]) < 2:
+        return ""
+    found = mean_difference_interval(row[f"{REFERENCE}_nll"], row[f"{KERNELS}_nll"], seed=0)
+    low, high = (100 * math.expm1(end) for end in (found.low, found.high))
+    return f"{low:+.4f} to {high:+.4f} %"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -169,10 +219,13 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--prompt", type=int, default=64, help="tokens that are decoded from")
     parser.add_argument("--new", type=int, default=128, help="tokens decoded")
+    parser.add_argument("--checkpoints", type=Path, help="keep the folders, and use those there")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no scheme later")
     parser.add_argument("--device", default=best_device())
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="only print what the file holds")
     arguments = parser.parse_args(words)
+    began = time.monotonic()
     if not arguments.table:
         device = torch.device(arguments.device)
         tokenizer = load_model(arguments.model, device=device).tokenizer
@@ -186,13 +239,17 @@ def main(words: Sequence[str] | None = None) -> None:
         for scheme in dict.fromkeys(arguments.schemes):
             if scheme in measured:
                 continue
+            if time.monotonic() - began > arguments.seconds:
+                sys.stderr.write(f"{scheme}: left for the next call\n")
+                continue
             lacking = [one for one in layer_kernels(resolve(scheme), gated=True) if not one.kernel]
             row = {"scheme": scheme, "no_kernel": lacking[0].reason if lacking else ""}
             if not lacking:
                 row |= measure(scheme, arguments, calibration, tokens)
             with arguments.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            sys.stderr.write(f"{scheme}: {row['no_kernel'] or row[KERNELS]}\n")
+            spent = time.monotonic() - began
+            sys.stderr.write(f"{spent:.0f} s: {scheme}: {row['no_kernel'] or row[KERNELS]}\n")
     sys.stdout.write("\n".join(table(read_rows(arguments.out))) + "\n")
 
 

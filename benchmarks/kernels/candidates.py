@@ -1,13 +1,16 @@
-"""How near every configuration of some kernels comes to the read floor, over a suite's shapes.
+"""How near every configuration of some kernels comes to the read floor and to others, by shape.
 
     python benchmarks/kernels/candidates.py --kernels fp6-w6a16,dgq-w4a8 --m 1,4,8 [--suite NAME]
-        [--seconds N] [--out FOLDER]
+        [--shapes NxK,...] [--drawn COUNT --seed N] [--against KERNELS] [--seconds N]
+        [--out FOLDER]
 
 Needs a GPU. Each configuration is timed as briefly as the tuner times it, weights cold, so this
 takes half a second a case. It prints, for each kernel and number of tokens, the geometric mean over
 the shapes of floor / fastest, the least of them, and what the configuration that runs without
-tuning loses. The floor is the fastest way to read weights of that width. --out keeps every time, a
-file a kernel, as heuristic.py reads them.
+tuning loses. The floor is the fastest way to read weights of that width. --against: kernels that
+the fastest is compared with, by their own fastest, for example cublaslt-w8a8,cublaslt-fp8. The
+shapes are a suite's, unless some are given, and COUNT random ones, drawn by the seed. --out keeps
+every time, a file a kernel, as heuristic.py reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from heuristic import named
+from heuristic import named, random_shapes
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.prepared import PreparedCase
@@ -39,13 +42,14 @@ from workloads.suites import load_suite
 @dataclass(frozen=True, slots=True)
 class Timed:
     """One kernel on one shape, in microseconds. us: of each configuration. default_us: of the one
-    without tuning."""
+    without tuning. others_us: the fastest of each kernel that it is compared with."""
 
     kernel: str
     gemm: GemmWorkload
     floor_us: float
     us: Mapping[str, float]
     default_us: float
+    others_us: Mapping[str, float]
 
     @property
     def best_us(self) -> float:
@@ -63,12 +67,21 @@ def times_of(prepared: PreparedCase) -> list[tuple[float, Config]]:
     return sorted(timed, key=lambda pair: pair[0])
 
 
+def fastest(meter: Meter, kernel: str, gemm: GemmWorkload) -> float:
+    """Microseconds of a kernel's fastest candidate. Raises SystemExit if it has none."""
+    times = times_of(meter.prepare(Case(kernel=kernel, gemm=gemm)))
+    if not times:
+        raise SystemExit(f"{kernel} has no configurations to time: compare with another kernel")
+    return times[0][0]
+
+
 def measure(
     kernels: Sequence[str],
     tokens: Sequence[int],
     shapes: Sequence[tuple[int, int]],
     seconds: float,
     out: Path | None,
+    others: Sequence[str] = (),
 ) -> list[Timed]:
     """Shape by shape, until the seconds are over; what is found is saved as it comes."""
     # One case follows the other: the device stays warm.
@@ -81,11 +94,14 @@ def measure(
                 say(f"ended after {seconds:.0f} s, before {n}x{k}")
                 break
             floors: dict[int, float] = {}
+            others_us = {
+                m: {other: fastest(meter, other, GemmWorkload(m, n, k)) for other in others}
+                for m in tokens
+            }
             for kernel in kernels:
                 bits = resolve(kernel, "cuda").spec.weight.bits
                 if bits not in floors:
-                    floor = Case(kernel=floor_kernel(bits), gemm=GemmWorkload(1, n, k))
-                    floors[bits] = times_of(meter.prepare(floor))[0][0]
+                    floors[bits] = fastest(meter, floor_kernel(bits), GemmWorkload(1, n, k))
                 for m in tokens:
                     gemm = GemmWorkload(m, n, k)
                     prepared = meter.prepare(Case(kernel=kernel, gemm=gemm))
@@ -93,9 +109,12 @@ def measure(
                     (best_us, best), slowest = timed[0], timed[-1][0]
                     default_us = next((us for us, config in timed if config == default), slowest)
                     times = {named(config): us for us, config in timed}
-                    found.append(Timed(kernel, gemm, floors[bits], times, default_us))
-                    share = f"{floors[bits] / best_us:.0%}"
-                    say(f"{kernel} {m}x{n}x{k} {best_us:.2f} us, {share} of the floor: {best}")
+                    row = Timed(kernel, gemm, floors[bits], times, default_us, others_us[m])
+                    found.append(row)
+                    share = f"{floors[bits] / best_us:.0%} of the floor"
+                    ratios = [f"{us / best_us:.2f} x {o}" for o, us in others_us[m].items()]
+                    said = ", ".join([f"{best_us:.2f} us", share, *ratios])
+                    say(f"{kernel} {m}x{n}x{k} {said}: {best}")
             if out is not None:
                 save(found, meter.device_info.sm_count, out)
     return found
@@ -118,6 +137,24 @@ def report(found: Sequence[Timed]) -> None:
         )
 
 
+def report_others(found: Sequence[Timed]) -> None:
+    """Print how many times as fast as each other kernel every kernel is."""
+    say("| kernel | M | shapes | compared with | times as fast | least |")
+    say("| --- | ---: | ---: | --- | ---: | ---: |")
+    for kernel, m in dict.fromkeys((row.kernel, row.gemm.m) for row in found):
+        rows = [row for row in found if (row.kernel, row.gemm.m) == (kernel, m)]
+        for other in rows[0].others_us:
+            ratios = [row.others_us[other] / row.best_us for row in rows]
+            mean, least = geometric_mean(ratios), min(ratios)
+            say(f"| {kernel} | {m} | {len(rows)} | {other} | {mean:.2f} | {least:.2f} |")
+
+
+def given_shapes(text: str) -> list[tuple[int, int]]:
+    """N and K of "4096x14336,8192x8192". Raises ValueError on anything else."""
+    pairs = [shape.split("x") for shape in text.split(",")]
+    return [(int(n), int(k)) for n, k in pairs]
+
+
 def save(found: Sequence[Timed], sms: int | None, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for kernel in {row.kernel for row in found}:
@@ -136,10 +173,18 @@ if __name__ == "__main__":
     parser.add_argument("--kernels", required=True)
     parser.add_argument("--m", default="1,4,8")
     parser.add_argument("--suite", default="paper-fig10")
+    parser.add_argument("--shapes", type=given_shapes)
+    parser.add_argument("--drawn", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--against", default="")
     parser.add_argument("--seconds", type=float, default=math.inf)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    suite = load_suite(given.suite)
-    sizes = dict.fromkeys((shape.n, shape.k) for shape in suite.shapes)
+    sizes = given.shapes or [(shape.n, shape.k) for shape in load_suite(given.suite).shapes]
+    sizes = list(dict.fromkeys([*sizes, *random_shapes(given.drawn, given.seed)]))
     kernels, tokens = given.kernels.split(","), parse_ranges(given.m)
-    report(measure(kernels, tokens, list(sizes), given.seconds, given.out))
+    others = [other for other in given.against.split(",") if other]
+    found = measure(kernels, tokens, sizes, given.seconds, given.out, others)
+    report(found)
+    if others:
+        report_others(found)

@@ -47,6 +47,7 @@ from kernels.cuda.imma.configuration_choice import (
 from kernels.cuda.imma.configurations import (
     MMA_ROWS,
     AnyImmaConfig,
+    ClusterConfig,
     ImmaConfig,
     PersistentConfig,
     TiledConfig,
@@ -214,7 +215,9 @@ class CostSamples:
         waves = [
             [waves_of(c, costs[c], gemm, sms, tiles) for c in self.configs] for gemm, _ in rows
         ]
-        self.waves = np.array([[(w.whole, w.resident, w.last, w.steps) for w in r] for r in waves])
+        self.waves = np.array(
+            [[(w.whole, w.resident, w.last, w.steps, w.starts) for w in r] for r in waves]
+        )
         self.floor = np.array([[read_us(gemm)] for gemm, _ in rows])
         known = [costs[config] for config in self.configs]
         self.known = np.array([(c.start_us, c.alone_us, c.each_us) for c in known]).ravel()
@@ -222,10 +225,10 @@ class CostSamples:
     def estimates(self, costs: np.ndarray, chosen: Sequence[int]) -> np.ndarray:
         """As cost_us of configuration_choice.py, of all configurations at once."""
         start, alone, each = costs.reshape(-1, 3).T
-        whole, resident, last, steps = np.moveaxis(self.waves[chosen], 2, 0)
+        whole, resident, last, steps, starts = np.moveaxis(self.waves[chosen], 2, 0)
         busy = whole * np.maximum(alone, each * resident)
         busy = busy + (last > 0) * np.maximum(alone, each * last)
-        us = ((start + steps * busy) ** 4 + self.floor[chosen] ** 4) ** 0.25
+        us = ((starts * start + steps * busy) ** 4 + self.floor[chosen] ** 4) ** 0.25
         return np.where(self.missing[chosen], np.inf, us)
 
     def lost(self, costs: np.ndarray, chosen: Sequence[int]) -> list[float]:
@@ -300,7 +303,7 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
-            WgmmaConfig | PersistentConfig,
+            WgmmaConfig | ClusterConfig | PersistentConfig,
             {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
         ),
     )

@@ -10,15 +10,19 @@ from xml.etree import ElementTree
 from rich import box
 from rich.table import Table
 
-from ci.gate_accuracy import AccuracyReport, LimitOutcome
+from ci.accuracy_limits import LimitOutcome
+from ci.gate_accuracy import AccuracyReport
 from ci.gate_perf import Outcome
 from ci.reports.headline import SAID
 from ci.reports.junit import clean
 from ci.reports.markdown import plain
+from flexq_bench.accuracy.diagnosis import named_layers
 
 SCHEMA_VERSION = 1
 MARKER = "<!-- flexq-bench gate accuracy -->"
 SUITE = "flexq-bench gate accuracy"
+_LAYERS = 8  # in a table
+_SHOWN = 3  # layers, tokens and settings of a failing scheme, where there is room for few
 _LOUD = (Outcome.MISSING, Outcome.REGRESSION, Outcome.AMBIGUOUS)
 
 
@@ -27,7 +31,7 @@ def headline(report: AccuracyReport) -> str:
     counts = [(outcome, len(report.with_outcome(outcome))) for outcome in Outcome]
     summary = ", ".join(f"{count} {outcome}" for outcome, count in counts if count)
     return (
-        f"{SAID[report.exit_code]}: {summary}; {report.model} against {report.base}, "
+        f"{SAID[report.exit_code]}: {summary}; {report.model} against {_base(report)}, "
         f"through {report.through}"
     )
 
@@ -35,12 +39,36 @@ def headline(report: AccuracyReport) -> str:
 def terminal(report: AccuracyReport) -> Table:
     """Every limit of every scheme."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for name in ("outcome", "scheme", "check", "change", "limit", "why"):
-        right = name in ("change", "limit")
+    for name in ("outcome", "scheme", "check", "change", "limit", "could see", "why"):
+        right = name in ("change", "limit", "could see")
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for one in report.judged:
-        table.add_row(str(one.outcome), one.scheme, one.check, change(one), one.limit, one.reason)
+        table.add_row(
+            str(one.outcome),
+            one.scheme,
+            one.check,
+            change(one),
+            one.limit,
+            detectable(one),
+            one.reason,
+        )
     return table
+
+
+def notes(report: AccuracyReport) -> Iterator[str]:
+    """Warnings, and where each scheme that fails lost; a line each, plain text."""
+    for warning in report.warnings:
+        yield f"warning: {warning}"
+    for one in report.diagnoses:
+        if one.differing:
+            yield f"{one.scheme}: not the original's: {'; '.join(one.differing[:_SHOWN])}"
+        if one.layers:
+            yield f"{one.scheme}: look first at {named_layers(one.layers, one.kl)}"
+        if one.note:
+            yield f"{one.scheme}: {one.note}"
+        if one.tokens:
+            lost = [f"{t.token!r} after {t.before!r} ({t.loss:.2f} nats)" for t in one.tokens]
+            yield f"{one.scheme}: lost most on {'; '.join(lost[:_SHOWN])}"
 
 
 def markdown(report: AccuracyReport) -> str:
@@ -61,6 +89,7 @@ def junit(report: AccuracyReport) -> str:
     properties = ElementTree.SubElement(suite, "properties")
     for name, value in _named_hashes(report):
         ElementTree.SubElement(properties, "property", {"name": clean(name), "value": clean(value)})
+    said = "\n".join(notes(report))
     for one in report.judged:
         names = {"classname": clean(one.scheme), "name": clean(one.check)}
         test = ElementTree.SubElement(suite, "testcase", names)
@@ -69,6 +98,8 @@ def junit(report: AccuracyReport) -> str:
             message = clean(f"{change(one)}, limit {one.limit}".removeprefix(", "))
             attributes = {"message": message, "type": str(one.outcome)}
             ElementTree.SubElement(test, tag, attributes).text = clean(one.reason)
+    if said:
+        ElementTree.SubElement(suite, "system-out").text = clean(said)
     ElementTree.indent(root)
     body = ElementTree.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
@@ -86,10 +117,14 @@ def as_json(report: AccuracyReport) -> str:
         "through": report.through,
         "content_hashes": dict(report.content_hashes),
         "base": report.base,
+        "reference": report.reference or None,
+        "reference_hash": report.reference_hash,
+        "warnings": list(report.warnings),
         "policy": report.policy,
         "commit": report.commit,
         "device": report.device,
         "checks": [asdict(one) for one in report.judged],
+        "diagnoses": [one.values() for one in report.diagnoses],
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -101,7 +136,24 @@ def change(one: LimitOutcome) -> str:
         if one.low is not None and one.high is not None:
             text += f" ({one.low:+.2f} … {one.high:+.2f})"
         return text
-    return "" if one.value is None else f"{one.value:.2g} {one.unit}"
+    if one.value is None:
+        return ""
+    text = f"{one.value:.4g} {one.unit}".rstrip()
+    if one.low is not None and one.high is not None and one.low < one.high:
+        text += f" ({one.low:.4g} … {one.high:.4g})"
+    return text
+
+
+def detectable(one: LimitOutcome) -> str:
+    """The least loss that the data could have shown: `1.2 %`; empty: not known."""
+    return "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}"
+
+
+def _base(report: AccuracyReport) -> str:
+    """What all is compared with: its scheme, or the other model."""
+    if not report.reference:
+        return report.base
+    return f"{report.base} {report.reference} ({(report.reference_hash or '')[:12]})"
 
 
 def _lines(report: AccuracyReport) -> Iterator[str]:
@@ -115,23 +167,46 @@ def _lines(report: AccuracyReport) -> Iterator[str]:
     )
     yield ""
     yield from _table(report.judged)
+    said = list(notes(report))
+    if said:
+        yield ""
+        yield from (f"- {plain(line)}" for line in said)
+    yield from _layer_tables(report)
     hashes = [f"`{scheme}`: `{digest}`" for scheme, digest in report.content_hashes.items()]
     if hashes:
         yield ""
         yield f"Content hash of {', '.join(hashes)}."
 
 
+def _layer_tables(report: AccuracyReport) -> Iterator[str]:
+    for one in report.diagnoses:
+        if not one.layers:
+            continue
+        yield ""
+        kl = "" if one.kl is None else f", KL {one.kl:.3g} nats"
+        yield f"Layers of `{one.scheme}`{kl}:"
+        yield ""
+        yield "| layer | output error | KL with the original's layer |"
+        yield "| --- | ---: | ---: |"
+        for layer in one.layers[:_LAYERS]:
+            restored = "" if layer.kl_restored is None else f"{layer.kl_restored:.3g}"
+            yield f"| {plain(layer.layer)} | {layer.error:.3g} | {restored} |"
+
+
 def _named_hashes(report: AccuracyReport) -> Iterator[tuple[str, str]]:
     """Names and values of the report's properties."""
     yield "model_hash", report.model_hash
     yield "through", report.through
+    if report.reference_hash:
+        yield "reference", report.reference
+        yield "reference_hash", report.reference_hash
     for scheme, digest in report.content_hashes.items():
         yield f"content_hash of {scheme}", digest
 
 
 def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
-    yield "| scheme | check | change | limit | outcome | |"
-    yield "| --- | --- | ---: | ---: | --- | --- |"
+    yield "| scheme | check | change | limit | could see | outcome | |"
+    yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
     for one in judged:
         outcome = f"**{one.outcome}**" if one.outcome in _LOUD else str(one.outcome)
         cells = (
@@ -139,6 +214,7 @@ def _table(judged: Sequence[LimitOutcome]) -> Iterator[str]:
             plain(one.check),
             change(one),
             plain(one.limit),
+            detectable(one),
             outcome,
             plain(one.reason),
         )

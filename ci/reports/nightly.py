@@ -20,7 +20,8 @@ def lines(reports: Sequence[KindReport]) -> Iterator[str]:
             f"{report.night} {report.gpu} at {report.commit[:10]}: {report.received} of "
             f"{report.planned} results, {_counts(report.verdicts) or 'nothing compared'}, "
             f"{report.candidates} candidates, {report.canaries} canaries, "
-            f"{report.change_points} new change points (run {report.run[:8]})"
+            f"{report.change_points} new change points, {report.retracted} taken back "
+            f"(run {report.run[:8]})"
         )
         for line in report.worse[:_MOST_LINES]:
             yield f"  {line}"

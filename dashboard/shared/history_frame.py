@@ -62,6 +62,12 @@ def history_frame(
 def series_name(series: SeriesName) -> str:
     """`flexq-w6a6 M=8 N=4096 K=4096 gemm cold, NVIDIA H200`, with what else sets it apart."""
     label = kernel_label(series.kernel, series.variant)
+    if (
+        series.backend == "outside"
+    ):  # another tool's: what it says of the case stands in the variant
+        cache = f" {series.cache}" if series.cache else ""
+        shape = f"M={series.m} N={series.n} K={series.k}"
+        return f"{series.project}: {label} {shape}{cache}, {series.gpu} (by history alone)"
     shape = f"M={series.m} N={series.n} K={series.k}"
     version = f"kernel {series.kernel_version}, protocol {series.protocol_version}"
     return f"{label} {shape} {series.stage} {series.cache}, {series.gpu} ({version})"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import RowMapping, select
 from sqlalchemy.orm import Session
@@ -43,6 +44,9 @@ class GateRow:
     dirty: bool
     gpu: str  # SKU
     run: str  # uuid
+    reference: str | None = None
+    reference_hash: str | None = None
+    diagnosis: dict[str, Any] | None = None
 
 
 def gate_history(session: Session, model: str, *, limit: int) -> list[GateRow]:

@@ -31,12 +31,17 @@ class NightState:
 
 @dataclass(frozen=True, slots=True)
 class ChangePointRow:
-    """Where the level of a series changed; levels in its unit."""
+    """Where the level of a series changed; levels in its unit.
 
+    retracted: why a later look took it back; None: it stands.
+    """
+
+    id: int
     series_id: int
     commit: str  # sha of the first on the new level
     before: float
     after: float
+    retracted: str | None
 
 
 def night_states(
@@ -72,16 +77,25 @@ def night_states(
     return [NightState(**row) for row in session.execute(query).mappings()]
 
 
-def change_points_of(session: Session, series_id: int) -> list[ChangePointRow]:
+def change_points_of(
+    session: Session, series_id: int, *, with_retracted: bool = False
+) -> list[ChangePointRow]:
     """The stored change points of a series, oldest commit first (ancestry, not clock)."""
     query = (
         select(
-            ChangePoint.series_id, Commit.sha.label("commit"), ChangePoint.before, ChangePoint.after
+            ChangePoint.id,
+            ChangePoint.series_id,
+            Commit.sha.label("commit"),
+            ChangePoint.before,
+            ChangePoint.after,
+            ChangePoint.retraction_reason.label("retracted"),
         )
         .join(Commit, ChangePoint.commit_id == Commit.id)
         .where(ChangePoint.series_id == series_id)
         .order_by(Commit.topo_order.nulls_last(), ChangePoint.id)
     )
+    if not with_retracted:
+        query = query.where(ChangePoint.retracted_at.is_(None))
     return [ChangePointRow(**row) for row in session.execute(query).mappings()]
 
 
@@ -91,4 +105,4 @@ def series_identity_of(session: Session, series_id: int) -> Mapping[str, Any]:
         column for column in Series.__table__.columns if column.name not in ("id", "identity_hash")
     ]
     row = session.execute(select(*columns).where(Series.id == series_id)).mappings().one()
-    return dict(row)
+    return {name: value for name, value in row.items() if name != "project" or value}

@@ -102,4 +102,5 @@ def commit_info(commit: Commit) -> CommitInfo:
         subject=commit.subject,
         author=commit.author,
         committed_at=commit.committed_at.isoformat() if commit.committed_at else None,
+        project=commit.project,
     )

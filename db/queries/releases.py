@@ -19,11 +19,15 @@ class ReleaseRow:
     topo_order: int | None
 
 
-def releases(session: Session) -> list[ReleaseRow]:
-    """Every release, newest first by ancestry; those outside of a git tree come last."""
+def releases(session: Session, *, project: str = "") -> list[ReleaseRow]:
+    """Every release, newest first by ancestry; those outside of a git tree come last.
+
+    project: of whose repository; empty: the one whose kernels are measured here.
+    """
     query = (
         select(Release.name, Commit.sha, Commit.topo_order)
         .join(Commit, Release.commit_id == Commit.id)
+        .where(Commit.project == project)
         .order_by(Commit.topo_order.desc().nulls_last(), Release.name.desc())
     )
     return [ReleaseRow(*row) for row in session.execute(query)]

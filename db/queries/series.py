@@ -14,6 +14,7 @@ from db.decisions import OPEN_STATES
 from db.queries.filters import Filters
 from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
 
+OUTSIDE = "outside"  # backend of what another tool measured
 TRAIL = 5  # nights in which a step of 2 % is found (docs/statistics.md)
 
 
@@ -40,6 +41,7 @@ class SeriesRow:
     input_distribution: str
     protocol_version: int
     gpu: str
+    project: str
     measurements: int
 
 
@@ -60,6 +62,19 @@ class SeriesName:
     n: int
     k: int
     protocol_version: int
+    gpu: str
+    project: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectSeries:
+    """A series of a project that another tool measured: what its verdicts need to know of it."""
+
+    id: int
+    project: str
+    kernel: str
+    backend: str
+    direction: str
     gpu: str
 
 
@@ -128,6 +143,15 @@ def series_names(session: Session) -> list[SeriesName]:
         Series.kernel, Series.variant, Series.gpu, Series.n, Series.k, Series.m, Series.id
     )
     return [SeriesName(**row) for row in session.execute(ordered).mappings()]
+
+
+def project_series(session: Session) -> list[ProjectSeries]:
+    """Every series that another tool measured, by its id. It reads no measurement."""
+    columns = (Series.__table__.columns[field.name] for field in fields(ProjectSeries))
+    query = (
+        select(*columns).where(Series.project != "", Series.backend == OUTSIDE).order_by(Series.id)
+    )
+    return [ProjectSeries(*row) for row in session.execute(query)]
 
 
 def series_history(

@@ -19,12 +19,13 @@ from db.tables import Alert, AlertEvent, Commit, Decision, DecisionEvidence, Ser
 
 @dataclass(frozen=True, slots=True)
 class CommitRow:
-    """A commit as people look at it. topo_order None: not in a git tree."""
+    """A commit as people look at it. topo_order None: not in a git tree. project: as CommitInfo."""
 
     sha: str
     topo_order: int | None
     subject: str
     author: str
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +124,22 @@ def alert_events(session: Session, alert_id: int) -> list[AlertEventRow]:
     return [AlertEventRow(*row) for row in session.execute(query)]
 
 
-def commits_between(session: Session, after: int, up_to: int) -> list[CommitRow]:
+def commits_between(
+    session: Session, after: int, up_to: int, *, project: str = ""
+) -> list[CommitRow]:
     """Stored commits at places after < place <= up_to of the ancestry, oldest first.
 
-    Commits that nothing was ever measured at are not stored.
+    project: of whose repository; empty: the one whose kernels are measured here. Commits that
+    nothing was ever measured at are not stored.
     """
     query = (
         select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
-        .where(Commit.topo_order > after, Commit.topo_order <= up_to, ~Commit.dirty)
+        .where(
+            Commit.topo_order > after,
+            Commit.topo_order <= up_to,
+            ~Commit.dirty,
+            Commit.project == project,
+        )
         .order_by(Commit.topo_order, Commit.sha)
     )
     return [CommitRow(*row) for row in session.execute(query)]
@@ -140,6 +149,12 @@ def alert_decisions(session: Session, alert_id: int) -> list[DecisionRow]:
     """The members of an alert, the slowest first; wrong results before them."""
     slowest = Decision.log_ratio.desc().nulls_first()
     return _decisions(session, Decision.alert_id == alert_id, order=(slowest, Decision.uuid))
+
+
+def decisions_by_uuid(session: Session, uuids: Iterable[str]) -> list[DecisionRow]:
+    """Decisions, the oldest first; those that are not stored are left out."""
+    order = (Decision.created_at, Decision.id)
+    return _decisions(session, Decision.uuid.in_(list(uuids)), order=order)
 
 
 def decision_evidence(session: Session, decision_uuid: str) -> dict[str, Any]:
@@ -189,7 +204,7 @@ def recent_commits(
 ) -> list[CommitRow]:
     """The newest commits without local changes by ancestry, then those whose id begins so."""
     query = select(Commit.sha, Commit.topo_order, Commit.subject, Commit.author).where(
-        ~Commit.dirty
+        ~Commit.dirty, Commit.project == ""
     )
     newest = query.order_by(Commit.topo_order.desc().nulls_last(), Commit.id.desc()).limit(limit)
     rows = list(session.execute(newest))
@@ -248,10 +263,12 @@ def _alerts(session: Session, *conditions: ColumnElement[bool]) -> list[AlertRow
 
 
 def _commits(session: Session, ids: Iterable[int | None]) -> dict[int | None, CommitRow]:
-    query = select(Commit.id, Commit.sha, Commit.topo_order, Commit.subject, Commit.author)
+    query = select(
+        Commit.id, Commit.sha, Commit.topo_order, Commit.subject, Commit.author, Commit.project
+    )
     wanted = [one for one in ids if one is not None]
     rows = session.execute(query.where(Commit.id.in_(wanted)))
-    return {row.id: CommitRow(row.sha, row.topo_order, row.subject, row.author) for row in rows}
+    return {row.id: CommitRow(*row[1:]) for row in rows}
 
 
 def _decisions(

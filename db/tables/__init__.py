@@ -7,6 +7,7 @@ from db.tables.fleet import DeviceOffset, Job, Night, Request, TuningChoice, Wor
 from db.tables.gates import AccuracyGate
 from db.tables.measurements import Measurement, Sample
 from db.tables.noise import FalseAlarmRate, Noise
+from db.tables.notifications import Delivery, Event
 from db.tables.provenance import Commit, Device, Environment
 from db.tables.releases import Release
 from db.tables.results import (
@@ -41,11 +42,13 @@ __all__ = [
     "DecisionEvidence",
     "DecodeResult",
     "DecodeSample",
+    "Delivery",
     "Device",
     "DeviceOffset",
     "Environment",
     "Epoch",
     "EpochBreak",
+    "Event",
     "FalseAlarmRate",
     "Job",
     "Measurement",

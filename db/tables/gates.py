@@ -30,9 +30,12 @@ class AccuracyGate(Base):
     content_hash: Mapped[str | None]  # of the checkpoint that was judged; null: not known
     through: Mapped[str]  # what computed its quantized layers: reference, kernels
     base: Mapped[str]  # the scheme that it was compared with
+    reference: Mapped[str | None]  # the model that all was compared with; null: the model itself
+    reference_hash: Mapped[str | None]  # of its files, or of the stored reference; null: as above
     policy: Mapped[str]
     policy_version: Mapped[int] = mapped_column(BigInteger)  # of the form of its file
     policy_hash: Mapped[str]  # of what its file said
     verdict: Mapped[str]  # the worst outcome of its limits
     exit_code: Mapped[int] = mapped_column(BigInteger)
     limits: Mapped[list[Any]] = mapped_column(JSON)  # each as db.gate_records.GateLimit
+    diagnosis: Mapped[dict[str, Any] | None] = mapped_column(JSON)  # where it lost; null: passed

@@ -70,6 +70,7 @@ class Measurement(Base):
     regime: Mapped[str | None]  # boost: free of the power limit; sustained: under steady load
     sample_gap_us: Mapped[float | None]  # idle time before each sample
     launch_j: Mapped[float | None]  # null: as regime, or not sustained, or the driver did not tell
+    source_hash: Mapped[str | None]  # of a kernel from outside; null: one of the commit's own
 
 
 class Sample(Base):

@@ -25,6 +25,8 @@ class Commit(Base):
     subject: Mapped[str]  # empty: unknown
     author: Mapped[str]  # empty: unknown
     committed_at: Mapped[datetime | None]  # null: unknown (installed wheel)
+    # Of whose repository; empty: the one whose kernels are measured here.
+    project: Mapped[str] = mapped_column(server_default="")
 
 
 class Device(Base):

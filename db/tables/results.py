@@ -34,6 +34,7 @@ class AccuracyResult(Base):
     scheme_version: Mapped[int | None] = mapped_column(BigInteger)  # null: fp16, or not kept
     content_hash: Mapped[str | None]  # of the checkpoint; null: fp16, or not known
     through: Mapped[str]  # what computed the quantized layers: reference, kernels
+    bos: Mapped[str | None]  # segment, text, none; null: of no text, or not kept
     task: Mapped[str]  # for example wikitext2, piqa
     task_version: Mapped[str]
     data_hash: Mapped[str]  # of the text, or of every question as it was asked

@@ -14,7 +14,7 @@ class Series(Base):
     """One comparable line of numbers; the columns repeat what the hash is made of."""
 
     __tablename__ = "series"
-    __table_args__ = (Index(None, "kernel", "gpu"), Index(None, "gpu"))
+    __table_args__ = (Index(None, "kernel", "gpu"), Index(None, "gpu"), Index(None, "project"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     identity_hash: Mapped[str] = mapped_column(unique=True)
@@ -36,6 +36,8 @@ class Series(Base):
     input_distribution: Mapped[str]
     protocol_version: Mapped[int] = mapped_column(BigInteger)
     gpu: Mapped[str]  # SKU
+    # Whose results these are; empty: measured here. In the identity only where it is not empty.
+    project: Mapped[str] = mapped_column(server_default="")
 
 
 class Epoch(Base):

@@ -114,3 +114,5 @@ class ChangePoint(Base):
     alert_id: Mapped[int | None] = mapped_column(ForeignKey("alert.id"), index=True)
     before: Mapped[float]  # levels, in the unit of the series
     after: Mapped[float]
+    retracted_at: Mapped[datetime | None]  # null: it stands
+    retraction_reason: Mapped[str | None]  # null: it stands

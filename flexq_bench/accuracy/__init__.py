@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
-    from flexq_bench.accuracy.evaluator import CalibrationPlan, EvaluationPlan, Evaluator
+    from flexq_bench.accuracy.evaluator import Evaluator
     from flexq_bench.accuracy.loading import LoadedModel, load_model
     from flexq_bench.accuracy.parity import SiteParity, kernel_parity
     from flexq_bench.accuracy.perplexity import PerplexityResult
+    from flexq_bench.accuracy.plan import CalibrationPlan, EvaluationPlan
     from flexq_bench.accuracy.results import (
         FULL_PRECISION,
         KL,
@@ -66,9 +67,9 @@ _MODULES = {
     "PERPLEXITY": "results",
     "TOP1": "results",
     "AccuracyError": "errors",
-    "CalibrationPlan": "evaluator",
+    "CalibrationPlan": "plan",
     "Difference": "results",
-    "EvaluationPlan": "evaluator",
+    "EvaluationPlan": "plan",
     "Evaluator": "evaluator",
     "LoadedModel": "loading",
     "MetricResult": "results",

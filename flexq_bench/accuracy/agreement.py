@@ -7,32 +7,44 @@ its output head, from which the head, kept too, computes them again.
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
+from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segments
 from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.smoothing import Folds
 
 _ROWS_AT_ONCE = 512
+_LIKELIEST = 5  # tokens whose sets are compared
 _HEAD_TOLERANCE = 1e-2  # of the largest logit: FP16 logits recomputed in one row are not bit-equal
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Means over the predicted tokens of each segment, in the text's order.
+    """Of each segment the mean over its predicted tokens, in the text's order.
 
     kl: KL divergence of the quantized model's distribution from the original's, nats a token.
-    top1: share of tokens for which both find the same token the likeliest.
+    top1: share of tokens for which both find the same token the likeliest. top5: share of the
+    original's five likeliest tokens that are among the other's five. rank_change: log2 of the true
+    token's rank over its rank in the original; 1: twice as far from the top.
+    token_kl, token_loss: float32 [segments, context - 1], nats: KL divergence, and what the true
+    token lost of its log-probability.
     """
 
     kl: tuple[float, ...]
     top1: tuple[float, ...]
+    top5: tuple[float, ...]
+    rank_change: tuple[float, ...]
+    token_kl: NDArray[np.float32]
+    token_loss: NDArray[np.float32]
 
     @property
     def mean_kl(self) -> float:
@@ -43,16 +55,29 @@ class Agreement:
         return sum(self.top1) / len(self.top1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReferenceLogits:
-    """The original model's predictions on the segments of a text.
+    """The original model's predictions on the segments of a text, those that were asked for so far.
 
     head: a copy of its output head. hidden: what the head gets, [context - 1, hidden] a segment.
+    targets: the tokens predicted, int64 [context - 1] a segment. result: its perplexity on them.
     """
 
     head: OutputHead
     hidden: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
     result: PerplexityResult
+
+    def first(self, count: int) -> ReferenceLogits:
+        """Of the first segments alone."""
+        result = dataclasses.replace(self.result, nll=self.result.nll[:count])
+        return ReferenceLogits(self.head, self.hidden[:count], self.targets[:count], result)
+
+    def extend(self, more: ReferenceLogits) -> None:
+        """Add the segments that follow."""
+        self.hidden += more.hidden
+        self.targets += more.targets
+        self.result = self.result.followed_by(more.result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,32 +99,84 @@ class OutputHead:
 
 
 class AgreementMeter:
-    """Compares the logits of another model with a reference: `perplexity` calls it a segment."""
+    """Compares the logits of another model with a reference: `perplexity` calls it a segment.
+
+    Segments come in the reference's order; the reference may grow between them.
+    """
 
     def __init__(self, reference: ReferenceLogits) -> None:
         self._reference = reference
-        self._kl: list[float] = []
-        self._top1: list[float] = []
+        self._parts: list[_Tokens] = []
 
-    def __call__(self, segment: int, logits: torch.Tensor) -> None:
+    def __call__(self, _: int, logits: torch.Tensor) -> None:
+        segment = len(self._parts)
         hidden = self._reference.hidden[segment].to(logits.device)
-        kl, same = 0.0, 0
-        for rows, states in zip(
-            torch.split(logits, _ROWS_AT_ONCE), torch.split(hidden, _ROWS_AT_ONCE), strict=True
-        ):
-            ours = rows.float().log_softmax(-1)
-            theirs = self._reference.head.logits(states).float().log_softmax(-1)
-            kl += float((theirs.exp() * (theirs - ours)).sum())
-            same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
-        self._kl.append(kl / logits.shape[0])
-        self._top1.append(same / logits.shape[0])
+        targets = self._reference.targets[segment].to(logits.device)
+        parts = [
+            _compared(rows, self._reference.head.logits(states), wanted)
+            for rows, states, wanted in zip(
+                torch.split(logits, _ROWS_AT_ONCE),
+                torch.split(hidden, _ROWS_AT_ONCE),
+                torch.split(targets, _ROWS_AT_ONCE),
+                strict=True,
+            )
+        ]
+        self._parts.append(
+            _Tokens(*(torch.cat(column).cpu() for column in zip(*parts, strict=True)))
+        )
 
     def result(self) -> Agreement:
-        return Agreement(tuple(self._kl), tuple(self._top1))
+        """Of the segments so far, one at least."""
+        means = [tuple(float(v.double().mean()) for v in part) for part in self._parts]
+        kl, top1, top5, rank_change, _ = zip(*means, strict=True)
+        return Agreement(
+            kl,
+            top1,
+            top5,
+            rank_change,
+            np.stack([part.kl.numpy() for part in self._parts]),
+            np.stack([part.loss.numpy() for part in self._parts]),
+        )
+
+
+class _Tokens(NamedTuple):
+    """Of each token, float32 [tokens]."""
+
+    kl: torch.Tensor
+    top1: torch.Tensor
+    top5: torch.Tensor
+    rank_change: torch.Tensor
+    loss: torch.Tensor
+
+
+def _compared(logits: torch.Tensor, original: torch.Tensor, targets: torch.Tensor) -> _Tokens:
+    """Logits [tokens, vocabulary] of both, and the true tokens [tokens]."""
+    ours, theirs = (some.float().log_softmax(-1) for some in (logits, original))
+    # Rounding alone makes the divergence of equal distributions a little negative.
+    kl = (theirs.exp() * (theirs - ours)).sum(-1).clamp_min(0)
+    count = min(_LIKELIEST, ours.shape[-1])
+    our_best, their_best = (some.topk(count, dim=-1).indices for some in (ours, theirs))
+    shared = (our_best[:, :, None] == their_best[:, None, :]).any(-1).float().mean(-1)
+    our_true, their_true = (some.gather(1, targets[:, None]) for some in (ours, theirs))
+    our_rank, their_rank = (
+        1 + (some > true).sum(-1).float() for some, true in ((ours, our_true), (theirs, their_true))
+    )
+    return _Tokens(
+        kl,
+        (our_best[:, 0] == their_best[:, 0]).float(),
+        shared,
+        (our_rank / their_rank).log2(),
+        (their_true - our_true)[:, 0],
+    )
 
 
 def record_reference(
-    model: Any, tokens: torch.Tensor, *, context: int, max_tokens: int | None = None
+    model: Any,
+    tokens: torch.Tensor,
+    *,
+    context: int,
+    max_tokens: int | None = None,
+    bos: int | None = None,
 ) -> ReferenceLogits:
     """The original model's perplexity, and what it takes to compare others with its predictions.
 
@@ -132,10 +209,13 @@ def record_reference(
 
     hook = head.register_forward_pre_hook(keep)
     try:
-        result = perplexity(model, tokens, context=context, max_tokens=max_tokens, on_logits=check)
+        result = perplexity(
+            model, tokens, context=context, max_tokens=max_tokens, on_logits=check, bos=bos
+        )
     finally:
         hook.remove()
-    return ReferenceLogits(kept, tuple(hidden), result)
+    targets = tuple(s[1:] for s in segments(tokens, context, max_tokens, bos=bos))
+    return ReferenceLogits(kept, tuple(hidden), targets, result)
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from flexq_bench.accuracy.as_decode import DTYPE, compute_as_decode, decoded_architecture
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.kernel_linear import ActivationBuffers, KernelLinear
 from flexq_bench.accuracy.loading import (
@@ -21,6 +22,7 @@ from flexq_bench.accuracy.results import KERNELS, Through
 from flexq_bench.checkpoints import QuantizedCheckpoint
 from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transformers
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
+from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
 from flexq_bench.schemes.model_map import replace_module
 
@@ -34,14 +36,18 @@ def load_checkpoint(
 ) -> LoadedModel:
     """Load a checkpoint: what is quantized as its codes say, the rest as it is stored.
 
-    dtype: of what is not quantized, as load_model takes it. Raises CheckpointError for damaged
-    bytes, QuantizeError if a layer has no kernel and is to be computed by one, and AccuracyError if
+    dtype: of what is not quantized, as load_model takes it; through kernels an architecture that
+    decode has is computed in FP16, as there. Raises CheckpointError for damaged bytes,
+    QuantizeError if a layer has no kernel and is to be computed by one, and AccuracyError if
     transformers can't make the model or a weight of its architecture is in neither part.
     """
     chosen = chosen_dtype(dtype, device)
     with quiet_transformers():
         tokenizer = tokenizer_at(checkpoint.tokenizer_folder)
         model = _without_weights(checkpoint, DTYPES[chosen])
+    decoded = through == KERNELS and decoded_architecture(model) is not None
+    if decoded:
+        chosen, model = DTYPE, model.to(DTYPES[DTYPE])
     _check_whole(checkpoint, model)
     buffers = ActivationBuffers()
     for name in checkpoint.layers:
@@ -58,7 +64,10 @@ def load_checkpoint(
     name = checkpoint.model_name
     check_vocabulary(name, model, tokenizer)
     model = model.to(device).eval()
-    quantize_cache(model, checkpoint.kv_bits)
+    if not decoded or not compute_as_decode(
+        model, CheckpointWeights(checkpoint), checkpoint.kv_bits
+    ):
+        quantize_cache(model, checkpoint.kv_bits)
     return LoadedModel(name, checkpoint.content_hash, model, tokenizer, chosen)
 
 

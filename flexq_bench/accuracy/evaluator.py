@@ -6,27 +6,38 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from flexq_bench.accuracy.agreement import (
-    AgreementMeter,
-    ReferenceLogits,
-    layer_errors,
-    record_reference,
+from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, layer_errors
+from flexq_bench.accuracy.as_decode import (
+    DTYPE,
+    ModelWeights,
+    compute_as_decode,
+    decoded_architecture,
 )
+from flexq_bench.accuracy.bos import chosen_bos, first_tokens_warning, text_tokens
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.kernel_linear import through_kernels
 from flexq_bench.accuracy.loading import LoadedModel
-from flexq_bench.accuracy.perplexity import perplexity, segment_count, segments
+from flexq_bench.accuracy.perplexity import (
+    PerplexityResult,
+    perplexity,
+    segments,
+    text_length,
+)
+from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.quantized_cache import quantize_cache
+from flexq_bench.accuracy.references import ModelReference, Reference, segments_of
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KERNELS,
+    KL,
+    ORIGINAL,
     PERPLEXITY,
     PERPLEXITY_VERSION,
     REFERENCE,
@@ -36,6 +47,7 @@ from flexq_bench.accuracy.results import (
     perplexity_results,
     task_results,
 )
+from flexq_bench.accuracy.stored_reference import store_reference
 from flexq_bench.accuracy.tasks import run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints import QuantizedCheckpoint
@@ -45,71 +57,9 @@ from flexq_bench.schemes.model_map import map_model
 from flexq_bench.schemes.registry import layer_kernels, resolve
 from flexq_bench.schemes.scheme import Progress, Scheme
 from flexq_bench.schemes.smoothing import Folds
+from flexq_bench.stats import distinct_blocks
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class CalibrationPlan:
-    """Segments of a text that calibrated schemes may look at. length None: the context."""
-
-    text: Text
-    segments: int = 128
-    length: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
-
-    context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
-    questions a task. batch: questions at once. layers: also each layer's own error, on the first
-    segment of the first text. through: what computes quantized layers; None: kernels on a GPU, the
-    reference on a CPU. checkpoint: a folder with what the last of the schemes made; None: schemes
-    quantize in memory. original False: there is no model as it is, the checkpoint is all there is.
-    """
-
-    schemes: tuple[str, ...]
-    texts: tuple[Text, ...] = ()
-    tasks: tuple[str, ...] = ()
-    task_data: Path | None = None
-    context: int | None = None
-    max_tokens: int | None = None
-    limit: int | None = None
-    batch: int = 8
-    layers: bool = False
-    calibration: CalibrationPlan | None = None
-    seed: int = 0
-    through: Through | None = None
-    checkpoint: str | None = None
-    original: bool = True
-    units: tuple[tuple[str, str], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        """units: (scheme, task) in the order evaluated; the model as it is comes first.
-
-        Raises AccuracyError if there is nothing to evaluate on, or a name stands for two things.
-        """
-        if self.checkpoint is not None and self.layers:
-            raise AccuracyError(
-                "--layers compares with what was folded into the model, which a checkpoint does "
-                "not say: name its scheme with --schemes in place of the folder"
-            )
-        original = (FULL_PRECISION,) if self.original else ()
-        schemes = dict.fromkeys((*original, *self.schemes))
-        names = [*(text.name for text in self.texts), *self.tasks]
-        called = [*(text.name for text in self.texts), *map(task_name, self.tasks)]
-        twice = next((name for name in called if called.count(name) > 1), None)
-        if twice is not None:
-            raise AccuracyError(f"two of the texts and tasks are called {twice}: write NAME=PATH")
-        if not names:
-            raise AccuracyError("evaluate on what? Give --data FILE, --tasks NAMES, or both")
-        object.__setattr__(self, "units", tuple((s, name) for s in schemes for name in names))
-
-    @property
-    def quantized(self) -> tuple[str, ...]:
-        """The schemes that quantize, each once."""
-        return tuple(dict.fromkeys(name for name in self.schemes if name != FULL_PRECISION))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +71,36 @@ class _Quantized:
     folds: Folds
 
 
+class Schedule(Protocol):
+    """How much of a text is evaluated, decided while it is."""
+
+    def next_count(
+        self, scheme: str, text: str, base: Sequence[float], head: Sequence[float]
+    ) -> int:
+        """Number of segments that there should be; not more than there are: enough.
+
+        base, head: mean nats a token of the segments so far, under the reference and the scheme.
+        """
+        ...
+
+
 class Evaluator:
-    """Evaluates one unit after another; a scheme's model is made when its first unit needs it."""
+    """Evaluates one unit after another; a scheme's model is made when its first unit needs it.
+
+    May be set: on_block, called for each block that is quantized; schedule, which ends a text
+    before its last segment (None: all of it is evaluated).
+    """
 
     def __init__(
-        self, loaded: LoadedModel, plan: EvaluationPlan, checkpoint: QuantizedCheckpoint | None
+        self,
+        loaded: LoadedModel,
+        plan: EvaluationPlan,
+        checkpoint: QuantizedCheckpoint | None,
+        reference: Reference | None = None,
     ) -> None:
         """loaded: the original model; where the plan has none, the checkpoint's.
 
-        on_block, which may be set, is called for each block that is quantized.
+        reference: the plan's; None: the original model, if the plan has it.
 
         Raises UsageError if a scheme can't be used on this model, or a text is too short.
         """
@@ -138,22 +109,61 @@ class Evaluator:
         self._checkpoint = checkpoint
         self.through = plan.through or default_through(loaded.device)
         self.on_block: Progress | None = None
+        self.schedule: Schedule | None = None
+        self._agreements: dict[tuple[str, str], Agreement] = {}
         self._texts = {text.name: text for text in plan.texts}
-        self._tokens = {text.name: tokenize(text, loaded.tokenizer) for text in plan.texts}
-        self._references: dict[str, ReferenceLogits] = {}
+        self.bos = chosen_bos(plan.bos, loaded.tokenizer)
+        self._tokens = {
+            text.name: text_tokens(text, loaded.tokenizer, self.bos) for text in plan.texts
+        }
         self._current: _Quantized | None = None
         self.context = loaded.context(plan.context)
         for tokens in self._tokens.values():
-            segment_count(tokens.numel(), self.context, plan.max_tokens)
+            segments_of(tokens, self.context, plan.max_tokens)
+        self.reference = reference
+        if reference is None and plan.original:
+            self.reference = ModelReference(loaded, context=self.context, bos=plan.bos)
         in_memory = [name for name in plan.quantized if not self._is_stored(name)]
         self._schemes = {name: resolve(name) for name in in_memory}
         if self._schemes:
-            layout = map_model(loaded.model)
-            if self.through == KERNELS:
-                for scheme in self._schemes.values():
-                    _check_kernels(scheme, gated=layout.names.gated)
+            map_model(loaded.model)
         needing = [name for name, scheme in self._schemes.items() if scheme.needs_calibration]
         self._calibration = self._calibrate(needing)
+
+    def check_kernels(self) -> None:
+        """Raise QuantizeError if a layer of a scheme has no kernel and is to be computed by one."""
+        if self.through == KERNELS and self._schemes:
+            gated = map_model(self._loaded.model).names.gated
+            for scheme in self._schemes.values():
+                _check_kernels(scheme, gated=gated)
+
+    def warning(self) -> str | None:
+        """What looks wrong with the model on the first text; None: nothing, or there is no text."""
+        if not self._plan.texts:
+            return None
+        tokens = self._tokens[self._plan.texts[0].name]
+        return first_tokens_warning(self._loaded.model, self._loaded.tokenizer, tokens)
+
+    def save_reference(self, path: Path) -> str:
+        """Store the predictions of the model as it is on the texts; the file's content hash.
+
+        Raises AccuracyError as store_reference.
+        """
+        assert self.reference is not None
+        predictions = {}
+        for text in self._plan.texts:
+            tokens = self._tokens[text.name]
+            count = segments_of(tokens, self.context, self._plan.max_tokens)
+            predictions[text] = (
+                tokens,
+                self.reference.predictions(text, tokens, count).first(count),
+            )
+        return store_reference(path, self._loaded, predictions)
+
+    def distinct_segments(self, text: str) -> tuple[tuple[int, ...], int]:
+        """Indices of the segments that no earlier one equals, in order; and how many there are."""
+        segments = self.text_ids(text).numpy()
+        return tuple(int(index) for index in distinct_blocks(segments)), len(segments)
 
     def evaluate(self, scheme: str, task: str) -> list[MetricResult]:
         """The results of one unit of the plan; a metric that can't be computed is one, too.
@@ -161,6 +171,8 @@ class Evaluator:
         Raises UsageError if the scheme or the task can't be used as asked.
         """
         try:
+            if scheme == self._base and task in self._texts:
+                return self._of_reference(scheme, self._texts[task])
             model = self.model_under(scheme)
             if task in self._texts:
                 return self._on_text(scheme, model, self._texts[task])
@@ -183,6 +195,13 @@ class Evaluator:
         One quantized model at a time. Raises UsageError if the scheme can't quantize it, the
         checkpoint is damaged, or a layer has no kernel and is to be computed by one.
         """
+        if scheme == ORIGINAL:
+            if self.reference is None or self.reference.model is None:
+                raise MissingTaskError(
+                    "a stored reference has predictions on texts alone: give the original model "
+                    "with --reference"
+                )
+            return self.reference.model
         if scheme == FULL_PRECISION or not self._plan.original:
             return self._loaded
         return self._quantized(scheme).model
@@ -208,27 +227,102 @@ class Evaluator:
         folds = used.quantize(
             copied, self._calibration, seed=self._plan.seed, progress=self.on_block
         )
-        if self.through == KERNELS:
-            through_kernels(copied)
-        quantize_cache(copied, used.kv_bits)
+        if self.through == REFERENCE or not self._computed_as_decode(copied, used.kv_bits):
+            quantize_cache(copied, used.kv_bits)
         return _Quantized(scheme, dataclasses.replace(self._loaded, model=copied), folds)
+
+    def _computed_as_decode(self, quantized: Any, kv_bits: int) -> bool:
+        """Let kernels compute a quantized model; whether decode's forward pass does."""
+        through_kernels(quantized)
+        architecture = decoded_architecture(quantized)
+        if architecture is None:
+            return False
+        return compute_as_decode(quantized, ModelWeights(architecture, quantized), kv_bits)
 
     def _is_stored(self, scheme: str) -> bool:
         """True of the scheme whose layers the checkpoint has."""
         return self._checkpoint is not None and scheme == self._plan.schemes[-1]
+
+    def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
+        """What a scheme makes of the original here, on the first segments of a text.
+
+        Of the model as it is: the original itself. Through the reference, whatever the plan says.
+        Raises UsageError if there is no original, or what made the checkpoint can't be done again.
+        """
+        text, tokens = self._texts[text_name], self._tokens[text_name]
+        if self.reference is None:
+            raise AccuracyError("there is no original: give it with --reference")
+        reference = self.reference.predictions(text, tokens, count)
+        parameters = self.parameters(FULL_PRECISION, text_name)
+        length = text_length(self.context, tokens.bos)
+        ids = tokens.ids[: count * length]
+        meter = AgreementMeter(reference)
+        if scheme == FULL_PRECISION:
+            result = reference.first(count).result
+            results = perplexity_results(scheme, text, result, None, parameters)
+            none = dataclasses.replace(results[0], metric=KL, value=0.0, values=(0.0,) * count)
+            return [*results, none]
+        if self.reference.model is None:
+            raise AccuracyError("a stored reference can't be quantized: give the original model")
+        model = self._scheme_alone(scheme, self.reference.model.model)
+        result = perplexity(model, ids, context=self.context, on_logits=meter, bos=tokens.bos)
+        return perplexity_results(scheme, text, result, meter.result(), parameters)
+
+    def _scheme_alone(self, scheme: str, original: Any) -> Any:
+        """A copy of the original that a scheme has quantized, through the reference."""
+        used, seed, calibration = resolve(scheme), self._plan.seed, self._calibration
+        if self._checkpoint is not None and self._is_stored(scheme):
+            stored = self._checkpoint.scheme
+            if stored.version != used.version:
+                raise AccuracyError(
+                    f"the checkpoint is of version {stored.version} of {scheme}, here is "
+                    f"{used.version}"
+                )
+            if used.needs_calibration:
+                raise AccuracyError(f"{scheme} learns from a text, which a checkpoint has not")
+            seed = stored.seed
+        copied = copy.deepcopy(original)
+        used.quantize(copied, calibration, seed=seed)
+        quantize_cache(copied, used.kv_bits)
+        return copied
+
+    def folds(self, scheme: str) -> Folds:
+        """Scales that were folded into a scheme's model; of a checkpoint none is known."""
+        if scheme in (FULL_PRECISION, ORIGINAL) or not self._plan.original:
+            return Folds()
+        return self._quantized(scheme).folds
+
+    def agreement(self, scheme: str, text: str) -> Agreement | None:
+        """How a scheme's predictions on a text, the last time, agree with the reference's."""
+        return self._agreements.get((scheme, text))
+
+    def text_ids(self, text: str) -> torch.Tensor:
+        """The segments of a text [segments, context], int64, those that may be evaluated."""
+        tokens = self._tokens[text]
+        count = segments_of(tokens, self.context, self._plan.max_tokens)
+        return torch.stack(list(segments(tokens.ids, self.context, bos=tokens.bos))[:count])
 
     def first_segment(self) -> torch.Tensor | None:
         """The first segment of the first text [context]; None: there is no text."""
         if not self._plan.texts:
             return None
         tokens = self._tokens[self._plan.texts[0].name]
-        return next(segments(tokens, self.context))
+        return next(segments(tokens.ids, self.context, bos=tokens.bos))
+
+    @property
+    def _base(self) -> str:
+        """The scheme whose results on texts are the reference's."""
+        return FULL_PRECISION if self._plan.reference is None else ORIGINAL
 
     def parameters(self, scheme: str, task: str) -> dict[str, Any]:
         """Parameters that a unit's numbers depend on beside model, data and seed."""
         given: dict[str, Any] = {"dtype": self._loaded.dtype}
-        if scheme != FULL_PRECISION:
+        if scheme == ORIGINAL and self.reference is not None:
+            given["reference"] = self.reference.content_hash
+        elif scheme != FULL_PRECISION:
             given["through"] = self.through
+            if self.through == KERNELS and decoded_architecture(self._loaded.model) is not None:
+                given["dtype"] = DTYPE
         if self._checkpoint is not None and self._is_stored(scheme):
             stored = self._checkpoint
             given |= {
@@ -246,40 +340,69 @@ class Evaluator:
                     "length": self._calibration.length,
                 }
         if task in self._texts:
-            return {**given, "context": self.context, "max_tokens": self._plan.max_tokens}
+            cut = {"context": self.context, "max_tokens": self._plan.max_tokens}
+            return {**given, **cut, "bos": self.bos}
         return {**given, "limit": self._plan.limit}
+
+    def _of_reference(self, scheme: str, text: Text) -> list[MetricResult]:
+        """Of the model that others are compared with: on what they were, if that is known."""
+        assert self.reference is not None  # _base is a unit only where there is one
+        known = self.reference.known(text) if self.schedule is not None else None
+        if known is None:
+            count = segments_of(self._tokens[text.name], self.context, self._plan.max_tokens)
+            tokens = self._tokens[text.name]
+            known = self.reference.predictions(text, tokens, count).first(count)
+        return perplexity_results(
+            scheme, text, known.result, None, self.parameters(scheme, text.name)
+        )
 
     def _on_text(self, scheme: str, model: LoadedModel, text: Text) -> list[MetricResult]:
         parameters = self.parameters(scheme, text.name)
-        reference = self._reference(text) if self._plan.original else None
-        if reference is not None and scheme == FULL_PRECISION:
-            return perplexity_results(scheme, text, reference.result, None, parameters)
-        meter = None if reference is None else AgreementMeter(reference)
-        result = perplexity(
-            model.model,
-            self._tokens[text.name],
-            context=self.context,
-            max_tokens=self._plan.max_tokens,
-            on_logits=meter,
-        )
+        tokens = self._tokens[text.name]
+        available = segments_of(tokens, self.context, self._plan.max_tokens)
+        length = text_length(self.context, tokens.bos)
+        meter: AgreementMeter | None = None
+        result: PerplexityResult | None = None
+        while (done := 0 if result is None else len(result.nll)) < available:
+            wanted = self._next_count(scheme, text, result, available)
+            if wanted <= done:
+                break
+            if self.reference is not None:
+                reference = self.reference.predictions(text, tokens, wanted)
+                _check_vocabulary(model, reference.head.layer)
+                meter = meter or AgreementMeter(reference)
+            more = perplexity(
+                model.model,
+                tokens.ids[done * length : wanted * length],
+                context=self.context,
+                on_logits=meter,
+                bos=tokens.bos,
+            )
+            result = more if result is None else result.followed_by(more)
+        assert result is not None  # segments_of is 1 at least
         agreement = None if meter is None else meter.result()
-        results = perplexity_results(scheme, text, result, agreement, parameters)
+        if agreement is not None:
+            self._agreements[scheme, text.name] = agreement
+        results = perplexity_results(
+            scheme, text, result, agreement, parameters, seed=self._plan.seed
+        )
         if self._plan.layers and text == self._plan.texts[0]:
-            first = next(segments(self._tokens[text.name], self.context))
+            first = next(segments(tokens.ids, self.context, bos=tokens.bos))
             folds = self._quantized(scheme).folds
             errors = layer_errors(self._loaded.model, model.model, first, folds)
             results.append(layer_result(scheme, text, errors, parameters))
         return results
 
-    def _reference(self, text: Text) -> ReferenceLogits:
-        if text.name not in self._references:
-            self._references[text.name] = record_reference(
-                self._loaded.model,
-                self._tokens[text.name],
-                context=self.context,
-                max_tokens=self._plan.max_tokens,
-            )
-        return self._references[text.name]
+    def _next_count(
+        self, scheme: str, text: Text, result: PerplexityResult | None, available: int
+    ) -> int:
+        if self.schedule is None or self.reference is None:
+            return available
+        head = () if result is None else result.nll
+        known = self.reference.known(text)
+        base = () if known is None else known.result.nll[: len(head)]
+        wanted = self.schedule.next_count(scheme, text.name, base, head)
+        return min(available, max(1, wanted))
 
     def _calibrate(self, needing: Sequence[str]) -> Calibration | None:
         plan = self._plan.calibration
@@ -315,6 +438,16 @@ class Evaluator:
             values=(),
             parameters=self.parameters(scheme, task),
             detail=" ".join(str(error).split())[:500],
+        )
+
+
+def _check_vocabulary(model: LoadedModel, head: Any) -> None:
+    """Raise AccuracyError if a model predicts among other tokens than its reference."""
+    ours, theirs = (one.weight.shape[0] for one in (model.model.get_output_embeddings(), head))
+    if ours != theirs:
+        raise AccuracyError(
+            f"{model.name} predicts one of {ours:,} tokens, its reference one of {theirs:,}: it is "
+            "another model"
         )
 
 

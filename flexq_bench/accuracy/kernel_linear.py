@@ -7,9 +7,12 @@ a CPU.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import nn
 
+from flexq_bench.decode.text_decoder import MOST_TOKENS
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear, past_fp16
 from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
@@ -19,8 +22,6 @@ from kernels import registry
 from kernels.contract import Backend, LinearKernel, PackedOperand
 from kernels.errors import KernelError
 
-# Rows of one launch. Bit planes of a CPU take 36 numbers for a product; a GPU has enough of 2048.
-_ROWS: dict[Backend, int] = {"cpu": 128, "cuda": 2048}
 _NOT_FINITE = "cannot quantize NaN or infinity: find out where the input got them"
 
 
@@ -36,7 +37,7 @@ class ActivationBuffers:
 
     def of(self, kernel: LinearKernel, m: int, k: int, device: torch.device) -> PackedOperand:
         """Buffers for m tokens of K input features."""
-        key = kernel.spec.label, k, m == _ROWS[kernel.spec.backend]
+        key = kernel.spec.label, k, m == MOST_TOKENS[kernel.spec.backend]
         packed = self._packed.get(key)
         if packed is None or packed.rows != m:
             packed = self._packed[key] = kernel.empty_activation(m, k, device)
@@ -46,8 +47,8 @@ class ActivationBuffers:
 class KernelLinear(nn.Module):
     """Y = q(X) · W^T + bias by a kernel: FP16 in, activations rounded by the kernel, FP16 out.
 
-    Codes and scales of the layer are packed once, on the device where they lie, and not rounded
-    again. The weights are no parameters: the module stays on that device.
+    Codes and scales of the layer are packed when they are first used, on the device where they lie,
+    and not rounded again. The weights are no parameters: the module stays on that device.
 
     buffers: of the model; None: the layer has its own. kernel: that takes the layer's formats;
     None: the one that decodes it.
@@ -69,10 +70,6 @@ class KernelLinear(nn.Module):
         self.out_features, self.in_features = layer.weight.rows, layer.weight.k
         self._activations = buffers or ActivationBuffers()
         self.kernel = kernel or _kernel_of(name, layer)
-        try:
-            self._weight = self.kernel.pack_weight(layer.weight)
-        except KernelError as error:
-            raise QuantizeError(f"{name}: {self.kernel.spec.label}: {error}") from error
         self._bias = None if layer.bias is None else layer.bias.to(torch.float16)
 
     @torch.no_grad()
@@ -84,14 +81,19 @@ class KernelLinear(nn.Module):
             raise QuantizeError(f"{self.name}: {past_fp16(x) or _NOT_FINITE}")
         # What a kernel does not write is no number, which a perplexity does not survive.
         y = halves.new_full((len(halves), self.out_features), torch.nan)
-        size = _ROWS[self.kernel.spec.backend]
+        size = MOST_TOKENS[self.kernel.spec.backend]
         try:
+            weight = self._packed
             for piece, out in zip(torch.split(halves, size), torch.split(y, size), strict=True):
                 packed = self._activations.of(self.kernel, len(piece), self.in_features, x.device)
-                self.kernel.linear(piece, packed, self._weight, out, bias=self._bias)
+                self.kernel.linear(piece, packed, weight, out, bias=self._bias)
         except (KernelError, ValueError) as error:
             raise QuantizeError(f"{self.name}: {self.kernel.spec.label}: {error}") from error
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
+
+    @cached_property
+    def _packed(self) -> PackedOperand:
+        return self.kernel.pack_weight(self.layer.weight)
 
 
 def through_kernels(model: nn.Module) -> None:

@@ -1,7 +1,9 @@
 """Perplexity as GPTQ measures it (arXiv:2210.17323, section 5).
 
 The text is one row of tokens, cut into segments of equal length that don't overlap; what is left
-over at the end is not used. The first token of a segment predicts and is not predicted.
+over at the end is not used. The first token of a segment predicts and is not predicted; where the
+tokenizer begins texts with a token of its own (BOS), that is the first one of each segment, as a
+model that was trained so predicts badly without it.
 """
 
 from __future__ import annotations
@@ -60,28 +62,41 @@ class PerplexityResult:
         variance = math.fsum((value - mean) ** 2 for value in self.nll) / (count - 1)
         return self.perplexity * math.sqrt(variance / count)
 
+    def followed_by(self, more: PerplexityResult) -> PerplexityResult:
+        """The result on these segments and those."""
+        return PerplexityResult(self.nll + more.nll, self.context, self.seconds + more.seconds)
+
     @property
     def tokens_per_s(self) -> float:
         return len(self.nll) * self.context / self.seconds
 
 
-def segment_count(tokens: int, context: int, max_tokens: int | None = None) -> int:
+def segment_count(
+    tokens: int, context: int, max_tokens: int | None = None, *, bos: int | None = None
+) -> int:
     """Number of whole segments of `context` tokens that are evaluated.
 
     max_tokens: predicted tokens at most, rounded down to whole segments, but to one at least.
+    bos: the token before each segment, which is one of its `context` tokens and none of the text's;
+    None: there is none.
     Raises AccuracyError if the text is shorter than a segment, or a segment than two tokens.
     """
     if context < 2:
         raise AccuracyError(
             f"a context of {context} predicts nothing: at least 2 tokens are needed"
         )
-    whole = tokens // context
+    whole = tokens // text_length(context, bos)
     if whole == 0:
         raise AccuracyError(
             f"{tokens} tokens are fewer than one segment of {context}: give a longer text or a "
             "shorter --context"
         )
     return whole if max_tokens is None else min(whole, max(1, max_tokens // (context - 1)))
+
+
+def text_length(context: int, bos: int | None) -> int:
+    """Tokens of the text in a segment of `context` tokens."""
+    return context if bos is None else context - 1
 
 
 @torch.no_grad()
@@ -93,11 +108,12 @@ def perplexity(
     max_tokens: int | None = None,
     on_logits: OnLogits | None = None,
     at_once: int | None = None,
+    bos: int | None = None,
 ) -> PerplexityResult:
     """Perplexity of a causal language model of transformers on a text.
 
-    tokens: [T], int64, the whole text. max_tokens: see segment_count. on_logits: called with each
-    segment's number and its logits [context - 1, vocabulary]; the time it takes is not counted.
+    tokens: [T], int64, the whole text. max_tokens, bos: see segment_count. on_logits: called with
+    each segment's number and its logits [context - 1, vocabulary]; that time is not counted.
     at_once: segments that the model computes together; None: see segments_at_once.
     Raises AccuracyError as segment_count.
     """
@@ -106,7 +122,7 @@ def perplexity(
     nll: list[float] = []
     seconds = 0.0
     try:
-        whole = torch.stack(list(segments(tokens, context, max_tokens)))
+        whole = torch.stack(list(segments(tokens, context, max_tokens, bos=bos)))
         for together in torch.split(whole, at_once or segments_at_once(model)):
             started = time.monotonic()
             ids = together.to(_device(model))
@@ -124,11 +140,19 @@ def perplexity(
 
 
 def segments(
-    tokens: torch.Tensor, context: int, max_tokens: int | None = None
+    tokens: torch.Tensor,
+    context: int,
+    max_tokens: int | None = None,
+    *,
+    bos: int | None = None,
 ) -> Iterator[torch.Tensor]:
     """The segments [context] of tokens [T] that are evaluated. Raises as segment_count."""
-    count = segment_count(tokens.numel(), context, max_tokens)
-    return iter(tokens[: count * context].view(count, context))
+    count = segment_count(tokens.numel(), context, max_tokens, bos=bos)
+    length = text_length(context, bos)
+    cut = tokens[: count * length].view(count, length)
+    if bos is not None:
+        cut = torch.cat((cut.new_full((count, 1), bos), cut), dim=1)
+    return iter(cut)
 
 
 def _mean_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:

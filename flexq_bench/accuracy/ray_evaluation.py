@@ -20,7 +20,7 @@ import torch
 from db.engine import Database
 from db.records import RunInfo
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.evaluator import EvaluationPlan
+from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import OnUnit, Origin, Recording, Unit, recording
 from flexq_bench.accuracy.results import MetricResult
 from flexq_bench.accuracy.setup import prepare

@@ -17,7 +17,7 @@ from db.accuracy_store import add_accuracy
 from db.engine import Database
 from db.records import CommitInfo, DeviceInfo, RunInfo
 from flexq_bench.accuracy.evaluator import Evaluator
-from flexq_bench.accuracy.results import FULL_PRECISION, Direction, MetricResult
+from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, Direction, MetricResult
 from flexq_bench.accuracy.tasks import task_name
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.lifecycle import OpenRun, open_run
@@ -26,7 +26,9 @@ Unit = tuple[str, str]  # scheme and task
 OnUnit = Callable[[Unit, Sequence[MetricResult]], None]
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench accuracy")
 _OBSERVED = "observed"
-_COLUMNS = ("through", "content_hash", "scheme_version")  # parameters that have their own
+_BOS = "bos"
+_OF_SCHEMES = ("through", "content_hash", "scheme_version")
+_COLUMNS = (*_OF_SCHEMES, _BOS)  # parameters that have their own
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +139,7 @@ def build_record(finding: MetricResult, origin: Origin, attempt: int = 1) -> Acc
         through=finding.through,
         content_hash=finding.content_hash,
         scheme_version=finding.parameters.get("scheme_version"),
+        bos=finding.parameters.get(_BOS),
         created_at=datetime.now(UTC).isoformat(),
         run=origin.run,
         commit=origin.commit,
@@ -149,8 +152,10 @@ def finding_of(record: AccuracyRecord) -> MetricResult:
     """The finding that a record was made of."""
     parameters = dict(record.parameters)
     observed = parameters.pop(_OBSERVED, {})
-    if record.scheme != FULL_PRECISION:
-        own = {name: getattr(record, name) for name in _COLUMNS}
+    if record.bos is not None:
+        parameters[_BOS] = record.bos
+    if record.scheme not in (FULL_PRECISION, ORIGINAL):
+        own = {name: getattr(record, name) for name in _OF_SCHEMES}
         parameters |= {name: value for name, value in own.items() if value is not None}
     return MetricResult(
         scheme=record.scheme,

@@ -10,15 +10,18 @@ from rich.table import Table
 from flexq_bench.accuracy.results import (
     FULL_PRECISION,
     KL,
+    KL_QUANTILES,
     LAYER_ERROR,
+    OF_TEXTS,
     PERPLEXITY,
+    RANK_CHANGE,
     TOP1,
+    TOP5,
     Difference,
     MetricResult,
     difference,
+    kl_metric,
 )
-
-_OF_TEXTS = {PERPLEXITY, KL, TOP1, LAYER_ERROR}
 
 
 def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
@@ -27,7 +30,8 @@ def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
     if not rows:
         return None
     table = _table(
-        "text", "scheme", "perplexity", "±", f"change to {base}", "KL, nats", "top-1", "t/s"
+        *("text", "scheme", "perplexity", "±", f"change to {base}", "KL, nats", "top-1"),
+        *("tokens", "segments", "context", "BOS", "t/s"),
     )
     for i, row in enumerate(rows):
         beside = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
@@ -39,15 +43,44 @@ def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
             change_text(row, _base_of(row, results, base)),
             _value(beside.get(KL), ".5f"),
             _value(beside.get(TOP1), ".4f"),
+            f"{row.n_items:,}",
+            str(len(row.values) or ""),
+            str(row.parameters.get("context", "")),
+            str(row.parameters.get("bos", "")),
             f"{row.observed['tokens_per_s']:,.0f}" if "tokens_per_s" in row.observed else "",
             end_section=i + 1 == len(rows) or rows[i + 1].task != row.task,
         )
     return table
 
 
+def agreement_table(results: Sequence[MetricResult]) -> Table | None:
+    """How far each scheme's predictions are from the original's: KL divergences of tokens in nats,
+    shares of equal likeliest tokens, the change of the true token's rank; None: not compared."""
+    rows = [result for result in results if result.metric == KL]
+    if not rows:
+        return None
+    quantiles = tuple(KL_QUANTILES)
+    table = _table(
+        *("text", "scheme", "KL mean", "±"), *quantiles, *("top-1", "top-5", "rank, log2")
+    )
+    for row in rows:
+        beside = {f.metric: f for f in results if (f.scheme, f.task) == (row.scheme, row.task)}
+        table.add_row(
+            row.task,
+            row.scheme,
+            row.detail if row.value is None else f"{row.value:.5f}",
+            "" if row.standard_error is None else f"{row.standard_error:.5f}",
+            *(_value(beside.get(kl_metric(name)), ".4g") for name in quantiles),
+            _value(beside.get(TOP1), ".4f"),
+            _value(beside.get(TOP5), ".4f"),
+            _value(beside.get(RANK_CHANGE), "+.4f"),
+        )
+    return table
+
+
 def tasks_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
     """Metrics of lm-eval and their change against `base`; None: no tasks."""
-    rows = [result for result in results if result.metric not in _OF_TEXTS]
+    rows = [result for result in results if result.metric not in OF_TEXTS]
     if not rows:
         return None
     table = _table("task", "metric", "scheme", "value", "±", f"change to {base}", "p", "n")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.stats import (
     Interval,
+    block_quantile_intervals,
     is_clear,
     item_difference,
     mean_difference_interval,
@@ -22,15 +23,23 @@ if TYPE_CHECKING:  # torch and models: a reader of stored results does not wait 
     from flexq_bench.accuracy.texts import Text
 
 FULL_PRECISION = "fp16"  # the scheme that leaves a model as it is
+ORIGINAL = "reference"  # the scheme of another model, that all are compared with
 PERPLEXITY = "perplexity"
 KL = "kl_divergence"
 TOP1 = "top1_agreement"
+TOP5 = "top5_agreement"
+RANK_CHANGE = "rank_change"
 LAYER_ERROR = "layer_error"
-PERPLEXITY_VERSION = "1"  # raised when the same text would give another number
+KL_QUANTILES = {"median": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+# Raised when the same text would give another number. 2: BOS before each segment, where asked for.
+PERPLEXITY_VERSION = "2"
 
 Direction = Literal["lower", "higher"]
 Through = Literal["reference", "kernels"]
 """What computes quantized layers: dequantized weights in torch, or the registry's kernels."""
+
+Bos = Literal["segment", "text", "none"]
+"""Where the token that begins texts goes: see flexq_bench.accuracy.bos."""
 
 REFERENCE: Through = "reference"
 KERNELS: Through = "kernels"
@@ -115,14 +124,29 @@ def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Diff
     return Difference(base.value, head.value, interval, clear, None)
 
 
+def kl_metric(name: str) -> str:
+    """The metric of a quantile of the tokens' KL divergences, one of KL_QUANTILES: `kl_p99`."""
+    return f"kl_{name}"
+
+
+# Metrics of running text, not of questions.
+OF_TEXTS = (PERPLEXITY, KL, *map(kl_metric, KL_QUANTILES), TOP1, TOP5, RANK_CHANGE, LAYER_ERROR)
+
+
 def perplexity_results(
     scheme: str,
     text: Text,
     result: PerplexityResult,
     agreement: Agreement | None,
     parameters: Mapping[str, Any],
+    *,
+    seed: int = 0,
 ) -> list[MetricResult]:
-    """Perplexity and, beside a reference, KL divergence and top-1 agreement."""
+    """Perplexity and, beside a reference, how far the predictions are from the reference's.
+
+    The quantiles of the tokens' KL divergences have their 95 % interval over segments in
+    `observed`, as `low` and `high`; the others have a value for each segment.
+    """
     common: dict[str, Any] = {
         "scheme": scheme,
         "task": text.name,
@@ -139,14 +163,40 @@ def perplexity_results(
     results = [
         _result(common, PERPLEXITY, "lower", value, result.standard_error, result.nll),
     ]
-    if agreement is not None:
-        results += [
-            _result(common, KL, "lower", agreement.mean_kl, _error(agreement.kl), agreement.kl),
-            _result(
-                common, TOP1, "higher", agreement.mean_top1, _error(agreement.top1), agreement.top1
-            ),
-        ]
+    if agreement is None:
+        return results
+    results += [
+        _result(common, KL, "lower", *_mean(agreement.kl)),
+        _result(common, TOP1, "higher", *_mean(agreement.top1)),
+        _result(common, TOP5, "higher", *_mean(agreement.top5)),
+        _result(common, RANK_CHANGE, "lower", *_mean(agreement.rank_change)),
+    ]
+    if math.isfinite(agreement.mean_kl):
+        quantiles = block_quantile_intervals(
+            agreement.token_kl, tuple(KL_QUANTILES.values()), seed=seed
+        )
+        for name, interval in zip(KL_QUANTILES, quantiles, strict=True):
+            seen = {**common["observed"], "low": interval.low, "high": interval.high}
+            results.append(
+                _result(
+                    common | {"observed": seen},
+                    kl_metric(name),
+                    "lower",
+                    interval.estimate,
+                    None,
+                    (),
+                )
+            )
     return results
+
+
+def _mean(
+    values: tuple[float, ...],
+) -> tuple[float | None, float | None, tuple[float, ...], str]:
+    """Value, standard error, values and detail of a mean over segments."""
+    if not all(map(math.isfinite, values)):
+        return None, None, (), "a token that the reference expects has no probability left"
+    return math.fsum(values) / len(values), _error(values), values, ""
 
 
 def task_results(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from importlib import metadata
+from pathlib import Path
 
 from db.records import RunInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.evaluator import EvaluationPlan, Evaluator, default_through
-from flexq_bench.accuracy.loading import load_model
+from flexq_bench.accuracy.evaluator import Evaluator, default_through
+from flexq_bench.accuracy.loading import LoadedModel, load_model
+from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import Origin
+from flexq_bench.accuracy.references import ModelReference, Reference
+from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
 from flexq_bench.accuracy.tasks import ZERO_SHOT, check_tasks
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.errors import UsageError
@@ -21,16 +26,21 @@ from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.schemes.registry import resolve
 
 PAPERS_TASKS = "zero-shot"  # stands for all of ZERO_SHOT
+log = logging.getLogger(__name__)
 _LIBRARIES = ("transformers", "tokenizers", "lm_eval")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModel:
-    """A model that is ready to be evaluated, with the origin of its results."""
+    """A model that is ready to be evaluated, with the origin of its results.
+
+    warning: what looks wrong with how it is evaluated; None: nothing.
+    """
 
     plan: EvaluationPlan
     evaluator: Evaluator
     origin: Origin
+    warning: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,11 @@ class Subjects:
 
 
 def subjects(
-    model: str, schemes: tuple[str, ...], checkpoint: str | None, *, default: tuple[str, ...]
+    model: str,
+    schemes: tuple[str, ...],
+    checkpoint: str | None,
+    *,
+    default: tuple[str, ...],
 ) -> Subjects:
     """The model as it is and under schemes, beside a checkpoint of it, or a checkpoint alone.
 
@@ -88,12 +102,15 @@ def prepare(
     dtype: str | None,
     trigger: str,
     run: RunInfo | None = None,
+    each_by_itself: bool = False,
 ) -> PreparedModel:
     """Load the model and see that everything that the plan names is there.
 
     model: the original; where the plan has none, the folder of the plan's checkpoint.
-    device None: the first GPU, else the CPU. run None: a new one. Raises UsageError for a device,
-    model, scheme, text or task that isn't there or doesn't fit, before anything is evaluated.
+    device None: the first GPU, else the CPU. run None: a new one. each_by_itself: a scheme that
+    kernels can't compute is refused when it is evaluated, not here, so that others are.
+    Raises UsageError for a device, model, scheme, text or task that isn't there or doesn't fit,
+    before anything is evaluated.
     """
     chosen = find_device(best_device() if device is None else device)
     checkpoint = None if plan.checkpoint is None else open_checkpoint(plan.checkpoint)
@@ -105,7 +122,13 @@ def prepare(
     else:
         through = plan.through or default_through(chosen)
         loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
-    evaluator = Evaluator(loaded, plan, checkpoint)
+    plan, reference = _with_reference(plan, loaded)
+    evaluator = Evaluator(loaded, plan, checkpoint, reference)
+    if not each_by_itself:
+        evaluator.check_kernels()
+    warning = evaluator.warning()
+    if warning is not None:
+        log.warning("%s: %s", loaded.name, warning)
     handle = None if chosen.type == "cpu" else open_handle(chosen)
     origin = Origin(
         model=loaded.name,
@@ -116,7 +139,44 @@ def prepare(
         device=describe_device(chosen, handle),
         environment=describe_environment(chosen, handle) | _versions(),
     )
-    return PreparedModel(plan, evaluator, origin)
+    return PreparedModel(plan, evaluator, origin, warning)
+
+
+def _with_reference(
+    plan: EvaluationPlan, loaded: LoadedModel
+) -> tuple[EvaluationPlan, Reference | None]:
+    """The plan's reference, and the plan with the reference's context where it says none."""
+    named = plan.reference
+    if named is None:
+        return plan, None
+    if is_stored_reference(named):
+        stored = StoredReference(Path(named).expanduser())
+        contexts = {stored.context(text) for text in plan.texts}
+        if plan.context is not None:
+            contexts.add(plan.context)
+        if len(contexts) > 1:
+            raise UsageError(
+                f"{named} was stored with segments of "
+                f"{min(map(stored.context, plan.texts))} tokens: ask for as many, or store it again"
+            )
+        fewest = min((stored.segments(text) for text in plan.texts), default=None)
+        context = next(iter(contexts), None)
+        if fewest is not None and context is not None:
+            most = fewest * (context - 1)
+            plan = replace(plan, max_tokens=min(plan.max_tokens or most, most))
+        return replace(plan, context=context), stored
+    through = plan.through or default_through(loaded.device)
+    if is_checkpoint(named):
+        original = load_checkpoint(
+            open_checkpoint(named),
+            device=loaded.device,
+            through=through,
+            dtype=loaded.dtype,
+        )
+    else:
+        original = load_model(named, device=loaded.device, dtype=loaded.dtype)
+    context = original.context(plan.context)
+    return replace(plan, context=context), ModelReference(original, context=context, bos=plan.bos)
 
 
 def best_device() -> str:

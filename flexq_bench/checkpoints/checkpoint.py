@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ class QuantizedCheckpoint(ABC):
     is_synthetic: bool = False
     layers: tuple[str, ...]
     tensor_names: tuple[str, ...]
+
+    def hash_with_cache(self, kv_bits: int) -> str:
+        """Content hash of this checkpoint served with a cache of so many bits.
+
+        That of the folder, if these are its bits.
+        """
+        if kv_bits == self.kv_bits:
+            return self.content_hash
+        return hashlib.sha256(f"{self.content_hash} kv{kv_bits}".encode()).hexdigest()
 
     @property
     def tokenizer_folder(self) -> Path:

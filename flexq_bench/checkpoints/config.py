@@ -251,6 +251,16 @@ def section_of(extension: Extension, ignored: tuple[str, ...]) -> QuantizationSe
     )
 
 
+def dumped_section(extension: Extension, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """`section_of` as config.json has it, still without a content hash."""
+    section = section_of(extension, ignored).model_dump(mode="json", exclude_none=True)
+    section[SECTION]["layers"] = {
+        name: entry.model_dump(mode="json", exclude_defaults=True)
+        for name, entry in extension.layers.items()
+    }
+    return section
+
+
 def read_section(raw: Any, where: str) -> QuantizationSection:
     """Validate a `quantization_config` of ours.
 

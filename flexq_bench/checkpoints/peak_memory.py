@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import resource
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +16,8 @@ import torch
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _RESET_PEAK = "5"  # proc(5): resets the peak of the resident set
 _KIB = 1 << 10
+# glibc's mallopt(3): allocations of so many bytes are mapped, and unmapped when they are freed.
+_M_MMAP_THRESHOLD, _MAPPED, _MOST_BY_ITSELF = -3, 256 << 10, 32 << 20
 
 
 class PeakMemory:
@@ -69,3 +72,22 @@ def give_back_free_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+@contextlib.contextmanager
+def freed_at_once(device: torch.device) -> Iterator[None]:
+    """While it lasts, what a CPU frees of tensors goes back to the system.
+
+    Otherwise glibc raises the size from which it does so to that of the largest that was freed, and
+    tensors that come and go leave holes in the heap: twice a block's weights while it is quantized.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" and device.type == "cpu" else None
+    mallopt = getattr(libc, "mallopt", None)
+    if mallopt is None:
+        yield
+        return
+    mallopt(_M_MMAP_THRESHOLD, _MAPPED)
+    try:
+        yield
+    finally:
+        mallopt(_M_MMAP_THRESHOLD, _MOST_BY_ITSELF)  # where glibc's own choice ends

@@ -13,7 +13,7 @@ from torch import nn
 from flexq_bench.checkpoints.config import StoredScheme
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.model_source import ModelSource
-from flexq_bench.checkpoints.peak_memory import PeakMemory
+from flexq_bench.checkpoints.peak_memory import PeakMemory, freed_at_once
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.checkpoints.writer import CheckpointWriter, check_target
 from flexq_bench.schemes.calibration import Calibration
@@ -90,7 +90,7 @@ def quantize_checkpoint(
         for path in source.companions(Path(scratch)):
             writer.add_file(path)
         writer.leave_as_is(_other_linears(streamed))
-        with PeakMemory(device) as peak:
+        with freed_at_once(device), PeakMemory(device) as peak:
             for name, tensor in streamed.read_ends():
                 writer.add_tensor(name, tensor)
             writer.close_shard()

@@ -13,6 +13,7 @@ from flexq_bench.checkpoints.checkpoint import QuantizedCheckpoint
 from flexq_bench.checkpoints.config import (
     CONFIG,
     QUANTIZATION,
+    dumped_section,
     read_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
@@ -39,6 +40,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
         section = read_section(whole[QUANTIZATION], str(folder))
         extension = section.flexq_bench
         self.folder = folder
+        self._section = section
         self.config = {key: value for key, value in whole.items() if key != QUANTIZATION}
         self.scheme = extension.scheme
         self.kv_bits = extension.kv_bits
@@ -57,6 +59,15 @@ class StoredCheckpoint(QuantizedCheckpoint):
             )
         parts = {f"{name}.{part}" for name, entry in self._entries.items() for part in specs(entry)}
         self.tensor_names = tuple(sorted(set(self._infos) - parts))
+
+    def hash_with_cache(self, kv_bits: int) -> str:
+        """The hash of what `quantize --kv-bits` would have written in place of this."""
+        if kv_bits == self.kv_bits:
+            return self.content_hash
+        extension = self._section.flexq_bench.model_copy(update={"kv_bits": kv_bits})
+        ignored = tuple(name for name in self._section.ignore if name not in self._entries)
+        section = dumped_section(extension, ignored)
+        return content_hash({**self.config, QUANTIZATION: section}, self._infos)
 
     def layer(self, name: str, device: torch.device | str = "cpu") -> QuantizedLayer:
         """Read one layer. Raises CheckpointError in one line if there is none or it is damaged."""

@@ -19,7 +19,7 @@ from flexq_bench.checkpoints.config import (
     Extension,
     LayerEntry,
     StoredScheme,
-    section_of,
+    dumped_section,
 )
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.folders import INDEX, WHOLE, is_own_checkpoint
@@ -199,13 +199,7 @@ class CheckpointWriter:
             synthetic=self._is_synthetic,
             files=vocabulary_digests(self._aside),
         )
-        section = section_of(extension, tuple(self._ignored)).model_dump(
-            mode="json", exclude_none=True
-        )
-        section[SECTION]["layers"] = {
-            name: entry.model_dump(mode="json", exclude_defaults=True)
-            for name, entry in self._layers.items()
-        }
+        section = dumped_section(extension, tuple(self._ignored))
         config = {**self._config, QUANTIZATION: section}
         section[SECTION]["content_hash"] = content_hash(config, self._tensors)
         return config

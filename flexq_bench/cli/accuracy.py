@@ -12,6 +12,7 @@ import typer
 
 from flexq_bench.cli.model_options import (
     BatchOption,
+    BosOption,
     CalibrationOption,
     CheckpointOption,
     ContextOption,
@@ -21,10 +22,12 @@ from flexq_bench.cli.model_options import (
     LimitOption,
     MaxTokensOption,
     ModelOption,
+    SchemesFromOption,
     SegmentsOption,
     TaskDataOption,
     TasksOption,
     ThroughOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import (
     ClusterOption,
@@ -71,6 +74,7 @@ def accuracy(
             show_default=False,
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     checkpoint: CheckpointOption = None,
     through: ThroughOption = None,
     data: DataOption = None,
@@ -81,11 +85,22 @@ def accuracy(
     calibration_length: LengthOption = None,
     context: ContextOption = None,
     max_tokens: MaxTokensOption = None,
+    bos: BosOption = None,
     limit: LimitOption = None,
     batch: BatchOption = 8,
     layers: Annotated[
         bool, typer.Option("--layers", help="Also the output error of each layer.")
     ] = False,
+    save_reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--save-reference",
+            metavar="FILE",
+            help="Keep the predictions of the model as it is on the texts in a .safetensors file, "
+            "which gate accuracy --reference takes in its place.",
+            show_default=False,
+        ),
+    ] = None,
     dtype: DtypeOption = None,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
@@ -111,12 +126,14 @@ def accuracy(
     """
     from db.engine import open_database
     from flexq_bench.accuracy import SUITE, CalibrationPlan, EvaluationPlan, check_tasks, read_text
+    from flexq_bench.accuracy.bos import as_bos
     from flexq_bench.accuracy.results import as_through
     from flexq_bench.accuracy.setup import named_tasks, prepare, subjects
     from flexq_bench.fleet import NO_CLUSTER
     from flexq_bench.runs.lifecycle import new_run
     from flexq_bench.runs.result_files import ResultFiles
 
+    use_own_schemes(schemes_from)
     files = ResultFiles(as_json)
     evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=_DEFAULT)
     plan = EvaluationPlan(
@@ -129,6 +146,7 @@ def accuracy(
         task_data=None if task_data is None else Path(task_data),
         context=context,
         max_tokens=max_tokens,
+        bos=as_bos(bos),
         limit=limit,
         batch=batch,
         layers=layers,
@@ -137,6 +155,8 @@ def accuracy(
         else CalibrationPlan(read_text(calibration), calibration_segments, calibration_length),
         seed=seed,
     )
+    if save_reference is not None:
+        _check_reference_file(save_reference, plan, cluster)
     with open_database(db) as database:
         run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
         if cluster == NO_CLUSTER:
@@ -145,7 +165,29 @@ def accuracy(
         else:
             check_tasks(plan.tasks, plan.task_data)
             evaluate = _on_cluster(database, model, plan, run, cluster, device, dtype)
-        raise typer.Exit(_carry_out(database, run, evaluate, files))
+        code = _carry_out(database, run, evaluate, files)
+        if save_reference is not None and code == ExitCode.PASS:
+            _save_reference(save_reference, setup, files)
+        raise typer.Exit(code)
+
+
+def _check_reference_file(path: Path, plan: EvaluationPlan, cluster: str) -> None:
+    """Raise UsageError if a reference can't be saved, before anything is evaluated."""
+    from flexq_bench.accuracy.stored_reference import SUFFIX
+    from flexq_bench.fleet import NO_CLUSTER
+
+    if cluster != NO_CLUSTER or not plan.texts or not plan.original:
+        raise UsageError(
+            "--save-reference keeps the predictions of a model as it is on texts, computed here: "
+            "give --data and the original model, without --cluster"
+        )
+    if path.suffix != SUFFIX or not path.parent.is_dir():
+        raise UsageError(f"--save-reference {path}: give a {SUFFIX} file in a folder that is there")
+
+
+def _save_reference(path: Path, setup: PreparedModel, files: ResultFiles) -> None:
+    digest = setup.evaluator.save_reference(path)
+    say(console(stderr=files.uses_stdout), f"reference: {path}, content hash {digest}")
 
 
 def _resumed(database: Database, prefix: str) -> RunInfo:
@@ -227,7 +269,12 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
     """Texts, tasks and layers, those that there are."""
     from flexq_bench.accuracy import report
 
-    tables = (report.texts_table, report.tasks_table, report.layers_table)
+    tables = (
+        report.texts_table,
+        report.agreement_table,
+        report.tasks_table,
+        report.layers_table,
+    )
     for table in (make(findings) for make in tables):
         if table is not None:
             show_by_words(out, table)

@@ -27,6 +27,7 @@ from flexq_bench.cli import (
     gate_perf,
     listing,
     nightly,
+    notify,
     quantize,
     quickstart,
     run,
@@ -65,6 +66,7 @@ app.command("decode")(decode.decode)
 app.command("compare")(compare.compare)
 app.command("detect")(detect.detect)
 app.command("nightly")(nightly.nightly)
+app.command("notify")(notify.notify)
 app.command("bisect")(bisect.bisect)
 gate.app.command("perf")(gate_perf.perf)
 gate.app.command("accuracy")(gate_accuracy.accuracy)

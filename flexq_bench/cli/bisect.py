@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +16,9 @@ from flexq_bench.cli.options import (
     DbOption,
     DeviceOption,
     JsonFlag,
+    KernelsFromOption,
     ProcessesOption,
+    ProjectOption,
     RepositoryOption,
     SeedOption,
 )
@@ -24,6 +28,8 @@ from flexq_bench.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from flexq_bench.measure.ab import CaseComparison
+    from flexq_bench.repository.project import Project
+    from workloads.case import Case
 
 
 def bisect(
@@ -36,6 +42,8 @@ def bisect(
     device: DeviceOption = None,
     processes: ProcessesOption = 6,
     repository: RepositoryOption = ".",
+    kernels_from: KernelsFromOption = None,
+    project: ProjectOption = None,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Ask again what an interrupted search asked already.")
     ] = False,
@@ -56,13 +64,26 @@ def bisect(
     from ci.bisect import bisect as find_change
     from ci.reports import bisect as reports
     from flexq_bench.cli.case_selection import chosen_device
-    from flexq_bench.measure.ab import InterleaveRules, compare_commits
+    from flexq_bench.cli.outside import use_kernels_from
+    from flexq_bench.cli.project import refuse_beside_project, use_project
+    from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.measure.ab.revisions import commits_between, resolve_pair
+    from flexq_bench.repository import project as projects
     from flexq_bench.repository.worktrees import repository_of
 
-    folder = repository_of(Path(repository))
-    first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
-    commits = commits_between(folder, first, last)
+    use_kernels_from(kernels_from)
+    if project is not None:
+        refuse_beside_project(kernels_from=kernels_from)
+        opened = use_project(project, good)
+        folder, first = opened.project.root, opened.revision.commit.sha
+        last = projects.revision(opened.project, bad).commit.sha
+        commits = projects.commits_after(opened.project, first, last)
+        by = partial(_compared_in_project, opened.project)
+    else:
+        folder = repository_of(Path(repository))
+        first, last = (revision.commit for revision in resolve_pair(folder, good, bad))
+        commits = commits_between(folder, first, last)
+        by = partial(_compared_here, folder)
     if not commits:
         raise UsageError(f"no commit between {good} and {bad} changes the code: nothing to search")
     name = chosen_device(backend, device)
@@ -75,15 +96,8 @@ def bisect(
 
     def compare(commit: str) -> CaseComparison:
         with progress(rules.blocks_at_first) as on_block:
-            (compared,) = compare_commits(
-                folder,
-                first,
-                commit,
-                [case],
-                device=name,
-                seed=seed,
-                rules=rules,
-                on_block=on_block,
+            (compared,) = by(
+                first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
             )
         return compared
 
@@ -108,3 +122,21 @@ def bisect(
         for line in reports.lines(report, folder):
             say(out, line)
     raise typer.Exit(int(report.exit_code))
+
+
+def _compared_here(
+    folder: Path, base: str, head: str, cases: Sequence[Case], **how: Any
+) -> Iterator[CaseComparison]:
+    from flexq_bench.measure.ab import compare_commits
+
+    return compare_commits(folder, base, head, cases, **how)
+
+
+def _compared_in_project(
+    project: Project, base: str, head: str, cases: Sequence[Case], **how: Any
+) -> Iterator[CaseComparison]:
+    from flexq_bench.measure.ab import compare_project
+    from flexq_bench.repository.project import revision
+
+    ends = (revision(project, base), revision(project, head))
+    return compare_project(project, *ends, cases, **how)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from flexq_bench.cli.measuring import backend_of
 from flexq_bench.cli.options import BackendChoice
+from flexq_bench.cli.outside import with_outside
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet import device_name
 from flexq_bench.measure.device import capability, find_device
@@ -37,7 +38,13 @@ def chosen_device(backend: BackendChoice, device: str | None) -> str:
 def chosen_cases(selection: CaseSelection, device: str) -> tuple[Case, ...]:
     """The cases of a suite; probes only where they are asked for."""
     kernels = selection.restrictions.get("kernels") or ()
-    suite = load_suite(selection.suite).restrict(m=selection.m, **selection.restrictions)
+    return cases_of_suite(with_outside(load_suite(selection.suite), kernels), selection, device)
+
+
+def cases_of_suite(suite: Suite, selection: CaseSelection, device: str) -> tuple[Case, ...]:
+    """As chosen_cases, of a suite that was loaded; what narrows it is the selection's."""
+    kernels = selection.restrictions.get("kernels") or ()
+    suite = suite.restrict(m=selection.m, **selection.restrictions)
     return _planned(suite, device, kernels, keep_probes=bool(kernels))
 
 

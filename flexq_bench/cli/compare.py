@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +19,12 @@ from flexq_bench.cli.options import (
     DbOption,
     DeviceOption,
     JsonFlag,
+    KernelsFromOption,
     KernelsOption,
     LayersOption,
     ModelsOption,
     ProcessesOption,
+    ProjectOption,
     RepositoryOption,
     SeedOption,
     SizesOption,
@@ -34,6 +37,7 @@ from flexq_bench.runs.sweep_text import split_sizes
 
 if TYPE_CHECKING:
     from db.queries import RunSummary
+    from flexq_bench.cli.case_selection import CaseSelection
     from flexq_bench.measure.ab import Block, CaseComparison, InterleaveRules
     from workloads.case import Case
 
@@ -52,17 +56,19 @@ def compare(
         Kind, typer.Option("--kind", help="auto: kernels, else revisions, else stored runs.")
     ] = Kind.AUTO,
     suite: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--suite",
             metavar="SUITE",
-            help="The cases: list suites, or a .toml.",
+            help="The cases: list suites, or a .toml. Default: smoke, or that of the project.",
             rich_help_panel=CASES,
         ),
-    ] = "smoke",
+    ] = None,
     models: ModelsOption = None,
     m: SizesOption = None,
     kernels: KernelsOption = None,
+    kernels_from: KernelsFromOption = None,
+    project: ProjectOption = None,
     layers: LayersOption = None,
     stage: StageOption = None,
     cache: CacheOption = None,
@@ -84,11 +90,20 @@ def compare(
     5: this machine, a commit's worker or the database failed; 130: interrupted.
     """
     from flexq_bench.cli.case_selection import CaseSelection
+    from flexq_bench.cli.outside import code_with_failures, known_patterns, use_kernels_from
+    from flexq_bench.cli.project import refuse_beside_project
 
+    use_kernels_from(kernels_from)
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
-    selection = CaseSelection(suite, split_sizes(m), restrictions)
+    restrictions["kernels"] = known_patterns(restrictions["kernels"])
+    selection = CaseSelection(suite or "smoke", split_sizes(m), restrictions)
+    if project is not None:
+        refuse_beside_project(kernels_from=kernels_from)
+        selection = replace(selection, suite=suite or "")
+        where = (backend, device)
+        raise typer.Exit(_project(project, base, head, selection, where, processes, seed, as_json))
     if kind is Kind.AUTO:
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
@@ -99,9 +114,10 @@ def compare(
 
     rules = InterleaveRules.with_processes(processes)
     compared = _commits if kind is Kind.COMMITS else _kernels
-    raise typer.Exit(
-        compared(base, head, selection, (backend, device), Path(repository), rules, seed, as_json)
+    code = compared(
+        base, head, selection, (backend, device), Path(repository), rules, seed, as_json
     )
+    raise typer.Exit(code_with_failures(code))
 
 
 def _kind_of(base: str, head: str, repository: str, db: str | None) -> Kind:
@@ -172,6 +188,34 @@ def _commits(
                 on_block=on_block,
             )
         )
+    return _show("commits", base, head, cases, results, rules, device, as_json)
+
+
+def _project(
+    folder: str,
+    base: str,
+    head: str,
+    selection: CaseSelection,
+    where: tuple[BackendChoice, str | None],
+    processes: int,
+    seed: int,
+    as_json: bool,
+) -> int:
+    from flexq_bench.cli.case_selection import cases_of_suite, chosen_device
+    from flexq_bench.cli.project import use_project
+    from flexq_bench.measure.ab import InterleaveRules, compare_project
+    from flexq_bench.repository.project import revision
+
+    device = chosen_device(*where)
+    opened = use_project(folder, base)
+    cases = cases_of_suite(opened.suite(selection.suite or None), selection, device)
+    rules = InterleaveRules.with_processes(processes)
+    ends = (opened.revision, revision(opened.project, head))
+    with progress(len(cases) * rules.blocks_at_first) as on_block:
+        compared = compare_project(
+            opened.project, *ends, cases, device=device, seed=seed, rules=rules, on_block=on_block
+        )
+        results = list(compared)
     return _show("commits", base, head, cases, results, rules, device, as_json)
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
 
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.text_files import read_text
 from workloads.names import listed, unknown
 
 LABELS = ("commit", "time")  # columns that are kept beside the number
+_UNIT_STEPS = (1e3, 1e6, 1e9)  # of ns, µs, ms and s
+_UNIT_TOLERANCE = 1.6  # that a factor may be off by and still be a unit's
 _GAPS = frozenset({"", "nan", "na", "n/a", "null", "none"})
 _DELIMITERS = ",;\t"
 _MOST_BYTES = 1 << 25  # millions of numbers
@@ -60,6 +65,59 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
         raise UsageError(f"{path} holds no number: write one a row")
     values = tuple(_number(path, line, _cell(cells, at), name) for line, cells in data)
     return NumberColumn(name, values, tuple(line for line, _ in data), labels)
+
+
+def doubts(numbers: NumberColumn) -> list[str]:
+    """What makes a file look like no series: rows out of order, values of more than one unit."""
+    return [*_out_of_order(numbers), *_mixed_units(numbers)]
+
+
+def _out_of_order(numbers: NumberColumn) -> list[str]:
+    times = [_moment(text) for text in numbers.labels.get("time", ())]
+    known = [(moment, row) for moment, row in zip(times, numbers.rows, strict=False) if moment]
+    backward = [row for (a, _), (b, row) in pairwise(known) if b < a]
+    if not backward:
+        return []
+    if len(backward) == len(known) - 1:
+        return ["the newest row is first: turn the file around"]
+    return [
+        f"{len(backward)} rows are older than the row before them, row {backward[0]} is the first: "
+        "sort the file by time"
+    ]
+
+
+def _moment(text: str) -> float | None:
+    """A number, or a date and time of ISO 8601, as a number that grows with it."""
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _mixed_units(numbers: NumberColumn) -> list[str]:
+    positive = [(v, row) for v, row in zip(numbers.values, numbers.rows, strict=True) if v > 0]
+    if not positive:
+        return []
+    middle = statistics.median(value for value, _ in positive)
+    for factor in _UNIT_STEPS:
+        for sign, word in ((1, "larger"), (-1, "smaller")):
+            odd = [
+                row
+                for value, row in positive
+                if abs(sign * math.log(value / middle) - math.log(factor))
+                < math.log(_UNIT_TOLERANCE)
+            ]
+            if odd:
+                return [
+                    f"{len(odd)} values are about {factor:,.0f} times {word} than the others, "
+                    f"row {odd[0]} is the first: are there two units?"
+                ]
+    return []
 
 
 def _read(path: str) -> list[tuple[int, list[str]]]:

@@ -13,6 +13,19 @@ import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.outside_export import write_outside
+from flexq_bench.cli.outside_import import (
+    AlertOption,
+    CommitOption,
+    ImportFormatOption,
+    OutsideDeviceOption,
+    OutsideOptions,
+    ProjectOption,
+    RepositoryOption,
+    SuiteOption,
+    TimeOption,
+    import_outside,
+)
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names, split_sizes
 
@@ -44,15 +57,37 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(help=".jsonl, .jsonl.gz or .parquet files.")],
+    files: Annotated[
+        list[str],
+        typer.Argument(help=".jsonl, .jsonl.gz or .parquet files; with --format those of a tool."),
+    ],
+    format_name: ImportFormatOption = None,
+    commit: CommitOption = None,
+    project: ProjectOption = None,
+    repository: RepositoryOption = None,
+    device: OutsideDeviceOption = None,
+    time: TimeOption = None,
+    alert: AlertOption = True,
+    suite: SuiteOption = None,
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Store the records of files, each file whole or not at all; known ones change nothing."""
+    """Store the records of files, each file whole or not at all; known ones change nothing.
+
+    With --format: results of another tool, at a commit of another project. Their series are judged
+    by history alone. A result that can't be taken is refused by its name, the others are stored.
+
+    Exit code 0: all is stored; 2: a file or a result was refused.
+    """
     from db.engine import open_database
     from db.exchange import ImportSummary, import_file
     from flexq_bench.runs.published_numbers import keep_references
 
+    told = OutsideOptions(commit, project, repository, device, time, alert, suite)
+    if format_name is not None:
+        import_outside(files, format_name, told, db, as_json)
+        return
+    told.refuse_any()
     done: list[ImportSummary] = []
     with open_database(db, silence_s=PATIENCE_S) as database:
         keep_references(database)
@@ -68,7 +103,18 @@ def import_(
 
 @app.command()
 def export(
-    file: Annotated[str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file.")],
+    file: Annotated[
+        str, typer.Argument(help="A .jsonl, .jsonl.gz or .parquet file; with --format any name.")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="pytorch-hud, bencher, perfherder, openmetrics or flashinfer-bench (a folder).",
+            show_default=False,
+        ),
+    ] = None,
     runs: Annotated[
         str | None, typer.Option("--run", metavar="RUNS", help="Only of these runs.")
     ] = None,
@@ -84,7 +130,11 @@ def export(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Write stored records to a file. Every option narrows; without one all are written."""
+    """Write stored records to a file. Every option narrows; without one all are written.
+
+    With --format: as another service reads them, only results that may be compared. pytorch-hud and
+    flashinfer-bench have all of them, the others the newest of each series.
+    """
     from db import queries
     from db.engine import open_database
     from db.exchange import export_records, write_records
@@ -106,6 +156,13 @@ def export(
             gpus=_known("device", devices, known.gpus),
             m=split_sizes(m) or (),
         )
+        if format_name is not None:
+            count = write_outside(format_name, file, export_records(session, filters))
+            if as_json:
+                print_json({"file": file, "format": format_name, "results": count})
+            else:
+                say(console(), f"{count} results in {file} ({format_name})")
+            return
         others = [
             *queries.export_accuracy(session, filters),
             *queries.export_decodes(session, filters),

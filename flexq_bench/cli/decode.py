@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from flexq_bench.cli.model_options import CalibrationOption, LengthOption, SegmentsOption
+from flexq_bench.cli.model_options import (
+    CalibrationOption,
+    LengthOption,
+    SchemesFromOption,
+    SegmentsOption,
+    use_own_schemes,
+)
 from flexq_bench.cli.options import (
     LARGEST_COUNT,
     MOST_PROCESSES,
@@ -69,6 +75,7 @@ def decode(
             show_default=False,
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     calibration: CalibrationOption = None,
     calibration_segments: SegmentsOption = 128,
     calibration_length: LengthOption = None,
@@ -170,6 +177,7 @@ def decode(
     from flexq_bench.schemes.model_files import is_there
     from workloads.models import get_model, load_catalog
 
+    use_own_schemes(schemes_from)
     if serve and (others := given_options(context, _OF_BATCHES)):
         raise UsageError(f"{', '.join(others)}: not with --serve, leave one of them out")
     if not serve and (others := given_options(context, _OF_SERVING)):

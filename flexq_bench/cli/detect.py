@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -14,14 +14,22 @@ from flexq_bench.cli.options import LARGEST_ID, DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import UsageError
 
+if TYPE_CHECKING:
+    from flexq_bench.stats import LevelModel
+
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A series and what stands beside each value: labels by name, one a value."""
+    """A series and what stands beside each value: labels by name, one a value.
+
+    doubts: why it may be no series, a line each.
+    """
 
     name: str
     values: tuple[float, ...]
     labels: dict[str, Sequence[Any]]
+    doubts: Sequence[str] = ()
+    caveat: str = ""  # what a change means here; empty: what it always does
 
 
 def detect(
@@ -45,10 +53,11 @@ def detect(
     db: DbOption = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Show where the level of a series changed.
+    """Show where the level of a series changed, and what else it is made of.
 
-    A level holds for three values or more, ten come before the first change, and a change is 1 % or
-    more. Indices count from 0. What is empty, NaN, zero or negative is a gap.
+    A level holds for three values or more, ten come before the first change, and a change is 0.5 %
+    or more. A drift, switches between two levels and spells of up to five values are no changes:
+    they are named. Indices count from 0. What is empty or NaN is a gap.
     """
     if column is not None and csv is None:
         raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")
@@ -61,44 +70,48 @@ def detect(
 
 
 def _from_csv(path: str, column: str | None) -> _Source:
-    from flexq_bench.cli.csv_series import read_numbers
+    from flexq_bench.cli.csv_series import doubts, read_numbers
 
     numbers = read_numbers(path, column)
     labels: dict[str, Sequence[Any]] = {"row": numbers.rows, **numbers.labels}
-    return _Source(path, numbers.values, labels)
+    return _Source(path, numbers.values, labels, doubts(numbers))
 
 
 def _from_database(series: int, db: str | None) -> _Source:
     from db import queries
     from db.engine import open_database
+    from flexq_bench.verdicts import history_verdict
 
     with open_database(db, read_only=True) as database, database.session() as session:
         points = queries.series_history(session, series)
         if not points and series not in {row.id for row in queries.list_series(session)}:
             raise UsageError(f"no series {series}: flexq-bench list series shows those there are")
+        projects = {row.id: row.project for row in queries.project_series(session)}
     labels: dict[str, Sequence[Any]] = {
         "commit": [point.commit for point in points],
         "time": [point.created_at for point in points],
         "epoch": [point.epoch for point in points],
     }
-    return _Source(f"series {series}", tuple(point.median_us for point in points), labels)
+    values = tuple(point.median_us for point in points)
+    caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
+    return _Source(f"series {series}", values, labels, caveat=caveat)
 
 
 def _show(source: _Source, as_json: bool) -> None:
-    from flexq_bench.stats.change_points import FEWEST_POINTS, change_points
-    from flexq_bench.stats.log_series import positive_logs
+    from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, usable_values
 
-    usable = positive_logs(source.values)[1].size
+    usable = usable_values(source.values)[0].size
+    model = level_model(source.values)
     rows = [
         {
-            "index": point.index,
-            **{name: values[point.index] for name, values in source.labels.items()},
-            "mean_before": point.mean_before,
-            "mean_after": point.mean_after,
-            "relative_change": point.relative_change,
-            "p_value": point.p_value,
+            "index": step.index,
+            **{name: values[step.index] for name, values in source.labels.items()},
+            "mean_before": step.before,
+            "mean_after": step.after,
+            "relative_change": step.relative_change,
+            "p_value": step.p_value,
         }
-        for point in change_points(source.values)
+        for step in model.steps
     ]
     enough = usable >= FEWEST_POINTS
     if as_json:
@@ -109,10 +122,18 @@ def _show(source: _Source, as_json: bool) -> None:
                 "gaps": len(source.values) - usable,
                 "enough": enough,
                 "change_points": rows,
+                "drifts": [asdict(drift) for drift in model.drifts],
+                "modes": None if model.modes is None else asdict(model.modes),
+                "mode_switches": [asdict(switch) for switch in model.switches],
+                "spells": [asdict(spell) for spell in model.spells],
+                "doubts": list(source.doubts),
+                "caveat": source.caveat,
             }
         )
         return
     out = console()
+    if source.caveat:
+        say(out, f"{source.name} is {source.caveat}")
     gaps = len(source.values) - usable
     counted = f"{source.name}: {usable} values" + (f" and {gaps} gaps" if gaps else "")
     if not enough:
@@ -122,6 +143,25 @@ def _show(source: _Source, as_json: bool) -> None:
     else:
         say(out, f"{counted}: {len(rows)} change point{'s' if len(rows) > 1 else ''}")
         out.print(_table(rows))
+    for line in (*_in_words(model), *source.doubts):
+        say(out, line)
+
+
+def _in_words(model: LevelModel) -> Iterator[str]:
+    """What a series is made of beside its steps."""
+    for drift in model.drifts:
+        yield (
+            f"a drift of {drift.slope:+.3%} a value from index {drift.onset} to {drift.end - 1}, "
+            f"{drift.change:+.1%} in all"
+        )
+    if model.modes is not None:
+        switches = len(model.switches)
+        yield (
+            f"two levels {model.modes.gap:.1%} apart, {model.modes.share:.0%} of the values on the "
+            f"upper one" + (f", {switches} switches between them" if switches else "")
+        )
+    for spell in model.spells:
+        yield f"a spell of {spell.change:+.1%} from index {spell.start} to {spell.stop - 1}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

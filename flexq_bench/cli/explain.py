@@ -95,6 +95,7 @@ def _print(
     again: Sequence[Recomputed],
     panels: Sequence[Panel],
 ) -> None:
+    from flexq_bench.verdicts import history_verdict
     from flexq_bench.verdicts.evidence_plot import terminal_plot
 
     say(out, f"alert {row.id}: {row.family}, {row.state}, commits {commit_range(row)}")
@@ -115,7 +116,12 @@ def _print(
             say(out, f"{_name(one.decision)}: {difference}")
     agree = sum(not one.differences for one in again)
     say(out, f"{agree} of {len(again)} verdicts agree with their evidence to the last bit")
-    if row.good is not None and again:
+    by_history = [one for one in again if one.decision.detector == history_verdict.DETECTOR]
+    for one in by_history:
+        say(out, f"{_name(one.decision)}: {one.decision.reason}")
+    if by_history:
+        say(out, "another tool measured it: its own benchmark finds the commit")
+    elif row.good is not None and again:
         arguments = database_arguments(database)
         series = str(again[0].decision.series_id)
         commits = ("--good", row.good.sha[:10], "--bad", row.bad.sha[:10])

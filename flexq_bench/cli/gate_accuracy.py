@@ -17,9 +17,11 @@ from flexq_bench.cli.model_options import (
     DtypeOption,
     LengthOption,
     ModelOption,
+    SchemesFromOption,
     SegmentsOption,
     TaskDataOption,
     ThroughOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import (
     DbOption,
@@ -48,7 +50,18 @@ def accuracy(
         typer.Option(
             "--scheme",
             metavar="NAMES",
-            help="Comma-separated; default: the policy's, but beside a checkpoint none.",
+            help="Comma-separated; default: the policy's, but beside a checkpoint or a reference "
+            "none.",
+        ),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            "--reference",
+            metavar="MODEL|STORED",
+            help="Compare with another model (the FP16 original, or a checkpoint), or with a file "
+            "of accuracy --save-reference: --model itself is judged then. Default: with --model.",
+            show_default=False,
         ),
     ] = None,
     base: Annotated[
@@ -57,6 +70,7 @@ def accuracy(
             "--base", metavar="SCHEME", help="What to compare with; default: the policy's, or fp16."
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     data: DataOption = None,
     task_data: TaskDataOption = None,
     calibration: CalibrationOption = None,
@@ -74,32 +88,39 @@ def accuracy(
     """Evaluate a model as it is and quantized, and hold what it loses against a policy.
 
     With --checkpoint exactly the bytes of that folder are judged; reports carry its content hash.
+    With --reference --model itself is judged, against that other model.
 
     Exit code 0: within the limits; 1: it lost too much, or kernels compute something else; 3: it
-    can't be told; 4: planned results are missing. Results are stored.
+    can't be told; 4: planned results are missing, or the data are too few. Results are stored.
     """
     from ci.accuracy_policy import load_accuracy_policy
     from ci.gate_accuracy import gate_accuracy, planned_evaluation
     from ci.gate_accuracy_records import gate_records
+    from ci.notifications import events
     from ci.reports import accuracy as reports
     from db.engine import open_database
     from db.gate_store import add_gates
-    from flexq_bench.accuracy import CalibrationPlan, read_text
-    from flexq_bench.accuracy.results import as_through
+    from flexq_bench.accuracy import FULL_PRECISION, CalibrationPlan, read_text
+    from flexq_bench.accuracy.results import ORIGINAL, as_through
     from flexq_bench.accuracy.setup import prepare, subjects
     from flexq_bench.checkpoints import is_checkpoint
 
+    use_own_schemes(schemes_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_files(files)
     rules = load_accuracy_policy(policy)
-    if is_checkpoint(model):
+    if reference is None and is_checkpoint(model):
         raise UsageError(
             f"--model {model} is a quantized checkpoint: give it with --checkpoint, and the model "
-            "that it was made from with --model"
+            "that it was made from with --model; or that with --reference"
         )
-    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=rules.schemes)
-    judged = evaluated.schemes
-    compared = base or rules.base
+    if reference is not None and base is not None:
+        raise UsageError("--reference and --base are two things to compare with: leave one out")
+    default = rules.schemes if reference is None else ()
+    evaluated = subjects(model, split_names(schemes) or (), checkpoint, default=default)
+    as_it_is = (FULL_PRECISION,) if reference is not None and evaluated.original else ()
+    judged = tuple(dict.fromkeys((*as_it_is, *evaluated.schemes)))
+    compared = ORIGINAL if reference is not None else base or rules.base
     plan, absent = planned_evaluation(
         rules,
         judged,
@@ -113,10 +134,14 @@ def accuracy(
         seed=seed,
         through=as_through(through),
         checkpoint=evaluated.checkpoint,
+        original=evaluated.original,
+        reference=reference,
     )
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database:
-        setup = prepare(model, plan, device=device, dtype=dtype, trigger="gate")
+        setup = prepare(
+            model, plan, device=device, dtype=dtype, trigger="gate", each_by_itself=True
+        )
         with ended_by_terminate(), progress(setup) as on_unit:
             report = gate_accuracy(
                 rules, setup, database, judged, compared, absent, on_unit=on_unit
@@ -124,6 +149,7 @@ def accuracy(
         decided = gate_records(report, rules, setup.origin, at=datetime.now(UTC))
         with database.session() as session:
             add_gates(session, decided)
+            events.tell_accuracy_gates(session, decided)
     writers = {
         "--markdown": reports.markdown,
         "--junit": reports.junit,
@@ -131,5 +157,7 @@ def accuracy(
     }
     write_reports(report, files, writers)
     show_by_words(out, reports.terminal(report))
+    for line in reports.notes(report):
+        say(out, line)
     say(out, reports.headline(report))
     raise typer.Exit(int(report.exit_code))

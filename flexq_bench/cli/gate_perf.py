@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,8 +17,10 @@ from flexq_bench.cli.options import (
     DeviceOption,
     JsonReportOption,
     JunitOption,
+    KernelsFromOption,
     MarkdownOption,
     PolicyOption,
+    ProjectOption,
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
@@ -26,11 +30,12 @@ from flexq_bench.errors import MissingResultsError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.result_files import STDOUT
-from workloads.case import Case
 
 if TYPE_CHECKING:
     from ci.gate_perf import GateReport
-    from flexq_bench.verdicts import Compared, Comparer
+    from ci.policy import Policy
+    from db.records import CommitInfo
+    from flexq_bench.verdicts import Compared
 
 
 def perf(
@@ -47,6 +52,8 @@ def perf(
     repository: Annotated[
         Path, typer.Option("--repository", metavar="FOLDER", help="The git tree that has both.")
     ] = Path(),
+    kernels_from: KernelsFromOption = None,
+    project: ProjectOption = None,
     device: DeviceOption = None,
     seed: SeedOption = 0,
     trust_head: Annotated[
@@ -61,20 +68,24 @@ def perf(
     limits; 1: slower or wrong; 3: it can't be told; 4: planned results are missing. Verdicts are
     stored with their evidence. A revision against itself measures the noise.
     """
-    from ci.base_policy import load_policy_of
     from ci.gate_perf import gate_perf
-    from ci.judged import judged_commit, planned_cases
-    from ci.policy import load_policy
+    from ci.judged import planned_cases
     from db.engine import open_database
+    from flexq_bench.cli.outside import code_with_failures, use_kernels_from
+    from flexq_bench.cli.project import refuse_beside_project
     from flexq_bench.repository.worktrees import repository_of
 
+    use_kernels_from(kernels_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
     check_files(files)
-    tree = repository_of(repository)
-    first, second = (judged_commit(tree, revision) for revision in (base, head))
-    rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
+    if project is not None:
+        refuse_beside_project(kernels_from=kernels_from)
+        judged = _of_project(project, base, head, policy, trust_head=trust_head)
+    else:
+        judged = _of_this(repository_of(repository), base, head, policy, trust_head=trust_head)
+    first, second, rules, notes = judged.base, judged.head, judged.policy, judged.notes
     machine, name, plan = planned_cases(rules.suite, device)
-    notes = () if trust_head else _notes(tree, first.sha, second.sha)
+    machine = replace(machine, project=first.project)
     out = console(stderr=as_json == STDOUT)
     with (
         open_database(db) as database,
@@ -84,7 +95,7 @@ def perf(
         report = gate_perf(
             rules,
             plan,
-            _comparer(tree, first.sha, second.sha, name, seed, trust_head=trust_head),
+            partial(judged.compare, device=name, seed=seed),
             database,
             machine,
             first,
@@ -102,20 +113,56 @@ def perf(
             f"{second.sha[:10]}: {report.findings[0].reason}"
         )
     _print(report, out)
-    raise typer.Exit(int(report.exit_code))
+    raise typer.Exit(code_with_failures(int(report.exit_code)))
 
 
-def _comparer(
-    repository: Path, base: str, head: str, device: str, seed: int, *, trust_head: bool
-) -> Comparer:
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What a gate judges: the commits, the policy, who compares cases, and notes on it."""
+
+    base: CommitInfo
+    head: CommitInfo
+    policy: Policy
+    compare: Callable[..., Iterator[Compared]]
+    notes: tuple[str, ...]
+
+
+def _of_this(tree: Path, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
+    """Commits of this repository."""
+    from ci.base_policy import load_policy_of
+    from ci.judged import judged_commit
+    from ci.policy import load_policy
+    from flexq_bench.cli.outside import with_outside
     from flexq_bench.measure import ab as interleave
 
+    first, second = (judged_commit(tree, revision) for revision in (base, head))
+    rules = load_policy(policy) if trust_head else load_policy_of(tree, first.sha, policy)
     by = interleave.compare_commits if trust_head else interleave.compare_judged
+    return _Judged(
+        first,
+        second,
+        replace(rules, suite=with_outside(rules.suite, None)),
+        partial(by, tree, first.sha, second.sha),
+        () if trust_head else _notes(tree, first.sha, second.sha),
+    )
 
-    def compare(cases: Sequence[Case]) -> Iterator[Compared]:
-        return by(repository, base, head, cases, device=device, seed=seed)
 
-    return compare
+def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: bool) -> _Judged:
+    """Commits of another repository: its file, suites and policies are base's, or head's."""
+    from ci.policy import load_policy
+    from flexq_bench.cli.project import use_project
+    from flexq_bench.measure import ab as interleave
+    from flexq_bench.repository.project import project_notes, revision
+    from flexq_bench.repository.worktrees import refuse_local_changes
+
+    trusted = use_project(folder, head if trust_head else base)
+    project = trusted.project
+    first, second = (revision(project, text) for text in (base, head))
+    refuse_local_changes(project.root, second.checkout)
+    rules = trusted.policy() if policy == "default" else load_policy(policy)
+    by = interleave.compare_project if trust_head else interleave.compare_judged_project
+    notes = () if trust_head else project_notes(project, first.checkout, second.checkout)
+    return _Judged(first.commit, second.commit, rules, partial(by, project, first, second), notes)
 
 
 def _notes(repository: Path, base: str, head: str) -> tuple[str, ...]:

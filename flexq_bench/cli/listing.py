@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
@@ -19,9 +19,11 @@ from flexq_bench.cli.options import (
     BackendOption,
     DbOption,
     JsonFlag,
+    KernelsFromOption,
     given_options,
 )
 from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
+from flexq_bench.cli.outside import adopted, use_kernels_from
 from flexq_bench.errors import UsageError
 from workloads.case import kernel_label
 from workloads.names import unknown
@@ -53,6 +55,7 @@ def list_(
         ),
     ],
     backend: BackendOption = BackendChoice.AUTO,
+    kernels_from: KernelsFromOption = None,
     every: Annotated[
         bool, typer.Option("--all", help="Of kernels: every label, not a line a family.")
     ] = False,
@@ -81,10 +84,14 @@ def list_(
     the floor that is stored of this machine's device. Many series are shown only narrowed.
     Devices are this machine's, then those with results.
     noise: of each series, by commits compared with themselves; in --json as ln(head / base).
+    With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: how often such a comparison was called slower or faster, over time.
     """
+    use_kernels_from(kernels_from)
     sources: dict[str, Callable[[], list[Row]]] = {
-        "kernels": lambda: _kernels(backend),
+        "kernels": lambda: _kernels(
+            backend, only=adopted().all_labels if kernels_from and not every else ()
+        ),
         "schemes": _schemes,
         "suites": _suites,
         "models": _models,
@@ -100,7 +107,7 @@ def list_(
         if what not in owners and given_options(context, (name,)):
             option = "all" if name == "every" else name
             raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
-    if what == "kernels" and not every and not as_json:
+    if what == "kernels" and not every and not as_json and not kernels_from:
         _show_families(backend, db)
         return
     rows = sources[what]()
@@ -123,7 +130,8 @@ def list_(
         out.print(f"no {what} yet: {first}")
 
 
-def _kernels(backend: BackendChoice) -> list[Row]:
+def _kernels(backend: BackendChoice, *, only: Collection[str] = ()) -> list[Row]:
+    """only: these labels; empty: all."""
     from kernels.registry import list_kernels
 
     return [
@@ -134,12 +142,13 @@ def _kernels(backend: BackendChoice) -> list[Row]:
             "activations": spec.activation.name,
             "stages": list(spec.stages),
             "capability": "" if spec.backend == "cpu" else "{}.{}".format(*spec.min_capability),
-            "version": spec.version,
+            "version": spec.source_hash or spec.version,
             "summary": spec.summary,
         }
         for name in ("cuda", "cpu")
         if backend in (BackendChoice.AUTO, BackendChoice(name))
         for spec in list_kernels("cuda" if name == "cuda" else "cpu")
+        if not only or spec.label in only
     ]
 
 

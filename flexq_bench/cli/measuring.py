@@ -44,13 +44,20 @@ log = logging.getLogger(__name__)
 class RunOptions:
     """Where to store, where to measure, and what to write beside.
 
-    streams: say how long it will take, and each result as it comes.
+    streams: say how long it will take, and each result as it comes. commit: whose kernels are
+    measured; None: this program's.
     """
 
     db: str | None
     pool: PoolOptions = field(default_factory=PoolOptions)
     files: ResultFiles = field(default_factory=ResultFiles)
     streams: bool = False
+    commit: CommitInfo | None = None
+
+    @property
+    def measured_commit(self) -> CommitInfo:
+        """The commit that results are stored with."""
+        return self.commit or current_commit()
 
     @property
     def people(self) -> Console:
@@ -69,7 +76,7 @@ def measure_suite(
     suite: Suite, asked_kernels: Sequence[str], trigger: str, options: RunOptions
 ) -> int:
     """Measure a suite as new runs, one for each kind of device; the exit code."""
-    commit = current_commit()
+    commit = options.measured_commit
     with open_database(options.db) as database:
         keep_references(database)
         with open_pool(database, options.pool, commit) as pool:
@@ -84,7 +91,7 @@ def resume_run(prefix: str, suite_name: str | None, options: RunOptions) -> int:
     Raises UsageError if it is another suite's, or was begun at another commit, on another backend
     or on a GPU that is not there: its numbers would not belong together.
     """
-    commit = current_commit()
+    commit = options.measured_commit
     here = options.pool
     with open_database(options.db, create=False) as database:
         # Repetitions are a cluster's: this process alone measures what has no result at all.

@@ -109,6 +109,27 @@ MaxTokensOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+BosOption = Annotated[
+    str | None,
+    typer.Option(
+        "--bos",
+        metavar="WHERE",
+        help="Where the token that begins texts goes: segment (before each), text (before the first"
+        " one, as GPTQ's code), none. Default: as the tokenizer asks, before each segment.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
+SchemesFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--schemes-from",
+        metavar="FILE",
+        help="A Python file that registers schemes of your own; may be given several times.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
 LimitOption = Annotated[
     int | None,
     typer.Option(
@@ -159,3 +180,15 @@ LengthOption = Annotated[
         rich_help_panel=CALIBRATION,
     ),
 ]
+
+
+def use_own_schemes(files: list[str] | None) -> None:
+    """Let the registry know the schemes of the files of --schemes-from.
+
+    Raises QuantizeError if one is not there, fails, or has no scheme.
+    """
+    if files:
+        from flexq_bench.schemes.registry import add_schemes_from
+
+        for file in files:
+            add_schemes_from(file)

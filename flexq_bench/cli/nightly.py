@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -21,7 +22,9 @@ from flexq_bench.cli.options import (
     DeviceOption,
     GpusOption,
     JsonFlag,
+    KernelsFromOption,
     NoTuneOption,
+    ProjectOption,
     RepeatOption,
     RetuneOption,
     SeedOption,
@@ -40,7 +43,10 @@ if TYPE_CHECKING:
 
 
 def nightly(
-    suite: Annotated[str, typer.Argument(help="A suite's name or .toml file.")] = "nightly",
+    suite: Annotated[
+        str | None,
+        typer.Argument(help="A suite's name or .toml file. Default: nightly, or the project's."),
+    ] = None,
     night: Annotated[
         str | None,
         typer.Option("--night", metavar="NAME", help="Default: today's date, UTC."),
@@ -77,6 +83,8 @@ def nightly(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="FOLDER", help="Write Markdown and JSON.")
     ] = None,
+    kernels_from: KernelsFromOption = None,
+    project: ProjectOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     seed: SeedOption = 0,
@@ -98,6 +106,8 @@ def nightly(
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
+    from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
+    from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import current_commit
@@ -106,7 +116,16 @@ def nightly(
 
     if report is not None and not report.is_dir():
         raise UsageError(f"--report {report}: there is no such folder: make it first")
-    chosen, commit = load_suite(suite), current_commit()
+    use_kernels_from(kernels_from)
+    opened = None
+    if project is not None:
+        refuse_beside_project(kernels_from=kernels_from)
+        opened = use_project(project)
+        chosen, commit = opened.suite(suite), opened.revision.commit
+        repository: Path | None = opened.project.root
+    else:
+        chosen, commit = with_outside(load_suite(suite or "nightly"), None), current_commit()
+        repository = _repository()
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     options = PoolOptions(
         cluster,
@@ -117,24 +136,66 @@ def nightly(
         split_names(gpus) or (),
         repeat,
         times,
+        None if opened is None else opened.project,
     )
     with open_database(db) as database, ended_by_terminate():
         today = f"{datetime.now(UTC):%F}"
         name = unfinished_night(database, chosen.name, commit) if resume else night or today
-        rules = Rules(name, _repository(), canaries, alerting=alert)
+        rules = Rules(name, repository, canaries, alerting=alert)
+        told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
             with open_pool(database, options, commit) as pool, progress(None) as advance:
                 present = [kind.gpu for kind in pool.kinds]
                 nights = measure_night(database, pool, chosen, commit, rules, on_record=advance)
-                _remember_releases(database, rules.repository)
+                if opened is None:
+                    _remember_releases(database, rules.repository)
                 reports = [conclude(database, pool, info, commit, rules) for info in nights]
-            _backfill(database, options, db, chosen.name, present, rules, backfill)
+            if opened is None:  # a gap of a project is filled by a night at its commit
+                _backfill(database, options, db, chosen.name, present, rules, backfill)
+            _conclude_all(database, name, told_as, reports, alerting=alert)
         except KeyboardInterrupt:
-            again = command("nightly", suite, "--night", name, *database_arguments(database))
+            named = () if suite is None else (suite,)
+            of = () if project is None else ("--project", project)
+            again = command("nightly", *named, *of, "--night", name, *database_arguments(database))
             say(console(stderr=True), f"interrupted: what was measured is stored, go on: {again}")
             raise
+        except Exception as error:
+            _tell_broken(database, name, told_as, commit, error)
+            raise
         _show(reports, as_json, report)
-    raise typer.Exit(int(exit_code(reports, alerting=alert)))
+    raise typer.Exit(code_with_failures(exit_code(reports, alerting=alert)))
+
+
+def _conclude_all(
+    database: Database, night: str, suite: str, reports: Sequence[KindReport], *, alerting: bool
+) -> None:
+    """Other projects' histories, and the night's messages: to whom this process can send them."""
+    from ci.history_alerts import judge_histories
+    from ci.notifications import events
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with database.session() as session:
+        verdicts = judge_histories(session, alerting=alerting)
+        if alerting:
+            events.tell_history(session, verdicts)
+            events.tell_digest(session, night, suite, reports)
+    send_if_subscribed(database)
+
+
+def _tell_broken(
+    database: Database, night: str, suite: str, commit: CommitInfo, error: Exception
+) -> None:
+    """Say that the night ended by an error; that error is what the user sees, whatever happens."""
+    from ci.notifications import events
+    from db.errors import DatabaseError
+    from flexq_bench.cli.failures import one_line
+    from flexq_bench.cli.notify import send_if_subscribed
+
+    with suppress(DatabaseError):
+        with database.session() as session:
+            at = datetime.now(UTC)
+            events.tell_broken_night(session, night, suite, commit.sha, one_line(error), at=at)
+        send_if_subscribed(database)
 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:

@@ -55,6 +55,26 @@ KernelsOption = Annotated[
         rich_help_panel=CASES,
     ),
 ]
+KernelsFromOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--kernels-from",
+        metavar="FILE.py|MODULE",
+        help="Kernels from outside beside those of the suite, as package.name; may be repeated.",
+        show_default=False,
+        rich_help_panel=CASES,
+    ),
+]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="PATH",
+        help="The commits and kernels of another repository, which has a flexq-bench.toml.",
+        show_default=False,
+        rich_help_panel=COMMITS,
+    ),
+]
 ModelsOption = Annotated[
     str | None,
     typer.Option(

@@ -15,7 +15,9 @@ from flexq_bench.cli.model_options import (
     CalibrationOption,
     DtypeOption,
     LengthOption,
+    SchemesFromOption,
     SegmentsOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import OUTPUT, DeviceOption, JsonFlag, SeedOption
 from flexq_bench.cli.output import console, print_json, say
@@ -70,6 +72,7 @@ def quantize(
             show_default=False,
         ),
     ] = None,
+    schemes_from: SchemesFromOption = None,
     calibration: CalibrationOption = None,
     calibration_segments: SegmentsOption = 128,
     calibration_length: LengthOption = None,
@@ -95,6 +98,7 @@ def quantize(
     from flexq_bench.schemes.registry import resolve
     from workloads.models import get_model, load_catalog
 
+    use_own_schemes(schemes_from)
     algorithm = resolve(scheme)
     if calibration is not None and not algorithm.needs_calibration:
         raise UsageError(f"{algorithm.name} learns from no texts: leave --calibration out")

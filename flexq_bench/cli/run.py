@@ -16,11 +16,13 @@ from flexq_bench.cli.options import (
     DeviceOption,
     GpusOption,
     JsonFileOption,
+    KernelsFromOption,
     KernelsOption,
     LayersOption,
     ModelsOption,
     NoTuneOption,
     OutOption,
+    ProjectOption,
     RegimeOption,
     RepeatOption,
     RetuneOption,
@@ -42,6 +44,8 @@ def run(
     models: ModelsOption = None,
     m: SizesOption = None,
     kernels: KernelsOption = None,
+    kernels_from: KernelsFromOption = None,
+    project: ProjectOption = None,
     layers: LayersOption = None,
     stage: StageOption = None,
     cache: CacheOption = None,
@@ -75,6 +79,13 @@ def run(
     or this machine or the database did; 130: interrupted (go on with --resume).
     """
     from flexq_bench.cli import measuring
+    from flexq_bench.cli.outside import (
+        code_with_failures,
+        known_patterns,
+        use_kernels_from,
+        with_outside,
+    )
+    from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
     from workloads.suites import list_suites, load_suite
@@ -82,6 +93,12 @@ def run(
     restrictions = restrictions_of(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
+    use_kernels_from(kernels_from)
+    opened = None
+    if project is not None:
+        refuse_beside_project(kernels_from=kernels_from)
+        opened = use_project(project)
+    restrictions["kernels"] = known_patterns(restrictions["kernels"])
     sizes, regimes = split_sizes(m), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
@@ -93,20 +110,30 @@ def run(
         split_names(gpus) or (),
         repeat,
         times,
+        None if opened is None else opened.project,
     )
-    options = measuring.RunOptions(db, pool, ResultFiles(as_json, out))
+    options = measuring.RunOptions(
+        db,
+        pool,
+        ResultFiles(as_json, out),
+        commit=None if opened is None else opened.revision.commit,
+    )
     if resume is not None:
         narrowing = (sizes, regimes, *restrictions.values())
         if any(value is not None for value in narrowing):
             raise UsageError("--resume goes on with the run's own plan: leave out what narrows it")
         raise typer.Exit(measuring.resume_run(resume, suite, options))
-    if suite is None:
+    if suite is None and opened is None:
         raise UsageError(f"which suite? There are {', '.join(list_suites())}")
-    chosen = load_suite(suite).restrict(m=sizes, **restrictions)
+    patterns = restrictions["kernels"] or ()
+    named = (
+        with_outside(load_suite(suite or ""), patterns) if opened is None else opened.suite(suite)
+    )
+    chosen = named.restrict(m=sizes, **restrictions)
     if regimes is not None:
         chosen = chosen.under(regimes)
-    patterns = restrictions["kernels"] or ()
-    raise typer.Exit(measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options))
+    code = measuring.measure_suite(chosen, patterns, _known_trigger(trigger), options)
+    raise typer.Exit(code_with_failures(code))
 
 
 def _known_trigger(trigger: str) -> str:

@@ -18,6 +18,8 @@ from flexq_bench.cli.model_options import (
     LengthOption,
     MaxTokensOption,
     ModelOption,
+    SchemesFromOption,
+    use_own_schemes,
 )
 from flexq_bench.cli.options import LARGEST_COUNT, DeviceOption, JsonFlag, SeedOption, finite
 from flexq_bench.cli.output import console, plain, print_json, say
@@ -29,7 +31,13 @@ from workloads.names import unknown
 
 if TYPE_CHECKING:
     from flexq_bench.accuracy import PerplexityResult, Text
-    from flexq_bench.accuracy.sensitivity import Bits, BudgetReport, Choice, KindSensitivity
+    from flexq_bench.accuracy.sensitivity import (
+        Bits,
+        BudgetReport,
+        Choice,
+        KindSensitivity,
+        OwnSetting,
+    )
     from flexq_bench.schemes.layer_sensitivity import Cost
 
 _BITS = re.compile(r"w([2-8]|16)a([2-8]|16)", re.IGNORECASE)
@@ -49,7 +57,11 @@ def sensitivity(
     ],
     bits: Annotated[
         str,
-        typer.Option("--bits", metavar="LIST", help="Settings to try on each kind; none: skip it."),
+        typer.Option(
+            "--bits",
+            metavar="LIST",
+            help="Settings to try on each kind, or own schemes; none: skip it.",
+        ),
     ] = "w6a6,w4a4",
     group: Annotated[
         int,
@@ -76,6 +88,7 @@ def sensitivity(
             help="What the budget is a share of: layers (q, k and v are one), matrices, work.",
         ),
     ] = "layers",
+    schemes_from: SchemesFromOption = None,
     calibration: CalibrationOption = None,
     calibration_segments: Annotated[
         int,
@@ -107,6 +120,7 @@ def sensitivity(
     from flexq_bench.schemes import FlexqOptions
     from flexq_bench.schemes import calibration_segments as segments_of
 
+    use_own_schemes(schemes_from)
     settings, costs = _settings(bits, group), _costs(a8_cost)
     if a8_budget is not None and calibration is None:
         raise UsageError(
@@ -165,17 +179,25 @@ def sensitivity(
             say(console(), f"figure: {figure}")
 
 
-def _settings(text: str, group: int) -> tuple[Bits, ...]:
-    from flexq_bench.accuracy.sensitivity import Bits
+def _settings(text: str, group: int) -> tuple[Bits | OwnSetting, ...]:
+    from flexq_bench.accuracy.sensitivity import Bits, OwnSetting
+    from flexq_bench.schemes.own_schemes import own_schemes
 
     names = split_names(text) or ()
     if names == ("none",):
         return ()
-    matches = [_BITS.fullmatch(name) for name in names]
-    wrong = [name for name, match in zip(names, matches, strict=True) if match is None]
-    if wrong or not names:
-        raise UsageError(f"--bits {text}: write w6a6 or w4a16, 2 to 8 bits or 16, or none")
-    return tuple(Bits(int(m[1]), int(m[2]), group) for m in matches if m is not None)
+    settings: list[Bits | OwnSetting] = []
+    for name in names:
+        match = _BITS.fullmatch(name)
+        if match is not None:
+            settings.append(Bits(int(match[1]), int(match[2]), group))
+        elif name in own_schemes():
+            settings.append(OwnSetting(name))
+    if len(settings) < len(names) or not names:
+        raise UsageError(
+            f"--bits {text}: write w6a6 or w4a16, 2 to 8 bits or 16, an own scheme, or none"
+        )
+    return tuple(settings)
 
 
 def _costs(text: str) -> tuple[Cost, ...]:

@@ -14,6 +14,7 @@ from flexq_bench.cli.options import (
     DeviceOption,
     GpusOption,
     JsonFileOption,
+    KernelsFromOption,
     KernelsOption,
     NoTuneOption,
     OutOption,
@@ -35,6 +36,7 @@ from workloads.suite import Shape
 
 def sweep(
     kernels: KernelsOption = None,
+    kernels_from: KernelsFromOption = None,
     m: Annotated[
         str | None,
         typer.Option(
@@ -110,10 +112,12 @@ def sweep(
     stored like any others and never become a baseline. Exit codes as of `run`.
     """
     from flexq_bench.cli import measuring
+    from flexq_bench.cli.outside import code_with_failures, sweep_patterns, use_kernels_from
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
-    patterns, regimes = split_names(kernels), regimes_of(regime)
+    use_kernels_from(kernels_from)
+    patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(
         cluster,
@@ -137,8 +141,9 @@ def sweep(
         suite = suite_like(like, patterns, sizes_of("--m", m), db)
     else:
         of_config = _of_config(config, layers)
+        named = None if patterns is None else ",".join(patterns)
         chosen = parse_sweep(
-            kernels=kernels, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
+            kernels=named, m=sizes_of("--m", m), n=sizes_of("--n", n), k=sizes_of("--k", k),
             model=model, layers=layers, stage=stage, cache=cache,
             shapes=tuple(Shape(layer.n, layer.k, layer.name) for layer in of_config),
         )  # fmt: skip
@@ -155,7 +160,8 @@ def sweep(
         suite = chosen.suite()
     if regimes is not None:
         suite = suite.under(regimes)
-    raise typer.Exit(measuring.measure_suite(suite, patterns or (), "sweep", options))
+    code = measuring.measure_suite(suite, patterns or (), "sweep", options)
+    raise typer.Exit(code_with_failures(code))
 
 
 def _of_config(config: str | None, names: str) -> tuple[LayerShape, ...]:

@@ -14,6 +14,7 @@ from flexq_bench.cli.options import (
     ClusterOption,
     DbOption,
     DeviceOption,
+    KernelsFromOption,
     SeedOption,
     TimesOption,
     finite,
@@ -37,6 +38,7 @@ def worker(
             help="Seconds between two looks.",
         ),
     ] = 2.0,
+    kernels_from: KernelsFromOption = None,
     backend: BackendOption = BackendChoice.AUTO,
     device: DeviceOption = None,
     cluster: ClusterOption = "none",
@@ -53,11 +55,13 @@ def worker(
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.cli.output import console, say
+    from flexq_bench.cli.outside import use_kernels_from
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.fleet.request_worker import serve_next, server_name
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
+    use_kernels_from(kernels_from)
     out = console()
     options = PoolOptions(cluster, backend_of(backend), device, seed, times=times)
     with (

@@ -15,6 +15,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.model_files import CONFIG
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.decoder import KV_BITS
 
 _CPU = torch.device("cpu")
 
@@ -28,7 +29,7 @@ class CheckpointWeights(NamedWeights):
     def __init__(self, checkpoint: QuantizedCheckpoint) -> None:
         name = checkpoint.model_name
         super().__init__(of_config(checkpoint.config, name), checkpoint.tensor_names)
-        self.content_hash = checkpoint.content_hash
+        self.content_hashes = {bits: checkpoint.hash_with_cache(bits) for bits in KV_BITS}
         self.scheme_version = checkpoint.scheme.version
         self.is_synthetic = checkpoint.is_synthetic
         self._checkpoint = checkpoint

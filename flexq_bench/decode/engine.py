@@ -172,11 +172,7 @@ class Engine:
 
     def bucket(self, length: int) -> int:
         """Tokens that attention is laid out for where the longest sequence has `length`."""
-        rounded = max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())
-        # Between powers of two, so that attention never looks past twice a third too far.
-        if length <= rounded * 3 // 4 and rounded > _SHORTEST_BUCKET:
-            rounded = rounded * 3 // 4
-        return min(rounded, self.capacity)
+        return bucket_of(length, self.capacity)
 
     def close(self) -> None:
         """Let go of graphs and buffers."""
@@ -206,3 +202,12 @@ class Engine:
         if m not in self._workspaces:
             self._workspaces[m] = Workspace(m, self.model.device, self._choose)
         return self._workspaces[m]
+
+
+def bucket_of(length: int, capacity: int) -> int:
+    """Tokens that a step's attention is laid out for: `length` rounded up, `capacity` at most."""
+    rounded = max(_SHORTEST_BUCKET, 1 << (length - 1).bit_length())
+    # Between powers of two, so that attention never looks past twice a third too far.
+    if length <= rounded * 3 // 4 and rounded > _SHORTEST_BUCKET:
+        rounded = rounded * 3 // 4
+    return min(rounded, capacity)

@@ -13,11 +13,15 @@ from flexq_bench.schemes.scheme import Scheme
 from kernels.formats import Operand
 
 
+class UnlikePartsError(UsageError):
+    """Layers that read one input are quantized so differently that no kernel runs them as one."""
+
+
 def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
     """The rows of all parts, each with its name, below each other. Codes stay what they are.
 
-    A part without a bias has zeros where another has one. Raises UsageError if parts differ in
-    format or in the order of their channels: one kernel reads one input.
+    A part without a bias has zeros where another has one. Raises UnlikePartsError if parts differ
+    in format or in the order of their channels: one kernel reads one input.
     """
     layers = [layer for _, layer in parts]
     if len(layers) == 1:
@@ -25,12 +29,12 @@ def fused(parts: Sequence[tuple[str, QuantizedLayer]]) -> QuantizedLayer:
     first = layers[0]
     for name, layer in parts[1:]:
         if _formats(layer) != _formats(first):
-            raise UsageError(
+            raise UnlikePartsError(
                 f"{parts[0][0]} is {_formats(first).name} and {name} is {_formats(layer).name}: "
                 "decode runs them as one layer, so quantize them alike"
             )
         if layer.activation != first.activation or not _same_order(layer.weight, first.weight):
-            raise UsageError(
+            raise UnlikePartsError(
                 f"{parts[0][0]} and {name} round or order their common input differently: decode "
                 "runs them as one layer, so quantize them alike"
             )

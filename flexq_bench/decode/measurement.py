@@ -17,6 +17,7 @@ from flexq_bench.decode.records import (
     Served,
     ServingCase,
     Source,
+    content_hash_of,
     decode_record,
     serving_record,
 )
@@ -252,7 +253,7 @@ def _check_options(setup: Setup, record: DecodeRecord) -> None:
 
 
 def _check_weights(record: DecodeRecord | None, loaded: dict[str, Any]) -> None:
-    if record is not None and record.content_hash != loaded.get("content_hash"):
+    if record is not None and record.content_hash != content_hash_of(loaded, record.kv_bits):
         raise UsageError(
             f"run {record.run.uuid[:8]} was begun with other weights under {record.scheme}: start "
             "a new run"

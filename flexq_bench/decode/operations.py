@@ -17,6 +17,7 @@ from flexq_bench.decode.engine import Engine
 from flexq_bench.decode.loading import RESERVE, check_memory, footprint, load, release
 from flexq_bench.decode.requests import Request
 from flexq_bench.decode.serving import serve, slots_within
+from flexq_bench.decode.text_decoder import operations_on
 from flexq_bench.decode.tuning import StepTuner
 from flexq_bench.decode.weights import WeightSource
 from flexq_bench.errors import MeasureError, UsageError
@@ -25,9 +26,6 @@ from flexq_bench.measure.device import describe_device, describe_environment, fi
 from flexq_bench.measure.inputs import derive_seed
 from flexq_bench.measure.nvml import open_handle
 from kernels.contract import Backend
-from kernels.decoder import DecoderOperations
-from kernels.decoder.cuda_operations import CudaOperations
-from kernels.decoder.torch_operations import TorchOperations
 
 _PROFILED_STEPS = 3
 _WARM_UP_TOKENS = 64  # of a decode: some tenths of a second, which clocks need to rise
@@ -42,9 +40,7 @@ class DecodeWorkerOperations:
         self.device = find_device(device)
         self._seed = seed
         self._nvml = open_handle(self.device) if self.device.type == "cuda" else None
-        self._operations: DecoderOperations = (
-            CudaOperations() if self.device.type == "cuda" else TorchOperations()
-        )
+        self._operations = operations_on(self.device)
         self._model: Model | None = None
         self._source: tuple[tuple[str, str], WeightSource] | None = None
         self._tuner: StepTuner | None = None
@@ -97,7 +93,7 @@ class DecodeWorkerOperations:
             "is_synthetic": source.is_synthetic,
             "model": source.architecture.dimensions.name,
             "kernels": loaded.kernels(),
-            "content_hash": source.content_hash,
+            "content_hashes": {str(bits): of for bits, of in source.content_hashes.items()},
             "scheme_version": source.scheme_version,
             "configs": {str(m): tuner.configs(loaded, m) for m in batches},
         }

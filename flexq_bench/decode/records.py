@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -168,7 +169,7 @@ def _shared(
         "weights": "synthetic" if synthetic else str(setup.model),
         "scheme": case.scheme,
         "scheme_version": loaded.get("scheme_version"),
-        "content_hash": loaded.get("content_hash"),
+        "content_hash": content_hash_of(loaded, case.kv_bits),
         "kernels": loaded.get("kernels", {}),
         "backend": source.device.backend,
         "kv_bits": case.kv_bits,
@@ -186,6 +187,12 @@ def _shared(
         "device": source.device,
         "environment": source.environment,
     }
+
+
+def content_hash_of(loaded: Mapping[str, Any], kv_bits: int) -> str | None:
+    """Hash of the checkpoint that a worker has loaded, with this cache; None: there is none."""
+    hashes: Mapping[str, str] = loaded.get("content_hashes", {})
+    return hashes.get(str(kv_bits))
 
 
 def _name_of(model: str) -> str:

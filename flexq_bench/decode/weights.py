@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -50,13 +52,14 @@ class Ends:
 class WeightSource(ABC):
     """Weights on a device, codes or FP16, read or made when they are asked for.
 
-    content_hash: of the checkpoint that they come from; None: from none. scheme_version: of the
-    scheme that they were quantized by; None: by none.
+    content_hashes: of the checkpoint that they come from, by the bits of the cache that it is
+    served with; empty: they come from none. scheme_version: of the scheme that they were quantized
+    by; None: by none.
     """
 
     architecture: Architecture
     is_synthetic: bool
-    content_hash: str | None = None
+    content_hashes: Mapping[int, str] = MappingProxyType({})
     scheme_version: int | None = None
 
     @abstractmethod

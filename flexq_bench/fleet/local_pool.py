@@ -8,22 +8,24 @@ from pathlib import Path
 from db.records import Record, RunInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.fleet.pool import Kind, Work
-from flexq_bench.measure import Meter
-from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.ab import CaseComparison, compare_commits, compare_project
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
+from flexq_bench.repository.project import Project, revision
 from flexq_bench.runs.lifecycle import OnRecord, store_outcomes
 from flexq_bench.runs.machine import Machine
-from flexq_bench.runs.worker import Outcome, Worker, measure_case, worker_of
+from flexq_bench.runs.process_meter import Measurer
+from flexq_bench.runs.worker import Outcome, Worker
 from workloads.case import Case
 
 
 class LocalPool:
-    """meter: measures on the device. device: its name, as torch has it."""
+    """measurer: measures on the device. device: its name, as torch has it. project: whose commits
+    are compared; None: this repository's."""
 
-    def __init__(self, meter: Meter, device: str) -> None:
-        self._meter, self._device = meter, device
-        self._worker = worker_of(meter)
+    def __init__(self, measurer: Measurer, device: str, project: Project | None = None) -> None:
+        self._measurer, self._device, self._project = measurer, device, project
+        self._worker = measurer.worker
 
     @property
     def worker(self) -> Worker:
@@ -32,14 +34,14 @@ class LocalPool:
 
     @property
     def kinds(self) -> Sequence[Kind]:
-        return (Kind(self._worker.device.sku, self._meter.backend, self._worker.capability),)
+        return (Kind(self._worker.device.sku, self._measurer.backend, self._worker.capability),)
 
     def refresh(self) -> None:
         """Do nothing: the device stays."""
 
     def check(self, cases: Sequence[Case]) -> None:
         for case in cases:
-            self._meter.check_memory(case)
+            self._measurer.check(case)
 
     def measure(self, works: Sequence[Work], on_record: OnRecord) -> None:
         with device_alone(self._worker.device.uuid):
@@ -48,11 +50,15 @@ class LocalPool:
                 store_outcomes(work.run, work.cases, outcomes, on_record=on_record)
 
     def machine(self, gpu: str) -> Machine:
-        return Machine(self._meter.backend, device_info(self._device))
+        project = "" if self._project is None else self._project.name
+        return Machine(self._measurer.backend, device_info(self._device), project)
 
     def compare(
         self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
     ) -> list[CaseComparison]:
+        if self._project is not None:
+            first, second = (revision(self._project, sha) for sha in (base, head))
+            return list(compare_project(self._project, first, second, cases, device=self._device))
         return list(compare_commits(repository, base, head, cases, device=self._device))
 
     def kind_to_resume(self, run: RunInfo, first: Record | None) -> Kind:
@@ -65,5 +71,5 @@ class LocalPool:
         return kind
 
     def _outcomes(self, cases: Sequence[Case]) -> Iterator[Outcome]:
-        for case in cases:
-            yield Outcome(case, measure_case(self._meter, case), self._worker)
+        for case in self._measurer.in_order(cases):
+            yield Outcome(case, self._measurer.measure(case), self._worker)

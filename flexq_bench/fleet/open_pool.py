@@ -16,6 +16,11 @@ from flexq_bench.fleet.ray_pool import open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.measure import Meter, Tuning
+from flexq_bench.measure.device import find_device
+from flexq_bench.measure.outside_kernels import adopted, carried
+from flexq_bench.repository.project import Project
+from flexq_bench.runs.process_meter import OwnMeter, ProcessMeter, ProcessOptions
+from kernels import registry
 from kernels.contract import Backend
 
 NO_CLUSTER = "none"
@@ -23,14 +28,14 @@ NO_CLUSTER = "none"
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Where to measure, and how.
+    """Where to measure, and how. project: whose commits these are; None: this repository's.
 
     cluster: "none" for this process, "local" or a Ray address. backend None: the best there is.
     device: of this process, as torch names it; None: the backend's first. seed None: of the run
     that is resumed, or 0.
-    Of a cluster only: gpus, SKUs or globs, empty for every kind; repeat, how often each case is
-    measured, on different GPUs of its kind where there are several; times, as `--times` has it,
-    None for the defaults.
+    times: as `--times` has it, None for the defaults; here those of processes, where kernels from
+    outside are measured. Of a cluster only: gpus, SKUs or globs, empty for every kind; repeat, how
+    often each case is measured, on different GPUs of its kind where there are several.
     """
 
     cluster: str = NO_CLUSTER
@@ -41,6 +46,7 @@ class PoolOptions:
     gpus: tuple[str, ...] = ()
     repeat: int = 1
     times: str | None = None
+    project: Project | None = None
 
     def __post_init__(self) -> None:
         if not self.cluster.strip():
@@ -66,7 +72,7 @@ def open_pool(
     """
     with ExitStack() as stack:
         if options.is_local:
-            pool = _local_pool(options)
+            pool = stack.enter_context(_local_pool(options))
             if registers:
                 stack.enter_context(present(database, pool.worker))
             yield pool
@@ -76,6 +82,8 @@ def open_pool(
                 "--device picks a device of this process: leave it out with --cluster, which uses "
                 "all"
             )
+        if options.project is not None:
+            raise UsageError("--project is measured on this machine: leave out --cluster")
         times = parse_times(options.times)
         workers = RayWorkers(
             options.cluster,
@@ -83,6 +91,7 @@ def open_pool(
             seed=options.seed or 0,
             tuning=options.tuning,
             times=times,
+            kernels_from=carried(adopted().sources),
         )
         yield stack.enter_context(
             open_ray_pool(
@@ -113,10 +122,20 @@ def device_name(backend: Backend | None, device: str | None) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _local_pool(options: PoolOptions) -> LocalPool:
+@contextmanager
+def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
     if options.gpus or options.repeat > 1:
         raise UsageError(
             "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
         )
-    device = device_name(options.backend, options.device)
-    return LocalPool(Meter(device, seed=options.seed or 0, tuning=options.tuning), device)
+    device, seed = device_name(options.backend, options.device), options.seed or 0
+    if not registry.outside_labels():
+        yield LocalPool(OwnMeter(Meter(device, seed=seed, tuning=options.tuning)), device)
+        return
+    times = parse_times(options.times)
+    known = adopted()
+    limits = (times.start, times.case)
+    processes = ProcessOptions(device, seed, options.tuning, *limits, known.environment)
+    find_device(device)
+    with ProcessMeter(processes, known) as meter:
+        yield LocalPool(meter, device, options.project)

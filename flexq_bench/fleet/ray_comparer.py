@@ -7,14 +7,23 @@ from pathlib import Path
 
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.ab import CaseComparison, compare_commits
+from flexq_bench.measure.outside_kernels import adopt
 from kernels.contract import Backend
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
 
 class ComparerActor:
     """Starts the workers of both commits itself: they see the one GPU that this process sees."""
 
-    def __init__(self, backend: Backend, seed: int, tuning: Tuning) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        seed: int,
+        tuning: Tuning,
+        kernels_from: Sequence[KernelSource] = (),
+    ) -> None:
+        adopt(kernels_from)
         self._device = "cpu" if backend == "cpu" else "cuda:0"
 
     def compare(

@@ -13,10 +13,15 @@ from flexq_bench.errors import InfrastructureError, MeasureError
 from flexq_bench.fleet.workers import Report
 from flexq_bench.measure import Meter, Tuning
 from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.repository.provenance import ROOT, source_hash
 from flexq_bench.runs.worker import Worker, measure_case, worker_of
+from kernels import registry
 from kernels.autotune import TuningKey
 from kernels.contract import Backend
+from kernels.errors import SourceError
+from kernels.outside.loading import load
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
 _LEAVING_S = 15.0  # for the process that had the device before to be gone
@@ -35,10 +40,24 @@ class MeterActor:
     """Measures one case at a time on the device that Ray gave this process.
 
     On a CPU it uses one thread, so that actors beside each other don't share cores.
-    Raises InfrastructureError if another process computes on its GPU.
+    kernels_from: sources of kernels from outside. Raises InfrastructureError if another process
+    computes on its GPU, or this machine can't have those kernels.
     """
 
-    def __init__(self, backend: Backend, seed: int, tuning: Tuning) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        seed: int,
+        tuning: Tuning,
+        kernels_from: Sequence[KernelSource] = (),
+    ) -> None:
+        if kernels_from:
+            limit_memory(backend)
+        for source in kernels_from:
+            try:
+                registry.add(load(source).kernels)
+            except SourceError as error:
+                raise InfrastructureError(str(error)) from error
         if backend == "cpu":
             torch.set_num_threads(1)
         # Ray shows a process only its own GPU, so that one is always the first.

@@ -14,14 +14,15 @@ from flexq_bench.fleet.workers import ReadyWorker
 from flexq_bench.measure import Tuning
 from flexq_bench.repository.provenance import ROOT, source_hash
 from kernels.contract import Backend
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
 
 class RayWorkers(RayActors):
     """Workers for a coordinator (`Workers`).
 
-    actor: the class of the actors, called with backend, seed and tuning. The rest, and the errors,
-    as RayActors.
+    actor: the class of the actors, called with backend, seed, tuning and the sources of kernels
+    from outside. The rest, and the errors, as RayActors.
     """
 
     greeting = "describe"
@@ -35,8 +36,10 @@ class RayWorkers(RayActors):
         tuning: Tuning = Tuning.REMEMBERED,
         times: Times | None = None,
         actor: type = MeterActor,
+        kernels_from: tuple[KernelSource, ...] = (),
     ) -> None:
-        super().__init__(address, actor, seed, tuning, backend=backend, times=times or Times())
+        arguments = (seed, tuning, *((kernels_from,) if kernels_from else ()))
+        super().__init__(address, actor, *arguments, backend=backend, times=times or Times())
         self._sources = source_hash(ROOT)
 
     def introduced(self, actor: Actor, answer: Any) -> ReadyWorker:

@@ -14,6 +14,7 @@ class Measured:
 
     regime: of the times; sample_gap_us: idle time before each sample. launch_j: energy of a launch;
     None: not under steady load, or the device doesn't tell.
+    source_hash: of the sources of a kernel from outside; None: one of ours.
     extra: what is worth keeping beside: copies and launches of a sample, indices of invalid
     samples, device states before and after, other processes on the GPU, seconds of each step, and
     the secret that inputs which change between samples were drawn from.
@@ -49,6 +50,7 @@ class Measured:
     temperature_c: float | None = None
     throttle_mask: int | None = None
     n_invalid: int = 0
+    source_hash: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -384,6 +384,7 @@ def _describe(measured: Measured, spec: KernelSpec) -> Measured:
         weight_bits=spec.weight.bits,
         act_bits=spec.activation.bits,
         group=spec.weight.group,
+        source_hash=spec.source_hash,
     )
 
 

@@ -129,7 +129,7 @@ class PreparedCase:
             machine.gpu,
             # A choice is stale that was made at another clock.
             f"{machine.software} {builds_hash(tuple(self.kernel.builds()))} "
-            f"protocol {self._protocol.version} {case.regime}",
+            f"protocol {self._protocol.version} {case.regime}{_of_outside(spec.source_hash)}",
             "" if favourite is None else str(dict(favourite)),
         )
         timer = self._timer()
@@ -199,3 +199,7 @@ class PreparedCase:
             yield Placed(rotation, buffers, self.config, self._clock, self._protocol.tolerance)
         finally:
             rotation.close()
+
+
+def _of_outside(source_hash: str | None) -> str:
+    return "" if source_hash is None else f" sources {source_hash}"

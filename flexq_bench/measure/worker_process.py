@@ -38,7 +38,7 @@ class WorkerProcess:
 
     name: for messages. tree: the folder whose packages it imports. command: the command line.
     timeout_s: for each answer, after which it is killed; None: it may take as long as it likes.
-    environment: all of its variables but PYTHONPATH; None: ours.
+    environment: all of its variables, PYTHONPATH behind the tree; None: ours.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WorkerProcess:
                 f"{self.name} speaks version {version} of the messages and this program "
                 f"version {VERSION}: compare from a checkout that speaks the same"
             )
-        if Path(identity["root"]) != self.tree.resolve():
+        if Path(identity["root"]) != (self.tree / "flexq_bench").resolve().parent:
             raise WorkerError(f"{self.name} ran the code of {identity['root']}, not of {self.tree}")
         return identity
 
@@ -100,6 +100,10 @@ class WorkerProcess:
         """The reply to one request; raises as `send` and `receive`."""
         self.send(what, **arguments)
         return self.receive()
+
+    def allow(self, timeout_s: float | None) -> None:
+        """From now on an answer may take so long; None: as long as it likes."""
+        self._timeout_s = timeout_s
 
     def send(self, what: str, **arguments: Any) -> None:
         """Send a request without waiting for its reply. Raises WorkerError if the worker died."""
@@ -205,8 +209,7 @@ class WorkerProcess:
 
 
 def _variables(tree: Path, environment: Mapping[str, str] | None) -> dict[str, str]:
-    if environment is not None:
-        return {**environment, "PYTHONPATH": str(tree)}
-    others = os.environ.get("PYTHONPATH")
+    given = os.environ if environment is None else environment
+    others = given.get("PYTHONPATH")
     path = os.pathsep.join([str(tree), others] if others else [str(tree)])
-    return {**os.environ, "PYTHONPATH": path}
+    return {**given, "PYTHONPATH": path}

@@ -13,10 +13,10 @@ from typing import Any, BinaryIO
 
 from flexq_bench.errors import FlexqError
 from flexq_bench.measure.worker_messages import decode, encode
-from kernels.errors import UnknownKernelError, UnsupportedError
+from kernels.errors import SourceError, UnknownKernelError, UnsupportedError
 from workloads.errors import WorkloadError
 
-_REFUSALS = (FlexqError, UnsupportedError, UnknownKernelError, WorkloadError)
+_REFUSALS = (FlexqError, SourceError, UnsupportedError, UnknownKernelError, WorkloadError)
 
 
 def serve(operations: object, requests: BinaryIO, replies: BinaryIO, names: Sequence[str]) -> None:

@@ -15,10 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A flexq_bench.verdicts.ComparisonDevice: both commits ran on this device."""
+    """A flexq_bench.verdicts.ComparisonDevice: both commits ran on this device.
+
+    project: whose commits; empty: this repository's.
+    """
 
     backend: Backend
     device: DeviceInfo
+    project: str = ""
 
     def series_of(self, case: Case) -> dict[str, Any]:
         """The identity of the series that the case's times are in on this device.
@@ -55,4 +59,4 @@ class Machine:
             ),
             "protocol_version": protocol.version,
             "gpu": self.device.sku,
-        }
+        } | ({"project": self.project} if self.project else {})

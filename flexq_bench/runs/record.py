@@ -120,6 +120,8 @@ def build_record(
         regime=measured.regime,
         sample_gap_us=measured.sample_gap_us,
         launch_j=measured.launch_j,
+        source_hash=measured.source_hash,
+        project=commit.project,
     )
     return _storable(record)
 

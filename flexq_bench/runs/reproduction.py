@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flexq_bench.runs.command_lines import command, database_arguments
+from flexq_bench.verdicts import history_verdict
 from workloads.case import Case, kernel_label
 from workloads.suites import list_suites, load_suite
 
@@ -18,7 +19,8 @@ _SHA = 10
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """Command lines. compare, bisect None: there is no last good commit to set beside.
+    """Command lines. compare, bisect None: there is no last good commit to set beside, or
+    another tool measured it.
 
     suite: the contents of the suite file that `compare` names; empty: it comes with the package.
     """
@@ -33,7 +35,8 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
     """How to compare the decision's commits again, find the commit, and see its evidence."""
     arguments = database_arguments(database)
     explain = command("explain", str(alert.id), *arguments)
-    if decision.base is None or alert.good is None:
+    by_history = decision.detector == history_verdict.DETECTOR  # of what is not measured here
+    if decision.base is None or alert.good is None or by_history:
         return Reproduction(None, None, explain)
     label = kernel_label(decision.kernel, decision.variant)
     case = Case.from_key(

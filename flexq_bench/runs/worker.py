@@ -73,4 +73,5 @@ def failed(case: Case, detail: str, *, backend: Backend, seed: int) -> Measured:
         weight_bits=spec.weight.bits if spec else 0,
         act_bits=spec.activation.bits if spec else 0,
         group=spec.weight.group if spec else None,
+        source_hash=spec.source_hash if spec else None,
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
     from flexq_bench.schemes.flexq import FlexqOptions
     from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
+    from flexq_bench.schemes.own_schemes import LayerStatistics, own_scheme
     from flexq_bench.schemes.quantized_layer import QuantizedLayer
     from flexq_bench.schemes.registry import named_schemes, resolve
     from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
@@ -26,6 +27,7 @@ __all__ = [
     "Calibration",
     "FakeQuantizedLinear",
     "FlexqOptions",
+    "LayerStatistics",
     "LinearSite",
     "ModelMap",
     "Progress",
@@ -37,6 +39,7 @@ __all__ = [
     "calibration_segments",
     "map_model",
     "named_schemes",
+    "own_scheme",
     "resolve",
 ]
 
@@ -44,6 +47,7 @@ _MODULES = {
     "Calibration": "calibration",
     "FakeQuantizedLinear": "fake_quantization",
     "FlexqOptions": "flexq",
+    "LayerStatistics": "own_schemes",
     "LinearSite": "model_map",
     "ModelMap": "model_map",
     "Progress": "scheme",
@@ -55,6 +59,7 @@ _MODULES = {
     "calibration_segments": "calibration",
     "map_model": "model_map",
     "named_schemes": "registry",
+    "own_scheme": "own_schemes",
     "resolve": "registry",
 }
 

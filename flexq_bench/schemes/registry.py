@@ -1,4 +1,5 @@
-"""Registry of the schemes by name. To add one: a module with its Scheme, a line in _FAMILIES.
+"""Registry of the schemes by name. To add one: a module with its Scheme, a line in _FAMILIES; or,
+outside this project, a function (`own_schemes`).
 
 A name says how a model is quantized: algorithm, number formats of each layer, and by these its
 kernel (`kernel_choice`), and the KV cache. It means the same to every verb. It is a family with its
@@ -27,6 +28,7 @@ from flexq_bench.schemes.kernel_choice import kernel_label, why_no_kernel
 from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.learned_scheme import LearnedOptions
 from flexq_bench.schemes.omniquant import OmniQuant
+from flexq_bench.schemes.own_schemes import OwnScheme, own_schemes, scheme_of, use_schemes_from
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
 from flexq_bench.schemes.uniform import FULL_BITS, Uniform, UniformOptions
@@ -185,7 +187,7 @@ _FAMILIES: tuple[_Family, ...] = (
 
 def names() -> tuple[str, ...]:
     """Names that `resolve` knows, examples of each family, in the registry's order."""
-    return tuple(name for family in _FAMILIES for name in family.examples)
+    return (*(name for family in _FAMILIES for name in family.examples), *_own())
 
 
 def named_schemes() -> tuple[NamedScheme, ...]:
@@ -196,6 +198,10 @@ def named_schemes() -> tuple[NamedScheme, ...]:
             scheme = resolve(name)
             layers = layer_kernels(scheme, gated=True), layer_kernels(scheme, gated=False)
             rows.append(NamedScheme(scheme, family.summary, *layers))
+    for name in _own():
+        scheme = resolve(name)
+        layers = layer_kernels(scheme, gated=True), layer_kernels(scheme, gated=False)
+        rows.append(NamedScheme(scheme, scheme.source, *layers))
     return tuple(rows)
 
 
@@ -214,7 +220,10 @@ def layer_kernels(scheme: Scheme, *, gated: bool) -> tuple[LayerKernel, ...]:
 
 
 def resolve(name: str) -> Scheme:
-    """The scheme of this name. Raises QuantizeError with the nearest names or the known options."""
+    """The scheme of this name; ours come before own ones.
+
+    Raises QuantizeError with the nearest names or the known options, or as own_schemes.
+    """
     parsed = _NAME.fullmatch(name.strip())
     for family in _FAMILIES if parsed else ():
         matched = re.fullmatch(family.pattern, parsed["family"]) if parsed else None
@@ -222,10 +231,32 @@ def resolve(name: str) -> Scheme:
             options = _with(family.options(matched.groupdict()), parsed["options"] or "", name)
             options = _with_cache(options, parsed["kv_bits"], name)
             return family.scheme(name.strip(), options)
+    own = _own().get(parsed["family"]) if parsed else None
+    if own is not None and parsed is not None:
+        options = _with(SchemeOptions(), parsed["options"] or "", name)
+        return scheme_of(own, name.strip(), _with_cache(options, parsed["kv_bits"], name))
     renamed = _RENAMED.get(parsed["family"] if parsed else "")
     if renamed is not None:
         raise QuantizeError(f"no scheme {name!r}: it is named {renamed}")
     raise QuantizeError(unknown("scheme", name, names()))
+
+
+def add_schemes_from(file: str) -> tuple[str, ...]:
+    """Add the own schemes of a Python file (see own_schemes); their names.
+
+    Raises QuantizeError if there is no such file, it fails, has none, or one has another's name.
+    """
+    added = use_schemes_from(file)
+    _own()
+    return added
+
+
+def _own() -> dict[str, OwnScheme]:
+    own = own_schemes()
+    for name in own:
+        if any(re.fullmatch(family.pattern, name) for family in _FAMILIES):
+            raise QuantizeError(f"an own scheme is called {name}, as one of ours: rename it")
+    return own
 
 
 def without_cache(name: str) -> str:

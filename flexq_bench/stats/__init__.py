@@ -1,18 +1,24 @@
 """Statistics of times and accuracies: pure functions on arrays that know no storage and no kernel.
 
-Intervals (bootstrap, ratios, proportions, paired differences), variance components, device offsets
-and change points of a series. What a number means for a commit is decided in
-`flexq_bench.verdicts`.
+Intervals (bootstrap, over segments too, ratios, proportions, paired differences), a group
+sequential test with planned error rates, variance components, device offsets and change points of a
+series. What a number means for a commit is decided in `flexq_bench.verdicts`.
 """
 
+from flexq_bench.stats.block_bootstrap import block_quantile_intervals, distinct_blocks
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
+from flexq_bench.stats.group_sequential import Decision, GroupSequentialTest, TestPlan
+from flexq_bench.stats.level_model import LevelModel, level_model
 from flexq_bench.stats.paired import (
     ItemDifference,
+    detectable_loss,
     is_clear,
     item_difference,
+    loss_p_value,
     mean_difference_interval,
+    questions_needed,
 )
 from flexq_bench.stats.perplexity_gap import gap_closed_interval
 from flexq_bench.stats.proportion import proportion_interval
@@ -21,19 +27,29 @@ from flexq_bench.stats.variance_components import variance_components
 
 __all__ = [
     "ChangePoint",
+    "Decision",
     "DeviceOffset",
+    "GroupSequentialTest",
     "Interval",
     "ItemDifference",
+    "LevelModel",
+    "TestPlan",
+    "block_quantile_intervals",
     "change_points",
+    "detectable_loss",
     "device_offsets",
+    "distinct_blocks",
     "gap_closed_interval",
     "geometric_mean",
     "hierarchical_interval",
     "is_clear",
     "item_difference",
+    "level_model",
+    "loss_p_value",
     "mean_difference_interval",
     "median_interval",
     "proportion_interval",
+    "questions_needed",
     "ratio_interval",
     "variance_components",
 ]

@@ -15,6 +15,7 @@ SCALE_FLOOR = 0.002
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
 MAX_AUTOCORRELATION = 0.8
+_TRIMMED_TO_SIGMA = 1.263  # of a Gaussian without its largest tenth
 
 
 def positive_logs(values: ArrayLike) -> tuple[Floats, Ints]:
@@ -39,20 +40,37 @@ def robust_scale(windows: Floats, *, floor: float = SCALE_FLOOR) -> Floats:
     return scale
 
 
-def without_spikes(logs: Floats) -> Floats:
+def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
     """The series with runs of one or two outlying values replaced by the median around them.
 
-    logs: [n]. A Hampel filter (Hampel 1974): window 5, limit SPIKE_SIGMAS. The ends repeat the
-    last full window, so a level must hold for three values before it counts as one.
+    logs: [n]. sigma: of their noise; None: by `step_proof_scale`. A Hampel filter (Hampel 1974):
+    window 5, limit SPIKE_SIGMAS. The ends repeat the last full window, so a level must hold for
+    three values before it counts as one.
     """
     if logs.size < _SPIKE_WINDOW:
         return logs
     half = _SPIKE_WINDOW // 2
     around = median_filter(logs, _SPIKE_WINDOW)
     around[:half], around[-half:] = around[half], around[-half - 1]
-    limit = SPIKE_SIGMAS * step_proof_scale(logs)
+    limit = SPIKE_SIGMAS * (step_proof_scale(logs) if sigma is None else sigma)
     cleaned: Floats = np.where(np.abs(logs - around) > limit, around, logs)
     return cleaned
+
+
+def difference_scale(logs: Floats) -> float:
+    """Sigma of independent noise from differences of neighbours, ticks and modes among it.
+
+    The larger of the median absolute difference and the root mean square of all but the largest
+    tenth: where most neighbours are equal, the median is 0, and the noise is not.
+    """
+    moved = np.sort(np.abs(np.diff(logs)))
+    if moved.size < 3:
+        return SCALE_FLOOR / 2
+    # A short series, too, may have a step, and a spell with its two.
+    kept = moved[: moved.size - max(moved.size // 10, min(3, moved.size // 4))]
+    middle = MAD_TO_SIGMA * float(moved[moved.size // 2])
+    trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(np.mean(kept * kept)))
+    return max(middle, trimmed, SCALE_FLOOR / 2 * float(np.sqrt(2))) / float(np.sqrt(2))
 
 
 def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
@@ -66,8 +84,7 @@ def step_proof_autocorrelation(logs: Floats) -> float:
     """Lag-1 autocorrelation phi of AR(1) noise, in [0, 0.8], from differences of neighbours.
 
     Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly move it once differences
-    are clipped. Two standard errors, of 1.4/sqrt(n), are taken off: a short series that jumps once
-    must not pass for one with a long memory.
+    are clipped. Its standard error is 1.4/sqrt(n).
     """
     difference = np.diff(logs)
     if difference.size < 3:
@@ -78,7 +95,7 @@ def step_proof_autocorrelation(logs: Floats) -> float:
     if power == 0:
         return 0.0
     phi = 1 + 2 * float(difference[1:] @ difference[:-1]) / power
-    return min(max(phi - 2.8 / float(np.sqrt(logs.size)), 0.0), MAX_AUTOCORRELATION)
+    return min(max(phi, 0.0), MAX_AUTOCORRELATION)
 
 
 def autocorrelation(residuals: Floats, *, levels: int) -> float:

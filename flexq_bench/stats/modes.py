@@ -1,116 +1,177 @@
-"""Noise with modes: levels that a series visits again and again."""
+"""Noise with two modes: a second level, a fixed distance away, visited and left again."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.log_series import Floats
+from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, Ints
 
-STICKY = 1 / 3  # memory of the mode from which on a visit, and not a night, is what chance draws
-MODE_RETURNS = 3  # there and back is a change and its repair, and so it may be twice
-FEWEST_VISITS_A_SIDE = 2  # of a step: it must outlast the modes' own hopping
-_PERMUTATIONS = 999
-_SWAPS_A_VISIT = 5
+FEWEST_HOPS = 5  # there and back is a change and its repair, and so it may be twice
+LARGEST_VISIT = 25  # values, the median of: longer visits are levels
+_HOP_SIGMAS = 5.0  # of the difference of two neighbours: less is noise
+_SAME_HOP = 0.6  # share of the large differences that are of one size
+_ALTERNATING = 0.85  # share of the hops that undo the one before
+_CLIP_SIGMAS = 3.0
+_PENALTY = 3.0  # of a step of both modes, times ln(n) variances
+_BINS_A_SIGMA = 2.0
+_MOST_BINS = 800
+_LEAST_SHARE = 0.02  # of the values, in either mode
 
-Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 
-def has_modes(means: Floats) -> bool:
-    """Whether levels, [v] oldest first, return at least three times to one that was left before.
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """slow: [n] whether a value is in the upper mode. gap: of the two, in the unit of the values.
 
-    A return is nearer to the earlier level than a quarter of every hop that leads to it.
+    memory: lag-1 autocorrelation of the mode: about 0 where each value draws its own.
     """
-    hops = np.abs(np.diff(means))
-    returns = 0
-    for at in range(2, means.size):
-        near = np.minimum(hops[at - 1], hops[: at - 1]) / 4
-        returns += bool(np.any(np.abs(means[: at - 1] - means[at]) < near))
-    return returns >= MODE_RETURNS
+
+    slow: Bools
+    gap: float
+    memory: float
+
+    @property
+    def share(self) -> float:
+        """How much of the values is in the upper mode."""
+        return float(self.slow.mean())
+
+    @property
+    def switches(self) -> Ints:
+        """Indices of the values that are in another mode than the one before."""
+        return (np.flatnonzero(self.slow[1:] != self.slow[:-1]) + 1).astype(np.int64)
 
 
-def mode_memory(logs: Floats, means: Floats) -> float:
-    """Lag-1 autocorrelation of the mode that a night is in: about 0 where each night draws its own.
+def find_modes(values: Floats) -> Modes | None:
+    """The two modes of a series [n], whatever its steps are; None: it has none.
 
-    logs: [n] with its spikes. means: [v] of its visits. From the hops between neighbouring nights,
-    half of the usual one or more: one that is stayed with is followed by none, one of a single
-    night by its opposite. Steps of all modes are few among them. At least -1, at most 1.
+    Modes are told by hops: differences of neighbours that are of one size, far beyond those of all
+    others, and undo each other. Of a random walk, or of a level that changes and is repaired, they
+    are not. Levels and modes are then told apart together: the sequence of base levels that costs
+    least, where a value costs its squared distance to the nearer of base and base + gap (up to a
+    limit, as an outlier; Fearnhead and Rigaill 2019), and a change of base a penalty.
     """
-    hops = np.abs(np.diff(means))
-    largest, closest = float(hops.max()), float(np.median(hops)) / 2
-    moved = np.clip(np.diff(logs), -largest, largest)
-    moved[np.abs(moved) < closest] = 0
-    power = float(moved @ moved)
-    return 1.0 if power == 0 else 1 + 2 * float(moved[1:] @ moved[:-1]) / power
+    hop = _hop(values)
+    if hop is None:
+        return None
+    gap, sigma = hop
+    for _ in range(2):  # the second time by the gap that the first one found
+        base, slow = _bases(values, gap, sigma)
+        above = values - base
+        if not slow.any() or slow.all():
+            return None
+        known, gap = gap, float(np.median(above[slow]) - np.median(above[~slow]))
+        if abs(gap - known) < sigma / _BINS_A_SIGMA:
+            break
+    if not _are_modes(values, base, slow, gap):
+        return None
+    return Modes(slow, gap, _memory(slow))
 
 
-def mode_steps(
-    visits: Floats,
-    bounds: list[int],
-    *,
-    first: int,
-    smallest: float,
-    significance: float,
-    seed: int,
-) -> dict[int, float]:
-    """Steps of all modes together, index and p-value, by binary segmentation.
+def _hop(values: Floats) -> tuple[float, float] | None:
+    """The size of hops between two modes, and sigma of a value in one; None: no such hops."""
+    moved = np.diff(values)
+    size = np.abs(moved)
+    if size.size < 2 * FEWEST_HOPS:
+        return None
+    least = _between_two_classes(size)
+    large = size > least
+    small = size[~large]
+    noise = max(float(np.sqrt(np.mean(small * small))), SCALE_FLOOR)
+    gap = float(np.median(size[large]))
+    if gap < _HOP_SIGMAS * noise:
+        return None
+    hops = large & (np.abs(size - gap) < max(4 * noise, gap / 8))
+    same = np.count_nonzero(hops)
+    if same < max(FEWEST_HOPS, _SAME_HOP * np.count_nonzero(large)):
+        return None
+    signs = np.sign(moved[hops])
+    if np.mean(signs[1:] != signs[:-1]) < _ALTERNATING:
+        return None
+    return float(np.mean(size[hops])), noise / float(np.sqrt(2))
 
-    visits: [v] means, ln. bounds: [v + 1] indices where they begin, and n. A visit is what chance
-    draws: its mean counts once, however long it was. Random orders of the visits, in which
-    neighbours are not on the same mode, tell how large a step hopping makes. first: the smallest
-    index a step may have. smallest: ln.
-    """
-    p_values: dict[int, float] = {}
-    parts = [(0, visits.size)]
-    while parts:
-        start, stop = parts.pop()
-        if stop - start < 2 * FEWEST_VISITS_A_SIDE:
+
+def _between_two_classes(size: Floats) -> float:
+    """The threshold of sizes [n] that leaves the least variance on either side (Otsu 1979)."""
+    ordered = np.sort(np.minimum(size, np.quantile(size, 0.98)))
+    count = np.arange(1, ordered.size)
+    sums = np.cumsum(ordered)
+    lower = sums[:-1] / count
+    upper = (sums[-1] - sums[:-1]) / (ordered.size - count)
+    between = count * (ordered.size - count) * (upper - lower) ** 2
+    at = int(np.argmax(between))
+    return float(ordered[at] + ordered[at + 1]) / 2
+
+
+def _bases(values: Floats, gap: float, sigma: float) -> tuple[Floats, Bools]:
+    """[n] the lower of the two levels at each value, and whether it is in the upper mode."""
+    width = sigma / _BINS_A_SIGMA
+    both = np.concatenate([values, values - gap])
+    while np.unique(np.round(both / width)).size > _MOST_BINS:
+        width *= 1.5
+    grid = np.unique(np.round(both / width)) * width
+    low = (values[:, None] - grid) / sigma
+    high = low - gap / sigma
+    cost = np.minimum(np.minimum(low * low, high * high), _CLIP_SIGMAS**2)
+    path = _cheapest(cost, _PENALTY * float(np.log(values.size)))
+    base = grid[path]
+    slow = np.abs(values - base - gap) < np.abs(values - base)
+    return _nearest_alias(base, slow, gap, sigma)
+
+
+def _cheapest(cost: Floats, penalty: float) -> Ints:
+    """[n] the column a row, of cost [n, b], whose sum and changes cost least (Viterbi 1967)."""
+    count = cost.shape[0]
+    total = cost[0].copy()
+    changed = np.zeros(cost.shape, dtype=np.bool_)
+    best = np.zeros(count, dtype=np.int64)
+    for at in range(1, count):
+        cheapest = int(total.argmin())
+        best[at] = cheapest
+        limit = total[cheapest] + penalty
+        np.greater(total, limit, out=changed[at])
+        np.minimum(total, limit, out=total)
+        total += cost[at]
+    path = np.zeros(count, dtype=np.int64)
+    path[-1] = int(total.argmin())
+    for at in range(count - 1, 0, -1):
+        path[at - 1] = best[at] if changed[at, path[at]] else path[at]
+    return path
+
+
+def _nearest_alias(base: Floats, slow: Bools, gap: float, sigma: float) -> tuple[Floats, Bools]:
+    """Where a base shows one mode only: the mode that makes the smaller step from before."""
+    base, slow = base.copy(), slow.copy()
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))
+    for start, stop in pairwise(starts[1:]):
+        inside = slow[start:stop]
+        if inside.any() and not inside.all():
             continue
-        means = visits[start:stop] - visits[start:stop].mean()
-        steps = _contrasts(means[None, :])[0]
-        split = int(steps.argmax()) + FEWEST_VISITS_A_SIDE
-        at = bounds[start + split]
-        if at < first or abs(means[:split].mean() - means[split:].mean()) < smallest:
-            continue
-        largest = _contrasts(_shuffled(means, seed)).max(axis=1)
-        exceeding = np.count_nonzero(largest >= steps.max() * (1 - 1e-6))
-        p_value = float(1 + exceeding) / (1 + _PERMUTATIONS)
-        if p_value <= significance:
-            p_values[at] = p_value
-            parts += [(start, start + split), (start + split, stop)]
-    return p_values
+        step = base[start] - base[start - 1]
+        other = step + (gap if inside.all() else -gap)
+        if abs(other) + sigma < abs(step):
+            base[start:stop] += other - step
+            slow[start:stop] = ~inside
+    return base, slow
 
 
-def _contrasts(rows: Floats) -> Floats:
-    """[r, splits] of rows [r, n] that sum to 0: CUSUM statistics of a change of mean."""
-    size = rows.shape[1]
-    left = np.arange(FEWEST_VISITS_A_SIDE, size - FEWEST_VISITS_A_SIDE + 1)
-    sums: Floats = np.abs(np.cumsum(rows, axis=1)[:, left - 1])
-    sums *= np.sqrt(size / (left * (size - left)))
-    return sums
+def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float) -> bool:
+    switches = np.flatnonzero(slow[1:] != slow[:-1]) + 1
+    visits = np.diff(np.concatenate(([0], switches, [slow.size])))
+    median = float(np.median(visits))
+    if switches.size < max(FEWEST_HOPS, median / 3) or median > LARGEST_VISIT:
+        return False
+    if not _LEAST_SHARE <= slow.mean() <= 1 - _LEAST_SHARE:
+        return False
+    about = np.abs(values - base - gap * slow)
+    return bool(gap > 0 and np.mean(about > gap / 4) < 0.1)
 
 
-def _shuffled(means: Floats, seed: int) -> Floats:
-    """[permutations, v] random orders whose neighbours differ by half of the usual hop or more.
-
-    A Markov chain of swaps, each undone where it brings two closer; it starts from the order seen,
-    which makes the test a little careful.
-    """
-    closest = float(np.median(np.abs(np.diff(means)))) / 2
-    rng = np.random.default_rng((seed, means.size))
-    row = np.arange(_PERMUTATIONS)
-    rows = np.tile(np.concatenate(([np.inf], means, [np.inf])), (_PERMUTATIONS, 1))
-    swaps = (_SWAPS_A_VISIT * means.size, 2, _PERMUTATIONS)
-    for one, other in rng.integers(1, means.size + 1, size=swaps):
-        _swap(rows, row, one, other)
-        undone = np.zeros(_PERMUTATIONS, dtype=np.bool_)
-        for at in (one, other):
-            here = rows[row, at]
-            undone |= np.abs(here - rows[row, at - 1]) < closest
-            undone |= np.abs(here - rows[row, at + 1]) < closest
-        _swap(rows, row[undone], one[undone], other[undone])
-    return rows[:, 1:-1]
-
-
-def _swap(rows: Floats, row: Ints, one: Ints, other: Ints) -> None:
-    rows[row, one], rows[row, other] = rows[row, other], rows[row, one]
+def _memory(slow: Bools) -> float:
+    """From hops that are followed by their opposite, so that a change of how often is no memory."""
+    moved = np.diff(slow.astype(np.float64))
+    return 1 + 2 * float(moved[1:] @ moved[:-1]) / float(moved @ moved)

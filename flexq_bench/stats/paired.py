@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
+from flexq_bench.stats.block_bootstrap import few_blocks_factor
 from flexq_bench.stats.bootstrap import Interval
 
 _RESAMPLES = 4000
@@ -66,7 +67,7 @@ def mean_difference_interval(
     tail = (1 - confidence) / 2
     resampled = _resampled_means(differences, np.random.default_rng(seed)) - estimate
     low, high = np.quantile(resampled, (tail, 1 - tail))
-    wider = stats.t.isf(tail, count - 1) / stats.norm.isf(tail) * math.sqrt(count / (count - 1))
+    wider = few_blocks_factor(count, confidence)
     return Interval(
         estimate, estimate + wider * min(float(low), 0.0), estimate + wider * max(float(high), 0.0)
     )
@@ -103,6 +104,47 @@ def item_difference(
     p_value = float(stats.binomtest(only_base, discordant).pvalue) if discordant else 1.0
     interval = Interval(estimate, max(-1.0, center - reach), min(1.0, center + reach))
     return ItemDifference(interval, only_base, only_head, p_value)
+
+
+def loss_p_value(only_base: int, only_head: int) -> float:
+    """McNemar's exact one-sided p-value that head is no worse than base.
+
+    only_base, only_head: as ItemDifference has them.
+    """
+    discordant = only_base + only_head
+    return float(stats.binom.sf(only_base - 1, discordant, 0.5)) if discordant else 1.0
+
+
+def questions_needed(discordant: float, loss: float, *, alpha: float, power: float) -> int:
+    """Questions that McNemar's one-sided test needs to see a loss (Connor 1987, Biometrics 43:207).
+
+    discordant: share of questions that one of the two alone gets right; at least the loss.
+    loss: share of right answers lost, in (0, 1). alpha, power: of the test.
+    Raises ValueError if the loss is no share, or a probability is none.
+    """
+    if not 0 < loss < 1:
+        raise ValueError(f"a loss must be between 0 and 1, got {loss}")
+    if not (0 < alpha < 1 and 0 < power < 1):
+        raise ValueError(f"alpha and power must be between 0 and 1, got {alpha} and {power}")
+    share = max(discordant, loss)
+    null = float(stats.norm.isf(alpha)) * math.sqrt(share)
+    other = float(stats.norm.ppf(power)) * math.sqrt(share - loss * loss)
+    return math.ceil(((null + other) / loss) ** 2)
+
+
+def detectable_loss(discordant: float, questions: int, *, alpha: float, power: float) -> float:
+    """The least share of right answers whose loss so many questions show: see questions_needed.
+
+    1: not even the loss of all of them.
+    """
+    low, high = 1e-6, 1 - 1e-6
+    if questions_needed(discordant, high, alpha=alpha, power=power) > questions:
+        return 1.0
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        enough = questions_needed(discordant, middle, alpha=alpha, power=power) <= questions
+        low, high = (low, middle) if enough else (middle, high)
+    return high
 
 
 def _resampled_means(values: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:

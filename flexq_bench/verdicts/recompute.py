@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from db import queries
 from db.engine import Session
 from db.errors import NotFoundError
 from db.hashing import fingerprint
 from db.queries import DecisionRow
-from flexq_bench.verdicts import alert_rule
+from flexq_bench.verdicts import alert_rule, history_verdict
 from flexq_bench.verdicts.confirmation import Confirmation
 from flexq_bench.verdicts.detector import judge_evidence
 from flexq_bench.verdicts.evidence import Evidence
@@ -20,8 +22,8 @@ from flexq_bench.verdicts.nightly import finite
 class Recomputed:
     """A stored decision beside what its evidence says today.
 
-    evidence, confirmation None: they can't be had. differences: what does not agree, a line each;
-    empty: everything does, to the last bit.
+    evidence, confirmation None: they can't be had, or it was judged by history alone. differences:
+    what does not agree, a line each; empty: everything does, to the last bit.
     """
 
     decision: DecisionRow
@@ -43,20 +45,18 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         flat = queries.decision_evidence(session, row.uuid)
     except NotFoundError:
         return Recomputed(row, None, None, ("its evidence is gone",))
+    if (row.detector, row.detector_version) == (
+        history_verdict.DETECTOR,
+        history_verdict.DETECTOR_VERSION,
+    ):
+        return Recomputed(row, None, None, tuple(_history_differences(row, flat)))
     if (row.detector, row.detector_version) != (alert_rule.DETECTOR, alert_rule.DETECTOR_VERSION):
         stored = f"{row.detector} {row.detector_version}"
         ours = f"{alert_rule.DETECTOR} {alert_rule.DETECTOR_VERSION}"
         return Recomputed(
             row, None, None, (f"{stored} decided, this version has {ours}: use that version",)
         )
-    differences = []
-    if fingerprint(flat) != row.input_hash:
-        differences.append("its evidence is not what was judged: the input hash differs")
-    differences += [
-        f"{name} was {row.parameters.get(name)}, this version has {value}"
-        for name, value in alert_rule.PARAMETERS.items()
-        if row.parameters.get(name) != value
-    ]
+    differences = _of_inputs(row, flat, alert_rule.PARAMETERS)
     try:
         evidence = Evidence.from_dict(flat)
         confirmation = judge_evidence(evidence)
@@ -70,9 +70,43 @@ def recompute_decision(session: Session, row: DecisionRow) -> Recomputed:
         ("log_ratio_low", row.log_ratio_low, finite(confirmation.low)),
         ("log_ratio_high", row.log_ratio_high, finite(confirmation.high)),
     )
-    differences += [
+    differences += _of_pairs(pairs)
+    return Recomputed(row, evidence, confirmation, tuple(differences))
+
+
+def _history_differences(row: DecisionRow, flat: Mapping[str, Any]) -> list[str]:
+    differences = _of_inputs(row, flat, history_verdict.PARAMETERS)
+    try:
+        step = history_verdict.judged_again(flat)
+    except (KeyError, TypeError, ValueError) as error:
+        return [*differences, f"its evidence can't be read: {error}"]
+    if step is None:
+        return [*differences, "its history has no change of level there"]
+    pairs: tuple[tuple[str, object, object], ...] = (
+        ("verdict", row.verdict, step.verdict.value),
+        ("cause", row.cause, step.cause.value),
+        ("reason", row.reason, step.reason),
+        ("log_ratio", row.log_ratio, step.log_ratio),
+    )
+    return differences + _of_pairs(pairs)
+
+
+def _of_inputs(
+    row: DecisionRow, flat: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> list[str]:
+    differences = []
+    if fingerprint(flat) != row.input_hash:
+        differences.append("its evidence is not what was judged: the input hash differs")
+    return differences + [
+        f"{name} was {row.parameters.get(name)}, this version has {value}"
+        for name, value in parameters.items()
+        if row.parameters.get(name) != value
+    ]
+
+
+def _of_pairs(pairs: Iterable[tuple[str, object, object]]) -> list[str]:
+    return [
         f"{name} was {stored!r}, is {now!r} when computed again"
         for name, stored, now in pairs
         if stored != now
     ]
-    return Recomputed(row, evidence, confirmation, tuple(differences))

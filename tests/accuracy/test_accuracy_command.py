@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.accuracy import evaluator as evaluating
+from flexq_bench.accuracy.results import OF_TEXTS
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.scheme import Scheme
 
@@ -38,9 +39,11 @@ def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):
 def test_a_record_says_what_its_number_depends_on(accuracy, stored):
     accuracy("--schemes", "w6a6", "--layers")
     records = {(r.scheme, r.metric): r for r in stored()}
-    assert {metric for scheme, metric in records if scheme == "w6a6"} == {
-        *("perplexity", "kl_divergence", "top1_agreement", "layer_error"),
-    }
+    assert {metric for scheme, metric in records if scheme == "w6a6"} == set(OF_TEXTS)
+    assert {r.bos for r in records.values()} == {"none"}
+    median, p99, largest = (records["w6a6", f"kl_{name}"] for name in ("median", "p99", "max"))
+    assert 0 < median.value < records["w6a6", "kl_divergence"].value < p99.value < largest.value
+    assert p99.parameters["observed"]["low"] < p99.value < p99.parameters["observed"]["high"]
     record = records["w6a6", "perplexity"]
     assert record.n_items == 1275
     assert len(record.values) == 5

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flexq_bench.accuracy.results import LAYER_ERROR, OF_TEXTS
 from flexq_bench.checkpoints import open_checkpoint
 from flexq_bench.exit_codes import ExitCode
 
@@ -46,19 +47,23 @@ def test_beside_the_original_it_is_compared_with_that(accuracy, stored, checkpoi
     records = {(r.scheme, r.metric): r for r in stored()}
     assert set(records) == {
         ("fp16", "perplexity"),
-        *(("flexq-w6ax", metric) for metric in ("perplexity", "kl_divergence", "top1_agreement")),
+        *(("flexq-w6ax", metric) for metric in OF_TEXTS if metric != LAYER_ERROR),
     }
     assert records["fp16", "perplexity"].content_hash is None
     hashes = {r.content_hash for (scheme, _), r in records.items() if scheme != "fp16"}
     assert hashes == {open_checkpoint(checkpoint).content_hash}
 
 
-def test_through_kernels_is_what_the_reference_says(accuracy, stored, checkpoint):
-    accuracy(checkpoint, "--through", "kernels", "--max-tokens", "255")
-    accuracy(checkpoint, "--through", "reference", "--max-tokens", "255")
-    of = {r.through: r.value for r in stored()}
-    assert of["kernels"] == pytest.approx(of["reference"], rel=1e-3)
-    assert of["kernels"] != of["reference"]
+def test_through_kernels_is_what_the_reference_says(accuracy, stored, write_checkpoint, tmp_path):
+    folder = write_checkpoint(tmp_path / "w8a16", "w8a16")
+    accuracy(folder, "--through", "kernels", "--max-tokens", "255")
+    accuracy(folder, "--through", "reference", "--max-tokens", "255")
+    of = {r.through: r for r in stored()}
+    assert of["kernels"].value == pytest.approx(of["reference"].value, rel=1e-3)
+    assert of["kernels"].value != of["reference"].value
+    # Kernels compute as decode does, in FP16; the reference has the dtype that it was loaded in.
+    dtypes = {through: record.parameters["dtype"] for through, record in of.items()}
+    assert dtypes == {"kernels": "float16", "reference": "float32"}
 
 
 def test_a_run_is_not_gone_on_with_through_something_else(accuracy, stored, checkpoint):

@@ -12,7 +12,7 @@ from db.engine import open_database
 from db.records import DeviceInfo
 from flexq_bench.accuracy import SUITE
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.evaluator import EvaluationPlan
+from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.ray_evaluation import Evaluating, Evaluation, Introduction, Units
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.results import MetricResult

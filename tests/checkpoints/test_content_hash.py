@@ -69,3 +69,12 @@ def test_config_names_it(write):
     config = json.loads((folder / "config.json").read_text())
 
     assert config["quantization_config"]["flexq_bench"]["content_hash"] == hash_of(folder)
+
+
+def test_another_cache_has_the_hash_of_what_would_be_written_with_it(write):
+    some = {"model.layers.0.x": layers()["model.layers.0.x"]}
+    plain, eight = (write(some, at=f"kv{bits}", kv_bits=bits) for bits in (16, 8))
+
+    assert open_checkpoint(plain).hash_with_cache(8) == hash_of(eight)
+    assert open_checkpoint(eight).hash_with_cache(16) == hash_of(plain)
+    assert open_checkpoint(eight).hash_with_cache(8) == hash_of(eight)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from flexq_bench.checkpoints import CheckpointError, open_checkpoint
 from flexq_bench.checkpoints.model_source import open_source
+from flexq_bench.checkpoints.peak_memory import freed_at_once
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.checkpoints.streaming import StreamedModel
 from flexq_bench.schemes.model_files import find_model
@@ -48,6 +53,56 @@ def test_a_forward_pass_is_the_model_s_and_holds_one_block(small_llama):
 
     assert torch.equal(logits, whole(input_ids=tokens).logits)
     assert held == [[0], [1], [2]]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the heap of glibc")
+def test_what_is_freed_between_other_tensors_goes_back_to_the_system():
+    def resident_mib() -> float:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * resource.getpagesize() / 2**20
+
+    def left_of(pieces: int) -> float:
+        torch.ones(7 << 20)  # glibc keeps what is no larger than the largest that was freed
+        before = resident_mib()
+        kept = [torch.ones(1 << 18) for _ in range(pieces)]  # 1 MiB each
+        del kept[::2]
+        return resident_mib() - before
+
+    assert left_of(64) > 48
+    with freed_at_once(CPU):
+        assert left_of(64) < 40
+
+
+@pytest.mark.slow
+def test_the_peak_is_less_than_two_blocks_and_the_embedding(tmp_path):
+    """The whole process's growth, with the sizes of SmolLM2-135M but for fewer blocks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.initialization import no_init_weights
+
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=10,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        tie_word_embeddings=True,
+    )
+    with no_init_weights():
+        model = LlamaForCausalLM(config).half()
+    for parameter in model.parameters():
+        parameter.data.uniform_(-0.1, 0.1)
+    model.save_pretrained(tmp_path / "model")
+    words = ("quantize", str(tmp_path / "model"), "--scheme", "flexq-w6ax", "--device", "cpu")
+    ran = subprocess.run(
+        [sys.executable, "-m", "flexq_bench", *words, "--out", str(tmp_path / "out"), "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    block = 576 * (2 * 576 + 2 * 192 + 3 * 1536) * 4
+
+    assert json.loads(ran.stdout)["peak_bytes"] < 2 * block + 49152 * 576 * 2
 
 
 def test_memory_holds_one_block_while_a_model_is_quantized(small_llama, calibration, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -70,7 +71,12 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
         tasks = ("wikitext", "piqa")
         units = tuple((scheme, task) for scheme in ("fp16", "w6a6") for task in tasks)
         evaluator = SimpleNamespace(
-            evaluate=evaluate, parameters=lambda *unit: {}, through="reference"
+            evaluate=evaluate,
+            parameters=lambda *unit: {},
+            through="reference",
+            reference=None,
+            context=32,
+            distinct_segments=lambda text: (range(NLL.size), NLL.size),
         )
         origin = Origin(
             model="made",
@@ -82,7 +88,12 @@ def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
             environment={},
         )
         setup = SimpleNamespace(
-            plan=SimpleNamespace(units=units), evaluator=evaluator, origin=origin
+            plan=SimpleNamespace(
+                units=units, reference=None, checkpoint=None, texts=(), schemes=("w6a6",)
+            ),
+            evaluator=evaluator,
+            origin=origin,
+            warning=None,
         )
         return gate_accuracy(
             load_accuracy_policy(str(path)),
@@ -112,7 +123,10 @@ TASK = '[[task]]\nname = "piqa"\nmetric = "acc"\nmargin_points = 2\n'
         ("percent = 1.1", ExitCode.PASS),
         ("percent = 0.9", ExitCode.REGRESSION),
         ("upper_percent = 2.5", ExitCode.PASS),
-        ("upper_percent = 1.2", ExitCode.REGRESSION),  # the estimate itself is below
+        ("upper_percent = 0.9", ExitCode.REGRESSION),
+        ("upper_percent = 1.2", ExitCode.AMBIGUOUS),  # the estimate itself is below
+        ("at_most = 12", ExitCode.REGRESSION),  # it is 12.31
+        ("at_most = 13", ExitCode.PASS),
         ("percent = 1.1\nincrease = 0.1", ExitCode.REGRESSION),
     ],
 )
@@ -134,6 +148,115 @@ def test_one_segment_has_no_interval_and_decides_nothing(gate):
     ]
     assert gate(text_limit("upper_percent = 5"), *short).exit_code == ExitCode.AMBIGUOUS
     assert gate(text_limit("percent = 5"), *short).exit_code == ExitCode.PASS
+
+
+def test_a_noisy_improvement_is_no_regression(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", -0.01, scatter=0.2)
+    report = gate(text_limit("upper_percent = 1"), *found)
+    assert report.judged[0].change < 0
+    assert report.exit_code == ExitCode.AMBIGUOUS
+    assert "more tokens would tell" in report.judged[0].reason
+
+
+def test_what_the_data_could_have_shown_is_said(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.001, scatter=0.02)
+    (judged,) = gate(text_limit("percent = 5"), *found).judged
+    # 4.12 standard errors, of 20 segments that scatter by 2.05 %, less 2.7 for their own scatter
+    assert judged.detectable == pytest.approx(100 * 4.12 * 0.0205 / 17.3**0.5, rel=0.02)
+
+
+KL_ROWS = '[kl]\ntext = "wikitext"\n'
+
+
+def kl(value: float, scatter: float = 0.0, **changes: Any) -> MetricResult:
+    values = value + scatter * np.resize([1, -1], NLL.size)
+    return a_finding("w6a6", "wikitext", "kl_divergence", values, direction="lower", **changes)
+
+
+def statistic(metric: str, value: float, low: float, high: float, **changes: Any) -> MetricResult:
+    observed = {"low": low, "high": high}
+    made = a_finding("w6a6", "wikitext", metric, [value], observed=observed, n_items=5000)
+    return replace(made, values=(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("mean", "scatter", "code"),
+    [
+        (0.01, 0.0, ExitCode.PASS),
+        (0.03, 0.0, ExitCode.REGRESSION),
+        (0.019, 0.01, ExitCode.AMBIGUOUS),
+    ],
+)
+def test_the_mean_divergence_is_limited(gate, mean, scatter, code):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0), kl(mean, scatter)
+    assert gate(KL_ROWS + "mean = 0.02\n", *found).exit_code == code
+
+
+@pytest.mark.parametrize("key", ["median", "p95", "p99", "p999", "max"])
+def test_each_quantile_of_the_divergence_is_limited(gate, key):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0)
+    metric = f"kl_{key}"
+    for value, low, high, code in (
+        (0.1, 0.09, 0.11, ExitCode.PASS),
+        (0.1, 0.09, 0.21, ExitCode.AMBIGUOUS),
+        (0.3, 0.29, 0.31, ExitCode.REGRESSION),
+    ):
+        report = gate(KL_ROWS + f"{key} = 0.2\n", *found, statistic(metric, value, low, high))
+        assert report.exit_code == code, (value, high)
+
+
+def test_a_quantile_that_the_tokens_are_too_few_for_is_missing_with_the_number(gate):
+    few = replace(statistic("kl_p999", 0.1, 0.1, 0.1), n_items=620)
+    report = gate(KL_ROWS + "p999 = 0.2\n", wikitext("fp16", 0), wikitext("w6a6", 0), few)
+    assert report.exit_code == ExitCode.MISSING
+    assert report.judged[0].reason.startswith("needs 1,000 tokens, has 620")
+
+
+@pytest.mark.parametrize(("least", "code"), [(0.9, ExitCode.PASS), (0.97, ExitCode.REGRESSION)])
+def test_agreement_is_limited_from_below(gate, least, code):
+    shares = [0.95] * 20
+    top = a_finding("w6a6", "wikitext", "top1_agreement", shares, direction="higher")
+    limit = f'[agreement]\ntext = "wikitext"\ntop1 = {least}\n'
+    assert gate(limit, wikitext("fp16", 0), wikitext("w6a6", 0), top).exit_code == code
+
+
+PLANNED = "detect = 1.0\npower = 0.95\nalpha = 0.01\n"
+
+
+def test_a_planned_test_catches_what_it_must_and_passes_what_is_none(gate):
+    limits = PLANNED + text_limit("percent = 2")
+    for growth, code in ((0.01, ExitCode.REGRESSION), (0.0, ExitCode.PASS)):
+        found = wikitext("fp16", 0), wikitext("w6a6", growth, scatter=0.004)
+        report = gate(limits, *found)
+        assert report.exit_code == code
+        assert report.judged[0].detectable == pytest.approx(1.0)
+
+
+def test_data_that_can_not_serve_a_planned_test_are_missing_with_the_number(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.002, scatter=0.1)
+    report = gate(PLANNED + text_limit("percent = 2"), *found)
+    assert report.exit_code == ExitCode.MISSING
+    assert re.match(r"needs [0-9,]+ tokens, has 20, which show a loss", report.judged[0].reason)
+
+
+def test_a_regression_is_decided_though_another_limit_lacks_data(gate):
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.002, scatter=0.1), kl(0.03)
+    report = gate(PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\n", *found)
+    assert [one.outcome for one in report.judged] == ["missing", "regression"]
+    assert report.exit_code == ExitCode.REGRESSION
+
+
+def test_a_task_with_ten_questions_is_missing_with_the_number(gate):
+    made = [a_finding(scheme, "piqa", "acc", [1.0] * 6 + [0.0] * 4) for scheme in ("fp16", "w6a6")]
+    report = gate(PLANNED + TASK, *made)
+    assert report.exit_code == ExitCode.MISSING
+    assert re.match(r"needs [0-9,]+ questions for 2 points, has 10", report.judged[0].reason)
+
+
+def test_a_planned_task_is_judged_by_mcnemars_test(gate):
+    limits = PLANNED + TASK.replace("2", "20")
+    assert gate(limits, piqa("fp16"), piqa("w6a6", lost=2, won=2)).exit_code == ExitCode.PASS
+    assert gate(limits, piqa("fp16"), piqa("w6a6", lost=20)).exit_code == ExitCode.REGRESSION
 
 
 def test_a_model_that_blows_up_is_a_regression(gate):

@@ -382,6 +382,23 @@ def test_a_change_point_that_moves_by_a_night_is_the_same(a_night, database):
     assert [count for count in found if count] == [3]
 
 
+def test_a_change_point_is_taken_back_once_the_level_is_back(a_night, database):
+    nights = (*[20.0] * 11, *[22.0] * 5, *[20.0] * 4)
+
+    reports = [a_night(order, us=us)[1][0] for order, us in enumerate(nights, 1)]
+
+    assert sum(report.change_points for report in reports) == 3  # the kernel and its two probes
+    assert sum(report.retracted for report in reports) == 3
+    assert "3 taken back" in "\n".join(
+        line for report in reports for line in night_report.lines([report])
+    )
+    with database.session() as session:
+        series = next(s.id for s in queries.series_names(session) if s.kernel == "flexq-w6a6")
+        assert queries.change_points_of(session, series) == []
+        [found] = queries.change_points_of(session, series, with_retracted=True)
+    assert found.retracted == "the level was back after 5 results"
+
+
 def test_what_cannot_be_compared_is_a_note(a_night, database, commits, sha, compared):
     class Broken(MadePool):
         def compare(self, *arguments):

@@ -159,3 +159,46 @@ def test_a_file_without_end_is_read_to_a_bound(cli):
 
     assert ran.code == ExitCode.USAGE
     assert "/dev/zero can't be read: it is larger than" in ran.error
+
+
+def test_rows_out_of_order_are_named(cli, csv):
+    rows = [f"2025-01-{1 + i % 28:02}T00:00,{number}" for i, number in enumerate(STEP)]
+
+    ran = cli("detect", "--csv", csv("time,us", *rows))
+
+    assert ran.code == ExitCode.PASS
+    assert "row 30 is the first: sort the file by time" in ran.out
+
+
+def test_a_file_with_the_newest_row_first_is_named(cli, csv):
+    rows = [f"{len(STEP) - i},{number}" for i, number in enumerate(STEP)]
+
+    assert "the newest row is first" in cli("detect", "--csv", csv("time,us", *rows)).out
+
+
+def test_two_units_in_a_column_are_named_with_the_first_row_of_the_other(cli, csv):
+    mixed = [str(float(number) / 1000) if i in (7, 9) else number for i, number in enumerate(STEP)]
+
+    ran = cli("detect", "--csv", csv("us", *mixed))
+
+    assert "2 values are about 1,000 times smaller than the others, row 9" in ran.out
+
+
+def test_negative_values_are_no_gaps(cli, csv):
+    (found,) = points(cli("detect", "--csv", csv(*(f"-{number}" for number in STEP)), "--json"))
+
+    assert (found["index"], found["mean_after"] < found["mean_before"] < 0) == (20, True)
+
+
+def test_a_drift_and_two_levels_are_named_and_are_no_change_points(cli, csv):
+    noise = [(i * 37 % 11 - 5) * 0.02 for i in range(120)]
+    drifting = cli("detect", "--csv", csv(*(f"{100 + 0.1 * i + n}" for i, n in enumerate(noise))))
+    hopping = cli(
+        "detect", "--csv", csv(*(f"{100 + 12 * (i // 7 % 2) + n}" for i, n in enumerate(noise)))
+    )
+
+    assert "no change point" in drifting.out
+    assert "a drift of +0.0" in drifting.out
+    assert "no change point" in hopping.out
+    assert "two levels 12.0% apart" in hopping.out
+    assert "17 switches" in hopping.out

@@ -308,7 +308,8 @@ def test_host_clock_skewed(bench, skewed):
 @pytest.fixture(scope="session")
 def other_host() -> Iterator[tuple[Launcher, str, str]]:
     """A launcher in a network of its own, this side's address in it, and its link's name."""
-    name, here, there = "fqbfaults", "fqbf0", "fqbf1"
+    own = os.getpid() % 100_000
+    name, here, there = f"fqb{own}", f"fqbh{own}", f"fqbt{own}"
     commands = (
         f"ip netns add {name}",
         f"ip link add {here} type veth peer name {there}",

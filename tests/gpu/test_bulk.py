@@ -1,4 +1,4 @@
-"""The kernel for the most tokens: its sums as floats, the outputs that blocks share."""
+"""Kernels with a ring by TMA: their sums as floats, the outputs that blocks share."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import torch
 
 from kernels.contract import LinearKernel
 from kernels.cuda.imma.configuration_choice import FLEXQ
-from kernels.cuda.imma.configurations import PersistentConfig, WgmmaConfig
+from kernels.cuda.imma.configurations import ClusterConfig, PersistentConfig, WgmmaConfig
 from kernels.formats import Operand
 from kernels.reference import reference_gemm
 from kernels.registry import resolve
 from kernels.runtime.gpu import current_gpu
 
 PERSISTENT = [c for c in FLEXQ.every() if isinstance(c, PersistentConfig)]
+CLUSTERS = [c for c in FLEXQ.every() if isinstance(c, ClusterConfig)]
 LABELS = ("flexq-imma-w6a6", "flexq-imma-w6a8")
 # Of one scale a group and sum in the same order: the same bits.
 WARPGROUPS = WgmmaConfig(1, 2, 3, 1)
@@ -58,14 +59,31 @@ def test_whole_outputs_are_those_of_the_warpgroup_kernel_bit_for_bit(
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize("config", [c for c in PERSISTENT if c.split], ids=str)
+@pytest.mark.parametrize("config", [*(c for c in PERSISTENT if c.split), *CLUSTERS], ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(128, 256, 4096), (257, 1000, 4096), (700, 2048, 1024), (128, 17000, 1024)]
 )
 def test_shared_outputs_are_the_same_at_every_launch(
-    config: PersistentConfig, m: int, n: int, k: int
+    config: PersistentConfig | ClusterConfig, m: int, n: int, k: int
 ) -> None:
-    kernel = linear_kernel("flexq-imma-w6a6")
+    _assert_right_at_every_launch("flexq-imma-w6a6", config, m, n, k)
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("config", CLUSTERS, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(33, 72, 100), (47, 1000, 1000), (64, 17, 2944), (63, 4104, 128), (129, 1, 1)]
+)
+def test_clusters_give_any_shape_the_same_at_every_launch(
+    label: str, config: ClusterConfig, m: int, n: int, k: int
+) -> None:
+    _assert_right_at_every_launch(label, config, m, n, k)
+
+
+def _assert_right_at_every_launch(
+    label: str, config: PersistentConfig | ClusterConfig, m: int, n: int, k: int
+) -> None:
+    kernel = linear_kernel(label)
     x, w = random_operands(kernel, m, n, k)
     packed_x, packed_w = kernel.pack_activation(x), kernel.pack_weight(w)
     outs = [torch.full((m, n), torch.nan, dtype=torch.float16, device="cuda") for _ in range(5)]
@@ -81,10 +99,10 @@ def test_shared_outputs_are_the_same_at_every_launch(
     assert bool((off <= near[fits]).all())
 
 
-@pytest.mark.parametrize("config", PERSISTENT, ids=str)
+@pytest.mark.parametrize("config", [*PERSISTENT, *CLUSTERS], ids=str)
 @pytest.mark.parametrize(("x_code", "w_code"), [(-128, -32), (-128, 31), (127, -32)])
 def test_the_largest_sums_stay_in_the_binade(
-    config: PersistentConfig, x_code: int, w_code: int
+    config: PersistentConfig | ClusterConfig, x_code: int, w_code: int
 ) -> None:
     kernel = linear_kernel("flexq-imma-w6a8")
     m, n, k = 130, 192, 2048
@@ -98,8 +116,10 @@ def test_the_largest_sums_stay_in_the_binade(
     assert bool((out == x_code * w_code * k * 2.0**-14).all())
 
 
-@pytest.mark.parametrize("config", PERSISTENT, ids=str)
-def test_a_scale_that_is_no_number_spoils_its_row_alone(config: PersistentConfig) -> None:
+@pytest.mark.parametrize("config", [*PERSISTENT, *CLUSTERS], ids=str)
+def test_a_scale_that_is_no_number_spoils_its_row_alone(
+    config: PersistentConfig | ClusterConfig,
+) -> None:
     kernel = linear_kernel("flexq-imma-w6a6")
     m, n, k = 600, 300 * current_gpu().sms // 10, 1024
     x, w = random_operands(kernel, m, n, k)

@@ -95,7 +95,7 @@ def imported_modules(room):
 @pytest.mark.parametrize("room", ROOMS)
 def test_what_a_room_imports_is_a_declared_dependency(project, room):
     wanted = [*project["dependencies"]]
-    for extra in ("cuda12", "cuda13", "accuracy", "postgres"):
+    for extra in ("cuda12", "cuda13", "accuracy", "postgres", "notify"):
         wanted += project["optional-dependencies"][extra]
     declared = {canonicalize_name(Requirement(line).name) for line in wanted}
     owners = metadata.packages_distributions() | NOT_INSTALLED_WITHOUT_A_GPU
@@ -110,7 +110,7 @@ def test_what_a_room_imports_is_a_declared_dependency(project, room):
     assert undeclared == set()
 
 
-@pytest.mark.parametrize("extra", [None, "test", "accuracy", "postgres"])
+@pytest.mark.parametrize("extra", [None, "test", "accuracy", "postgres", "notify"])
 def test_every_dependency_is_pinned_within_its_bounds(project, pins, extra):
     wanted = project["dependencies"] if extra is None else project["optional-dependencies"][extra]
     for requirement in map(Requirement, wanted):

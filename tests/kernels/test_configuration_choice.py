@@ -6,8 +6,10 @@ from itertools import product
 
 import pytest
 
-from kernels.cuda.imma.configuration_choice import DUAL_GRAINED, FLEXQ, choose
+from kernels.cuda.imma.configuration_choice import DUAL_GRAINED, FLEXQ, choose, waves_of
 from kernels.cuda.imma.configurations import (
+    SIX_BITS,
+    ClusterConfig,
     ImmaConfig,
     PersistentConfig,
     TiledConfig,
@@ -54,7 +56,7 @@ def test_many_rows_and_more_than_16_tokens_take_the_kernel_that_shares_weights()
 
 
 def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
-    in_order = WgmmaConfig | PersistentConfig
+    in_order = WgmmaConfig | ClusterConfig | PersistentConfig
     assert all(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=True))
     assert not any(isinstance(c, in_order) for c in FLEXQ.for_tokens(64, in_mma_order=False))
 
@@ -72,6 +74,35 @@ def test_persistent_blocks_run_where_they_were_faster(m, n, k, kind):
     chosen = choose(FLEXQ.for_tokens(m, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
 
     assert isinstance(chosen, kind)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "config"),
+    [
+        (4096, 4096, ClusterConfig(1, 1, 64, 4, 4, 3)),
+        (8192, 8192, ClusterConfig(1, 2, 64, 7, 2, 2)),
+        (28672, 8192, ClusterConfig(2, 1, 64, 5, 1, 2)),
+        (12288, 4096, WgmmaConfig(1, 1, 4, 2)),
+    ],
+)
+def test_64_tokens_take_what_was_fastest(n, k, config):
+    can_run = FLEXQ.for_tokens(64, in_mma_order=True)
+
+    assert choose(can_run, GemmWorkload(64, n, k), 132, FLEXQ) == config
+    assert not any(isinstance(c, ClusterConfig) for c in FLEXQ.for_tokens(65, in_mma_order=True))
+
+
+def test_clusters_leave_places_for_blocks_empty():
+    """Of 132 SMs with room for two blocks each: 224 ran at once in clusters of seven, 256 of eight
+    did not."""
+    cost = next(cost for c, cost in FLEXQ.costs.items() if isinstance(c, ClusterConfig))
+    gemm = GemmWorkload(64, 4096, 14336)
+    waves = [
+        waves_of(ClusterConfig(2, 1, 64, 5, k_split, 2), cost, gemm, 132, SIX_BITS)
+        for k_split in (7, 8)
+    ]
+
+    assert [(w.whole, w.starts) for w in waves] == [(0, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("config", PERSISTENT, ids=str)

@@ -24,6 +24,7 @@ from kernels.runtime.occupancy import COMPILED_ONLY, RUN_TARGETS
 from kernels.runtime.resource_row import ResourceRow
 
 TABLE = Path(__file__).parent / "resources.csv"
+HOPPERS = ("wgmma", "cluster", "persistent")  # imma/group_gemm_*.cu with warpgroup MMA
 
 
 def tools_are_missing() -> str:
@@ -127,7 +128,7 @@ def test_binary_products_are_emulated_where_no_tensor_core_has_them(target: str)
         found[source] = (counts["BMMA"], counts["IMMA"] > 0, counts["CALL"] > 0)
 
     assert found == {"btc/gemm.cu": (0, True, True), "imma/group_gemm.cu": (0, True, False)}
-    assert not {"imma/group_gemm_wgmma.cu", "imma/group_gemm_persistent.cu"} & set(largest)
+    assert not {f"imma/group_gemm_{name}.cu" for name in HOPPERS} & set(largest)
 
 
 @pytest.mark.slow
@@ -141,7 +142,7 @@ def test_every_build_compiles_where_none_ever_ran(target: str) -> None:
 
 def test_tensor_cores_of_a_warpgroup_get_more_than_one_instruction_at_a_time() -> None:
     # Where the compiler can't tell what is in flight it waits for each (C7514 in its log).
-    sources = ("imma/group_gemm_wgmma.cu", "imma/group_gemm_persistent.cu")
+    sources = [f"imma/group_gemm_{name}.cu" for name in HOPPERS]
     builds = [build for build in all_builds() if build.source in sources]
 
     for build in builds:
@@ -164,6 +165,18 @@ def test_sums_of_two_scales_are_floats_without_a_conversion(label: str) -> None:
         assert counts["FFMA"] >= 2 * 64, build.name
         assert counts["DFMA"] == 64 // 2, build.name  # one begins two sums
     assert of_one_granule
+
+
+@pytest.mark.parametrize("label", ["flexq-imma-w6a6", "flexq-imma-w6a8"])
+def test_sums_of_clusters_begin_again_by_one_ffma(label: str) -> None:
+    builds = resolve(label, "cuda").builds()
+    of_clusters = [b for b in builds if b.source == "imma/group_gemm_cluster.cu"]
+
+    for build in of_clusters:
+        counts = instructions(compile_build(build, "sm_90"))["flexq_imma_cluster"]
+        assert counts["I2FP"] + counts["I2F"] < 8, build.name  # a division's
+        assert 3 * 32 <= counts["FFMA"] < 4 * 32, build.name  # three for each of a lane's sums
+    assert of_clusters
 
 
 def test_defines_that_are_missing_are_a_compile_error() -> None:

@@ -26,7 +26,8 @@ def gate_rows(
             "decided by": _deciding(gate),
             "through": gate.through,
             "checkpoint": (gate.content_hash or "")[:12],
-            "against": gate.base,
+            "against": gate.base if not gate.reference else f"{gate.base} {gate.reference}",
+            "reference": (gate.reference_hash or "")[:12],
             "policy": f"{gate.policy}, version {gate.policy_version}, {gate.policy_hash[:8]}",
             "exit code": gate.exit_code,
             "limits": page_address("accuracy", model=model, gate=gate.uuid[:8]),
@@ -45,12 +46,33 @@ def limit_rows(gate: GateRow) -> list[dict[str, Any]]:
             "check": one.check,
             "outcome": marked(one.outcome),
             "change": _change(one),
-            "limit": f"{'≥' if one.limit.startswith('-') else '≤'} {one.limit}",
+            "limit": _limit(one.limit),
+            "could see": "" if one.detectable is None else f"{one.detectable:.3g} {one.unit}",
             gate.base: one.base,
             gate.scheme: one.value,
             "why": one.reason,
         }
         for one in gate.limits
+    ]
+
+
+def layer_rows(gate: GateRow) -> list[dict[str, Any]]:
+    """A row for each layer of a gate that failed, those that matter most first."""
+    return [
+        {
+            "layer": one["layer"],
+            "output error": one["error"],
+            "KL with the original's layer (nats)": one["kl_restored"],
+        }
+        for one in (gate.diagnosis or {}).get("layers", ())
+    ]
+
+
+def token_rows(gate: GateRow) -> list[dict[str, Any]]:
+    """A row for each of the tokens that lost most."""
+    return [
+        {"after": one["before"], "token": one["token"], "lost (nats)": one["loss"], "KL": one["kl"]}
+        for one in (gate.diagnosis or {}).get("tokens", ())
     ]
 
 
@@ -74,6 +96,12 @@ def _deciding(gate: GateRow) -> str:
     return f"{worst.check}: {change}" if change else worst.check
 
 
+def _limit(words: str) -> str:
+    if words.startswith(("at least", "at most", "no loss", "±")):
+        return words
+    return f"{'≥' if words.startswith('-') else '≤'} {words}"
+
+
 def _change(one: GateLimit) -> str:
     """`+0.40 % (+0.27 to +0.53)`; of a check without a change its value; empty: not evaluated."""
     if one.change is not None:
@@ -83,4 +111,4 @@ def _change(one: GateLimit) -> str:
             else ""
         )
         return f"{one.change:+.2f} {one.unit}{interval}"
-    return "" if one.value is None else f"{one.value:.2g} {one.unit}".rstrip()
+    return "" if one.value is None else f"{one.value:.4g} {one.unit}".rstrip()

@@ -26,14 +26,20 @@ from dashboard.views.accuracy.frame import (
     newest,
     table_rows,
 )
-from dashboard.views.accuracy.gates import gate_name, gate_rows, limit_rows
+from dashboard.views.accuracy.gates import (
+    gate_name,
+    gate_rows,
+    layer_rows,
+    limit_rows,
+    token_rows,
+)
 from db import queries
 from db.engine import Database
 from db.queries import GateRow, Score
-from flexq_bench.accuracy import FULL_PRECISION, KL, LAYER_ERROR, PERPLEXITY, TOP1
+from flexq_bench.accuracy import FULL_PRECISION, PERPLEXITY
+from flexq_bench.accuracy.results import OF_TEXTS
 from flexq_bench.runs import command_lines
 
-_OF_TEXTS = (PERPLEXITY, KL, TOP1, LAYER_ERROR)  # metrics of running text, not of questions
 _COMMITS = 20  # the newest, in the history
 _GATES = 100  # the newest, in theirs
 _INTERVALS = (
@@ -122,7 +128,7 @@ def _show_charts(
 ) -> None:
     frame = difference_frame(rows)
     perplexity = frame[frame["metric"] == PERPLEXITY]
-    questions = frame[~frame["metric"].isin(_OF_TEXTS)]
+    questions = frame[~frame["metric"].isin(OF_TEXTS)]
     if not perplexity.empty:
         st.subheader("Perplexity", anchor=False)
         title = f"perplexity against {FULL_PRECISION} (%)"
@@ -185,10 +191,21 @@ def _show_gates(
         written=lambda uuid: uuid[:8],
     )
     st.dataframe(harmless(pd.DataFrame(limit_rows(by_uuid[chosen]))), hide_index=True, key="limits")
+    _show_diagnosis(by_uuid[chosen])
     st.caption(
         f"The newest {_GATES} verdicts of gates. A change is against "
         f"{as_code(by_uuid[chosen].base)}, with its 95 % interval."
     )
+
+
+def _show_diagnosis(gate: GateRow) -> None:
+    """Where a gate that failed saw the loss: layers, other differences, tokens."""
+    for title, rows in (("Layers", layer_rows(gate)), ("Tokens", token_rows(gate))):
+        if rows:
+            st.caption(f"{title} that lost most")
+            st.dataframe(harmless(pd.DataFrame(rows)), hide_index=True, key=f"lost-{title}")
+    for difference in (gate.diagnosis or {}).get("differing", ()):
+        st.caption(f"Not the original's: {as_code(difference)}")
 
 
 def _show_history(

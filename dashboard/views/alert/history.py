@@ -19,11 +19,11 @@ from db import queries
 from db.engine import Session
 from db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.stats import change_points
-from flexq_bench.stats.change_points import FEWEST_POINTS
+from flexq_bench.stats.level_model import FEWEST_POINTS
 
 _ALIKE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
-    *("m", "n", "k", "protocol_version"),
+    *("m", "n", "k", "protocol_version", "project"),
 )
 _INTERVALS = "Bands and bars are 95 % intervals; a dashed rule starts an epoch."
 

@@ -29,6 +29,7 @@ from db.engine import Database, Session
 from db.queries import AlertEventRow, AlertRow, CommitRow, DecisionRow
 from flexq_bench.runs import command_lines
 from flexq_bench.runs.reproduction import reproduction
+from flexq_bench.verdicts import history_verdict
 from workloads.case import kernel_label
 
 _URL = "alert"
@@ -123,7 +124,9 @@ def _commits_of(session: Session, row: AlertRow) -> list[CommitRow]:
     if good.topo_order is None or bad.topo_order is None:
         return [good, bad]
     # Up to the bad one's parent: a branch beside it has a commit at the same place.
-    between = queries.commits_between(session, good.topo_order, bad.topo_order - 1)
+    between = queries.commits_between(
+        session, good.topo_order, bad.topo_order - 1, project=bad.project
+    )
     return [good, *between, bad]
 
 
@@ -224,7 +227,12 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
     st.markdown("Compute the verdicts again from their evidence:")
     st.code(again.explain, language=None, wrap_lines=True)
     if again.compare is None or again.bisect is None:
-        st.caption("There is no last good commit to compare with.")
+        why = (
+            f"Another tool measured this: it was judged {history_verdict.CAVEAT}."
+            if member.detector == history_verdict.DETECTOR
+            else "There is no last good commit to compare with."
+        )
+        st.caption(why)
         return
     st.markdown("Repeat the interleaved A/B measurement, in a clone that holds both commits:")
     if again.suite:

@@ -26,10 +26,12 @@ from db import queries
 from db.engine import Database
 from db.queries import HistoryPoint, ReleaseRow, SeriesName
 from flexq_bench.runs import command_lines
+from flexq_bench.verdicts import history_verdict
 from workloads.models import load_catalog
 from workloads.probes import is_probe
 
 _FILTERS = {  # field: what people call it; the field's name is its name in the URL
+    "project": "Project",
     "kernel": "Kernel",
     "variant": "Variant",
     "m": "M (tokens)",
@@ -120,6 +122,11 @@ def _show(controls: Controls, database: Database, known: Sequence[SeriesName]) -
         "another environment or after a change marked explained; levels of two epochs don't "
         "compare. Click a point for its raw samples."
     )
+    if any(one.backend == "outside" for one in drawn):
+        st.caption(
+            "Series of the backend outside were measured by another tool: they are judged "
+            f"{history_verdict.CAVEAT}."
+        )
     return _Drawn(frame, f"{value} ({unit})", histories)
 
 

@@ -12,6 +12,7 @@ from flexq_bench.accuracy.sensitivity.layer_kinds import (
     Bits,
     KindSensitivity,
     OnStep,
+    OwnSetting,
     kind_sensitivities,
 )
 from flexq_bench.accuracy.sensitivity.restoring import restoring
@@ -23,6 +24,7 @@ __all__ = [
     "Choice",
     "KindSensitivity",
     "OnStep",
+    "OwnSetting",
     "kind_sensitivities",
     "restoring",
     "try_budget",

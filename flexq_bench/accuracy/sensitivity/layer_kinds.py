@@ -11,7 +11,10 @@ from torch import nn
 
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
 from flexq_bench.accuracy.sensitivity.restoring import restoring
-from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.model_map import LinearSite, map_model
+from flexq_bench.schemes.own_schemes import OwnSchemeLoop
+from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
 from flexq_bench.stats import Interval, mean_difference_interval
 
@@ -33,6 +36,30 @@ class Bits:
     def name(self) -> str:
         return f"W{self.w_bits}A{self.a_bits}"
 
+    def round(self, model: nn.Module, site: LinearSite) -> None:
+        """Quantize one layer in place."""
+        round_site(model, site, self.w_bits, self.a_bits, self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSetting:
+    """An own scheme in the place of bits, one that needs no calibration, by its name."""
+
+    scheme: str
+
+    @property
+    def name(self) -> str:
+        return self.scheme
+
+    def round(self, model: nn.Module, site: LinearSite) -> None:
+        """Quantize one layer in place. Raises QuantizeError as the scheme does."""
+        used = resolve(self.scheme)
+        if not isinstance(used, OwnSchemeLoop) or used.needs_calibration:
+            raise QuantizeError(
+                f"{self.scheme}: --bits takes own schemes that need no calibration, and w6a6"
+            )
+        used.quantize_layer(model, site, None)
+
 
 @dataclass(frozen=True, slots=True)
 class KindSensitivity:
@@ -43,7 +70,7 @@ class KindSensitivity:
     """
 
     kind: str
-    bits: Bits
+    bits: Bits | OwnSetting
     result: PerplexityResult
     increase: Interval | None
 
@@ -58,7 +85,7 @@ class KindSensitivity:
 def kind_sensitivities(
     model: nn.Module,
     tokens: torch.Tensor,
-    bits: Sequence[Bits],
+    bits: Sequence[Bits | OwnSetting],
     *,
     context: int,
     max_tokens: int | None = None,
@@ -84,7 +111,7 @@ def kind_sensitivities(
         sites = [site for site in layout.sites if kind in (site.kind, ALL_KINDS)]
         with restoring(model, sites):
             for site in sites:
-                round_site(model, site, setting.w_bits, setting.a_bits, setting.group)
+                setting.round(model, site)
             result = evaluate(done, f"{setting.name}: {kind}")
         increase = None
         if len(result.nll) > 1:

@@ -13,6 +13,7 @@ from flexq_bench.measure.ab.case_comparison import (
 from flexq_bench.measure.ab.commits import compare_commits, compare_trees
 from flexq_bench.measure.ab.judged import compare_judged
 from flexq_bench.measure.ab.kernels import compare_kernels
+from flexq_bench.measure.ab.projects import compare_judged_project, compare_project
 
 __all__ = [
     "Block",
@@ -21,7 +22,9 @@ __all__ = [
     "InterleaveRules",
     "compare_commits",
     "compare_judged",
+    "compare_judged_project",
     "compare_kernels",
+    "compare_project",
     "compare_trees",
     "confirm_comparisons",
 ]

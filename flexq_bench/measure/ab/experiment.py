@@ -22,9 +22,11 @@ from flexq_bench.measure.ab.case_comparison import (
 from flexq_bench.measure.ab.worker_command import worker_command
 from flexq_bench.measure.device_lock import device_alone
 from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.outside_kernels import adopted, options_of
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
 from flexq_bench.verdicts.alert_rule import FEWEST_PLACEMENTS
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
 # So many cases share the start of a pair of processes: a comparison that is interrupted loses them.
@@ -37,18 +39,26 @@ log = logging.getLogger(__name__)
 class Side:
     """One side of a comparison: its name in results, and the folder whose code it runs.
 
-    environment: its worker's; None: ours.
+    environment: its worker's; None: ours. kernels_from: sources of kernels from outside that its
+    worker loads; None: those that this process has adopted.
     """
 
     name: str
     tree: Path
     environment: Mapping[str, str] | None = None
+    kernels_from: tuple[KernelSource, ...] | None = None
 
     @property
     def short_name(self) -> str:
         """For messages: a commit by ten digits."""
         sha, dash, rest = self.name.partition("-")
         return sha[:10] + dash + rest if len(sha) >= 40 else self.name
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Options of its worker beside device and seed."""
+        sources = adopted().sources if self.kernels_from is None else self.kernels_from
+        return options_of(sources)
 
 
 def trusted_pair(base: Case, head: Case) -> CasePair:
@@ -158,9 +168,9 @@ class ABExperiment:
         worker = WorkerProcess(
             name,
             side.tree,
-            (*command, "--device", self.device, "--seed", str(self.seed)),
+            (*command, "--device", self.device, "--seed", str(self.seed), *side.options),
             timeout_s=self.rules.timeout_s,
-            environment=side.environment,
+            environment=adopted().environment if side.environment is None else side.environment,
         )
         return stack.enter_context(worker)
 

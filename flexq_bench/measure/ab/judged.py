@@ -98,7 +98,7 @@ def _identity(
     worker = WorkerProcess(
         side.short_name,
         side.tree,
-        (*program, "--device", device, "--seed", "0"),
+        (*program, "--device", device, "--seed", "0", *side.options),
         timeout_s=rules.timeout_s,
         environment=side.environment,
     )

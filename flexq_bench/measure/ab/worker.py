@@ -13,6 +13,8 @@ import sys
 
 from flexq_bench.measure import Meter
 from flexq_bench.measure.ab.operations import WorkerOperations
+from flexq_bench.measure.outside_loader import add_kernels, add_option
+from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.worker_server import own_stdout, serve
 
 OPERATIONS = (
@@ -25,8 +27,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", required=True)
     parser.add_argument("--seed", type=int, default=0)
+    add_option(parser)
     options = parser.parse_args()
     replies = own_stdout()
+    if options.kernels_from:
+        limit_memory(options.device)
+        add_kernels(options.kernels_from)
     meter = Meter(options.device, seed=options.seed)
     with meter.device_guard():
         serve(WorkerOperations(meter), sys.stdin.buffer, replies, OPERATIONS)

@@ -2,7 +2,7 @@
 // tokens; weights, codes and scales of one group of k are a stage of a cp.async ring of the whole block.
 // K_SPLIT neighbouring blocks, a cluster, own the same output tile and take the groups in turn.
 //
-// The including source defines TILES, TOKENS, THREADS and K_SPLIT first.
+// The including source defines TILES, TOKENS, THREADS, K_SPLIT and, of write_out, OUT_PARTS first.
 #pragma once
 #include "common/k_split.cuh"
 #include "imma/layout.cuh"
@@ -88,8 +88,8 @@ struct Copies {
   }
 };
 
-// y from out [TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
-// share of the sums, as bits: added in a fixed order, a token's outputs written side by side.
+// y from out [OUT_PARTS][TOKENS][OUT_STRIDE] in shared memory, which every block of the cluster has filled with its
+// shares of the sums, as bits: added in a fixed order, a token's outputs written side by side.
 __device__ inline void write_out(const float* out, const half_bits* bias, half_bits* y, int m, int n,
                                  int first_tile, int first_token, int rank, const float* sx,
                                  const half_bits* sn) {
@@ -101,10 +101,11 @@ __device__ inline void write_out(const float* out, const half_bits* bias, half_b
     if (token >= m || feature >= n) continue;
     Sum sums[8] = {};
 #pragma unroll
-    for (int from = 0; from < K_SPLIT; ++from) {
-      const float* mine = out + e / (ROWS / 8) * OUT_STRIDE + row;
+    for (int from = 0; from < K_SPLIT * OUT_PARTS; ++from) {
+      const float* mine = out + (from % OUT_PARTS * TOKENS + e / (ROWS / 8)) * OUT_STRIDE + row;
       const float4* at = reinterpret_cast<const float4*>(mine);
-      const float4 low = partial_sums_of(at, from), high = partial_sums_of(at + 1, from);
+      const int block = from / OUT_PARTS;
+      const float4 low = partial_sums_of(at, block), high = partial_sums_of(at + 1, block);
       sums[0] += sum_of(low.x), sums[1] += sum_of(low.y);
       sums[2] += sum_of(low.z), sums[3] += sum_of(low.w);
       sums[4] += sum_of(high.x), sums[5] += sum_of(high.y);

@@ -18,7 +18,7 @@
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "GRANULES, SHARERS and SPLIT choose the kernel"
 #endif
-constexpr int K_SPLIT = 1, WARPGROUPS = 2, GRANULE = 128;
+constexpr int K_SPLIT = 1, OUT_PARTS = 1, WARPGROUPS = 2, GRANULE = 128;
 constexpr int THREADS = WARPGROUPS * 128;  // of consumers
 constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
 constexpr int STAGES = GRANULES == 1 ? 6 : 4;

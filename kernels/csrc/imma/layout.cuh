@@ -4,9 +4,8 @@
 // lanes needs for four mma.m16n8k32. Tiles of the same rows follow each other along K, so a block
 // streams one contiguous range. Scales lie apart, so that every tile starts on a cache line.
 //
-//   W_BITS 6   bytes    0 .. 1023   high plane, code >> 2:  uint4 [2][32 lanes], a nibble a weight
-//              bytes 1024 .. 1535   low plane, code & 3:    uint4 [32 lanes], two bits a weight
-//   W_BITS 4   bytes    0 .. 1023   code:                   uint4 [2][32 lanes], a nibble a weight
+//   W_BITS 6   bytes    0 .. 1535   uint4 [3][32 lanes]: twelve words, three for the four operand words of an MMA
+//   W_BITS 4   bytes    0 .. 1023   uint4 [2][32 lanes]: eight words, a nibble a weight
 //   scales     uint32 [8] a tile, one for rows r and r + 8 together
 //              two halves; DUAL_GRAINED: bytes scale, zero point, scale, zero point, each int8
 //
@@ -14,7 +13,9 @@
 // in any order, and this one makes a lane's activations 32 neighbouring bytes of a token's row.
 // Operand word o (0 .. 15) belongs to MMA o/4 as its register o%4: row l/4 + 8·(o%2), k from
 // 32·(l%4) + 8·(o/4) + 4·(o%4/2).
-//   W_BITS 6   high word o/2, in the upper nibbles where o is even, and field o%4 of low word o/4
+//   W_BITS 6   o%4 < 3: the upper six bits of each byte of word 3·(o/4) + o%4. o%4 = 3: the lower two bits of each
+//              byte of these three words, the highest first. So three of four operands are one mask away, and
+//              four take nine instructions
 //   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. So a word is eight neighbouring k
 //              of a row, and the words themselves are A operands of the int4 tensor core.
 //
@@ -51,7 +52,7 @@
 #ifndef A_GROUPED
 #define A_GROUPED !DUAL_GRAINED
 #endif
-static_assert(W_BITS == 6 || W_BITS == 4, "6-bit weights in two planes or 4-bit weights in one");
+static_assert(W_BITS == 6 || W_BITS == 4, "6- or 4-bit weights");
 static_assert(W_BITS == 4 || (!INT8_TAIL && !DUAL_GRAINED), "nibbles only");
 static_assert(!DUAL_GRAINED || !A_GROUPED, "sums over all of K have one scale a token");
 
@@ -60,7 +61,8 @@ constexpr int MMA_ROWS = 16, MMA_TOKENS = 8, MMA_K = 32;
 constexpr int MMAS = GROUP / MMA_K;     // to cross a group
 constexpr int OPERAND_WORDS = 4 * MMAS;
 constexpr int INT4_MMAS = GROUP / 64;   // to cross a group in nibbles
-constexpr int NIBBLE_BYTES = 1024, TILE_BYTES = MMA_ROWS * GROUP * W_BITS / 8;
+constexpr int TILE_BYTES = MMA_ROWS * GROUP * W_BITS / 8;
+constexpr int LANE_WORDS = TILE_BYTES / 32 / 4;  // of a lane in a tile
 constexpr int LANE_K = 32;              // neighbouring k of a lane
 // What a sum of operands is divided by. The tensor core sees scale·(code + zero point) itself.
 constexpr float OPERAND_UNIT = DUAL_GRAINED ? 1.0f : W_BITS == 6 ? 0.25f : 0.0625f;
@@ -99,10 +101,7 @@ __device__ inline float scaled_output(Sum sum, int token, int feature, [[maybe_u
 
 // The weights and scales of one lane in one tile.
 struct WeightTile {
-  uint32_t nibbles[8];
-#if W_BITS == 6
-  uint32_t low[4];
-#endif
+  uint32_t words[LANE_WORDS];
 #if DUAL_GRAINED
   uint32_t factor[2], offset[2];  // of rows lane/4 and lane/4 + 8
 #else
@@ -115,13 +114,11 @@ struct WeightTile {
   // scales: of this lane's rows. upper_tail: this tile is the first of the two of an INT8_TAIL.
   __device__ inline WeightTile(uint32_t shared, uint32_t scales, int lane,
                                [[maybe_unused]] bool upper_tail) {
-    const uint4 a = load_shared(shared + lane * 16), b = load_shared(shared + 512 + lane * 16);
-    nibbles[0] = a.x, nibbles[1] = a.y, nibbles[2] = a.z, nibbles[3] = a.w;
-    nibbles[4] = b.x, nibbles[5] = b.y, nibbles[6] = b.z, nibbles[7] = b.w;
-#if W_BITS == 6
-    const uint4 c = load_shared(shared + NIBBLE_BYTES + lane * 16);
-    low[0] = c.x, low[1] = c.y, low[2] = c.z, low[3] = c.w;
-#endif
+#pragma unroll
+    for (int i = 0; i < LANE_WORDS; i += 4) {
+      const uint4 v = load_shared(shared + i * 128 + lane * 16);
+      words[i] = v.x, words[i + 1] = v.y, words[i + 2] = v.z, words[i + 3] = v.w;
+    }
 #if DUAL_GRAINED
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -142,19 +139,19 @@ struct WeightTile {
   // The operand registers of int4 MMA q, whose sums are of codes, not of 16 times them.
   __device__ inline void nibble_operands(uint32_t (&a)[4], int q) const {
 #pragma unroll
-    for (int o = 0; o < 4; ++o) a[o] = nibbles[4 * q + o];
+    for (int o = 0; o < 4; ++o) a[o] = words[4 * q + o];
   }
 #endif
 
   // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
   __device__ inline uint32_t operand(int o) const {
 #if W_BITS == 6
-    const uint32_t upper = o % 2 == 0 ? nibbles[o / 2] : nibbles[o / 2] << 4;
-    const uint32_t fields = low[o / 4];
-    const uint32_t lower = o % 4 == 0 ? fields << 2 : fields >> (2 * (o % 4) - 2);
-    return (upper & 0xF0F0F0F0u) | (lower & 0x0C0C0C0Cu);
+    const uint32_t* of_mma = words + o / 4 * 3;
+    if (o % 4 < 3) return of_mma[o % 4] & 0xFCFCFCFCu;
+    const uint32_t upper = selected_bits<0xC0C0C0C0u>(of_mma[0] << 6, of_mma[1] << 4);
+    return selected_bits<0xF0F0F0F0u>(upper, of_mma[2] << 2) & 0xFCFCFCFCu;
 #else
-    const uint32_t word = nibbles[o / 4 * 2 + o % 2];
+    const uint32_t word = words[o / 4 * 2 + o % 2];
     const bool is_upper = o % 4 >= 2;
 #if DUAL_GRAINED
     const uint32_t codes = (is_upper ? word >> 4 : word) & 0x0F0F0F0Fu;

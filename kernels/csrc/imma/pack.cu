@@ -18,7 +18,7 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
                                         int k) {
   const int lane = threadIdx.x, step = blockIdx.x, steps = gridDim.x;
   const long long tile = static_cast<long long>(blockIdx.y) * steps + step;
-  uint32_t high[8] = {}, low[4] = {};
+  uint32_t words[LANE_WORDS] = {};
 #pragma unroll
   for (int o = 0; o < OPERAND_WORDS; ++o) {
     const int row = blockIdx.y * MMA_ROWS + lane / 4 + 8 * (o % 2);
@@ -28,14 +28,19 @@ extern "C" __global__ void pack_weights(const int8_t* codes, const half_bits* sc
       const bool inside = row < n && first + byte < k;
       const uint32_t code =
           inside ? static_cast<uint32_t>(codes[static_cast<long long>(row) * k + first + byte]) : 0u;
-      high[o / 2] |= ((code >> 2) & 15u) << (8 * byte + (o % 2 == 0 ? 4 : 0));
-      low[o / 4] |= (code & 3u) << (8 * byte + 2 * (o % 4));
+      uint32_t* of_mma = words + o / 4 * 3;
+      if (o % 4 < 3) {
+        of_mma[o % 4] |= (code & 63u) << (8 * byte + 2);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) of_mma[i] |= (code >> (4 - 2 * i) & 3u) << (8 * byte);
+      }
     }
   }
-  uint4* planes = reinterpret_cast<uint4*>(tiles + tile * TILE_BYTES);
-  planes[lane] = make_uint4(high[0], high[1], high[2], high[3]);
-  planes[32 + lane] = make_uint4(high[4], high[5], high[6], high[7]);
-  planes[64 + lane] = make_uint4(low[0], low[1], low[2], low[3]);
+  uint4* out = reinterpret_cast<uint4*>(tiles + tile * TILE_BYTES);
+#pragma unroll
+  for (int i = 0; i < LANE_WORDS; i += 4)
+    out[i * 8 + lane] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
   if (lane < MMA_ROWS) {
     const int row = blockIdx.y * MMA_ROWS + lane / 2 + 8 * (lane % 2);
     tile_scales[tile * MMA_ROWS + lane] =

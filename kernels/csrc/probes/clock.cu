@@ -1,18 +1,6 @@
 // probes/clock.cu: pauses between samples, and the SM clock between two points of a stream.
 //   pause_and_stamp   waits pause_us, then stamps[SM] = {cycles of that SM's clock, ns of %globaltimer}
-#include "ptx/types.cuh"
-
-__device__ inline long long global_ns() {
-  long long ns;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
-  return ns;
-}
-
-__device__ inline uint32_t sm_number() {
-  uint32_t number;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(number));
-  return number;
-}
+#include "ptx/special_registers.cuh"
 
 // longlong2 stamps[sms]: counters of different SMs have nothing in common, so each has its own. A warp
 // that sleeps issues nothing: the GPU draws little more than when it is idle, and stays clocked up.

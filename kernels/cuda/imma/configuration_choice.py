@@ -26,6 +26,7 @@ from kernels.cuda.imma.configurations import (
     MMA_TOKENS,
     SIX_BITS,
     AnyImmaConfig,
+    ClusterConfig,
     ImmaConfig,
     PersistentConfig,
     TiledConfig,
@@ -39,16 +40,23 @@ from workloads.gemm import GemmWorkload
 MOST_FEW = 64  # from here on the kernel for few tokens never won
 LEAST_MANY = 16  # up to here the tiled kernel never won
 MOST_NATURAL = 32  # more tokens have the order of warpgroup MMA, where there is one
+MOST_CLUSTER = 64  # at 128 the kernel with a ring by TMA and clusters over K won nowhere
+LEAST_CLUSTER_ROWS = 4096  # of weights: fewer were not timed, so that it is not the untuned choice
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
 _BYTES_A_CODE = (1536 + 32) / 2048  # of 6-bit weights with their scales
 _READ_BYTES_US = 4.6e6  # of an H200's memory: docs/kernels/README.md
 
-ManyConfig = TiledConfig | WgmmaConfig | PersistentConfig
+# Of the places for blocks, which clusters of more than two fill: a GPC's SMs are no multiple of
+# most sizes. On an H200 grids of 85 % of them ran at once, none of 91 % and more did.
+_CLUSTERED_SHARE = 0.88
+
+ManyConfig = TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
 _KINDS: dict[str, type[ManyConfig]] = {
     "tiled": TiledConfig,
     "wgmma": WgmmaConfig,
+    "cluster": ClusterConfig,
     "persistent": PersistentConfig,
 }
 
@@ -81,7 +89,8 @@ class Candidates:
     def for_tokens(self, m: int, *, in_mma_order: bool) -> list[AnyImmaConfig]:
         """Every configuration for m tokens of this order, whatever the GPU."""
         if in_mma_order:
-            return [*self._of(WgmmaConfig), *self._of(PersistentConfig)]
+            cluster = self._of(ClusterConfig) if m <= MOST_CLUSTER else []
+            return [*self._of(WgmmaConfig), *cluster, *self._of(PersistentConfig)]
         few = self.for_few(m) if m <= MOST_FEW else []
         many = self._of(TiledConfig) if m > LEAST_MANY else []
         return [*few, *many]
@@ -123,7 +132,9 @@ def choose(
         return cost_us(cost, waves_of(config, cost, gemm, sms, tiles), gemm)
 
     few = [c for c in configs if isinstance(c, ImmaConfig)]
+    known = gemm.n >= LEAST_CLUSTER_ROWS
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
+    many = [c for c in many if known or not isinstance(c, ClusterConfig)]
     rows_an_sm = gemm.n / MMA_ROWS / sms
     if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= candidates.many_rows)):
         return choose_by_timed_shapes(few, gemm, sms, candidates.timed, unseen=unseen)
@@ -134,12 +145,14 @@ def choose(
 class Waves:
     """Blocks of a grid as they follow each other: whole waves of `resident` blocks an SM, then one
     of `last` on the busiest SM; 0: none. steps: of K that a block's busiest warp takes,
-    and what takes it as long as so many."""
+    and what takes it as long as so many. starts: of waves that begin when the last one has ended,
+    because a block's ring fills an SM, or of the launch alone."""
 
     whole: int
     resident: int
     last: int
     steps: float
+    starts: int = 1
 
 
 def waves_of(
@@ -155,6 +168,10 @@ def waves_of(
     by_shared = _SM_SHARED_BYTES // (config.shared_bytes(tiles) + _BLOCK_SHARED_BYTES)
     resident = max(1, min(by_registers, by_shared))
     steps = math.ceil(gemm.k / (GROUP * config.k_split))
+    if isinstance(config, ClusterConfig):
+        share = _CLUSTERED_SHARE if config.k_split > 2 else 1.0
+        whole, rest = divmod(x * y, int(sms * resident * share))
+        return Waves(whole, resident, min(resident, -(-rest // sms)), steps, whole + (rest > 0))
     whole, rest = divmod(x * y, sms * resident)
     return Waves(whole, resident, -(-rest // sms), steps)
 
@@ -170,7 +187,7 @@ def cost_us(cost: Cost, waves: Waves, gemm: GemmWorkload) -> float:
     def wave_us(on_an_sm: int) -> float:
         return waves.steps * max(cost.alone_us, cost.each_us * on_an_sm)
 
-    busy_us = cost.start_us + waves.whole * wave_us(waves.resident)
+    busy_us = waves.starts * cost.start_us + waves.whole * wave_us(waves.resident)
     if waves.last:
         busy_us += wave_us(waves.last)
     return float((busy_us**4 + read_us(gemm) ** 4) ** 0.25)

@@ -1,8 +1,9 @@
 """Configurations of the int8 tensor-core kernels: how they are compiled and launched.
 
-Four sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
+Five sources read the same packed weights: csrc/imma/group_gemm.cu for few tokens, where every
 weight is read once and nothing is shared, csrc/imma/group_gemm_tiled.cu for many, and on Hopper
-csrc/imma/group_gemm_wgmma.cu and csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
+csrc/imma/group_gemm_wgmma.cu, csrc/imma/group_gemm_cluster.cu (TMA, up to 64 tokens) and
+csrc/imma/group_gemm_persistent.cu (TMA, warp-specialized).
 configuration_choice.py chooses among them.
 """
 
@@ -181,6 +182,45 @@ class WgmmaConfig(Config):
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterConfig(Config):
+    """A block is row_warpgroups of 64 rows each by tokens; k_warpgroups sets of them take the
+    stages of its ring in turn; k_split: blocks of a cluster that share an output tile; resident:
+    blocks that fit on an SM."""
+
+    row_warpgroups: int
+    k_warpgroups: int
+    tokens: int
+    stages: int
+    k_split: int
+    resident: int
+
+    @property
+    def function(self) -> str:
+        return "flexq_imma_cluster"
+
+    def build(self, tiles: TileFormat) -> Build:
+        """How csrc/imma/group_gemm_cluster.cu is compiled for this configuration."""
+        return _build(self, tiles)
+
+    @property
+    def threads(self) -> int:
+        return self.row_warpgroups * self.k_warpgroups * 128
+
+    @property
+    def rows(self) -> int:
+        return self.row_warpgroups * 64
+
+    def shared_bytes(self, tiles: TileFormat) -> int:
+        """Dynamic shared memory of a block: ring and barriers, which partial sums overwrite."""
+        partial_sums = self.k_warpgroups * self.tokens * (self.rows + 4) * 4
+        return max(_ring_bytes(self, tiles) + self.stages * 16, partial_sums)
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        """Blocks: the chunks of tokens, each k_split times; the chunks of rows."""
+        return -(-m // self.tokens) * self.k_split, -(-n // self.rows), 1
+
+
+@dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
     """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
     tokens; split: 1 where blocks share output tiles (stream-K)."""
@@ -257,7 +297,7 @@ class Shares:
     longest: float
 
 
-AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | PersistentConfig
+AnyImmaConfig = ImmaConfig | TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig
 
 
 # Their functions are named flexq_imma*, as in stored profiles and resource tables.
@@ -265,6 +305,7 @@ _SOURCES = {
     ImmaConfig: "imma/group_gemm.cu",
     TiledConfig: "imma/group_gemm_tiled.cu",
     WgmmaConfig: "imma/group_gemm_wgmma.cu",
+    ClusterConfig: "imma/group_gemm_cluster.cu",
     PersistentConfig: "imma/group_gemm_persistent.cu",
 }
 
@@ -274,7 +315,9 @@ def _block_bytes(config: TiledConfig | WgmmaConfig, tiles: TileFormat) -> int:
     return max(_ring_bytes(config, tiles), config.tokens * (config.rows + 4) * 4)
 
 
-def _ring_bytes(config: TiledConfig | WgmmaConfig | PersistentConfig, tiles: TileFormat) -> int:
+def _ring_bytes(
+    config: TiledConfig | WgmmaConfig | ClusterConfig | PersistentConfig, tiles: TileFormat
+) -> int:
     tile_rows = config.rows // MMA_ROWS
     of_token = GROUP + 4 * tiles.a_grouped
     used = config.tokens * of_token + tile_rows * (tiles.tile_bytes + _SCALE_BYTES)
@@ -288,7 +331,7 @@ def _build(config: AnyImmaConfig, tiles: TileFormat) -> Build:
     return Build.of(
         _SOURCES[type(config)],
         min_sm=90 if not isinstance(config, PersistentConfig) and config.k_split > 1 else 80,
-        only_sm=90 if isinstance(config, WgmmaConfig | PersistentConfig) else None,
+        only_sm=90 if isinstance(config, WgmmaConfig | ClusterConfig | PersistentConfig) else None,
         block=Block(config.function, config.threads, config.shared_bytes(tiles)),
         **tiles.defines(),
         **defines,

@@ -34,6 +34,7 @@ from kernels.cuda.imma.configurations import (
     SIX_BITS,
     WGMMA_ARCH,
     AnyImmaConfig,
+    ClusterConfig,
     PersistentConfig,
     Shares,
     TileFormat,
@@ -119,17 +120,10 @@ class ImmaGemm(LinearKernel):
             shape.k,
             w.buffers.get("features"),
         )
-        tiles, scales, codes = w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"]
         if isinstance(c, PersistentConfig):
-            tile_rows = c.rows // MMA_ROWS
             shares = c.shares(shape.m, shape.n, self.tiles.steps(shape.k), current_gpu().sms)
             arguments: tuple[Argument, ...] = (
-                plain_rows(tiles, tile_rows, self.tiles.tile_bytes),
-                plain_rows(scales, tile_rows, 2 * MMA_ROWS),
-                swizzled_rows(codes, c.tokens // c.sharers, GROUP),
-                plain_rows(x.buffers["scales"], 1, c.tokens * 4)
-                if self.tiles.a_grouped
-                else NO_MAP,
+                *self._tensor_maps(x, w, c.rows, c.tokens, c.tokens // c.sharers),
                 *rest,
                 *_partial_sums(c, shares, out.device),
                 shares.shared,
@@ -139,7 +133,12 @@ class ImmaGemm(LinearKernel):
             )
             grid, cluster = (shares.blocks, 1, 1), c.sharers
         else:
-            arguments = (tiles, scales, codes, *rest)
+            operands = (
+                self._tensor_maps(x, w, c.rows, c.tokens, c.tokens)
+                if isinstance(c, ClusterConfig)
+                else (w.buffers["tiles"], w.buffers["scales"], x.buffers["codes"])
+            )
+            arguments = (*operands, *rest)
             grid, cluster = c.grid(shape.m, shape.n), c.k_split
         load_function(c.build(self.tiles), c.function).launch(
             grid,
@@ -148,6 +147,18 @@ class ImmaGemm(LinearKernel):
             shared_bytes=c.shared_bytes(self.tiles),
             overlap_previous=True,
             cluster=cluster,
+        )
+
+    def _tensor_maps(
+        self, x: PackedOperand, w: PackedOperand, rows: int, tokens: int, box_tokens: int
+    ) -> tuple[Argument, ...]:
+        """Of tiles, their scales, codes and theirs, for blocks of so many rows and tokens."""
+        tile_rows = rows // MMA_ROWS
+        return (
+            plain_rows(w.buffers["tiles"], tile_rows, self.tiles.tile_bytes),
+            plain_rows(w.buffers["scales"], tile_rows, 2 * MMA_ROWS),
+            swizzled_rows(x.buffers["codes"], box_tokens, GROUP),
+            plain_rows(x.buffers["scales"], 1, tokens * 4) if self.tiles.a_grouped else NO_MAP,
         )
 
     def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:

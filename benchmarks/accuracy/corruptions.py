@@ -1,0 +1,393 @@
+"""A wall of corruptions: which limits of an accuracy policy catch which, at which size.
+
+    python benchmarks/accuracy/corruptions.py --model DIR --data NAME=FILE [--policy default]
+        [--scheme flexq-w6ax] [--kinds sign,noise] [--context 256] [--max-tokens 8000] [--out FILE]
+
+Each corruption is done to the model as it is, and to the model that the scheme has quantized from
+the original; both are judged by `gate accuracy`'s own rules against the original (the policy's
+tasks and parity are left out). Prints a row each: change of the perplexity, mean KL divergence (of
+a quantized model in percent more than the scheme's own), the tokens that the gate took, and the
+limits that caught it. A corruption that changes the perplexity by 0.5 %, or the mean KL divergence
+by 10 % of the scheme's own, must be caught. Ends with exit code 1 if one was not, or if nothing was
+done to the model and a limit failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import dataclasses
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy
+from ci.gate_accuracy import AccuracyReport, gate_accuracy, planned_evaluation
+from ci.gate_perf import Outcome
+from db.engine import open_database
+from flexq_bench.accuracy import (
+    FULL_PRECISION,
+    SUITE,
+    Evaluator,
+    MetricResult,
+    load_model,
+    read_text,
+)
+from flexq_bench.accuracy.loading import LoadedModel
+from flexq_bench.accuracy.references import ModelReference
+from flexq_bench.accuracy.results import KERNELS, ORIGINAL, REFERENCE, Through
+from flexq_bench.accuracy.setup import PreparedModel, best_device, prepare
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.runs.lifecycle import new_run
+from kernels.formats import NumberFormat, quantize
+
+_HEAD = (
+    "| corruption | of | perplexity, % | mean KL | tokens | must fail | caught by | exit code |\n"
+    "| --- | --- | ---: | ---: | ---: | --- | --- | ---: |"
+)
+MUST_PERCENT, MUST_KL = 0.5, 0.10
+Damage = Callable[[Any, float], None]  # of a model of transformers, in place
+
+
+def layer(model: Any, kind: str, block: int = 1) -> Any:
+    """A linear layer, quantized or not, of a kind, in the second block (or the only one)."""
+    names = [n for n, _ in model.named_modules() if n.endswith(f".{kind}")]
+    return model.get_submodule(names[min(block, len(names) - 1)])
+
+
+def linears(model: Any) -> Iterator[Any]:
+    """Every linear layer of the blocks."""
+    for name, module in model.named_modules():
+        if name.endswith("_proj") and isinstance(getattr(module, "weight", None), torch.Tensor):
+            yield module
+
+
+def flip_sign(model: Any, _: float) -> None:
+    layer(model, "down_proj").weight.neg_()
+
+
+def zero_head(model: Any, heads: float) -> None:
+    width = model.config.hidden_size // model.config.num_attention_heads
+    layer(model, "o_proj").weight[:, : int(heads) * width] = 0
+
+
+def swap_rows(model: Any, pairs: float) -> None:
+    weight = layer(model, "up_proj").weight
+    count = int(pairs)
+    kept = weight[:count].clone()
+    weight[:count] = weight[count : 2 * count]
+    weight[count : 2 * count] = kept
+
+
+def scale_group(model: Any, factor: float) -> None:
+    layer(model, "down_proj").weight[0, :128] *= factor
+
+
+def add_noise(model: Any, share: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for module in linears(model):
+        weight = module.weight
+        noise = torch.randn(weight.shape, generator=generator).to(weight)
+        weight += share * weight.float().std().to(weight.dtype) * noise
+
+
+def change_rotary_base(model: Any, factor: float) -> None:
+    rotary = model.get_submodule(f"{model.base_model_prefix}.rotary_emb")
+    base = model.config.rope_parameters["rope_theta"]
+    exponent = torch.log(torch.tensor(base * factor)) / torch.log(torch.tensor(float(base)))
+    rotary.inv_freq.copy_(rotary.inv_freq ** exponent.to(rotary.inv_freq))
+
+
+def round_layer(model: Any, bits: float) -> None:
+    weight = layer(model, "down_proj").weight
+    rounded = quantize(weight.float(), NumberFormat(int(bits), 128)).dequantize(torch.float32)
+    weight.copy_(rounded.to(weight))
+
+
+def put_outlier(model: Any, factor: float) -> None:
+    weight = layer(model, "gate_proj").weight
+    weight[0, 0] = factor * weight.abs().max()
+
+
+def change_epsilon(model: Any, factor: float) -> None:
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon *= factor
+
+
+def scale_keys(model: Any, factor: float) -> None:
+    """A cache whose scales of keys are off returns keys that are: as if k_proj had made them."""
+    for name, module in model.named_modules():
+        if name.endswith(".k_proj"):
+            module.register_forward_hook(lambda _, __, y: y * factor)
+
+
+def spoil_tail(model: Any, rows: float) -> None:
+    """One kernel that leaves the last rows of a launch at zero."""
+
+    def cut(_: nn.Module, __: Any, y: torch.Tensor) -> torch.Tensor:
+        y = y.clone()
+        y[..., -int(rows) :, :] = 0
+        return y
+
+    layer(model, "down_proj").register_forward_hook(cut)
+
+
+@dataclasses.dataclass(frozen=True)
+class Corruption:
+    """damage at each of the sizes. weights: it changes weights, which kernels hold packed."""
+
+    name: str
+    unit: str
+    damage: Damage
+    sizes: tuple[float, ...]
+    through: Through = REFERENCE
+    suffix: str = ""  # of the scheme
+
+
+WALL = (
+    Corruption("sign", "layers", flip_sign, (1,)),
+    Corruption("head", "heads zeroed", zero_head, (1,)),
+    Corruption("rows", "pairs swapped", swap_rows, (1, 8)),
+    Corruption("scale", "× one group", scale_group, (1.1, 2.0, 8.0)),
+    Corruption("noise", "of σ, all weights", add_noise, (0.003, 0.01, 0.03)),
+    Corruption("rotary", "× base", change_rotary_base, (1.02, 1.2, 10.0)),
+    Corruption("bits", "bits, one layer", round_layer, (5, 4, 3)),
+    Corruption("outlier", "× largest weight", put_outlier, (2.0, 10.0, 100.0)),
+    Corruption("epsilon", "× ε of norms", change_epsilon, (10.0, 1000.0)),
+    Corruption("cache", "× scale of keys", scale_keys, (1.01, 1.1), suffix="+kv8"),
+    Corruption("tail", "rows of a launch", spoil_tail, (1, 8), through=KERNELS),
+)
+NOTHING = Corruption("none", "", lambda model, size: None, (0,))
+TOKENIZER = "tokenizer"
+
+
+class ShiftedTokenizer:
+    """A tokenizer whose tokens are each the next one's number."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        made = self._tokenizer(*arguments, **named)
+        made["input_ids"] = [(i + 1) % self._tokenizer.vocab_size for i in made["input_ids"]]
+        return made
+
+
+class DamagingEvaluator(Evaluator):
+    """Damages what a scheme has quantized. own: what the scheme makes of the original, kept."""
+
+    def __init__(self, *arguments: Any, damage: Callable[[Any], None], own: dict[str, Any]) -> None:
+        super().__init__(*arguments)
+        self._damage, self._own = damage, own
+        self._damaged: list[Any] = []
+
+    def model_under(self, scheme: str) -> LoadedModel:
+        loaded = super().model_under(scheme)
+        if scheme not in (FULL_PRECISION, ORIGINAL) and loaded.model not in self._damaged:
+            with torch.no_grad():
+                self._damage(loaded.model)
+            self._damaged = [loaded.model]
+        return loaded
+
+    def reproduced(self, scheme: str, text_name: str, count: int) -> list[MetricResult]:
+        if scheme == FULL_PRECISION:
+            return super().reproduced(scheme, text_name, count)
+        key = f"{scheme} {text_name}"
+        kept = self._own.get(key)
+        if kept is None or len(kept[0].values) < count:
+            self._own[key] = super().reproduced(scheme, text_name, count)
+        return list(self._own[key])
+
+
+class Bench:
+    """Judges damaged models of one original. Predictions of the original are computed once."""
+
+    def __init__(self, options: argparse.Namespace, policy: AccuracyPolicy) -> None:
+        self._options, self._policy = options, policy
+        device = torch.device(options.device)
+        self.original = load_model(options.model, device=device)
+        self._texts = [read_text(options.data)]
+        self._context = self.original.context(policy.context)
+        self._reference = ModelReference(self.original, context=self._context, bos=None)
+        self._own: dict[str, Any] = {}
+        self._folder = tempfile.TemporaryDirectory()
+        self._origin = self._prepared().origin
+
+    def judge(self, corruption: Corruption, size: float, scheme: str) -> tuple[AccuracyReport, int]:
+        """The gate's report on one damaged model, and the tokens that it took."""
+        as_it_is = scheme == FULL_PRECISION
+        loaded = self.original
+        if as_it_is:
+            loaded = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
+            with torch.no_grad():
+                corruption.damage(loaded.model, size)
+        if corruption.name == TOKENIZER:
+            loaded = dataclasses.replace(loaded, tokenizer=ShiftedTokenizer(loaded.tokenizer))
+        plan, missing = planned_evaluation(
+            self._policy, [scheme], ORIGINAL, self._texts, None, batch=8, calibration=None, seed=0,
+            through=corruption.through, reference=self._options.model,
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, context=self._context)
+        evaluator = DamagingEvaluator(
+            loaded, plan, None, self._reference,
+            damage=lambda model: corruption.damage(model, size), own=self._own,
+        )  # fmt: skip
+        with open_database(f"{self._folder.name}/flexq.sqlite") as database:
+            # A run has each unit once: what one judgement stored would do for the next.
+            origin = dataclasses.replace(self._origin, run=new_run(SUITE, "manual", ()))
+            setup = PreparedModel(plan, evaluator, origin)
+            report = gate_accuracy(
+                self._policy, setup, database, [scheme], ORIGINAL, missing,
+                on_unit=lambda unit, found: None, diagnose=False,
+            )  # fmt: skip
+
+        agreement = evaluator.agreement(scheme, self._texts[0].name)
+        return report, 0 if agreement is None else agreement.token_kl.size
+
+    def _prepared(self) -> PreparedModel:
+        plan, _ = planned_evaluation(
+            self._policy, [FULL_PRECISION], ORIGINAL, self._texts, None, batch=8, calibration=None,
+            seed=0,
+        )  # fmt: skip
+        plan = dataclasses.replace(plan, max_tokens=1)
+        return prepare(
+            self._options.model, plan, device=self._options.device, dtype=None, trigger="manual"
+        )
+
+
+def row_of(
+    report: AccuracyReport, corruption: Corruption, size: float, scheme: str, tokens: int
+) -> dict[str, Any]:
+    """What is printed of one judgement."""
+    checks = {one.check: one for one in report.judged}
+    ppl = next((c for n, c in checks.items() if n.startswith("perplexity")), None)
+    own_ppl, own_kl = (
+        next((c for n, c in checks.items() if n.startswith(f"fidelity of {what}")), None)
+        for what in ("perplexity", "KL mean")
+    )
+    caught = [n.split(" of ")[0] if not n.startswith("fidelity") else " ".join(n.split()[:3])
+              for n, c in checks.items() if c.outcome is Outcome.REGRESSION]  # fmt: skip
+    percent = None if own_ppl is None else own_ppl.change
+    kl = None if own_kl is None or own_kl.value is None else own_kl.value
+    clean = None if own_kl is None else own_kl.base
+    must = percent is None or abs(percent) >= MUST_PERCENT
+    if kl is not None and clean:
+        must = must or abs(kl / clean - 1) >= MUST_KL
+    return {
+        "corruption": corruption.name,
+        "size": size,
+        "unit": corruption.unit,
+        "scheme": scheme,
+        "perplexity_percent": percent,
+        "kl": kl,
+        "kl_of_scheme": clean,
+        "must_be_caught": must and corruption.name != NOTHING.name,
+        "caught_by": caught,
+        "exit_code": int(report.exit_code),
+        "perplexity": None if ppl is None else ppl.value,
+        "reason": "" if ppl is None else ppl.reason,
+        "tokens": tokens,
+    }
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row of a Markdown table."""
+    percent, kl, clean = row["perplexity_percent"], row["kl"], row["kl_of_scheme"]
+    more = f" ({100 * (kl / clean - 1):+.0f} %)" if kl is not None and clean else ""
+    cells = (
+        f"{row['corruption']}, {row['size']:g} {row['unit']}".rstrip(),
+        f"`{row['scheme']}`",
+        "" if percent is None else f"{percent:+.2f}",
+        "" if kl is None else f"{kl:.5f}{more}",
+        f"{row['tokens']:,}",
+        "yes" if row["must_be_caught"] else "no",
+        ", ".join(row["caught_by"]) or "nothing",
+        str(row["exit_code"]),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def say(line: str) -> None:
+    """Print a line as soon as it is known."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def judged_policy(options: argparse.Namespace) -> AccuracyPolicy:
+    """The policy without tasks and parity, on the text that was given."""
+    policy = load_accuracy_policy(options.policy)
+    name = read_text(options.data).name
+
+    def on_text(limit: Any) -> Any:
+        return None if limit is None else limit.model_copy(update={"text": name})
+
+    return dataclasses.replace(
+        policy,
+        tasks=(),
+        parity=None,
+        perplexities=tuple(on_text(limit) for limit in policy.perplexities[:1]),
+        kl=on_text(policy.kl),
+        agreement=on_text(policy.agreement),
+        fidelity=on_text(policy.fidelity),
+        context=options.context or policy.context,
+        max_tokens=options.max_tokens or policy.max_tokens,
+    )
+
+
+def judgements(options: argparse.Namespace) -> Iterator[tuple[Corruption, float, str]]:
+    """What is done to what."""
+    wanted = options.kinds.split(",") if options.kinds else None
+    schemes = [FULL_PRECISION, *([options.scheme] if options.scheme else [])]
+    shifted = dataclasses.replace(NOTHING, name=TOKENIZER, unit="off by", sizes=(1,))
+    for corruption in (NOTHING, shifted, *WALL):
+        if wanted and corruption.name not in wanted:
+            continue
+        for scheme in schemes:
+            if scheme == FULL_PRECISION and corruption.through == KERNELS:
+                continue  # kernels compute what is quantized
+            named = scheme if scheme == FULL_PRECISION else scheme + corruption.suffix
+            for size in corruption.sizes:
+                yield corruption, size, named
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Judge all; print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--model", "--data"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--policy", default="default")
+    parser.add_argument("--scheme", default="flexq-w6ax", help="empty: the model as it is alone")
+    parser.add_argument("--kinds", help="comma-separated names of corruptions; default: all")
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--device", default=best_device())
+    parser.add_argument("--out", type=Path, help="rows as JSON lines")
+    options = parser.parse_args(arguments)
+    bench = Bench(options, judged_policy(options))
+    say(_HEAD)
+    missed = []
+    with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
+        for corruption, size, scheme in judgements(options):
+            report, tokens = bench.judge(corruption, size, scheme)
+            row = row_of(report, corruption, size, scheme, tokens)
+            say(line_of(row))
+            out.write(json.dumps(row) + "\n")
+            failed = report.exit_code == ExitCode.REGRESSION
+            if failed != row["must_be_caught"] and (row["must_be_caught"] or size == 0):
+                missed.append(row)
+    say(f"{len(missed)} judged wrongly")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""F1 and covering of change point detectors on labelled series, with the scorer of TCPDBench.
+
+    python benchmarks/verdicts/labelled.py                    # series that are made here
+    python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
+
+FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
+in the format of the Turing Change Point Dataset. apache-otava is left out where it is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from made_series import NOISES, made_series
+from numpy.typing import NDArray
+from yardsticks import DETECTORS
+
+Floats = NDArray[np.float64]
+Annotations = Mapping[str, Sequence[int]]
+Labelled = tuple[str, Floats, Annotations]
+
+MARGIN = 5
+SERIES = 40  # of each noise
+NEAR = 5  # a finding this far from every annotator's is false
+
+
+def f1(annotations: Annotations, found: Sequence[int], margin: int = MARGIN) -> float:
+    """F1 with the start of the series as a change that everybody knows (van den Burg and Williams
+    2020, section 4.2): precision against all annotators together, recall averaged over them."""
+    predicted = {0, *found}
+    truth = {name: {0, *marks} for name, marks in annotations.items()}
+    together = set().union(*truth.values())
+    precision = _matched(together, predicted, margin) / len(predicted)
+    recall = float(np.mean([_matched(one, predicted, margin) / len(one) for one in truth.values()]))
+    return 2 * precision * recall / (precision + recall)
+
+
+def _matched(truth: set[int], predicted: set[int], margin: int) -> int:
+    """How many marks have a finding of their own within the margin."""
+    left, count = set(predicted), 0
+    for mark in sorted(truth):
+        near = [one for one in left if abs(one - mark) <= margin]
+        if near:
+            left.remove(min(near, key=lambda one: abs(one - mark)))
+            count += 1
+    return count
+
+
+def covering(annotations: Annotations, found: Sequence[int], size: int) -> float:
+    """How well segments overlap with those of each annotator (Arbelaez et al. 2010), averaged."""
+    mine = _segments(found, size)
+    return float(np.mean([_cover(_segments(marks, size), mine) for marks in annotations.values()]))
+
+
+def _segments(marks: Sequence[int], size: int) -> list[tuple[int, int]]:
+    ends = sorted({0, size, *(mark for mark in marks if 0 < mark < size)})
+    return list(zip(ends, ends[1:], strict=False))
+
+
+def _cover(truth: list[tuple[int, int]], mine: list[tuple[int, int]]) -> float:
+    total = 0.0
+    for start, stop in truth:
+        best = 0.0
+        for other, end in mine:
+            both = max(min(stop, end) - max(start, other), 0)
+            best = max(best, both / (stop - start + end - other - both))
+        total += (stop - start) * best
+    return total / truth[-1][1]
+
+
+def public(folder: Path) -> Iterator[Labelled]:
+    """Series of one dimension in the format of TCPD that have annotations."""
+    annotations = json.loads((folder / "annotations.json").read_text(encoding="utf-8"))
+    for path in sorted(folder.rglob("*.json")):
+        if path.stem not in annotations:
+            continue
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if data.get("n_dim", 1) == 1:
+            raw = data["series"][0]["raw"]
+            values = np.array([np.nan if one is None else one for one in raw], dtype=np.float64)
+            yield path.stem, values, annotations[path.stem]
+
+
+def made() -> Iterator[Labelled]:
+    for noise in NOISES:
+        for number in range(SERIES):
+            values, places = made_series(noise, number)
+            yield noise, values, {"made": places}
+
+
+def score(series: Sequence[Labelled]) -> None:
+    out = sys.stdout.write
+    groups = list(dict.fromkeys(name for name, _, _ in series))
+    out("| detector | F1 | covering | false / 1,000 values | s |\n")
+    out("| --- | ---: | ---: | ---: | ---: |\n")
+    by_group: dict[str, dict[str, float]] = {}
+    for name, detect in DETECTORS.items():
+        scores: list[tuple[str, float, float]] = []
+        false = values_seen = 0
+        start = time.process_time()
+        try:
+            results = [detect(values[np.isfinite(values)]) for _, values, _ in series]
+        except ImportError:
+            continue
+        taken = time.process_time() - start
+        for (group, values, marks), found in zip(series, results, strict=True):
+            scores.append((group, f1(marks, found), covering(marks, found, values.size)))
+            every = [mark for one in marks.values() for mark in one]
+            false += sum(all(abs(at - mark) > NEAR for mark in every) for at in found)
+            values_seen += values.size
+        means = [float(np.mean([one[i] for one in scores])) for i in (1, 2)]
+        rate = 1000 * false / values_seen
+        out(f"| {name} | {means[0]:.3f} | {means[1]:.3f} | {rate:.2f} | {taken:.1f} |\n")
+        sys.stdout.flush()
+        by_group[name] = {
+            group: float(np.mean([one[1] for one in scores if one[0] == group])) for group in groups
+        }
+    out(f"\n| F1 | {' | '.join(by_group)} |\n| --- |{' ---: |' * len(by_group)}\n")
+    for group in groups:
+        cells = " | ".join(f"{means[group]:.3f}" for means in by_group.values())
+        out(f"| {group} | {cells} |\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tcpd", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().tcpd
+    score(list(made() if folder is None else public(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Labelled series of families that no rule was tuned on: what series of a CI look like.
+
+Steps of 0.5 to 50 %, either way, and what disturbs them: noise that changes with the level, tails,
+memory, skew, ticks, weeks, trends, bursts of outliers. The labels are the steps that were made.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Draw = Callable[[np.random.Generator, int], Floats]
+
+_CLOSEST = 12  # values between two steps
+_A_STEP_IN = 80  # values, on average
+
+
+def _steps(rng: np.random.Generator, size: int) -> tuple[Floats, list[int]]:
+    """ln levels [size], and the indices where they change."""
+    places: list[int] = []
+    at = _CLOSEST + int(rng.exponential(_A_STEP_IN))
+    while at < size - _CLOSEST:
+        places.append(at)
+        at += _CLOSEST + int(rng.exponential(_A_STEP_IN))
+    jumps = np.exp(rng.uniform(np.log(0.005), np.log(0.5), len(places)))
+    jumps *= rng.choice([-1, 1], len(places))
+    levels = np.zeros(size)
+    for place, jump in zip(places, jumps, strict=True):
+        levels[place:] += jump
+    return levels, places
+
+
+def _moving(rng: np.random.Generator, size: int) -> Floats:
+    """ARMA(1, 1): memory that the first neighbour understates."""
+    drawn = rng.standard_normal(size + 1)
+    noise = drawn[1:] - 0.5 * drawn[:-1]
+    for at in range(1, size):
+        noise[at] += 0.85 * noise[at - 1]
+    return noise / float(noise.std() or 1)
+
+
+def _bursts(rng: np.random.Generator, size: int) -> Floats:
+    noise = rng.standard_normal(size)
+    for start in rng.integers(0, size, size=max(size // 70, 1)):
+        length = int(rng.integers(1, 4))
+        noise[start : start + length] += rng.uniform(4, 25) * rng.choice([-1, 1])
+    return noise
+
+
+def _weeks(rng: np.random.Generator, size: int) -> Floats:
+    weekend = (np.arange(size) + rng.integers(7)) % 7 >= 5
+    return rng.standard_normal(size) - 1.5 * weekend
+
+
+def _changing(rng: np.random.Generator, size: int) -> Floats:
+    noise = rng.standard_normal(size)
+    for start in rng.integers(0, size, size=max(size // 120, 1)):
+        noise[start : start + int(rng.integers(20, 90))] *= rng.uniform(0.2, 5)
+    return noise
+
+
+NOISES: dict[str, Draw] = {
+    "Laplace": lambda rng, size: rng.laplace(0, 0.7, size),
+    "t(2.5)": lambda rng, size: rng.standard_t(2.5, size) / 2,
+    "skewed (gamma)": lambda rng, size: rng.gamma(1.5, 0.8, size),
+    "ARMA(1, 1)": _moving,
+    "bursts of outliers": _bursts,
+    "weekends": _weeks,
+    "noise that changes": _changing,
+    "a third in another mode": lambda rng, size: (
+        rng.standard_normal(size) + 9 * (rng.random(size) < 0.3)
+    ),
+}
+
+
+def made_series(noise: str, number: int) -> tuple[Floats, list[int]]:
+    """A series of positive values and its labels; by the noise and a number, always the same."""
+    rng = np.random.default_rng(zlib.crc32(f"made {noise} {number}".encode()))
+    size = int(rng.integers(50, 800))
+    levels, places = _steps(rng, size)
+    sigma = float(np.exp(rng.uniform(np.log(0.001), np.log(0.03))))
+    logs = levels + sigma * NOISES[noise](rng, size)
+    if number % 4 == 1:
+        logs += rng.uniform(-0.5, 0.5) * np.arange(size) / size
+    values = float(np.exp(rng.uniform(0, 9))) * np.exp(logs)
+    if number % 4 == 2:
+        tick = float(np.median(values)) * sigma * rng.uniform(0.5, 4)
+        values = np.maximum(np.round(values / tick), 1) * tick
+    return values, places

@@ -1,0 +1,181 @@
+"""How much an accuracy gate evaluates, and what that much could have seen.
+
+A policy with `detect` names the least loss that must be caught, and with which probability. Each of
+its texts is then a group sequential test of the segments' paired log likelihoods: a pilot gives
+their variance, that the tokens needed, and looks on the way end it as soon as it is clear
+(flexq_bench.stats.group_sequential). Tasks are McNemar's test over all their questions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ci.accuracy_policy import AccuracyPolicy, PerplexityLimit
+from flexq_bench.accuracy.results import KL_QUANTILES
+from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
+
+PILOT = 10  # segments: fewer say too little of their own variance
+_STEPS = 5  # looks after which the segments needed are there
+
+
+@dataclass(frozen=True, slots=True)
+class TextPlan:
+    """Test of the loss on a text. test: in nats a token, above what is accepted, `accepted`."""
+
+    test: TestPlan
+    accepted: float
+
+    def percent(self, effect: float) -> float:
+        """An effect of the test as a loss, in percent of the perplexity."""
+        return 100 * math.expm1(min(self.accepted + effect, 700.0))
+
+
+@dataclass(slots=True)
+class TextTest:
+    """A test on its way. distinct: indices of the segments that count; repeated: how many don't, as
+    they equal others; evaluated: how many there are so far."""
+
+    plan: TextPlan
+    distinct: Sequence[int]
+    repeated: int
+    state: GroupSequentialTest
+    decision: Decision = Decision.OPEN
+    evaluated: int = 0
+    losses: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the segments' losses; NaN: fewer than two."""
+        return float(self.losses.std(ddof=1)) if self.losses.size > 1 else math.nan
+
+    @property
+    def needed(self) -> int:
+        """Number of segments that the test takes at most, as far as is known."""
+        if self.losses.size < PILOT:
+            return PILOT
+        return max(PILOT, self.plan.test.needed(self.deviation))
+
+    @property
+    def detectable(self) -> float:
+        """The least loss that it could have seen, in percent; infinite: none."""
+        if self.decision is not Decision.OPEN:
+            return self.plan.percent(self.plan.test.effect)
+        if self.losses.size < PILOT:
+            return math.inf
+        return self.plan.percent(self.plan.test.detectable(self.deviation, self.losses.size))
+
+    def add(self, base: Sequence[float], head: Sequence[float]) -> None:
+        """Look at all segments so far: their mean negative log likelihoods under both."""
+        self.evaluated = len(head)
+        kept = [i for i in self.distinct if i < len(head)]
+        losses = np.asarray(head, dtype=np.float64)[kept] - np.asarray(base)[kept]
+        self.losses = losses - self.plan.accepted
+        last = self.losses.size == len(self.distinct)
+        if self.decision is Decision.OPEN and self.losses.size >= PILOT:
+            if not np.isfinite(self.losses).all():
+                self.decision = Decision.ABOVE
+            else:
+                self.decision = self.state.look(self.losses, last=last)
+
+    def wanted(self) -> int:
+        """Number of segments of the text that there should be for the next look."""
+        if self.decision is not Decision.OPEN:
+            return self.evaluated
+        have = self.losses.size
+        if have < PILOT:
+            goal = PILOT
+        else:
+            goal = min(max(have + math.ceil(self.needed / _STEPS), have + 1), self.needed)
+            goal = max(goal, have + 1)
+        if goal > len(self.distinct):
+            return max(self.evaluated, self.distinct[-1] + 1)
+        return self.distinct[goal - 1] + 1
+
+
+class PowerSchedule:
+    """Evaluates as much of each text as the policy's planned tests take. See Schedule.
+
+    distinct: gives the segments of a text that differ, and how many it has. context: tokens of a
+    segment.
+    """
+
+    def __init__(
+        self,
+        policy: AccuracyPolicy,
+        distinct: Callable[[str], tuple[Sequence[int], int]],
+        context: int,
+    ) -> None:
+        self._plans = text_plans(policy)
+        self._tokens_needed = tokens_needed(policy)
+        self._distinct = distinct
+        self._context = context
+        self.tests: dict[tuple[str, str], TextTest] = {}
+
+    def test(self, scheme: str, text: str) -> TextTest | None:
+        """The test of a scheme on a text; None: nothing is planned for that text."""
+        plan = self._plans.get(text)
+        if plan is None:
+            return None
+        if (scheme, text) not in self.tests:
+            distinct, count = self._distinct(text)
+            state = GroupSequentialTest(plan.test)
+            self.tests[scheme, text] = TextTest(plan, distinct, count - len(distinct), state)
+        return self.tests[scheme, text]
+
+    def next_count(
+        self, scheme: str, text: str, base: Sequence[float], head: Sequence[float]
+    ) -> int:
+        """See Schedule."""
+        test = self.test(scheme, text)
+        if test is None:  # nothing is planned for it: all of it
+            return 2**62
+        if len(head):
+            test.add(base, head)
+        if test.decision is Decision.ABOVE:
+            return test.evaluated
+        return max(test.wanted(), math.ceil(self._tokens_needed.get(text, 0) / (self._context - 1)))
+
+
+def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
+    """The test of each text with a limit of its perplexity; none, where nothing is to be detected.
+
+    alpha is shared by the texts and tasks (Bonferroni), so it holds for a scheme as a whole.
+    """
+    detect = policy.planned.detect
+    if detect is None:
+        return {}
+    alpha = shared_alpha(policy)
+    return {
+        limit.text: _text_plan(limit, detect, alpha, policy.planned.power)
+        for limit in policy.perplexities
+    }
+
+
+def shared_alpha(policy: AccuracyPolicy) -> float:
+    """The alpha of each planned test of a scheme."""
+    return policy.planned.alpha / max(1, len(policy.perplexities) + len(policy.tasks))
+
+
+def _text_plan(limit: PerplexityLimit, detect: float, alpha: float, power: float) -> TextPlan:
+    accepts = limit.percent is not None and limit.percent < detect
+    accepted = math.log1p((limit.percent or 0.0) / 100) if accepts else 0.0
+    return TextPlan(TestPlan(math.log1p(detect / 100) - accepted, alpha, power), accepted)
+
+
+def tokens_needed(policy: AccuracyPolicy) -> dict[str, int]:
+    """Tokens of each text without which a quantile that the policy limits is not there."""
+    limit = policy.kl
+    if limit is None:
+        return {}
+    shares = [KL_QUANTILES[n] for n in ("median", "p95", "p99", "p999") if getattr(limit, n)]
+    return {limit.text: max((fewest_tokens(share) for share in shares), default=0)}
+
+
+def fewest_tokens(share: float) -> int:
+    """Tokens of which at least one lies beyond the quantile of this share, in the mean."""
+    return math.ceil(1 / (1 - share) - 1e-6)

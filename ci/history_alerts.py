@@ -1,0 +1,226 @@
+"""Series of other projects: judged by their history alone, with alerts of their own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from db import queries
+from db.decisions import OPEN_STATES, DecisionInfo
+from db.engine import Session
+from db.hashing import fingerprint
+from db.nightly import add_change_point
+from db.queries import AlertRow, HistoryPoint, ProjectSeries
+from db.records import CommitInfo, DeviceInfo
+from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from flexq_bench.stats.segments import SHORTEST_SEGMENT
+from flexq_bench.verdicts import Verdict
+from flexq_bench.verdicts.alert_rule import Group, alert_of, kernel_family
+from flexq_bench.verdicts.history_verdict import (
+    DETECTOR,
+    DETECTOR_VERSION,
+    PARAMETERS,
+    Step,
+    evidence_of,
+    is_back,
+    steps,
+)
+
+_LONGEST = 300  # newest results of a series that are looked at
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryVerdicts:
+    """What the histories came to. Ids of alerts; improved: uuids of decisions that are better."""
+
+    series: int = 0
+    steps: int = 0
+    opened: tuple[int, ...] = ()
+    joined: tuple[int, ...] = ()
+    fixed: tuple[int, ...] = ()
+    improved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A step that is new, with the results before it and at it."""
+
+    series: ProjectSeries
+    step: Step
+    before: HistoryPoint
+    first: HistoryPoint
+    uuid: str
+    lasts: bool  # the newest level of the series is as bad as this step made it
+
+
+def judge_histories(
+    session: Session, series_ids: Iterable[int] | None = None, *, alerting: bool = True
+) -> HistoryVerdicts:
+    """Look for new changes of level in series of other projects, store them, open and close alerts.
+
+    series_ids None: all series that have a project; others are left out. A step is stored once,
+    however often its history is judged. What got worse and is worse still alerts; a family of a
+    project (names without bits) and a range of commits make one alert. Steps within one commit
+    are no code's doing, and alert nobody.
+    """
+    wanted = None if series_ids is None else set(series_ids)
+    chosen = [row for row in queries.project_series(session) if wanted is None or row.id in wanted]
+    found: list[_Found] = []
+    levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]] = {}
+    at = datetime.now(UTC)
+    for row in chosen:
+        points = _usable(session, row.id)
+        located = steps([point.median_us for point in points], row.direction)
+        levels[row.id] = points, located
+        found += _new_steps(session, row, points, located, at, watched=alerting)
+    improved = tuple(one.uuid for one in found if one.step.verdict is Verdict.FASTER)
+    if not alerting:
+        return HistoryVerdicts(len(chosen), len(found), improved=improved)
+    opened, joined = _alert(session, found, at)
+    fixed = _close(session, {row.id: row for row in chosen}, levels, at)
+    return HistoryVerdicts(len(chosen), len(found), opened, joined, fixed, improved)
+
+
+def family_of(project: str, kernel: str) -> str:
+    """What alerts of a project are grouped by: `project/name`, the name without its bits."""
+    return f"{project}/{kernel_family(kernel)}"
+
+
+def _usable(session: Session, series_id: int) -> list[HistoryPoint]:
+    """The newest results of the newest epoch, by ancestry; by time, if no commit has a place."""
+    points = queries.series_history(session, series_id, without_sweeps=True)
+    last = points[-1].epoch if points else 0
+    newest = [point for point in points if point.epoch == last]
+    placed = [point for point in newest if point.topo_order is not None]
+    return (placed or newest)[-_LONGEST:]
+
+
+def _new_steps(
+    session: Session,
+    row: ProjectSeries,
+    points: Sequence[HistoryPoint],
+    located: Sequence[Step],
+    at: datetime,
+    *,
+    watched: bool,
+) -> list[_Found]:
+    known = {point.commit for point in queries.change_points_of(session, row.id)}
+    new = []
+    for step in located:
+        first, before = points[step.index], points[step.index - 1]
+        # No two steps are nearer than the shortest level: later results may move one by a few.
+        reach = SHORTEST_SEGMENT - 1
+        near = {p.commit for p in points[max(step.index - reach, 0) : step.index + reach + 1]}
+        if near & known or first.commit == before.commit:
+            continue
+        evidence = evidence_of(
+            [point.median_us for point in points],
+            [point.commit for point in points],
+            row.direction,
+            step,
+        )
+        name = f"{DETECTOR} {DETECTOR_VERSION} {row.id} {fingerprint(evidence)}"
+        identity = str(uuid.uuid5(_NAMESPACE, name))
+        info = DecisionInfo(
+            uuid=identity,
+            series=queries.series_identity_of(session, row.id),
+            base=_commit(before),
+            head=_commit(first),
+            device=DeviceInfo(f"{row.backend} {row.gpu}", row.gpu, row.backend),
+            watched=watched,
+            detector=DETECTOR,
+            detector_version=DETECTOR_VERSION,
+            parameters=PARAMETERS,
+            evidence=evidence,
+            verdict=step.verdict.value,
+            cause=step.cause.value,
+            reason=step.reason,
+            log_ratio=step.log_ratio,
+            log_ratio_low=None,
+            log_ratio_high=None,
+            created_at=at,
+        )
+        added = add_decision(session, info)
+        add_change_point(session, identity, first.commit, before=step.before, after=step.after)
+        if added:
+            lasts = not is_back(step.before, located[-1].after, row.direction)
+            new.append(_Found(row, step, before, first, identity, lasts))
+    return new
+
+
+def _alert(
+    session: Session, found: Sequence[_Found], at: datetime
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    members: dict[tuple[str, str, str], list[_Found]] = {}
+    for one in found:
+        if one.step.verdict is Verdict.SLOWER and one.lasts:
+            family = family_of(one.series.project, one.series.kernel)
+            members.setdefault((family, one.before.commit, one.first.commit), []).append(one)
+    opened: dict[int, None] = {}
+    joined: dict[int, None] = {}
+    for (family, _, _), those in members.items():
+        good, bad = _commit(those[0].before), _commit(those[0].first)
+        group = Group(family, good, bad, tuple(one.uuid for one in those))
+        known = alert_of(group, queries.alerts(session, family=family))
+        if known is None:
+            alert_id = open_alert(session, family, good.sha, bad.sha, at)
+            opened[alert_id] = None
+        else:
+            alert_id = known.id
+            joined[alert_id] = None
+        join_alert(session, alert_id, group.members)
+    return tuple(opened), tuple(one for one in joined if one not in opened)
+
+
+def _close(
+    session: Session,
+    rows: dict[int, ProjectSeries],
+    levels: dict[int, tuple[Sequence[HistoryPoint], list[Step]]],
+    at: datetime,
+) -> tuple[int, ...]:
+    """Alerts of these series of which every series is back at the level before its step."""
+    fixed = []
+    for alert in queries.alerts(session, states=OPEN_STATES):
+        if not alert.series or not set(alert.series) <= rows.keys():
+            continue
+        decisions = queries.alert_decisions(session, alert.id)
+        goods = {one.series_id: _level_before(session, one.uuid) for one in decisions}
+        if all(
+            _has_come_back(levels[one], goods.get(one), rows[one].direction, alert)
+            for one in alert.series
+        ):
+            heads = {levels[one][0][-1].commit[:10] for one in alert.series}
+            note = (
+                f"every series is back at the level of {alert.good.sha[:10] if alert.good else ''} "
+                f"at {', '.join(sorted(heads))}, by history alone"
+            )
+            set_alert_state(session, alert.id, "fixed", person="", note=note, at=at)
+            fixed.append(alert.id)
+    return tuple(fixed)
+
+
+def _level_before(session: Session, decision: str) -> float | None:
+    evidence = queries.decision_evidence(session, decision)
+    found = steps(evidence["values"], evidence["direction"])
+    return next((step.before for step in found if step.index == evidence["index"]), None)
+
+
+def _has_come_back(
+    level: tuple[Sequence[HistoryPoint], list[Step]],
+    good: float | None,
+    direction: str,
+    alert: AlertRow,
+) -> bool:
+    points, located = level
+    if good is None or not located or located[-1].verdict is not Verdict.FASTER:
+        return False
+    after = points[located[-1].index].commit != alert.bad.sha
+    return after and is_back(good, located[-1].after, direction)
+
+
+def _commit(point: HistoryPoint) -> CommitInfo:
+    # The rest is stored already, and what is unknown here changes none of it.
+    return CommitInfo(point.commit, None, point.topo_order, dirty=False)

@@ -1,0 +1,142 @@
+"""Who is told what: a versioned TOML file of subscriptions.
+
+version = 1
+policy = "default"                 # optional: whose owners of kernels are meant
+
+[[subscription]]
+name = "flexq-slack"               # of the outbox: where it leads stands in no database
+url_env = "FLEXQ_BENCH_SLACK_URL"  # the variable that has Apprise's URL of the receiver
+secret_env = "FLEXQ_BENCH_HOOK_KEY"  # optional, of webhooks: the variable that has the HMAC key
+owner = "flexq"                    # optional: only about kernels that the policy says are theirs
+kernels = ["flexq-*"]              # optional: only about these labels or globs
+gpus = ["NVIDIA H200"]             # optional: only about these SKUs or globs
+severity = "warning"               # optional: this or worse; default: info
+kinds = ["alert", "gate"]          # optional: default: alert, improvement, gate, nightly, digest
+
+A subscription with a filter of kernels or GPUs also gets what is about no kernel, or no GPU, in
+particular: the digest, and a nightly run that is broken or late.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from ci.policy import Policy, check_version, load_policy
+from db.outbox import EVENT_KINDS, SEVERITIES, EventInfo
+from workloads.data_files import DataTable, Entries, Text, Texts, parsed_text, read_toml, validated
+from workloads.errors import WorkloadError
+from workloads.names import unknown
+from workloads.patterns import matches
+
+ENVIRONMENT_VARIABLE = "FLEXQ_BENCH_SUBSCRIPTIONS"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _parse_variable(text: str) -> str:
+    if not _VARIABLE.fullmatch(text):
+        # Not shown: who puts the URL itself here must not find it in a log.
+        raise WorkloadError("is no name of an environment variable: put the value there, not here")
+    return text
+
+
+def _parse_severity(text: str) -> str:
+    if text not in SEVERITIES:
+        raise WorkloadError(unknown("severity", text, SEVERITIES))
+    return text
+
+
+Variable = Annotated[str, parsed_text(_parse_variable)]
+
+
+class Subscription(DataTable):
+    """One receiver and what it is told of; empty: of all."""
+
+    NAME_KEY = "name"
+
+    name: Text
+    url_env: Variable
+    secret_env: Annotated[str, parsed_text(_parse_variable)] | None = None
+    owner: Text | None = None
+    kernels: Texts = ()
+    gpus: Texts = ()
+    severity: Annotated[str, parsed_text(_parse_severity)] = SEVERITIES[0]
+    kinds: Texts = Field(default=tuple(kind for kind in EVENT_KINDS if kind != "test"))
+
+
+class _File(DataTable):
+    """A file of subscriptions, as the module's head describes it."""
+
+    version: int
+    policy: Text | None = None
+    subscription: Entries[Subscription]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscriptions:
+    """The subscriptions of a file, and the policy whose owners they name; None: it names none."""
+
+    entries: tuple[Subscription, ...]
+    policy: Policy | None
+
+    def of(self, event: EventInfo) -> list[Subscription]:
+        """Those that an event goes to."""
+        return [one for one in self.entries if self._wants(one, event)]
+
+    def _wants(self, one: Subscription, event: EventInfo) -> bool:
+        if event.kind not in one.kinds or _rank(event.severity) < _rank(one.severity):
+            return False
+        if one.gpus and event.gpus and not _any_fits(one.gpus, event.gpus):
+            return False
+        about = [label for label in event.kernels if not one.kernels or _fits(one.kernels, label)]
+        if one.owner is not None:
+            about = [label for label in about if self._owner(label) == one.owner]
+        return bool(about) or not event.kernels
+
+    def _owner(self, label: str) -> str:
+        return "" if self.policy is None else self.policy.owner_of_label(label)
+
+
+def load_subscriptions(path: str | Path) -> Subscriptions:
+    """The subscriptions of a file. Raises WorkloadError: it names the file, the entry, the key."""
+    file = Path(path)
+    values = read_toml(file)
+    check_version(file.name, values.get("version"))
+    table = validated(_File, values, file.name)
+    names = [one.name for one in table.subscription]
+    for name in names:
+        if names.count(name) > 1:
+            raise WorkloadError(f"{file.name}: two subscriptions are called {name!r}: rename one")
+    for one in table.subscription:
+        for kind in one.kinds:
+            if kind not in EVENT_KINDS:
+                raise WorkloadError(
+                    f"{file.name}, {one.name}: {unknown('kind', kind, EVENT_KINDS)}"
+                )
+        if one.owner is not None and table.policy is None:
+            raise WorkloadError(
+                f"{file.name}, {one.name}: owner is of a policy: name it at the top, policy = …"
+            )
+    policy = None if table.policy is None else load_policy(_beside(file, table.policy))
+    return Subscriptions(table.subscription, policy)
+
+
+def _beside(file: Path, policy: str) -> str:
+    return str(file.parent / policy) if policy.endswith(".toml") else policy
+
+
+def _rank(severity: str) -> int:
+    return SEVERITIES.index(severity)
+
+
+def _fits(patterns: tuple[str, ...], label: str) -> bool:
+    return any(matches(pattern, label) for pattern in patterns)
+
+
+def _any_fits(patterns: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns for name in names)

@@ -1,0 +1,21 @@
+"""Projects: other repositories whose kernels are measured, and results of theirs.
+
+What each column means, and what null means in it, is written at the models in db/tables.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    for table in ("series", "commit"):
+        project = sa.Column("project", sa.String, nullable=False, server_default="")
+        op.add_column(table, project)
+    op.create_index("ix_series_project", "series", ["project"])

@@ -1,0 +1,19 @@
+"""Change points that a later look took back, and why.
+
+What each column means, and what null means in it, is written at the models in db/tables.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0018"
+down_revision = "0017"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("change_point", sa.Column("retracted_at", sa.DateTime(timezone=True)))
+    op.add_column("change_point", sa.Column("retraction_reason", sa.String))

@@ -1,0 +1,70 @@
+"""W6A8 and W4A16 in CUDA C++, compiled with NVRTC by CuPy: a warp computes an output element."""
+
+import cupy
+import torch
+
+from flexq_bench.api import linear_kernel
+
+GROUP = 128
+AGAIN_PERCENT = 0  # of the output features, computed twice
+SIGN = 1
+WARPS = 8
+SOURCE = r"""
+#include <cuda_fp16.h>
+// y[M,N] = x[M,K] . w[N,K]^T; xs [M,groups] and ws [N,groups], groups of 128 values of k.
+template <typename X, bool SCALED>
+__device__ void element(const X* x, const half* xs, const signed char* w, const half* ws, half* y,
+                        int n_all, int n, int k, float sign) {
+  int column = blockIdx.x * 8 + threadIdx.x / 32, row = blockIdx.y, lane = threadIdx.x % 32;
+  if (column >= n) return;
+  int groups = (k + 127) / 128;
+  float total = 0;
+  for (int group = 0; group < groups; ++group) {
+    float sum = 0;
+    for (int i = group * 128 + lane; i < min(k, group * 128 + 128); i += 32)
+      sum += float(x[row * k + i]) * float(w[column * k + i]);
+    float scale = __half2float(ws[column * groups + group]);
+    if (SCALED) scale *= __half2float(xs[row * groups + group]);
+    total += sum * scale;
+  }
+  for (int i = 16; i > 0; i /= 2) total += __shfl_down_sync(0xffffffff, total, i);
+  if (lane == 0) y[row * n_all + column] = __float2half(sign * total);
+}
+extern "C" __global__ void w6a8(const signed char* x, const half* xs, const signed char* w,
+                                const half* ws, half* y, int n_all, int n, int k, float sign) {
+  element<signed char, true>(x, xs, w, ws, y, n_all, n, k, sign);
+}
+extern "C" __global__ void w4a16(const half* x, const half* xs, const signed char* w,
+                                 const half* ws, half* y, int n_all, int n, int k, float sign) {
+  element<half, false>(x, xs, w, ws, y, n_all, n, k, sign);
+}
+"""
+module = None
+
+
+def launch(name, x, xs, w, ws, out):
+    """Launch over all output features, then over the first AGAIN_PERCENT of them once more."""
+    global module
+    module = module or cupy.RawModule(code=SOURCE, options=("-std=c++17",), backend="nvrtc")
+    m, n = out.shape
+    pointers = [tensor.data_ptr() for tensor in (x, xs, w, ws, out)]
+    stream = cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream)
+    for columns in (n, n * AGAIN_PERCENT // 100):
+        if columns:
+            grid = ((columns + WARPS - 1) // WARPS, m)
+            sizes = (cupy.int32(n), cupy.int32(columns), cupy.int32(x.shape[1]))
+            with stream:
+                function = module.get_function(name)
+                function(grid, (32 * WARPS,), (*pointers, *sizes, cupy.float32(SIGN)))
+
+
+@linear_kernel("nvrtc-w6a8", weight="int6/128", activation="int8/128", backends=["cuda"])
+def w6a8(x_codes, x_scales, w_codes, w_scales, out):
+    """W6A8: FP32 sums of a group, scales after it."""
+    launch("w6a8", x_codes, x_scales, w_codes, w_scales, out)
+
+
+@linear_kernel("nvrtc-w4a16", weight="int4/128", backends=["cuda"])
+def w4a16(x, w_codes, w_scales, out):
+    """W4A16: FP32 sums of a group, scales after it."""
+    launch("w4a16", x, w_scales, w_codes, w_scales, out)

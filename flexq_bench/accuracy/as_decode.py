@@ -1,0 +1,180 @@
+"""A model of transformers whose logits are computed by the forward pass that `decode` runs.
+
+Linear layers, norms, rotary embedding, attention, activation function and residual sums are those
+of flexq_bench.decode.decoder, in FP16, on the operators of kernels.decoder: what is evaluated
+through kernels is what is decoded.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.decode.architecture import Architecture, of_config
+from flexq_bench.decode.fused_layers import UnlikePartsError
+from flexq_bench.decode.loading import load
+from flexq_bench.decode.model_weights import NamedWeights
+from flexq_bench.decode.text_decoder import TextDecoder, TextState
+from flexq_bench.decode.weights import WeightSource, dense_layer
+from flexq_bench.errors import UsageError
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.quantized_layer import QuantizedLayer
+from kernels.errors import KernelError
+
+DTYPE = "float16"  # of what is computed between linear layers
+
+log = logging.getLogger(__name__)
+
+
+def decoded_architecture(model: Any) -> Architecture | None:
+    """The architecture of a model of transformers as decode has it; None: decode has it not."""
+    described = {**model.config.to_dict(), "architectures": [type(model).__name__]}
+    try:
+        return of_config(described, type(model).__name__)
+    except UsageError:
+        return None
+
+
+def compute_as_decode(model: Any, source: WeightSource, kv_bits: int) -> bool:
+    """Let the forward pass of a model be decode's; False: nothing was changed, as it can't be.
+
+    model: of transformers, its quantized layers KernelLinears. source: its weights, as decode loads
+    them. kv_bits: of keys and values. The modules stay what they are, for whoever computes one of
+    them, or all by type(model).forward.
+
+    Raises QuantizeError if a kernel can't hold a layer.
+    """
+    device = model.get_input_embeddings().weight.device
+    length = source.architecture.dimensions.context
+    try:
+        loaded = load(source, device, length, lambda *_: None, (1,))
+    except UnlikePartsError as error:
+        log.info("transformers computes what is between the linear layers: %s", error)
+        return False
+    except KernelError as error:
+        raise QuantizeError(f"{source.architecture.dimensions.name}: {error}") from error
+    model.forward = _Forward(TextDecoder(loaded, kv_bits=kv_bits))
+    return True
+
+
+class ModelWeights(NamedWeights):
+    """The weights of a model of transformers in memory, its quantized layers KernelLinears."""
+
+    def __init__(self, architecture: Architecture, model: nn.Module) -> None:
+        self._model = model
+        self._parameters = dict(model.named_parameters())
+        super().__init__(architecture, self._parameters)
+
+    def formats(self) -> dict[str, LayerFormats]:
+        layers = self.block(0, torch.device("cpu")).linears
+        return {
+            name: LayerFormats(layer.weight_format, layer.activation_format)
+            for name, layer in layers.items()
+        }
+
+    def _layer(self, name: str, shape: tuple[int, int], device: torch.device) -> QuantizedLayer:
+        module = self._model.get_submodule(name)
+        if isinstance(module, KernelLinear):
+            return module.layer.to(device)
+        biased = f"{name}.bias" in self._parameters
+        return dense_layer(
+            self._load(f"{name}.weight", device),
+            self._load(f"{name}.bias", device) if biased else None,
+        )
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return self._parameters[name].detach()
+
+
+class DecodedCache(DynamicCache):  # type: ignore[misc]  # transformers has no types
+    """Keys and values of texts as decode keeps them.
+
+    capacity: tokens that a text has room for from the beginning, as Engine's; it grows.
+    """
+
+    def __init__(self, capacity: int = 0) -> None:
+        super().__init__()
+        self._capacity = capacity
+        self.state: TextState | None = None
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self.state is None else self.state.longest
+
+    def state_of(self, decoder: TextDecoder, texts: int, tokens: int) -> TextState:
+        """What is kept so far, made now if there is nothing; `tokens` are about to be added."""
+        if self.state is None:
+            self.state = decoder.empty(texts, max(self._capacity, tokens))
+        return self.state
+
+
+class _Forward:
+    """What stands for the forward method of a model of transformers."""
+
+    def __init__(self, decoder: TextDecoder) -> None:
+        self._decoder = decoder
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits FP16 [B, T, vocab], or of the last token alone (logits_to_keep 1).
+
+        attention_mask: [B, T so far]; 0: padding before or behind a text. position_ids: those that
+        follow from it, whatever is given. Raises QuantizeError if an activation is past FP16,
+        AccuracyError for a cache of another model that holds tokens, and for other logits_to_keep.
+        """
+        if logits_to_keep not in (0, 1):
+            raise AccuracyError(f"logits of the last {logits_to_keep} tokens: all there are, or 1")
+        cache = self._cache(past_key_values)
+        state = cache.state_of(self._decoder, *input_ids.shape)
+        last_only, keep = logits_to_keep == 1, use_cache or past_key_values is not None
+        try:
+            logits = self._read(input_ids, attention_mask, state, last_only=last_only)
+        except (KernelError, ValueError) as error:
+            raise QuantizeError(f"through kernels: {error}") from error
+        if not bool(torch.isfinite(logits.sum(dtype=torch.float32))):
+            raise QuantizeError(
+                "through kernels the model predicts NaN or infinity: kernels take and give FP16, "
+                "up to 65,504; evaluate --through reference, or leave this model as it is"
+            )
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache if keep else None)
+
+    def _read(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor | None,
+        state: TextState,
+        *,
+        last_only: bool,
+    ) -> torch.Tensor:
+        own = None if mask is None else mask[:, -ids.shape[1] :].bool()
+        if own is None or bool(own.all()):
+            return self._decoder.read(ids, state, last_only=last_only)
+        order = own.logical_not().int().argsort(dim=1, stable=True)  # a text's own tokens first
+        counts = own.sum(dim=1)
+        logits = self._decoder.read(ids.gather(1, order), state, counts=counts, last_only=last_only)
+        if last_only:
+            return logits
+        back = order.argsort(dim=1)[..., None].expand_as(logits)
+        return logits.gather(1, back)
+
+    def _cache(self, given: Any) -> DecodedCache:
+        if isinstance(given, DecodedCache):
+            return given
+        if given is not None and given.get_seq_length() > 0:
+            raise AccuracyError("a model that computes as decode was given the cache of another")
+        return DecodedCache()

@@ -1,0 +1,107 @@
+"""The token that a tokenizer begins texts with (BOS), and where an evaluation puts it.
+
+| where | tokens | |
+| --- | --- | --- |
+| segment | before each segment | the default where the tokenizer begins texts with it |
+| text | before the first segment only | GPTQ's code, so the papers' tables of LLaMA |
+| none | nowhere | the default otherwise |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.results import Bos
+from flexq_bench.accuracy.texts import Text
+
+_LOOKED_AT = 8  # segments whose beginnings are looked at
+_BEGINNING = 32  # tokens of each
+_LOOKS_WRONG = 0.5  # nats a token that BOS saves: a factor of 1.6 of the perplexity
+
+
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """Tokens of a text, int64 [T]. bos: goes before each segment; None: nothing does."""
+
+    ids: torch.Tensor
+    bos: int | None
+
+
+def as_bos(name: str | None) -> Bos | None:
+    """A Bos by its name; None stays None. Raises AccuracyError if there is none of it."""
+    if name is not None and name not in get_args(Bos):
+        raise AccuracyError(f"--bos {name}: give {', '.join(get_args(Bos))}")
+    return name  # type: ignore[return-value]
+
+
+def chosen_bos(requested: Bos | None, tokenizer: Any) -> Bos:
+    """Where BOS goes; requested None: as the tokenizer asks (`add_bos_token`).
+
+    Raises AccuracyError if it is wanted and the tokenizer has none.
+    """
+    if requested is None:
+        return "segment" if _begins_with_bos(tokenizer) else "none"
+    if requested != "none" and tokenizer.bos_token_id is None:
+        raise AccuracyError(f"--bos {requested}: the tokenizer has no such token: give --bos none")
+    return requested
+
+
+def text_tokens(text: Text, tokenizer: Any, bos: Bos) -> TextTokens:
+    """Tokens of a whole text. bos: as chosen_bos says."""
+    # A text is longer than any context on purpose; the tokenizer's warning about it is not news.
+    ids = list(tokenizer(text.content, verbose=False).input_ids)
+    token = tokenizer.bos_token_id
+    if ids and ids[0] == token and _begins_with_bos(tokenizer):
+        ids = ids[1:]
+    if bos == "text":
+        ids = [token, *ids]
+    tokens = torch.tensor(ids, dtype=torch.int64)
+    return TextTokens(tokens, int(token) if bos == "segment" else None)
+
+
+def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str | None:
+    """What looks wrong with a model that is evaluated without BOS; None: nothing.
+
+    A model that was trained to see BOS before all else predicts the first tokens of each segment
+    far worse without it. Compared on the beginnings of a few segments, tokens from the second on.
+    """
+    token = tokenizer.bos_token_id
+    if token is None:
+        token = getattr(model.config, "bos_token_id", None)
+    length = min(_BEGINNING, tokens.ids.numel())
+    if tokens.bos is not None or not isinstance(token, int) or length < 2:
+        return None
+    count = min(_LOOKED_AT, tokens.ids.numel() // length)
+    starts = torch.arange(count) * (tokens.ids.numel() // count)
+    beginnings = torch.stack([tokens.ids[start : start + length] for start in starts.tolist()])
+    without = perplexity(model, beginnings.flatten(), context=length)
+    # Of both the same tokens are predicted but the first of each, which has nothing before it.
+    losses: list[float] = []
+
+    def keep(segment: int, logits: torch.Tensor) -> None:
+        wanted = beginnings[segment][1:].to(logits.device)
+        chosen = logits[1:].float().log_softmax(-1).gather(1, wanted[:, None])
+        losses.append(-float(chosen.mean()))
+
+    perplexity(model, beginnings.flatten(), context=length + 1, bos=token, on_logits=keep)
+    saved = without.mean_nll - sum(losses) / len(losses)
+    if not saved > _LOOKS_WRONG:
+        return None
+    return (
+        f"the first {length} tokens of a segment lose {saved:.2f} nats each for want of a BOS "
+        f"token ({token}), which the tokenizer does not ask for: this model looks trained with "
+        "one; evaluate with --bos segment"
+    )
+
+
+def _begins_with_bos(tokenizer: Any) -> bool:
+    token = tokenizer.bos_token_id
+    if token is None:
+        return False
+    ids = tokenizer("a").input_ids
+    return (bool(ids) and ids[0] == token) or getattr(tokenizer, "add_bos_token", False) is True

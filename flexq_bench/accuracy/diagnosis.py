@@ -1,0 +1,221 @@
+"""Where a model lost what it lost: which layers, what beside them differs, and on which tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, layer_errors, record_reference
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.model_map import map_model, replace_module
+from flexq_bench.schemes.smoothing import Folds
+
+_TOKENS = 1024  # that each restored model predicts, at most
+_RESTORED = 32  # layers, those with the largest errors; a forward pass each
+_WORST_TOKENS = 8
+_CONTEXT_SHOWN = 12  # tokens before one that lost
+_SAME = 1e-6  # relative difference of tensors that says nothing
+# Of a configuration: what describes a file, not the function.
+_OF_THE_FILE = {"transformers_version", "dtype", "torch_dtype", "architectures", "use_cache"}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerLoss:
+    """One layer. error: squared error of its output over its squared output, given the original's
+    inputs. kl_restored: mean KL divergence, nats, of the model in which this layer alone is the
+    original's again; None: not computed."""
+
+    layer: str
+    error: float
+    kl_restored: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLoss:
+    """A token. place: in the text. loss: nats that it lost of its log-probability."""
+
+    place: int
+    token: str
+    before: str
+    loss: float
+    kl: float
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Why a model fails.
+
+    kl: mean KL divergence from the original on the tokens that layers are restored on, nats; None:
+    they are not, `note` says why. layers: those that matter most come first. differing: settings
+    and tensors beside the layers that are not the original's. tokens: the worst one first.
+    """
+
+    scheme: str
+    kl: float | None
+    layers: tuple[LayerLoss, ...]
+    differing: tuple[str, ...]
+    tokens: tuple[TokenLoss, ...]
+    note: str = ""
+
+    def values(self) -> dict[str, Any]:
+        """As JSON has it: null where a number is not finite."""
+        values: dict[str, Any] = _finite(asdict(self))
+        return values
+
+
+@torch.no_grad()
+def losses_of_layers(
+    original: Any,
+    model: Any,
+    folds: Folds,
+    segments: torch.Tensor,
+) -> tuple[float, tuple[LayerLoss, ...]]:
+    """Mean KL divergence on the first segments, and each layer's part in it.
+
+    model: quantized or not, of the same architecture as the original. folds: that were folded into
+    it. segments: int64 [segments, context]. Layers with the largest errors are restored one by one;
+    the list begins with those whose restoration leaves the least divergence.
+    Raises QuantizeError if the architecture has no layer map.
+    """
+    context = segments.shape[1]
+    count = max(1, _TOKENS // context)
+    tokens = segments[:count].flatten()
+    errors = layer_errors(original, model, segments[0], folds)
+    reference = record_reference(original, tokens, context=context)
+
+    def divergence() -> float:
+        meter = AgreementMeter(reference)
+        perplexity(model, tokens, context=context, on_logits=meter)
+        return meter.result().mean_kl
+
+    whole = divergence()
+    worst = sorted(errors, key=lambda name: _order(errors[name]), reverse=True)
+    restored: dict[str, float] = {}
+    for name in worst[:_RESTORED]:
+        if errors[name] <= _SAME:
+            break
+        kept = model.get_submodule(name)
+        replace_module(model, name, _Unfolded(original.get_submodule(name), folds, name))
+        try:
+            restored[name] = divergence()
+        finally:
+            replace_module(model, name, kept)
+    layers = [LayerLoss(name, errors[name], restored.get(name)) for name in worst]
+    first = sorted((one for one in layers if one.kl_restored is not None), key=_kl_restored)
+    return whole, (*first, *(one for one in layers if one.kl_restored is None))
+
+
+def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
+    """Settings and tensors, other than the layers', that are not the original's."""
+    found = []
+    ours, theirs = model.config.to_dict(), original.config.to_dict()
+    for name in sorted(ours.keys() | theirs.keys()):
+        hidden = name.startswith("_") or name in _OF_THE_FILE
+        if not hidden and ours.get(name) != theirs.get(name):
+            found.append(f"{name}: {ours.get(name)}, the original's: {theirs.get(name)}")
+    layers = {site.name for site in map_model(original).sites}
+    own = dict(model.named_parameters())
+    for name, tensor in original.named_parameters():
+        if name.rpartition(".")[0] in layers or name not in own:
+            continue
+        difference = _difference(own[name], tensor)
+        if difference > _SAME:
+            found.append(f"{name}: relative difference {difference:.2g}")
+    return tuple(found)
+
+
+def worst_tokens(
+    agreement: Agreement, segments: torch.Tensor, tokenizer: Any
+) -> tuple[TokenLoss, ...]:
+    """The tokens that lost most. segments: int64 [segments, context], as they were evaluated."""
+    losses = agreement.token_loss
+    width = losses.shape[1]
+    order = np.argsort(-np.nan_to_num(losses, nan=np.inf), axis=None, kind="stable")
+    found = []
+    for flat in order[:_WORST_TOKENS].tolist():
+        segment, place = divmod(flat, width)
+        row = segments[segment].tolist()
+        before = row[max(0, place + 1 - _CONTEXT_SHOWN) : place + 1]
+        found.append(
+            TokenLoss(
+                segment * width + place,
+                tokenizer.decode([row[place + 1]]),
+                tokenizer.decode(before),
+                float(losses[segment, place]),
+                float(agreement.token_kl[segment, place]),
+            )
+        )
+    return tuple(found)
+
+
+def is_foldable(original: Any, model: Any, folds: Folds) -> bool:
+    """Whether layers can be compared one by one: what was folded into the model is known."""
+    quantized = any(isinstance(m, FakeQuantizedLinear) for m in model.modules())
+    if not quantized or folds.inputs or folds.outputs:
+        return True
+    norms = [
+        name
+        for name, parameter in original.named_parameters()
+        if parameter.ndim == 1 and name.endswith("weight")
+    ]
+    own: Mapping[str, torch.Tensor] = dict(model.named_parameters())
+    return all(_difference(own[name], dict(original.named_parameters())[name]) <= 1e-2
+               for name in norms if name in own)  # fmt: skip
+
+
+class _Unfolded(nn.Module):
+    """The original's layer between others that scales were folded into."""
+
+    def __init__(self, layer: nn.Module, folds: Folds, name: str) -> None:
+        super().__init__()
+        self.weight = layer.weight
+        self._layer = [layer]  # no submodule: it stays the original's
+        self._inputs, self._outputs = folds.inputs.get(name), folds.outputs.get(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        given = x if self._inputs is None else (x * self._inputs).to(x.dtype)
+        y: torch.Tensor = self._layer[0](given)
+        return y if self._outputs is None else (y / self._outputs).to(y.dtype)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.shape != theirs.shape:
+        return math.inf
+    before, after = theirs.detach().double(), ours.detach().double().to(theirs.device)
+    size, wrong = float(before.square().sum()), float((after - before).square().sum())
+    return math.sqrt(wrong / size) if size else (math.inf if wrong else 0.0)
+
+
+def _order(error: float) -> float:
+    return math.inf if math.isnan(error) else error
+
+
+def _kl_restored(one: LayerLoss) -> float:
+    value = one.kl_restored
+    return math.inf if value is None or math.isnan(value) else value
+
+
+def named_layers(layers: Sequence[LayerLoss], kl: float | None, count: int = 3) -> str:
+    """The layers to look at first, in words: `model.layers.1.mlp.down_proj (KL 0.9 → 0.001)`."""
+    parts = [
+        f"{one.layer} (KL {kl:.2g} → {one.kl_restored:.2g} with the original's)"
+        if kl is not None and one.kl_restored is not None
+        else f"{one.layer} (output error {one.error:.2g})"
+        for one in layers[:count]
+    ]
+    return ", ".join(parts)

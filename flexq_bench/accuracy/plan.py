@@ -1,0 +1,80 @@
+"""What is evaluated: schemes, texts and tasks, and how much of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.results import FULL_PRECISION, ORIGINAL, Bos, Through
+from flexq_bench.accuracy.tasks import task_name
+from flexq_bench.accuracy.texts import Text
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """Segments of a text that calibrated schemes may look at. length None: the context."""
+
+    text: Text
+    segments: int = 128
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
+
+    context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
+    questions a task. batch: questions at once. layers: also each layer's own error, on the first
+    segment of the first text. through: what computes quantized layers; None: kernels on a GPU, the
+    reference on a CPU. checkpoint: a folder with what the last of the schemes made; None: schemes
+    quantize in memory. original False: there is no model as it is, the checkpoint is all there is.
+    bos: see chosen_bos. reference: a model, or a file of store_reference, that all are compared
+    with; None: with the model as it is.
+    """
+
+    schemes: tuple[str, ...]
+    texts: tuple[Text, ...] = ()
+    tasks: tuple[str, ...] = ()
+    task_data: Path | None = None
+    context: int | None = None
+    max_tokens: int | None = None
+    limit: int | None = None
+    batch: int = 8
+    layers: bool = False
+    calibration: CalibrationPlan | None = None
+    seed: int = 0
+    through: Through | None = None
+    checkpoint: str | None = None
+    original: bool = True
+    bos: Bos | None = None
+    reference: str | None = None
+    units: tuple[tuple[str, str], ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """units: (scheme, task) in the order evaluated; the model as it is comes first.
+
+        Raises AccuracyError if there is nothing to evaluate on, or a name stands for two things.
+        """
+        if self.checkpoint is not None and self.layers:
+            raise AccuracyError(
+                "--layers compares with what was folded into the model, which a checkpoint does "
+                "not say: name its scheme with --schemes in place of the folder"
+            )
+        compared = () if self.reference is None else (ORIGINAL,)
+        original = (FULL_PRECISION,) if self.original else ()
+        schemes = dict.fromkeys((*compared, *original, *self.schemes))
+        names = [*(text.name for text in self.texts), *self.tasks]
+        called = [*(text.name for text in self.texts), *map(task_name, self.tasks)]
+        twice = next((name for name in called if called.count(name) > 1), None)
+        if twice is not None:
+            raise AccuracyError(f"two of the texts and tasks are called {twice}: write NAME=PATH")
+        if not names:
+            raise AccuracyError("evaluate on what? Give --data FILE, --tasks NAMES, or both")
+        object.__setattr__(self, "units", tuple((s, name) for s in schemes for name in names))
+
+    @property
+    def quantized(self) -> tuple[str, ...]:
+        """The schemes that quantize, each once."""
+        as_it_is = (FULL_PRECISION, ORIGINAL)
+        return tuple(dict.fromkeys(name for name in self.schemes if name not in as_it_is))

@@ -1,0 +1,192 @@
+"""The predictions of a model on texts in one file, which does without the model from then on.
+
+A safetensors file. Log-probabilities are not written out, a vocabulary of numbers a token, but as
+what they are a function of: the last hidden states, [segments, context - 1, hidden] a text in the
+model's data type, and the output head that makes logits of them. So they are exact, at hidden /
+vocabulary of the size. The header's `flexq_bench` says the rest, with a SHA-256 over all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from flexq_bench.accuracy.agreement import OutputHead, ReferenceLogits
+from flexq_bench.accuracy.bos import TextTokens
+from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.loading import LoadedModel
+from flexq_bench.accuracy.perplexity import PerplexityResult, text_length
+from flexq_bench.accuracy.references import check_same_tokens
+from flexq_bench.accuracy.texts import Text
+
+FORMAT = 1  # of the file
+SUFFIX = ".safetensors"
+_HEADER = "flexq_bench"
+_HEAD_WEIGHT, _HEAD_BIAS = "head.weight", "head.bias"
+
+
+def is_stored_reference(name: str) -> bool:
+    """Whether this is a file of this kind, not a model."""
+    return name.endswith(SUFFIX) and not Path(name).is_dir()
+
+
+def store_reference(
+    path: Path, model: LoadedModel, predictions: Mapping[Text, tuple[TextTokens, ReferenceLogits]]
+) -> str:
+    """Write a model's predictions on texts; the content hash of the file.
+
+    Raises AccuracyError if there are none, the model's output head is no linear layer, or the file
+    can't be written.
+    """
+    if not predictions:
+        raise AccuracyError("a reference of what? Give the texts with --data")
+    heads = [logits.head for _, logits in predictions.values()]
+    if not isinstance(heads[0].layer, nn.Linear):
+        raise AccuracyError(f"the output head of {model.name} is no linear layer: it can't be kept")
+    tensors = {_HEAD_WEIGHT: heads[0].layer.weight.detach().cpu().contiguous()}
+    if heads[0].layer.bias is not None:
+        tensors[_HEAD_BIAS] = heads[0].layer.bias.detach().cpu().contiguous()
+    texts = []
+    for number, (text, (tokens, logits)) in enumerate(predictions.items()):
+        tensors[f"{number}.hidden"] = torch.stack(logits.hidden).contiguous()
+        tensors[f"{number}.tokens"] = tokens.ids.to(torch.int32)
+        tensors[f"{number}.nll"] = torch.tensor(logits.result.nll, dtype=torch.float64)
+        texts.append(
+            {
+                "name": text.name,
+                "data_hash": text.content_hash,
+                "bos": tokens.bos,
+                "context": logits.result.context,
+                "seconds": logits.result.seconds,
+            }
+        )
+    header: dict[str, Any] = {
+        "format": FORMAT,
+        "model": model.name,
+        "model_hash": model.content_hash,
+        "dtype": model.dtype,
+        "cap": heads[0].cap,
+        "divisor": heads[0].divisor,
+        "texts": texts,
+    }
+    header["content_hash"] = _content_hash(header, tensors)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        save_file(tensors, partial, {_HEADER: json.dumps(header)})
+        partial.chmod(0o644)  # safetensors writes for its owner alone
+        os.replace(partial, path)
+    except (OSError, SafetensorError) as error:
+        partial.unlink(missing_ok=True)
+        raise AccuracyError(f"can't write {path}: {error}") from error
+    return str(header["content_hash"])
+
+
+class StoredReference:
+    """The predictions of a file. See Reference."""
+
+    model: LoadedModel | None = None
+
+    def __init__(self, path: Path) -> None:
+        """Raises AccuracyError if it is no such file, or not what its content hash says."""
+        tensors, header = _read(path)
+        self.name: str = header["model"]
+        self.model_hash: str = header["model_hash"]
+        self.content_hash: str = header["content_hash"]
+        self.dtype: str = header["dtype"]
+        self._path = path
+        weight, bias = tensors[_HEAD_WEIGHT], tensors.get(_HEAD_BIAS)
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, dtype=weight.dtype)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+        head = OutputHead(layer, header["cap"], header["divisor"])
+        self._texts: dict[str, tuple[TextTokens, ReferenceLogits]] = {}
+        for number, text in enumerate(header["texts"]):
+            ids = tensors[f"{number}.tokens"].to(torch.int64)
+            tokens = TextTokens(ids, text["bos"])
+            result = PerplexityResult(
+                tuple(tensors[f"{number}.nll"].tolist()), text["context"], text["seconds"]
+            )
+            length, count = text_length(result.context, tokens.bos), len(result.nll)
+            cut = ids[: count * length].view(count, length)
+            targets = tuple(cut if tokens.bos is not None else cut[:, 1:])
+            hidden = tuple(tensors[f"{number}.hidden"])
+            self._texts[text["data_hash"]] = (
+                tokens,
+                ReferenceLogits(head, hidden, targets, result),
+            )
+
+    def context(self, text: Text) -> int:
+        """Tokens of its segments of a text. Raises AccuracyError if it has no such text."""
+        return self._of(text)[1].result.context
+
+    def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
+        """See Reference."""
+        own, logits = self._of(text)
+        check_same_tokens(self.name, own, tokens)
+        if len(logits.hidden) < count:
+            raise AccuracyError(
+                f"{self._path} has {len(logits.hidden)} segments of {text.name}, {count} are "
+                "needed: store it again with more --max-tokens, or ask for fewer"
+            )
+        return logits
+
+    def known(self, text: Text) -> ReferenceLogits | None:
+        """See Reference."""
+        return self._of(text)[1]
+
+    def segments(self, text: Text) -> int:
+        """Number of segments of a text."""
+        return len(self._of(text)[1].hidden)
+
+    def _of(self, text: Text) -> tuple[TextTokens, ReferenceLogits]:
+        if text.content_hash not in self._texts:
+            raise AccuracyError(
+                f"{self._path} has no predictions on {text.name} (its content is another one): "
+                "store them with accuracy --save-reference"
+            )
+        return self._texts[text.content_hash]
+
+
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = json.loads((file.metadata() or {})[_HEADER])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except OSError as error:
+        raise AccuracyError(f"no stored reference {path}: {error.strerror or error}") from error
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise AccuracyError(
+            f"{path} is no stored reference: accuracy --save-reference writes them; a model is "
+            "named by its folder"
+        ) from error
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise AccuracyError(
+            f"{path} is a stored reference of another format than {FORMAT}: store it again"
+        )
+    if header.get("content_hash") != _content_hash(header, tensors):
+        raise AccuracyError(f"{path} is not what its content hash says: store the reference again")
+    return tensors, header
+
+
+def _content_hash(header: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str:
+    """SHA-256 of what decides numbers: not of the time it took, nor of names."""
+    said = {name: header[name] for name in ("format", "dtype", "cap", "divisor", "model_hash")}
+    said["texts"] = [
+        {name: text[name] for name in ("data_hash", "bos", "context")} for text in header["texts"]
+    ]
+    digest = hashlib.sha256(json.dumps(said, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,129 @@
+"""What kernels from outside of this repository import; everything here is kept from version to
+version.
+
+    from flexq_bench.api import linear_kernel
+
+    @linear_kernel("my-w6a8", weight="int6/128", activation="int8/128")
+    def my_w6a8(x_codes, x_scales, w_codes, w_scales, out):
+        ...
+
+`API_VERSION` is raised when something here starts to mean something else; what is added raises
+nothing. The page is docs/bring-your-own.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kernels.contract import (
+    Backend,
+    Capability,
+    Config,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+    Packing,
+    check_gemm,
+    checked_scales,
+)
+from kernels.errors import KernelError, ShapeError, UnsupportedError
+from kernels.formats import FP16, NumberFormat, Operand, quantize
+from kernels.outside.function_kernel import (
+    BACKENDS,
+    Configurations,
+    DefinitionError,
+    Function,
+    FunctionDefinition,
+    Tensors,
+)
+from kernels.reference import Reference, reference_gemm
+from workloads.gemm import GemmWorkload
+
+API_VERSION = 1
+
+__all__ = [
+    "API_VERSION",
+    "FP16",
+    "Backend",
+    "Capability",
+    "Config",
+    "DefinitionError",
+    "FunctionDefinition",
+    "GemmWorkload",
+    "KernelError",
+    "KernelSpec",
+    "LinearKernel",
+    "NumberFormat",
+    "Operand",
+    "PackedOperand",
+    "Packing",
+    "Reference",
+    "ShapeError",
+    "UnsupportedError",
+    "check_gemm",
+    "checked_scales",
+    "linear_kernel",
+    "quantize",
+    "reference_gemm",
+]
+
+
+def linear_kernel(
+    name: str,
+    *,
+    weight: str,
+    activation: str = "fp16",
+    variant: str = "",
+    backends: Sequence[Backend] = BACKENDS,
+    prepare_weight: Callable[..., Tensors] | None = None,
+    quantize_activation: Callable[..., object] | None = None,
+    configurations: Configurations = (),
+    min_capability: Capability = (8, 0),
+    rounds_to: int | None = None,
+    summary: str = "",
+) -> Callable[[Function], FunctionDefinition]:
+    """Declare a function to be a kernel, Y[M,N] = X[M,K] · W[N,K]^T.
+
+    weight, activation: number formats, as `int6/128` (6-bit integers, an FP16 scale for each 128
+    values of k), `int8/row` (one scale a row), `uint4/128` (with zero points; weights of `fp16`
+    activations only), `fp8/row` (E4M3) or `fp16` (dense). The function is called as
+
+        function(x_codes, x_scales, w_codes, w_scales, out)      both quantized
+        function(x, w_codes, w_scales, out)                      activation="fp16"
+        function(x, w_codes, w_scales, w_zero_points, out)       weight="uint4/128"
+
+    with x_codes int8 [M,K], w_codes int8 [N,K] (E4M3 where the format is), scales FP16
+    [rows, ceil(K / group)], zero points int8 (int16 for 8 bits), which are added to codes, x FP16
+    [M,K], and out FP16 [M,N]: all contiguous and on one device. It writes out and returns nothing.
+    Everything that it launches goes to torch's current stream. It is captured in a CUDA graph, so
+    it must not wait for the device.
+
+    backends: where it runs. prepare_weight(w_codes, w_scales): run once, outside the time; its
+    tensor or tensors take the places of w_codes and w_scales. quantize_activation(x, x_codes,
+    x_scales): writes the codes that the format has of FP16 x; with it, or with
+    activation="fp16", the kernel also has the stage `linear`. configurations: keyword arguments of
+    the function worth timing, or a function from a GemmWorkload to them; the first is the default.
+    min_capability: of a GPU. rounds_to: see KernelSpec. summary: one line; default: the first of
+    the docstring. name, variant: small letters, digits, dots and hyphens; the package, or the
+    file's stem, is put before the name.
+    Raises ShapeError for a format that there is not, DefinitionError for one that functions can't
+    have.
+    """
+
+    def declared(function: Function) -> FunctionDefinition:
+        return FunctionDefinition(
+            function,
+            name,
+            NumberFormat.parse(weight),
+            NumberFormat.parse(activation),
+            variant,
+            tuple(backends),
+            prepare_weight,
+            quantize_activation,
+            configurations,
+            min_capability,
+            rounds_to,
+            summary,
+        )
+
+    return declared

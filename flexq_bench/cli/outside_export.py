@@ -1,0 +1,26 @@
+"""`flexq-bench db export --format`: records as other services read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from flexq_bench.cli.outside_import import TRACES
+from flexq_bench.errors import UsageError
+
+if TYPE_CHECKING:
+    from db.records import Record
+
+
+def write_outside(format_name: str, file: str, records: Iterable[Record]) -> int:
+    """Write records in another service's format; how many results that is. Raises UsageError."""
+    from flexq_bench.runs.exports import EXPORTS, write_export
+    from workloads.names import unknown
+
+    if format_name == TRACES:
+        from flexq_bench.runs.flashinfer_traces import write_traces
+
+        return write_traces(file, records)
+    if format_name not in EXPORTS:
+        raise UsageError(unknown("format", format_name, (*EXPORTS, TRACES)))
+    return write_export(format_name, file, records)

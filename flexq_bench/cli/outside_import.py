@@ -1,0 +1,300 @@
+"""`flexq-bench db import --format`: results of other tools, at commits of other projects."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from ci.history_alerts import HistoryVerdicts
+    from db.engine import Database, Session
+    from db.records import CommitInfo, Record
+    from flexq_bench.runs.outside import Reading
+
+OUTSIDE = "Results of other tools"
+TRACES = "flashinfer-bench"  # a folder, and shapes rather than a file of results
+_PATIENCE_S = 3600.0  # for one statement over a large table
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
+_SHA = re.compile(r"[0-9a-f]{7,64}")
+_SUITE_KERNELS = ("cublas-fp16", "cublaslt-w8a8", "flexq-w6a8")  # to begin with
+_MOST_SHOWN = 20  # refused results by name; then how many more
+
+ImportFormatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="NAME",
+        help="nvbench, google-benchmark, pytest-benchmark, criterion, csv or flashinfer-bench (a "
+        "folder of traces).",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+CommitOption = Annotated[
+    str | None,
+    typer.Option(
+        "--commit",
+        metavar="SHA",
+        help="Of the project: what was measured.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option(
+        "--project",
+        metavar="NAME",
+        help="Whose results these are.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+RepositoryOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--repository",
+        metavar="FOLDER",
+        help="The project's clone, which tells the order of commits. Default: the git tree you "
+        "are in, if it has the commit.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+OutsideDeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="What it was measured on. Default: as the file says.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time",
+        metavar="ISO",
+        help="When it was measured. Default: as the file says, else now.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+SuiteOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--suite",
+        metavar="FILE",
+        help="Of flashinfer-bench: store nothing, write the GEMMs' shapes as a suite.",
+        show_default=False,
+        rich_help_panel=OUTSIDE,
+    ),
+]
+AlertOption = Annotated[
+    bool,
+    typer.Option(
+        "--alert/--no-alert",
+        help="Open and close alerts by history.",
+        rich_help_panel=OUTSIDE,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideOptions:
+    """What the options say that belong to --format."""
+
+    commit: str | None
+    project: str | None
+    repository: Path | None
+    device: str | None
+    time: str | None
+    alert: bool
+    suite: Path | None = None
+
+    def refuse_any(self) -> None:
+        """Raise UsageError if one is given: without --format they mean nothing."""
+        for one in fields(self):
+            if getattr(self, one.name) not in (None, True):
+                name = "--no-alert" if one.name == "alert" else f"--{one.name}"
+                raise UsageError(f"{name} is of results of other tools: give --format, too")
+
+
+def import_outside(
+    files: Sequence[str], format_name: str, options: OutsideOptions, db: str | None, as_json: bool
+) -> None:
+    """Read, store, judge by history, say what came of it. Raises typer.Exit(2): some were refused.
+
+    Raises UsageError for options that are missing or wrong, and for a file that is no such one.
+    """
+    from db.engine import open_database
+    from flexq_bench.runs.flashinfer_traces import read_traces
+    from flexq_bench.runs.outside import FORMATS, read_results
+    from workloads.names import unknown
+
+    if format_name not in (*FORMATS, TRACES):
+        raise UsageError(unknown("format", format_name, (*FORMATS, TRACES)))
+    if options.suite is not None:
+        _write_suite(files, format_name, options, as_json)
+        return
+    commit = _commit(options)
+    read = read_traces if format_name == TRACES else partial(read_results, format_name)
+    readings = [(path, read(path)) for path in files]
+    done = []
+    with open_database(db, silence_s=_PATIENCE_S) as database:
+        for path, reading in readings:
+            records = _records(path, reading, format_name, options, commit)
+            with database.session() as session:
+                added, verdicts = _store(session, records, alerting=options.alert)
+            one = _Imported(
+                path, len(records), added, tuple(map(_as_text, reading.refused)), verdicts
+            )
+            done.append(one)
+            if not as_json:
+                _say(one, database)
+        if as_json:
+            print_json(done)
+    if any(one.refused for one in done):
+        raise typer.Exit(int(ExitCode.USAGE))
+
+
+def _write_suite(
+    files: Sequence[str], format_name: str, options: OutsideOptions, as_json: bool
+) -> None:
+    from db.exchange import replacing
+    from flexq_bench.runs.flashinfer_traces import suite_text
+
+    if format_name != TRACES or len(files) != 1 or options.suite is None:
+        raise UsageError(f"--suite is of one folder of traces: give --format {TRACES} FOLDER")
+    text = suite_text(files[0], _SUITE_KERNELS)
+    with replacing(options.suite) as file:
+        file.write(text.encode())
+    groups = text.count("[[group]]")
+    if as_json:
+        print_json({"file": str(options.suite), "shapes": groups})
+    else:
+        say(console(), f"{groups} shapes of N and K in {options.suite}: flexq-bench run it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A file. read: results that were taken; refused: the others, by name and why."""
+
+    path: str
+    read: int
+    added: int
+    refused: tuple[str, ...]
+    verdicts: HistoryVerdicts
+
+
+def _store(
+    session: Session, records: Sequence[Record], *, alerting: bool
+) -> tuple[int, HistoryVerdicts]:
+    from ci.history_alerts import HistoryVerdicts, judge_histories
+    from ci.notifications import events
+    from db import queries
+    from db.store import add_records
+
+    if not records:
+        return 0, HistoryVerdicts()
+    added = add_records(session, records)
+    rows = queries.run_results(session, records[0].run.uuid)
+    series = {row.series_id for row in rows}
+    verdicts = judge_histories(session, series, alerting=alerting)
+    if alerting:
+        events.tell_history(session, verdicts)
+    return added, verdicts
+
+
+def _records(
+    path: str, reading: Reading, format_name: str, options: OutsideOptions, commit: CommitInfo
+) -> list[Record]:
+    from flexq_bench.runs.flashinfer_traces import folder_hash
+    from flexq_bench.runs.outside.records import Origin, file_hash, outside_records
+    from flexq_bench.runs.outside.times import iso_time
+
+    told = iso_time(options.time)
+    if options.time is not None and told is None:
+        raise UsageError(f"--time {options.time}: write it as 2026-01-31T02:00:00+00:00")
+    origin = Origin(
+        project=commit.project,
+        format=format_name,
+        commit=commit,
+        device=(options.device or "").strip()[:100],
+        created_at=told or reading.created_at or datetime.now(UTC).isoformat(),
+        file_hash=folder_hash(path) if format_name == TRACES else file_hash(path),
+    )
+    return outside_records(reading.results, origin)
+
+
+def _commit(options: OutsideOptions) -> CommitInfo:
+    """The commit with all that the repository tells. Raises UsageError."""
+    from dataclasses import replace
+
+    from db.records import CommitInfo
+    from flexq_bench.repository.provenance import commit_at
+    from flexq_bench.repository.worktrees import repository_of, resolve_revision
+
+    if options.project is None or options.commit is None:
+        raise UsageError("whose results? Give --project NAME and --commit SHA with --format")
+    if not _NAME.fullmatch(options.project):
+        raise UsageError(
+            f"--project {options.project!r}: letters, digits and . _ / - make a name, 100 at most"
+        )
+    try:
+        repository = repository_of(options.repository or Path.cwd())
+        sha = resolve_revision(repository, options.commit)
+        return replace(commit_at(repository, sha), project=options.project)
+    except UsageError:
+        if options.repository is not None:
+            raise
+    if not _SHA.fullmatch(options.commit):
+        raise UsageError(
+            f"--commit {options.commit!r} is no hexadecimal sha, and no revision of the git tree "
+            "you are in: give its sha, or --repository FOLDER"
+        )
+    return CommitInfo(options.commit, None, None, dirty=False, project=options.project)
+
+
+def _say(one: _Imported, database: Database) -> None:
+    out = console()
+    say(out, f"{one.path}: {one.added} of {one.read} results are new in {database.url}")
+    errors = console(stderr=True)
+    for text in one.refused[:_MOST_SHOWN]:
+        say(errors, f"{one.path}: refused {text}")
+    if len(one.refused) > _MOST_SHOWN:
+        say(errors, f"{one.path}: refused {len(one.refused) - _MOST_SHOWN} more")
+    verdicts = one.verdicts
+    say(out, f"{verdicts.series} series judged by history alone: {_moved(verdicts)}")
+
+
+def _moved(verdicts: HistoryVerdicts) -> str:
+    told = [
+        f"{word} alert{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+        for word, ids in (
+            ("opened", verdicts.opened),
+            ("joined", verdicts.joined),
+            ("fixed", verdicts.fixed),
+        )
+        if ids
+    ]
+    if not verdicts.steps:
+        return ", ".join(told) or "no new change of level"
+    changes = f"{verdicts.steps} new change{'s' if verdicts.steps > 1 else ''} of level"
+    return ", ".join([changes, *told])
+
+
+def _as_text(refused: Any) -> str:
+    return f"{refused.name}: {refused.reason}"

@@ -1,0 +1,78 @@
+"""`--project`: the verbs over the commits of another repository."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flexq_bench.errors import UsageError
+from workloads.suite import Suite
+
+if TYPE_CHECKING:
+    from ci.policy import Policy
+    from flexq_bench.repository.project import Project, ProjectRevision
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedProject:
+    """A project whose kernels of one revision are known here. built: the files of that revision."""
+
+    project: Project
+    revision: ProjectRevision
+    built: Path
+
+    def suite(self, name: str | None = None) -> Suite:
+        """A suite of the project, named after both; None: the one that its file names."""
+        from workloads.suites import load_suite
+
+        text = name or self.project.file.suite
+        inside = self.built / text
+        found = load_suite(inside if text.endswith(".toml") and inside.is_file() else text)
+        return self._named(found)
+
+    def policy(self) -> Policy:
+        """The policy that the project's file names, else one of its limit and owner."""
+        from ci.policy import Limit, Policy, read_policy
+
+        file = self.project.file
+        if not file.policy:
+            limit = Limit(kernels=("*",), slower_percent=file.slower_percent, owner=file.owner)
+            return Policy(self.project.name, self.suite(), limit)
+        read = read_policy(self.built / file.policy)
+        return replace(read, suite=self._named(read.suite))
+
+    def _named(self, suite: Suite) -> Suite:
+        return replace(suite, name=f"{self.project.name}.{suite.name}")
+
+
+def use_project(folder: str, revision: str = ".") -> OpenedProject:
+    """Build a revision of a project, and know its kernels and no others.
+
+    The project file that counts is the revision's. Raises UsageError, WorkloadError and BuildError;
+    MissingResultsError if none of its kernels loads.
+    """
+    from flexq_bench.errors import MissingResultsError
+    from flexq_bench.measure import outside_kernels
+    from flexq_bench.repository import project as projects
+    from flexq_bench.repository.project_builds import built_tree
+
+    opened = projects.open_project(folder)
+    found = projects.revision(opened, revision)
+    at = opened.at(found.checkout)
+    built = built_tree(at, found.checkout)
+    outside_kernels.forget()
+    known = outside_kernels.adopt(built.sources, environment=built.environment())
+    if not known.labels:
+        raise MissingResultsError(
+            f"{found.commit.sha[:10]} has no kernels: {next(iter(known.failures.values()))}"
+        )
+    return OpenedProject(at, found, built.folder)
+
+
+def refuse_beside_project(**given: Any) -> None:
+    """Raise UsageError for options that have no meaning with --project."""
+    for name, value in given.items():
+        if value:
+            option = name.replace("_", "-")
+            raise UsageError(f"--{option} and --project don't go together: leave one of them out")

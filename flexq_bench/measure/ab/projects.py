@@ -1,0 +1,99 @@
+"""Interleaved A/B measurement of two commits of another repository, by the same program."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from flexq_bench.measure.ab.case_comparison import (
+    CaseComparison,
+    InterleaveRules,
+    OnBlock,
+)
+from flexq_bench.measure.ab.experiment import ABExperiment, Side
+from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.device import find_device
+from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.outside_kernels import program_root
+from flexq_bench.repository.project import Project, ProjectRevision
+from flexq_bench.repository.project_builds import built_tree
+from workloads.case import Case
+from workloads.probes import is_probe
+
+_DEFAULT_RULES = InterleaveRules()
+
+
+def compare_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+    on_block: OnBlock | None = None,
+    own_files: bool = True,
+) -> Iterator[CaseComparison]:
+    """As compare_commits, of two commits of a project.
+
+    Both sides run this program; kernels, and what was installed for them, are each commit's own.
+    own_files: each commit is built as its own project file says; False: as `project`'s. Raises
+    BuildError if one does not build.
+    """
+    find_device(device)
+    first, second = (
+        _side(project.at(one.checkout) if own_files else project, one, None) for one in (base, head)
+    )
+    with device_alone(device_info(device).uuid):
+        experiment = ABExperiment(first, second, rules, device, seed, on_block=on_block)
+        yield from experiment.compare([(case, case) for case in cases])
+
+
+def compare_judged_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    cases: Sequence[Case],
+    *,
+    device: str = "cuda",
+    seed: int = 0,
+    rules: InterleaveRules = _DEFAULT_RULES,
+) -> Iterator[CaseComparison]:
+    """As compare_judged, for a head of a project that nobody has reviewed.
+
+    project: with base's file, which says how both are built. Results are checked and times are
+    watched by this process, which runs no code of either. Builds and workers get a clean
+    environment each.
+    """
+    with ExitStack() as stack:
+        judge = JudgingDevice.on(device, Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        first, second, steady = (
+            _side(project, one, stack.enter_context(clean_environment()))
+            for one in (base, head, base)
+        )
+        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed)
+        pair = partial(judged_pair, judge=judge, believes_binary=False)
+        probes = [(case, case) for case in cases if is_probe(case.kernel)]
+        kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
+        # Probes, which others are held against, are ours on both sides.
+        again = Side(second.name, steady.tree, steady.environment, kernels_from=())
+        once = Side(first.name, steady.tree, first.environment, kernels_from=())
+        yield from experiment(once, again).compare(probes)
+        yield from experiment(first, second, pair=pair).compare(kernels)
+
+
+def _side(project: Project, revision: ProjectRevision, variables: Mapping[str, str] | None) -> Side:
+    built = built_tree(project, revision.checkout, variables=variables)
+    commit = revision.commit
+    return Side(
+        commit.sha + ("-dirty" if commit.dirty else ""),
+        program_root(),
+        built.environment(variables),
+        kernels_from=built.sources,
+    )

@@ -1,0 +1,137 @@
+"""Kernels from outside in this process: known by description, run in worker processes only.
+
+A file of others may do anything when it is imported. So a process of its own imports it and says
+what is in it, and this one never runs its code.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import flexq_bench
+from flexq_bench.measure.worker_messages import printable
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
+from kernels import registry
+from kernels.errors import KernelError
+from kernels.outside.described import DescribedKernel, spec_of_plain
+from kernels.outside.sources import KernelSource
+
+LOADER = (sys.executable, "-m", "flexq_bench.measure.outside_loader")
+LOAD_S = 180.0  # for a file to import, which may build an extension
+OPTION = "--kernels-from"
+_SHOWN = 80  # characters of what a file printed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """What became of sources. labels: of the kernels, by source. failures: why others have none.
+
+    environment: of the processes that run them; None: ours.
+    """
+
+    labels: dict[KernelSource, tuple[str, ...]]
+    failures: dict[KernelSource, str]
+    environment: Mapping[str, str] | None = None
+
+    @property
+    def sources(self) -> tuple[KernelSource, ...]:
+        return tuple(self.labels)
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(label for some in self.labels.values() for label in some))
+
+
+_NOTHING = Adopted({}, {})
+_state = _NOTHING
+
+
+def adopted() -> Adopted:
+    """The sources whose kernels this process knows."""
+    return _state
+
+
+def adopt(
+    sources: Iterable[KernelSource],
+    *,
+    timeout_s: float = LOAD_S,
+    environment: Mapping[str, str] | None = None,
+) -> Adopted:
+    """Know the kernels of sources: they are in the registry from now on.
+
+    A source that can't be had is one line in the log, and the others are taken. timeout_s: for each
+    to import. environment: of the processes that run them; None: ours.
+    """
+    global _state
+    labels, failures = dict(_state.labels), dict(_state.failures)
+    for source in (one.at_hand() for one in sources):
+        try:
+            kernels = described(source, timeout_s=timeout_s, environment=environment)
+        except (RefusedError, WorkerError, KernelError) as error:
+            failures[source] = str(error)
+            log.warning("%s", error)
+            continue
+        registry.add(kernels)
+        labels[source] = tuple(dict.fromkeys(kernel.spec.label for kernel in kernels))
+    _state = Adopted(labels, failures, environment)
+    return _state
+
+
+def forget() -> None:
+    """Know no adopted kernel any more."""
+    global _state
+    registry.remove(_state.all_labels)
+    _state = _NOTHING
+
+
+def described(
+    source: KernelSource,
+    *,
+    timeout_s: float = LOAD_S,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[DescribedKernel, ...]:
+    """The kernels of a source as another process describes them.
+
+    environment: of that process; None: ours. Raises RefusedError or WorkerError of one line:
+    it does not import, ends its process, has no kernel, or takes longer than timeout_s.
+    """
+    name = Path(source.place).name if source.is_file else source.place
+    loader = WorkerProcess(
+        name, program_root(), LOADER, timeout_s=timeout_s, environment=environment
+    )
+    with loader:
+        reply = loader.ask("load", source=source.argument)
+    printed = " ".join(str(reply["printed"]).split())
+    if printed:
+        log.warning("%s printed when it was imported: %s", name, printable(printed)[:_SHOWN])
+    try:
+        return tuple(DescribedKernel(spec_of_plain(spec)) for spec in reply["specs"])
+    except (KeyError, TypeError, KernelError) as error:
+        raise WorkerError(f"{name}: its description can't be read: {error}") from None
+
+
+def program_root() -> Path:
+    """The folder whose packages this process runs."""
+    return Path(flexq_bench.__file__).resolve().parents[1]
+
+
+def options_of(sources: Sequence[KernelSource]) -> tuple[str, ...]:
+    """Options of a worker process that makes it load the sources."""
+    return tuple(part for source in sources for part in (OPTION, source.argument))
+
+
+def without_failed(patterns: Sequence[str], found: Adopted) -> tuple[str, ...]:
+    """Labels and globs but for those of sources that failed, which are known to be missing."""
+    lost = tuple(f"{source.prefix}." for source in found.failures)
+    return tuple(pattern for pattern in patterns if not pattern.startswith(lost or ("\0",)))
+
+
+def carried(sources: Sequence[KernelSource]) -> tuple[KernelSource, ...]:
+    """The sources with what machines need that don't have their files."""
+    return tuple(source.carried() for source in sources)

@@ -1,0 +1,199 @@
+"""The project file of another repository, `flexq-bench.toml`, as its folder or a commit has it.
+
+version = 1
+name = "acme-kernels"                # before the dot in the names of its kernels
+kernels = ["kernels/w6a8.py"]        # files of the repository, or modules of what is installed
+suite = "bench/suite.toml"           # a .toml of the repository, or the name of one of ours
+policy = "bench/policy.toml"         # optional: of `gate perf`
+slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down
+owner = "kernels"                    # optional, without a policy: who is asked
+
+[build]                              # optional
+command = "make"                     # run by a shell in a fresh checkout; default: nothing to build
+environment = "pip"                  # none, pip or uv: installs `packages` beside those of ours
+packages = ["-r", "requirements.txt"]  # arguments of `pip install`
+timeout_s = 1800                     # of the command, and of the installation
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from db.records import CommitInfo
+from flexq_bench.errors import UsageError
+from flexq_bench.repository.git import GitError, git_output
+from flexq_bench.repository.provenance import commit_at
+from flexq_bench.repository.worktrees import repository_of, resolve_revision
+from kernels.outside.sources import KernelSource, normalized
+from workloads.data_files import (
+    Amount,
+    AnyText,
+    Count,
+    DataTable,
+    Text,
+    Texts,
+    read_toml,
+    validated,
+    wanted,
+)
+from workloads.errors import WorkloadError
+
+FILE = "flexq-bench.toml"
+VERSION = 1
+WORKING_TREE = "."
+# A commit that is made of a working tree is nobody's, and no branch holds it.
+_NOBODY = {
+    f"GIT_{who}_{what}": value
+    for who in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
+}
+Environment = Literal["none", "pip", "uv"]
+
+
+class BuildTable(DataTable):
+    """How a commit is built: `[build]`."""
+
+    command: AnyText = ""
+    environment: Annotated[Environment, wanted("none, pip or uv")] = "none"
+    packages: Texts | tuple[()] = ()
+    timeout_s: Amount = 1800.0
+
+
+class ProjectFile(DataTable):
+    """A project file, as the module's head describes it."""
+
+    version: Count
+    name: Text
+    kernels: Texts
+    suite: Text
+    policy: AnyText = ""
+    slower_percent: Amount = 2.0
+    owner: AnyText = ""
+    build: BuildTable = Field(default_factory=BuildTable)
+
+    def sources(self, folder: Path) -> tuple[KernelSource, ...]:
+        """The sources of its kernels in a checkout."""
+        return tuple(
+            KernelSource(str(folder / text) if _is_file(text) else text, self.name)
+            for text in self.kernels
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Another repository. root: its top folder. file: the project file that counts."""
+
+    root: Path
+    file: ProjectFile
+
+    @property
+    def name(self) -> str:
+        return normalized(self.file.name)
+
+    def commit(self, sha: str) -> CommitInfo:
+        """A commit of the repository, as records name it. Raises InfrastructureError."""
+        return replace(commit_at(self.root, sha), project=self.name)
+
+    def at(self, sha: str) -> Project:
+        """The project with the file that a commit has. Raises WorkloadError if it has none."""
+        try:
+            text = git_output(self.root, "cat-file", "blob", f"{sha}:{FILE}")
+        except GitError:
+            raise WorkloadError(f"{sha[:10]} has no {FILE}: take a later commit") from None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / FILE
+            path.write_text(text, "utf-8")
+            return replace(self, file=read_project_file(path))
+
+
+def open_project(folder: str) -> Project:
+    """The project of a folder or of its file, as it is checked out.
+
+    Raises UsageError if it is in no git repository or has no project file at its root, and
+    WorkloadError if the file has another form.
+    """
+    path = Path(folder)
+    root = repository_of(path.parent if path.name == FILE else path)
+    if not (root / FILE).is_file():
+        raise UsageError(f"{root} has no {FILE}: `flexq-bench init {root}` writes a first one")
+    return Project(root, read_project_file(root / FILE))
+
+
+def read_project_file(path: Path) -> ProjectFile:
+    """The validated file. Raises WorkloadError that names the file and the key."""
+    values = read_toml(path)
+    version = values.get("version")
+    if version != VERSION or isinstance(version, bool):
+        raise WorkloadError(
+            f"{FILE}: version is {version!r}, this flexq-bench reads {VERSION}: begin with "
+            f"version = {VERSION}"
+        )
+    file = validated(ProjectFile, values, FILE)
+    for text in file.kernels:
+        inside = os.path.normpath(text)
+        if _is_file(text) and (os.path.isabs(text) or inside.startswith("..")):
+            raise WorkloadError(f"{FILE}: kernels: {text} is not a file of the repository")
+    return file
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectRevision:
+    """commit: as records name it, dirty for a working tree with changes. checkout: what is checked
+    out, a commit that no branch holds where there are changes."""
+
+    commit: CommitInfo
+    checkout: str
+
+
+def working_tree(project: Project) -> ProjectRevision:
+    """What is checked out, with the changes of tracked files on top of it."""
+    head = resolve_revision(project.root, "HEAD")
+    changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
+    commit = project.commit(head)
+    return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)
+
+
+def revision(project: Project, text: str) -> ProjectRevision:
+    """A revision, `.` for the working tree. Raises UsageError if git knows no such commit."""
+    if text == WORKING_TREE:
+        return working_tree(project)
+    sha = resolve_revision(project.root, text)
+    return ProjectRevision(project.commit(sha), sha)
+
+
+def commits_after(project: Project, good: str, bad: str) -> list[str]:
+    """Commits after `good` up to `bad`, oldest first, by first parents.
+
+    Raises UsageError if good is not an ancestor of bad.
+    """
+    try:
+        git_output(project.root, "merge-base", "--is-ancestor", good, bad)
+    except GitError:
+        raise UsageError(
+            f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
+            "made from"
+        ) from None
+    between = ("rev-list", "--first-parent", "--reverse", f"{good}..{bad}")
+    return git_output(project.root, *between).splitlines()
+
+
+def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
+    """What head changes of the files that decide how it is judged; base's are used.
+
+    base, head: full ids of commits.
+    """
+    deciding = [FILE, *(text for text in (project.file.suite, project.file.policy) if "/" in text)]
+    changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
+    if not changed:
+        return ()
+    return (f"not judged: {', '.join(changed.splitlines())} changed by head; base's are used",)
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".py") or "/" in text

@@ -1,0 +1,7 @@
+"""Records in the formats of other services: one module a format, registered in `formats.py`."""
+
+from __future__ import annotations
+
+from flexq_bench.runs.exports.formats import EXPORTS, Export, write_export
+
+__all__ = ["EXPORTS", "Export", "write_export"]

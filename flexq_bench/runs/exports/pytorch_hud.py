@@ -1,0 +1,70 @@
+"""Benchmark records of the PyTorch HUD, version 3: a JSON list, one record a result.
+
+The form is that of the page "PyTorch OSS benchmark infra" of PyTorch's wiki, section "Benchmark
+results format" (github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra). `extra_info` is a map
+of text to text, as the table `oss_ci_benchmark_v3` has it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from db.records import Record
+from flexq_bench.runs.exports.selection import comparable, label_of, place_of
+
+
+def write(records: Iterable[Record]) -> tuple[str, int]:
+    """The text and how many records it has: every comparable one."""
+    rows = [_row(record) for record in comparable(records)]
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n", len(rows)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    bits = f"w{record.weight_bits}a{record.act_bits}"
+    shape = {"m": str(record.m), "n": str(record.n), "k": str(record.k)}
+    return {
+        "benchmark": {
+            "name": "flexq-bench",
+            "mode": "inference",
+            **({"dtype": bits} if record.weight_bits else {}),
+            "extra_info": {
+                "suite": record.run.suite,
+                "case": record.case,
+                "stage": record.stage,
+                "cache": record.cache,
+                "protocol_version": str(record.protocol_version),
+                "project": record.project,
+            },
+        },
+        "model": {
+            "name": f"{label_of(record)} {place_of(record)}",
+            "type": "kernel",
+            "backend": record.backend,
+            "extra_info": {"model": record.model, "layer": record.layer},
+        },
+        "inputs": {"gemm": {"extra_info": shape}},
+        "dependencies": {
+            record.project or "flexq-bench": {
+                "sha": record.commit.sha,
+                "extra_info": {"subject": record.commit.subject},
+            }
+        },
+        "metric": {
+            "name": f"{record.metric}({record.unit})",
+            "benchmark_values": [record.median_us],
+            "extra_info": {
+                "ci_low": _text(record.ci_low_us),
+                "ci_high": _text(record.ci_high_us),
+                "n_samples": str(record.n_samples),
+                "created_at": record.created_at,
+                "direction": record.direction,
+            },
+        },
+        "runners": [{"name": record.device.uuid, "type": record.gpu}],
+    }
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else repr(value)

@@ -1,0 +1,49 @@
+"""Which records go out, and what they are called there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from db.records import Record
+from db.writer import series_identity
+from workloads.case import kernel_label
+
+_HASH = 8  # hexadecimal digits behind a name that was cut
+
+
+def comparable(records: Iterable[Record]) -> Iterable[Record]:
+    """Records with a value that may be compared: a service can't know that another one is wrong."""
+    return (record for record in records if record.accepted and record.median_us is not None)
+
+
+def newest_of_each_series(records: Iterable[Record]) -> list[Record]:
+    """The newest comparable record of each series, in the order in which the series came."""
+    newest: dict[str, Record] = {}
+    for record in comparable(records):
+        key = repr(sorted(series_identity(record).items(), key=lambda item: item[0]))
+        known = newest.get(key)
+        if known is None or known.created_at <= record.created_at:
+            newest[key] = record
+    return list(newest.values())
+
+
+def label_of(record: Record) -> str:
+    """`flexq-w6a6[vanilla]`; of another project `project/name[variant]`."""
+    label = kernel_label(record.kernel, record.variant)
+    return f"{record.project}/{label}" if record.project else label
+
+
+def place_of(record: Record) -> str:
+    """`gemm cold m1n4096k4096`: the stage, cache mode and shape, as far as there are such."""
+    shape = f"m{record.m}n{record.n}k{record.k}"
+    regime = "sustained" if record.regime == "sustained" else ""
+    return " ".join(filter(None, (record.stage, record.cache, shape, regime)))
+
+
+def shortened(text: str, most: int) -> str:
+    """Text of at most so many letters: a longer one keeps its begin, and a hash tells it apart."""
+    if len(text) <= most:
+        return text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:_HASH]
+    return f"{text[: most - _HASH - 1]}~{digest}"

@@ -1,0 +1,69 @@
+"""A process that measures cases on one device when it is asked to.
+
+    python -m flexq_bench.runs.meter_worker --device cpu --seed 0 --kernels-from =/path/FILE.py
+
+Kernels from outside run here and not in the process that keeps results: they may exit, hang or take
+all memory. Messages are those of flexq_bench.measure.worker_messages.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from flexq_bench.errors import MeasureError
+from flexq_bench.measure import Meter, Tuning
+from flexq_bench.measure.outside_loader import add_kernels, add_option
+from flexq_bench.measure.process_limits import limit_memory
+from flexq_bench.measure.worker_server import own_stdout, serve
+from flexq_bench.runs.worker import measure_case, worker_of
+from workloads.case import Case
+
+MODULE = "flexq_bench.runs.meter_worker"
+
+
+class MeterOperations:
+    """The operations of the process; `flexq_bench.runs.process_meter` asks for them."""
+
+    OPERATIONS = ("describe", "unfit", "measure")
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def describe(self) -> dict[str, Any]:
+        """This process as a worker."""
+        return {**asdict(worker_of(self._meter)), "backend": self._meter.backend}
+
+    def unfit(self, case: str) -> dict[str, Any]:
+        """Why a case doesn't fit the memory that is free; empty: it fits."""
+        try:
+            self._meter.check_memory(Case.from_key(case))
+        except MeasureError as error:
+            return {"reason": str(error)}
+        return {"reason": ""}
+
+    def measure(self, case: str) -> dict[str, Any]:
+        """The result of a case, a Measured as plain values."""
+        return asdict(measure_case(self._meter, Case.from_key(case)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tuning", type=Tuning, default=Tuning.REMEMBERED)
+    add_option(parser)
+    options = parser.parse_args()
+    replies = own_stdout()
+    limit_memory(options.device)
+    add_kernels(options.kernels_from)
+    meter = Meter(options.device, seed=options.seed, tuning=options.tuning)
+    operations = MeterOperations(meter)
+    serve(operations, sys.stdin.buffer, replies, operations.OPERATIONS)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""CSV: one result a row, with a header.
+
+Columns, in any order: `benchmark` and `value`; and if wanted `unit` (default us), `metric` (default
+time), `direction` (lower or higher), `low` and `high` (of the 95 % interval), `samples` (how many),
+`variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.outside.result import (
+    MOST_BYTES,
+    US,
+    BadResult,
+    OutsideResult,
+    Reading,
+    collect,
+    count,
+    in_us,
+    number,
+)
+from flexq_bench.runs.text_files import read_text
+from workloads.names import listed, unknown
+
+_WHAT = "a CSV file with the columns benchmark and value"
+_NEEDED = ("benchmark", "value")
+_COLUMNS = (
+    *_NEEDED, "unit", "metric", "direction", "low", "high", "samples", "variant",
+    "m", "n", "k", "gpu", "cache",
+)  # fmt: skip
+
+
+def read(path: str) -> Reading:
+    """The results of the rows; empty rows are nothing. Raises UsageError for another header."""
+    text = read_text(path, _WHAT, most_bytes=MOST_BYTES, encoding="utf-8-sig")
+    rows = csv.reader(io.StringIO(text))
+    try:
+        header = [name.strip() for name in next(rows, [])]
+    except csv.Error:
+        raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
+    for name in header:
+        if name not in _COLUMNS:
+            raise UsageError(f"{path}: {unknown('column', name[:40], _COLUMNS)}")
+    missing = [name for name in _NEEDED if name not in header]
+    if missing or len(set(header)) != len(header):
+        wrong = f"no column {listed(missing)}" if missing else "a column twice"
+        raise UsageError(f"{path} has {wrong}: name {_WHAT}")
+    return collect(_entries(path, rows, header))
+
+
+def _entries(
+    path: str, rows: Iterator[list[str]], header: list[str]
+) -> Iterator[tuple[str, Callable[[], OutsideResult]]]:
+    place = 1
+    while True:
+        place += 1
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except csv.Error:
+            raise UsageError(f"{path}: row {place} is no CSV: name {_WHAT}") from None
+        if any(cell.strip() for cell in row):
+            yield f"row {place}", partial(_result, row, header)
+
+
+def _result(row: list[str], header: list[str]) -> OutsideResult:
+    if len(row) > len(header):
+        raise BadResult(f"it has {len(row)} cells, the header has {len(header)}")
+    told = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
+    if "benchmark" not in told or "value" not in told:
+        raise BadResult("it has no benchmark, or no value")
+    metric, unit = told.get("metric", "time"), told.get("unit", "us")
+    if metric == "time":
+        if told.get("direction", "lower") != "lower":
+            raise BadResult("less time is better: its direction is lower")
+        factor = in_us(1, unit, "1")
+        unit = "us"
+    else:
+        factor = 1.0
+        if unit in US and "unit" not in told:
+            raise BadResult(f"the unit of {metric} is not told")
+    cache = told.get("cache", "")
+    if cache not in ("", "cold", "hot"):
+        raise BadResult("its cache is neither cold nor hot")
+    return OutsideResult(
+        name=told["benchmark"],
+        variant=told.get("variant", ""),
+        median=number(told["value"], "value") * factor,
+        low=_end(told, "low", factor),
+        high=_end(told, "high", factor),
+        n_samples=count(told.get("samples", 0), "samples"),
+        metric=metric,
+        unit=unit,
+        direction=told.get("direction", "lower"),
+        cache=cache,
+        shape=(_size(told, "m"), _size(told, "n"), _size(told, "k")),
+        device=told.get("gpu", ""),
+        environment={"tool": "csv"},
+    )
+
+
+def _end(told: Mapping[str, str], name: str, factor: float) -> float | None:
+    return number(told[name], name) * factor if name in told else None
+
+
+def _size(told: Mapping[str, str], name: str) -> int:
+    return count(told.get(name, 1), name)

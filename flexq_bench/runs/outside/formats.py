@@ -1,0 +1,27 @@
+"""Formats of other tools: a format is a module with `read(path)`, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flexq_bench.runs.outside import (
+    criterion,
+    csv_results,
+    google_benchmark,
+    nvbench,
+    pytest_benchmark,
+)
+from flexq_bench.runs.outside.result import Reading
+
+FORMATS: Mapping[str, Callable[[str], Reading]] = {
+    "nvbench": nvbench.read,
+    "google-benchmark": google_benchmark.read,
+    "pytest-benchmark": pytest_benchmark.read,
+    "criterion": criterion.read,
+    "csv": csv_results.read,
+}
+
+
+def read_results(format_name: str, path: str) -> Reading:
+    """The results of a file. Raises UsageError for one of another format; KeyError: no such."""
+    return FORMATS[format_name](path)

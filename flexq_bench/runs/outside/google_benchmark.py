@@ -1,0 +1,121 @@
+"""Google Benchmark: the file of `--benchmark_out=FILE --benchmark_out_format=json`.
+
+The format is that of its user guide (github.com/google/benchmark, docs/user_guide.md, "Output
+Formats"): an object `context` and a list `benchmarks` of iterations and aggregates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from flexq_bench.runs.outside.result import (
+    BadResult,
+    OutsideResult,
+    Reading,
+    cleaned,
+    collect,
+    count,
+    in_us,
+    list_of,
+    of_samples,
+    read_json,
+    split_parameters,
+)
+from flexq_bench.runs.outside.times import iso_time
+
+_WHAT = "a Google Benchmark file: --benchmark_out=FILE --benchmark_out_format=json"
+_CENTRES = ("median", "mean")  # aggregates that are a time, the better one first
+
+
+def read(path: str) -> Reading:
+    """Real times by benchmark and arguments: the median of repetitions, else of the aggregates.
+
+    Arguments with names (`BM_gemm/m:1/n:64`) are the shape, if they are called m, n and k. Other
+    aggregates, complexities and their errors are left out: they are no times. Raises UsageError
+    for a file that is no such one.
+    """
+    file = read_json(path, _WHAT)
+    context = file.get("context")
+    told = context if isinstance(context, dict) else {}
+    by_name: dict[str, list[Any]] = {}
+    for position, entry in enumerate(list_of(file, "benchmarks", path, _WHAT), start=1):
+        name = entry.get("run_name", entry.get("name")) if isinstance(entry, dict) else None
+        named = name if isinstance(name, str) and name else f"benchmark {position}"
+        by_name.setdefault(named, []).append(entry)
+    return collect(_entries(by_name, told), created_at=iso_time(told.get("date")))
+
+
+def _entries(
+    by_name: Mapping[str, Sequence[Any]], context: Mapping[str, Any]
+) -> Iterator[tuple[str, Callable[[], OutsideResult | None]]]:
+    for name, entries in by_name.items():
+        yield name, partial(_result, name, entries, context)
+
+
+def _result(
+    name: str, entries: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
+) -> OutsideResult | None:
+    stem, parameters = _split(name)
+    shape, variant = split_parameters(parameters)
+    environment = {
+        "tool": "google-benchmark",
+        "tool_version": cleaned(context.get("library_version", "")),
+        "build": cleaned(context.get("library_build_type", "")),
+    }
+    common: dict[str, Any] = {"name": stem, "variant": variant, "shape": shape}
+    failed = [e for e in entries if e.get("error_occurred") or e.get("skipped")]
+    if failed:
+        reason = failed[0].get("error_message") or failed[0].get("skip_message") or "it failed"
+        return OutsideResult(**common, median=None, detail=cleaned(reason), environment=environment)
+    runs = [e for e in entries if e.get("run_type", "iteration") == "iteration"]
+    if runs:
+        times = tuple(in_us(e["real_time"], e.get("time_unit", "ns"), "real_time") for e in runs)
+        # One repetition is an average over its iterations, and tells no interval.
+        median, low, high = of_samples(times) if len(times) > 1 else (times[0], None, None)
+        repetitions = [e.get("repetition_index") for e in runs]
+        if len(times) > 1 and len(set(map(str, repetitions))) != len(times):
+            raise BadResult("there is another result of this name and these parameters")
+        iterations = [count(e.get("iterations", 0), "iterations") for e in runs]
+        return OutsideResult(
+            **common,
+            median=median,
+            low=low,
+            high=high,
+            samples=times,
+            n_samples=len(times),
+            environment=environment | {"statistic": "median" if len(times) > 1 else "mean"},
+            extra={"iterations": iterations},
+        )
+    for centre in _CENTRES:
+        for entry in entries:
+            if entry.get("aggregate_name") == centre:
+                time = in_us(entry["real_time"], entry.get("time_unit", "ns"), "real_time")
+                repetitions_told = count(entry.get("repetitions", 0), "repetitions")
+                return OutsideResult(
+                    **common,
+                    median=time,
+                    n_samples=repetitions_told,
+                    environment=environment | {"statistic": centre},
+                )
+    return None  # a complexity (BigO, RMS), or only deviations
+
+
+def _split(name: str) -> tuple[str, dict[str, object]]:
+    """`BM_gemm<half>/m:1/64/threads:8` as its stem and parameters: m, `arg1`, threads.
+
+    A slash inside of template arguments separates nothing.
+    """
+    stem, *parts = re.split(r"/(?![^<]*>)", name)
+    parameters: dict[str, object] = {}
+    for position, part in enumerate(parts):
+        key, colon, value = part.partition(":")
+        if colon:
+            parameters[key] = value
+        elif re.fullmatch(r"-?[0-9]+", part):
+            parameters[f"arg{position}"] = part
+        else:
+            parameters[part] = "true"  # real_time, manual_time, process_time
+    return stem, parameters

@@ -1,0 +1,190 @@
+"""nvbench (C++) and cuda-bench (Python): the file of `--json` or `--jsonbin`.
+
+Read as cuda-bench's own `cuda.bench.results` reads it: devices, benchmarks, their states and the
+summaries of each by tag; numbers are text. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flexq_bench.runs.outside.result import (
+    MOST_SAMPLES,
+    BadResult,
+    OutsideResult,
+    Reading,
+    cleaned,
+    collect,
+    count,
+    list_of,
+    notches,
+    number,
+    of_samples,
+    read_json,
+    split_parameters,
+)
+
+_WHAT = "an nvbench file: the benchmark's --json FILE"
+_US = 1e6  # microseconds of a second
+_95 = 1.96  # standard errors: half of a 95 % interval
+# Cache mode of ours, and the stem of nvbench's tags. `cold` clears the L2 before each launch.
+_MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
+
+
+def read(path: str) -> Reading:
+    """GPU times (of CPU-only benchmarks: CPU times) by benchmark, axes and device.
+
+    `cold` is isolated launches, `hot` batches of them. The median of raw samples, if the file has
+    them; else nvbench's median; else its mean: the environment says which. A skipped state is a
+    failed result with its reason. Raises UsageError for a file that is no such one.
+    """
+    file = read_json(path, _WHAT)
+    devices = {d.get("id"): d for d in file.get("devices") or () if isinstance(d, dict)}
+    version = _version(file)
+    benchmarks = list_of(file, "benchmarks", path, _WHAT)
+    folder = Path(path).resolve().parent
+    return collect(_states(benchmarks, devices, version, folder))
+
+
+def _states(
+    benchmarks: list[Any], devices: Mapping[Any, Any], version: str, folder: Path
+) -> Iterator[tuple[str, Callable[[], list[OutsideResult]]]]:
+    for position, benchmark in enumerate(benchmarks, start=1):
+        name = benchmark.get("name") if isinstance(benchmark, dict) else None
+        states = benchmark.get("states") if isinstance(benchmark, dict) else None
+        if not isinstance(name, str) or not isinstance(states, list):
+            yield f"benchmark {position}", _no_benchmark
+            continue
+        for state in states:
+            label = state.get("name") if isinstance(state, dict) else None
+            of_state = f"{name} {label or ''}".strip()
+            yield of_state, partial(_results, name, state, devices, version, folder)
+
+
+def _no_benchmark() -> list[OutsideResult]:
+    raise BadResult("it has no name, or no states")
+
+
+def _results(
+    name: str, state: dict[str, Any], devices: Mapping[Any, Any], version: str, folder: Path
+) -> list[OutsideResult]:
+    axes = {axis["name"]: _axis_value(axis) for axis in state.get("axis_values") or ()}
+    shape, variant = split_parameters(axes)
+    device = devices.get(state.get("device"))
+    common: dict[str, Any] = {
+        "name": name,
+        "variant": variant,
+        "shape": shape,
+        "device": str(device["name"]) if device else "",
+        "extra": {"state": state.get("name", "")},
+    }
+    if state.get("is_skipped"):
+        detail = cleaned(state.get("skip_reason") or "nvbench skipped it and does not say why")
+        environment = {"tool": "nvbench", "tool_version": version}
+        skipped = OutsideResult(
+            **common, median=None, cache="cold", detail=detail, environment=environment
+        )
+        return [skipped]
+    summaries = {one["tag"]: _values(one) for one in state.get("summaries") or ()}
+    results = []
+    for cache, stem in _MODES:
+        side = "cpu" if stem == "nv/cpu_only" else "gpu"
+        timed = _timed(summaries, stem, side, folder)
+        if timed is not None:
+            statistic, values = timed
+            environment = {"tool": "nvbench", "tool_version": version, "statistic": statistic}
+            results.append(OutsideResult(**common, **values, cache=cache, environment=environment))
+    if not results:
+        raise BadResult("it has no time: no nv/cold, nv/batch or nv/cpu_only summary")
+    return results
+
+
+def _timed(
+    summaries: Mapping[str, Mapping[str, Any]], stem: str, side: str, folder: Path
+) -> tuple[str, dict[str, Any]] | None:
+    """The statistic and the values of one way to measure; None: the state was not measured so."""
+    time = f"{stem}/time/{side}"
+
+    def value(tag: str) -> float | None:
+        found = summaries.get(tag, {}).get("value")
+        return None if found is None else number(found, tag)
+
+    mean = value(f"{time}/mean")
+    n = count(summaries.get(f"{stem}/sample_size", {}).get("value", 0), f"{stem}/sample_size")
+    samples = _samples(summaries.get(f"nv/json/bin:{stem}/sample_times"), folder)
+    if samples:
+        median, low, high = of_samples(samples)
+        return "median", {
+            "median": median,
+            "low": low,
+            "high": high,
+            "samples": samples,
+            "n_samples": len(samples),
+        }
+    median_s = value(f"{time}/median")
+    if median_s is not None:
+        q1, q3 = value(f"{time}/q1"), value(f"{time}/q3")
+        ends: tuple[float | None, float | None] = (None, None)
+        if q1 is not None and q3 is not None and n:
+            ends = notches(median_s * _US, q1 * _US, q3 * _US, n)
+        return "median", {
+            "median": median_s * _US, "low": ends[0], "high": ends[1], "n_samples": n,
+        }  # fmt: skip
+    if mean is None:
+        return None
+    relative = value(f"{time}/stdev/relative")
+    reach = None if relative is None or not n else _95 * relative * mean * _US / math.sqrt(n)
+    centre = mean * _US
+    return "mean", {
+        "median": centre,
+        "low": None if reach is None else max(centre - reach, centre / 1000),
+        "high": None if reach is None else centre + reach,
+        "n_samples": n,
+    }
+
+
+def _samples(summary: Mapping[str, Any] | None, folder: Path) -> tuple[float, ...]:
+    """Samples in microseconds of a sidecar file (little-endian float32, seconds); none: empty.
+
+    Only a file in the folder of the JSON file, or beside that folder, is opened: a results file of
+    somebody else must not name any other.
+    """
+    if summary is None or not isinstance(summary.get("filename"), str):
+        return ()
+    wanted = count(summary.get("size", 0), "the number of samples")
+    if wanted > MOST_SAMPLES:
+        raise BadResult(f"it has more than {MOST_SAMPLES:,} samples")
+    for home in (folder, folder.parent):
+        path = (home / summary["filename"]).resolve()
+        if path.is_relative_to(home) and path.is_file():
+            with path.open("rb") as file:
+                data = file.read(4 * wanted + 1)
+            if len(data) != 4 * wanted:
+                raise BadResult(f"{path.name} does not hold {wanted} samples")
+            values = array.array("f", data)
+            if sys.byteorder != "little":
+                values.byteswap()
+            return tuple(seconds * _US for seconds in values)
+    return ()
+
+
+def _values(summary: Mapping[str, Any]) -> dict[str, Any]:
+    return {one["name"]: one.get("value") for one in summary.get("data") or ()}
+
+
+def _axis_value(axis: Mapping[str, Any]) -> object:
+    value = axis.get("value")
+    return axis.get("input_string", "") if value is None else value
+
+
+def _version(file: Mapping[str, Any]) -> str:
+    try:
+        return cleaned(file["meta"]["version"]["nvbench"]["string"])
+    except (KeyError, TypeError):
+        return ""

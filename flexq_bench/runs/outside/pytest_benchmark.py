@@ -1,0 +1,90 @@
+"""pytest-benchmark: the file of `--benchmark-json=FILE`. Times are seconds.
+
+The format is what the tool writes (pytest-benchmark.readthedocs.io): `machine_info`, `commit_info`
+and a list `benchmarks` with `params` and `stats`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from flexq_bench.runs.outside.result import (
+    MOST_SAMPLES,
+    OutsideResult,
+    Reading,
+    cleaned,
+    collect,
+    count,
+    list_of,
+    notches,
+    number,
+    read_json,
+    split_parameters,
+)
+from flexq_bench.runs.outside.times import iso_time
+
+_WHAT = "a pytest-benchmark file: pytest --benchmark-json=FILE"
+_US = 1e6  # microseconds of a second
+
+
+def read(path: str) -> Reading:
+    """Median times by test and its parameters; raw samples where the file has them.
+
+    Samples come with `--benchmark-save-data`. The interval of a median is that of its quartiles.
+    Raises UsageError for a file that is no such one.
+    """
+    file = read_json(path, _WHAT)
+    told = file.get("machine_info")
+    machine = told if isinstance(told, dict) else {}
+    benchmarks = list_of(file, "benchmarks", path, _WHAT)
+    entries = _entries(benchmarks, machine, cleaned(file.get("version", "")))
+    return collect(entries, created_at=iso_time(file.get("datetime")))
+
+
+def _entries(
+    benchmarks: list[Any], machine: Mapping[str, Any], version: str
+) -> Iterator[tuple[str, Callable[[], OutsideResult]]]:
+    for position, entry in enumerate(benchmarks, start=1):
+        name = entry.get("fullname") if isinstance(entry, dict) else None
+        yield str(name or f"benchmark {position}"), partial(_result, entry, machine, version)
+
+
+def _result(entry: Mapping[str, Any], machine: Mapping[str, Any], version: str) -> OutsideResult:
+    name, _, _ = str(entry["fullname"]).partition("[")
+    parameters = entry.get("params")
+    if isinstance(parameters, Mapping):
+        shape, variant = split_parameters({str(k): v for k, v in parameters.items()})
+    else:
+        shape, variant = split_parameters({})
+        variant = str(entry.get("param") or "")
+    stats = entry["stats"]
+    median, q1, q3 = (number(stats[key], key) * _US for key in ("median", "q1", "q3"))
+    rounds = count(stats["rounds"], "rounds")
+    low, high = notches(median, q1, q3, rounds) if rounds else (None, None)
+    data = stats.get("data") or ()
+    samples = tuple(number(value, "a sample") * _US for value in data[: MOST_SAMPLES + 1])
+    cpu = machine.get("cpu")
+    processor = cpu.get("brand_raw") if isinstance(cpu, Mapping) else None
+    return OutsideResult(
+        name=name,
+        variant=variant,
+        shape=shape,
+        median=median,
+        low=low,
+        high=high,
+        samples=samples,
+        n_samples=rounds,
+        device=cleaned(processor or machine.get("processor") or machine.get("machine") or ""),
+        environment={
+            "tool": "pytest-benchmark",
+            "tool_version": version,
+            "statistic": "median",
+            "python": cleaned(machine.get("python_version", "")),
+        },
+        extra={
+            "group": cleaned(entry.get("group") or ""),
+            "host": cleaned(machine.get("node", "")),
+        },
+    )

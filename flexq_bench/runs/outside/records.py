@@ -1,0 +1,119 @@
+"""From a result of another tool to the record that is stored."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from flexq_bench.runs.outside.result import MOST_BYTES, OutsideResult
+from flexq_bench.runs.record import record_uuid, tera_operations
+from workloads.case import kernel_label
+from workloads.gemm import GemmWorkload
+
+BACKEND = "outside"  # measured by another tool, by whatever protocol that has
+UNKNOWN_DEVICE = "unknown device"
+_VERSION = 1  # of the way from files to series: raise it when the same file makes other series
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where results come from. file_hash: of the file's content; created_at: ISO 8601, UTC."""
+
+    project: str
+    format: str
+    commit: CommitInfo
+    device: str  # where the file does not tell; empty: nobody tells
+    created_at: str
+    file_hash: str
+
+
+def file_hash(path: str) -> str:
+    """SHA-256 of a file that a reader has taken (so of at most 64 MiB)."""
+    with Path(path).open("rb") as file:
+        return hashlib.sha256(file.read(MOST_BYTES + 1)).hexdigest()
+
+
+def outside_records(results: Sequence[OutsideResult], origin: Origin) -> list[Record]:
+    """The records of a file: one run, the same whenever and wherever the file is imported."""
+    name = f"{_VERSION} {origin.project} {origin.format} {origin.commit.sha} {origin.file_hash}"
+    identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{BACKEND} {name} {origin.device}"))
+    run = RunInfo(
+        uuid=identity,
+        suite=origin.project,
+        trigger="import",
+        status="complete",
+        created_at=origin.created_at,
+        idempotency_key=identity,
+    )
+    return [_record(one, origin, run) for one in results]
+
+
+def _record(one: OutsideResult, origin: Origin, run: RunInfo) -> Record:
+    sku = origin.device or one.device or UNKNOWN_DEVICE
+    m, n, k = one.shape
+    label = kernel_label(one.name, one.variant)
+    case = " ".join(
+        filter(None, (label, BACKEND, one.cache, f"m{m}n{n}k{k}", one.metric, f"on {sku}"))
+    )
+    ok = one.median is not None
+    is_gemm = one.metric == "time" and min(one.shape) > 1
+    operations = GemmWorkload(m, n, k).operations if is_gemm else None
+    return Record(
+        uuid=record_uuid(run.uuid, case, 1),
+        case=case,
+        kernel=one.name,
+        variant=one.variant,
+        kernel_version=_VERSION,
+        backend=BACKEND,
+        stage="",
+        cache=one.cache,
+        metric=one.metric,
+        unit=one.unit,
+        direction=one.direction,
+        m=m,
+        n=n,
+        k=k,
+        weight_bits=0,
+        act_bits=0,
+        group=None,
+        input_distribution="",
+        protocol_version=0,
+        gpu=sku,
+        model="",
+        layer="",
+        status="ok" if ok else "failed",
+        detail=one.detail,
+        median_us=one.median,
+        ci_low_us=one.low,
+        ci_high_us=one.high,
+        n_samples=one.n_samples,
+        placement_medians_us=(),
+        samples_us=(one.samples,) if one.samples else (),
+        floor_us=None,
+        pct_of_floor=None,
+        launch_us=None,
+        tops=tera_operations(operations, one.median),
+        max_rel_error=None,
+        exact=None,
+        accepted=ok,
+        config={},
+        binary_hash=None,
+        seed=0,
+        sm_clock_mhz=None,
+        mem_clock_mhz=None,
+        power_w=None,
+        temperature_c=None,
+        throttle_mask=None,
+        n_invalid=0,
+        created_at=origin.created_at,
+        run=run,
+        commit=origin.commit,
+        device=DeviceInfo(uuid=f"{BACKEND} {sku}", sku=sku, backend=BACKEND),
+        environment=dict(one.environment),
+        extra=dict(one.extra),
+        project=origin.project,
+    )

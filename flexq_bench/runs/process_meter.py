@@ -1,0 +1,197 @@
+"""Who measures for a pool of one device: a meter in this process, or processes for kernels of
+others.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from db.records import DeviceInfo
+from flexq_bench.errors import MeasureError
+from flexq_bench.measure import Measured, Meter, Tuning
+from flexq_bench.measure.outside_kernels import Adopted, options_of, program_root
+from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
+from flexq_bench.runs.meter_worker import MODULE
+from flexq_bench.runs.worker import Worker, failed, measure_case, worker_of
+from kernels import registry
+from kernels.contract import Backend
+from kernels.errors import KernelError
+from workloads.case import Case
+
+log = logging.getLogger(__name__)
+
+
+class Measurer(Protocol):
+    """What measures cases on one device, one after the other."""
+
+    @property
+    def worker(self) -> Worker: ...
+
+    @property
+    def backend(self) -> Backend: ...
+
+    def check(self, case: Case) -> None:
+        """Raise MeasureError if the case doesn't fit the memory that is free."""
+        ...
+
+    def in_order(self, cases: Sequence[Case]) -> Sequence[Case]:
+        """The cases in the order in which they are measured."""
+        ...
+
+    def measure(self, case: Case) -> Measured:
+        """The result of a case; whatever a kernel does is a result."""
+        ...
+
+
+class OwnMeter:
+    """A meter in this process."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+        self.worker, self.backend = worker_of(meter), meter.backend
+
+    def check(self, case: Case) -> None:
+        self._meter.check_memory(case)
+
+    def in_order(self, cases: Sequence[Case]) -> Sequence[Case]:
+        return cases
+
+    def measure(self, case: Case) -> Measured:
+        return measure_case(self._meter, case)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """environment: of the processes; None: ours. start_s: for one to begin; case_s: for a result,
+    after which the process is ended."""
+
+    device: str
+    seed: int
+    tuning: Tuning
+    start_s: float
+    case_s: float
+    environment: Mapping[str, str] | None = None
+
+
+class ProcessMeter:
+    """Measures in processes of their own, each with the kernels of one source.
+
+    Our own kernels run in a process that no file of others is in; installed packages are in all,
+    and trusted as their installation is. A process that dies, hangs or fails is replaced, and what
+    became of it is the result of its case. A context manager.
+    Raises WorkerError if the device can't be described.
+    """
+
+    def __init__(self, options: ProcessOptions, kernels: Adopted) -> None:
+        self._options = options
+        self._source_of = {
+            label: source for source, labels in kernels.labels.items() for label in labels
+        }
+        self._process: WorkerProcess | None = None
+        self._group: object = None
+        described = self._of(None).ask("describe")
+        device = {**described["device"]}
+        self.backend: Backend = "cpu" if described["backend"] == "cpu" else "cuda"
+        capability = described["capability"]
+        self.worker = Worker(
+            DeviceInfo(**device),
+            described["environment"],
+            None if capability is None else (capability[0], capability[1]),
+            described["pid"],
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None and self._process is not None:
+            self._process.kill()
+        self._end()
+
+    def check(self, case: Case) -> None:
+        if self._is_ours(case):
+            reason = self._of(None).ask("unfit", case=case.key)["reason"]
+            if reason:
+                raise MeasureError(reason)
+
+    def in_order(self, cases: Sequence[Case]) -> Sequence[Case]:
+        groups = dict.fromkeys(map(self._group_of, cases))
+        position = {group: at for at, group in enumerate(sorted(groups, key=lambda g: g != ""))}
+        return sorted(cases, key=lambda case: position[self._group_of(case)])
+
+    def measure(self, case: Case) -> Measured:
+        group = self._group_of(case)
+        try:
+            measured = measured_of(self._of(case).ask("measure", case=case.key))
+        except (RefusedError, WorkerError) as error:
+            self._end()
+            return failed(case, str(error), backend=self.backend, seed=self._options.seed)
+        if measured.status == "failed" and group:
+            self._end()  # what it left behind must not be the next one's trouble
+        return measured
+
+    def _of(self, case: Case | None) -> WorkerProcess:
+        """The process that measures a case; None: one with our kernels only."""
+        group = "" if case is None else self._group_of(case)
+        if self._process is None or self._group != group:
+            self._end()
+            source = None if case is None else self._source_of.get(case.label)
+            self._process, self._group = self._start(group, () if source is None else (source,))
+        return self._process
+
+    def _start(self, group: str, sources: Sequence[Any]) -> tuple[WorkerProcess, str]:
+        options = self._options
+        process = WorkerProcess(
+            group or "the meter's process",
+            program_root(),
+            (
+                *(sys.executable, "-m", MODULE, "--device", options.device),
+                *("--seed", str(options.seed), "--tuning", options.tuning.value),
+                *options_of(sources),
+            ),
+            timeout_s=options.start_s,
+            environment=options.environment,
+        )
+        try:
+            process.ask("describe")
+        except BaseException:
+            process.kill()
+            process.close()
+            raise
+        process.allow(options.case_s)
+        return process, group
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    def _is_ours(self, case: Case) -> bool:
+        return not self._group_of(case)
+
+    def _group_of(self, case: Case) -> str:
+        """The package of a kernel from outside; empty: one of ours."""
+        try:
+            spec = registry.resolve(case.label, self.backend).spec
+        except KernelError:
+            return ""
+        return "" if spec.source_hash is None else case.kernel.partition(".")[0]
+
+
+def measured_of(values: Mapping[str, Any]) -> Measured:
+    """A Measured of plain values, as a worker writes them."""
+    lists = {
+        "placement_medians_us": tuple(values["placement_medians_us"]),
+        "samples_us": tuple(map(tuple, values["samples_us"])),
+    }
+    return Measured(**{**values, **lists})

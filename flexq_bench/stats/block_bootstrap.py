@@ -1,0 +1,83 @@
+"""Means and quantiles over the tokens of segments, with intervals by the bootstrap over segments.
+
+Tokens of a segment depend on each other, segments hardly do: whole segments are resampled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from flexq_bench.stats.bootstrap import Interval
+
+_RESAMPLES = 1000
+_FEWEST_RESAMPLES = 200
+_MAX_DRAWS = 200_000_000  # tokens weighed for one set of intervals
+
+
+def block_quantile_intervals(
+    values: ArrayLike, shares: Sequence[float], *, seed: int, confidence: float = 0.95
+) -> tuple[Interval, ...]:
+    """The quantiles of all values, each with its bootstrap interval over segments.
+
+    values: [segments, tokens], finite. shares: in (0, 1], 0.99 for the 99 % quantile: the least
+    value that so large a share of the values does not pass; 1: the maximum. A resample draws
+    segments with replacement (Efron and Tibshirani 1993, section 8.6); with few segments the ends
+    are moved out as in `mean_difference_interval`. Of a maximum the bootstrap says nothing (the
+    same, section 7.4), and of one segment neither: both ends are the estimate.
+    Raises ValueError if there is no value, one is not finite, or a share is not in (0, 1].
+    """
+    blocks = np.asarray(values, dtype=np.float64)
+    if blocks.ndim != 2 or blocks.size == 0 or not np.isfinite(blocks).all():
+        raise ValueError(f"values must be finite, [segments, tokens], got {blocks.shape}")
+    if not all(0 < share <= 1 for share in shares):
+        raise ValueError(f"shares must be above 0 and at most 1, got {list(shares)}")
+    count, length = blocks.shape
+    order = np.argsort(blocks, axis=None, kind="stable")
+    ordered, owner = blocks.ravel()[order], (order // length).astype(np.intp)
+    wanted = np.array([max(0, math.ceil(share * blocks.size - 1e-9) - 1) for share in shares])
+    estimates = ordered[wanted]
+    if count < 2:
+        return tuple(Interval(float(e), float(e), float(e)) for e in estimates)
+    rng = np.random.default_rng(seed)
+    resamples = max(_FEWEST_RESAMPLES, min(_RESAMPLES, _MAX_DRAWS // blocks.size))
+    drawn = np.empty((resamples, len(shares)))
+    for i in range(resamples):
+        weights = rng.multinomial(count, np.full(count, 1 / count))
+        reached = np.cumsum(weights[owner])
+        drawn[i] = ordered[np.searchsorted(reached, wanted + 1)]
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(drawn, (tail, 1 - tail), axis=0)
+    wider = few_blocks_factor(count, confidence)
+    return tuple(
+        _interval(share, estimate, below, above, wider)
+        for share, estimate, below, above in zip(shares, estimates, low, high, strict=True)
+    )
+
+
+def few_blocks_factor(count: int, confidence: float = 0.95) -> float:
+    """By how much an interval over so few blocks is too narrow (Hesterberg 2015, section 4)."""
+    tail = (1 - confidence) / 2
+    student = float(stats.t.isf(tail, count - 1) / stats.norm.isf(tail))
+    return student * math.sqrt(count / (count - 1))
+
+
+def distinct_blocks(blocks: ArrayLike) -> NDArray[np.intp]:
+    """Indices of the rows [blocks, …] that no earlier row equals, in order."""
+    rows = np.asarray(blocks)
+    _, first = np.unique(rows.reshape(len(rows), -1), axis=0, return_index=True)
+    return np.sort(first)
+
+
+def _interval(share: float, estimate: float, low: float, high: float, wider: float) -> Interval:
+    if share == 1:
+        return Interval(float(estimate), float(estimate), float(estimate))
+    return Interval(
+        float(estimate),
+        float(estimate + wider * min(low - estimate, 0.0)),
+        float(estimate + wider * max(high - estimate, 0.0)),
+    )

@@ -1,0 +1,189 @@
+"""Optimal partition of a series into segments, each of a constant level or of a straight line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from scipy.ndimage import maximum_filter1d
+
+from flexq_bench.stats.log_series import Floats, Ints
+
+SHORTEST_SEGMENT = 3
+SHORTEST_LINE = 20  # values: on fewer, a line passes for a step, and a step for a line
+_LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer grid finds no more
+_MOST_CANDIDATES = 1200
+_REACH = 15  # values that a boundary is moved by at most
+_CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
+
+Columns = tuple[Floats, Floats]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """values[start:stop] about level + slope · (i - start); residual: sum of squares."""
+
+    start: int
+    stop: int
+    level: float
+    slope: float
+    residual: float
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def mean(self) -> float:
+        return self.level + self.slope * (self.size - 1) / 2
+
+    def at(self, index: float) -> float:
+        return self.level + self.slope * (index - self.start)
+
+
+class Sums:
+    """Running sums of a series, from which any segment is fitted in constant time."""
+
+    def __init__(self, values: Floats) -> None:
+        self.size = values.size
+        self.center = float(np.median(values)) if values.size else 0.0
+        centered = values - self.center
+        time = np.arange(values.size, dtype=np.float64)
+        self._sum = np.concatenate(([0.0], np.cumsum(centered)))
+        self._square = np.concatenate(([0.0], np.cumsum(centered * centered)))
+        self._product = np.concatenate(([0.0], np.cumsum(centered * time)))
+
+    def means(self, starts: Ints, stops: Ints) -> Floats:
+        """[k] of values[starts[i]:stops[i]], about the center."""
+        means: Floats = (self._sum[stops] - self._sum[starts]) / (stops - starts)
+        return means
+
+    def residuals(self, starts: Ints, stops: Ints) -> Columns:
+        """Sums of squares [k] about the means, and about straight lines."""
+        size = (stops - starts).astype(np.float64)
+        total = self._sum[stops] - self._sum[starts]
+        about_mean = self._square[stops] - self._square[starts] - total * total / size
+        middle = (starts + stops - 1) / 2
+        slanted = self._product[stops] - self._product[starts] - middle * total
+        spread = np.maximum(size * (size * size - 1) / 12, 1e-12)
+        about_line = about_mean - slanted * slanted / spread
+        return np.maximum(about_mean, 0), np.maximum(about_line, 0)
+
+    def fit(self, start: int, stop: int, line_penalty: float) -> Segment:
+        """The better of a level and a line; a line has to save more than its penalty."""
+        size = stop - start
+        total = float(self._sum[stop] - self._sum[start])
+        residual = float(self._square[stop] - self._square[start]) - total * total / size
+        level = self.center + total / size
+        if size >= SHORTEST_LINE:
+            middle = (start + stop - 1) / 2
+            slanted = float(self._product[stop] - self._product[start]) - middle * total
+            spread = size * (size * size - 1) / 12
+            if slanted * slanted / spread > line_penalty:
+                slope = slanted / spread
+                return Segment(
+                    start,
+                    stop,
+                    level - slope * (size - 1) / 2,
+                    slope,
+                    max(residual - slanted * slanted / spread, 0.0),
+                )
+        return Segment(start, stop, level, 0.0, max(residual, 0.0))
+
+
+def candidates(sums: Sums, sigma: float) -> Ints:
+    """Indices where a level may begin: local maxima of contrasts of two windows side by side.
+
+    sigma: of one value. Windows grow geometrically, so that the work is of
+    n log n (a moving sum statistic at many bandwidths, Eichinger and Kirch 2018).
+    """
+    size = sums.size
+    least = max(2.0, float(np.sqrt(2 * np.log(size))) - _CANDIDATE_SIGMAS)
+    best = np.zeros(size + 1)
+    length = SHORTEST_SEGMENT
+    while 2 * length <= size:
+        at = np.arange(length, size - length + 1)
+        running = sums._sum
+        contrast = np.abs(running[at + length] - 2 * running[at] + running[at - length])
+        contrast *= 1 / (sigma * np.sqrt(2 * length))
+        peak = contrast >= maximum_filter1d(contrast, 2 * (length // 2) + 1, mode="nearest")
+        peak &= contrast > least
+        where = at[peak]
+        best[where] = np.maximum(best[where], contrast[peak])
+        length = max(length + 1, int(length * _LENGTH_RATIO))
+    found = np.flatnonzero(best)
+    if found.size > _MOST_CANDIDATES:
+        strongest = np.argpartition(best[found], -_MOST_CANDIDATES)[-_MOST_CANDIDATES:]
+        found = np.sort(found[strongest])
+    # Beside the end a window is too short to be sure: the partition tries them all.
+    tail = np.arange(max(size - 6, SHORTEST_SEGMENT), size - SHORTEST_SEGMENT + 1)
+    return np.union1d(found, tail).astype(np.int64)
+
+
+def partition(sums: Sums, places: Ints, penalty: float, line_penalty: float) -> list[int]:
+    """Boundaries, 0 and n among them, of the segments that cost least: exact on these places.
+
+    A segment costs its residual sum of squares and `penalty`, a line `line_penalty` more (optimal
+    partitioning, Jackson et al. 2005).
+    """
+    bounds = np.concatenate(([0], places, [sums.size])).astype(np.int64)
+    count = bounds.size
+    starts, stops = np.triu_indices(count, 1)
+    about_mean, about_line = sums.residuals(bounds[starts], bounds[stops])
+    length = bounds[stops] - bounds[starts]
+    about_line = np.where(length >= SHORTEST_LINE, about_line + line_penalty, np.inf)
+    cost = np.full((count, count), np.inf)
+    cost[stops, starts] = np.where(
+        length >= SHORTEST_SEGMENT, np.minimum(about_mean, about_line) + penalty, np.inf
+    )
+    best = np.zeros(count)
+    before = np.zeros(count, dtype=np.int64)
+    for stop in range(1, count):
+        total = best[:stop] + cost[stop, :stop]
+        before[stop] = total.argmin()
+        best[stop] = total[before[stop]]
+    found = [count - 1]
+    while found[-1] > 0:
+        found.append(int(before[found[-1]]))
+    return [int(bounds[at]) for at in reversed(found)]
+
+
+def settle(values: Floats, segments: list[Segment], memory: float) -> list[int]:
+    """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
+
+    The levels stay; squares are of what AR(1) memory leaves over, so that a wandering night beside
+    the step does not pull it along.
+    """
+    moved = [0]
+    for left, right in pairwise(segments):
+        at = right.start
+        low = max(moved[-1] + SHORTEST_SEGMENT, at - _REACH, (left.start + at) // 2)
+        high = min(right.stop - SHORTEST_SEGMENT, at + _REACH, (at + right.stop + 1) // 2)
+        if low < high:
+            time = np.arange(low, high + 1)
+            about = [
+                values[low - 1 : high + 1]
+                - (one.level + one.slope * (np.arange(low - 1, high + 1) - one.start))
+                for one in (left, right)
+            ]
+            before = (about[0][1:] - memory * about[0][:-1]) ** 2
+            after = (about[1][1:] - memory * about[1][:-1]) ** 2
+            jump = (about[1][1:] - memory * about[0][:-1]) ** 2
+            # The cost of a step at low + i: values before it, the one that jumps, those after it.
+            left_cost = np.concatenate(([0.0], np.cumsum(before)[:-1]))
+            right_cost = np.cumsum(after[::-1])[::-1] - after
+            at = int(time[np.argmin(left_cost + jump + right_cost)])
+        moved.append(at)
+    return [*moved, segments[-1].stop]
+
+
+def residuals_of(values: Floats, segments: list[Segment]) -> Floats:
+    """[n] values about their segments."""
+    parts = []
+    for one in segments:
+        part = values[one.start : one.stop] - one.level
+        if one.slope:
+            part = part - one.slope * np.arange(one.size)
+        parts.append(part)
+    return np.concatenate(parts)

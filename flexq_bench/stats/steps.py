@@ -1,0 +1,220 @@
+"""Steps of a series, each tested against the noise and the drift of its own surroundings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from scipy import special
+
+from flexq_bench.stats.log_series import (
+    MAX_AUTOCORRELATION,
+    SCALE_FLOOR,
+    Floats,
+    autocorrelation,
+    difference_scale,
+    robust_scale,
+    step_proof_autocorrelation,
+    without_spikes,
+)
+from flexq_bench.stats.segments import (
+    SHORTEST_SEGMENT,
+    Segment,
+    Sums,
+    candidates,
+    partition,
+    residuals_of,
+    settle,
+)
+
+POINTS_BEFORE_FIRST = 10
+# Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
+_PENALTY = 2.5
+_LINE_PENALTY = 1.0
+_SURROUNDINGS = 60  # values on either side of a step that tell how noisy it is there
+_SHARED = 8.0  # values' worth of the other side's variance in that of a side
+# Standard errors that memory may be longer than it looks.
+_DOUBT = 1.0
+# By how many variances a step has to explain its surroundings better than a straight line does.
+_BEYOND_A_LINE = 4.0
+_CLIP_SIGMAS = 3.5
+# Independent places of a step in a series of n values: n times this (calibrated by
+# benchmarks/verdicts/simulate.py --calibrate).
+_TRIALS_A_VALUE = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Between two segments: effect is the jump there, p_value of one as large anywhere.
+
+    A boundary without a jump is where a slope changes.
+    """
+
+    index: int
+    effect: float
+    p_value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """segments [k], boundaries [k - 1]; cleaned: [n] the values without spikes.
+
+    sigma: of one value about its segment. memory: AR(1), of neighbours.
+    """
+
+    segments: tuple[Segment, ...]
+    boundaries: tuple[Boundary, ...]
+    cleaned: Floats
+    sigma: float
+    memory: float
+
+
+def fit_steps(values: Floats, *, significance: float, smallest: float) -> Fit:
+    """Segments of a series [n >= 2 shortest segments], and the steps between them.
+
+    A step differs from the noise about it by Student's t with the variance of either side and its
+    AR(1) memory, allowing for every place where it might have been, and explains what is there
+    better than a straight line. smallest: effect that counts.
+    """
+    first = _fit(without_spikes(values, difference_scale(values)), significance, smallest)
+    residuals = residuals_of(values, list(first.segments))
+    limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=SCALE_FLOOR / 2))
+    if float(np.abs(residuals).max()) <= limit:
+        return first
+    # What is in no segment of its own is an outlier, as many as there are of them in a row.
+    return _fit(values - residuals + np.clip(residuals, -limit, limit), significance, smallest)
+
+
+def _fit(cleaned: Floats, significance: float, smallest: float) -> Fit:
+    sigma = difference_scale(cleaned)
+    sums = Sums(cleaned)
+    phi = step_proof_autocorrelation(cleaned)
+    # As long as memory may well be is for the tests: the search rather proposes one too many.
+    least = max(phi - float(np.sqrt(2 / cleaned.size)), 0.0)
+    inflation = (1 + least) / (1 - least)
+    # Differences of neighbours with memory are smaller than the noise is.
+    variance = sigma * sigma / (1 - least)
+    unit = float(np.log(cleaned.size)) * variance * inflation
+    places = candidates(sums, float(np.sqrt(variance * inflation)))
+    places = places[places >= POINTS_BEFORE_FIRST]
+    bounds = partition(sums, places, _PENALTY * unit, _LINE_PENALTY * unit)
+    bounds = _stepped(sums, bounds, _LINE_PENALTY * unit)
+    return _tested(cleaned, sums, bounds, unit, significance, smallest, phi)
+
+
+def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
+    """Bounds, with one more in each line that a single step explains as well."""
+    stepped = [0]
+    for start, stop in pairwise(bounds):
+        one = sums.fit(start, stop, line_penalty)
+        if one.slope:
+            at = np.arange(
+                max(start + SHORTEST_SEGMENT, POINTS_BEFORE_FIRST), stop - SHORTEST_SEGMENT
+            )
+            left, _ = sums.residuals(np.full_like(at, start), at)
+            right, _ = sums.residuals(at, np.full_like(at, stop))
+            best = int(np.argmin(left + right))
+            if left[best] + right[best] < one.residual:
+                stepped.append(int(at[best]))
+        stepped.append(stop)
+    return stepped
+
+
+def _tested(
+    cleaned: Floats,
+    sums: Sums,
+    bounds: list[int],
+    unit: float,
+    significance: float,
+    smallest: float,
+    phi: float,
+) -> Fit:
+    """The least likely boundary goes until all of them pass."""
+    line = _LINE_PENALTY * unit
+    segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
+    residuals = residuals_of(cleaned, segments)
+    memory = max(_memory(residuals, len(segments)), phi)
+    tested = [_test(sums, residuals, segments, i, memory) for i in range(len(segments) - 1)]
+    while tested:
+        excess = [
+            one.p_value / significance if abs(one.effect) >= smallest else np.inf for one in tested
+        ]
+        excess = [
+            min(value, 1.0) if _is_kink(sums, segments, i, unit) else value
+            for i, value in enumerate(excess)
+        ]
+        worst = int(np.argmax(excess))
+        if excess[worst] <= 1:
+            break
+        merged = sums.fit(segments[worst].start, segments[worst + 1].stop, line)
+        segments[worst : worst + 2] = [merged]
+        residuals = residuals_of(cleaned, segments)
+        del tested[worst]
+        memory = max(_memory(residuals, len(segments)), phi)
+        tested = [_test(sums, residuals, segments, i, memory) for i in range(len(segments) - 1)]
+    if tested:
+        bounds = settle(cleaned, segments, _memory(residuals, len(segments)))
+        segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
+        residuals = residuals_of(cleaned, segments)
+        tested = [
+            replace(_test(sums, residuals, segments, i, memory), p_value=one.p_value)
+            for i, one in enumerate(tested)
+        ]
+    spread = float(np.sqrt(np.mean(residuals * residuals)))
+    return Fit(tuple(segments), tuple(tested), cleaned, max(spread, SCALE_FLOOR / 2), memory)
+
+
+def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
+    """Whether two segments, one of them a line, together would be a bad line."""
+    left, right = segments[position], segments[position + 1]
+    if not (left.slope or right.slope):
+        return False
+    together = sums.fit(left.start, right.stop, 0.0).residual
+    return together - left.residual - right.residual > (_PENALTY + _LINE_PENALTY) * unit
+
+
+def _test(
+    sums: Sums, residuals: Floats, segments: list[Segment], position: int, memory: float
+) -> Boundary:
+    left, right = segments[position], segments[position + 1]
+    at = right.start
+    effect = right.at(at - 0.5) - left.at(at - 0.5)
+    before = residuals[max(left.start, at - _SURROUNDINGS) : at]
+    after = residuals[at : min(right.stop, at + _SURROUNDINGS)]
+    squares = float(before @ before), float(after @ after)
+    sizes = before.size, after.size
+    freedom = max(sizes[0] + sizes[1] - 2, 1)
+    pooled = (squares[0] + squares[1]) / freedom
+    floor = (SCALE_FLOOR / 2) ** 2
+    variances = [
+        max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor)
+        for square, size in zip(squares, sizes, strict=True)
+    ]
+    inflation = (1 + memory) / (1 - memory)
+    error = sum(
+        variance * (4.0 if one.slope else 1.0) / _effective(one.size, memory)
+        for variance, one in zip(variances, (left, right), strict=True)
+    )
+    t = abs(effect) / float(np.sqrt(error))
+    p_value = 2 * float(special.stdtr(freedom, -t))
+    p_value = min(1.0, p_value * _TRIALS_A_VALUE * sums.size)
+    if not (left.slope or right.slope) and min(left.size, right.size) > 5:
+        line = sums.fit(left.start, right.stop, 0.0).residual
+        if line - left.residual - right.residual < _BEYOND_A_LINE * max(variances) * inflation:
+            p_value = 1.0
+    return Boundary(at, effect, p_value)
+
+
+def _effective(size: int, memory: float) -> float:
+    """Independent values that the mean of `size` with AR(1) memory is worth."""
+    inflation = (1 + memory) / (1 - memory)
+    inflation -= 2 * memory * (1 - memory**size) / (size * (1 - memory) ** 2)
+    return size / max(inflation, 1.0)
+
+
+def _memory(residuals: Floats, levels: int) -> float:
+    """AR(1) memory of what segments leave over: as long as it may well be, in [0, 0.8]."""
+    phi = autocorrelation(residuals, levels=levels)
+    error = float(np.sqrt((1 - phi * phi) / residuals.size))
+    return min(phi + _DOUBT * error, MAX_AUTOCORRELATION)

@@ -1,0 +1,104 @@
+"""Verdicts by history alone, for results that nobody here can measure interleaved.
+
+A step of a series' level is a verdict by itself: no second measurement confirms it, and nothing
+beside it tells the code's doing from the machine's. So its cause is `unclear`, and its reason says
+by what it was judged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
+from flexq_bench.stats.level_model import SIGNIFICANCE, SMALLEST_STEP
+from flexq_bench.stats.segments import SHORTEST_SEGMENT
+from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
+from flexq_bench.verdicts.verdict import Cause, Verdict
+
+DETECTOR = "history"
+# Raise it with every change that can give the same history another verdict.
+DETECTOR_VERSION = 1
+PARAMETERS: dict[str, Any] = {
+    "points_before_first": POINTS_BEFORE_FIRST,
+    "shortest_segment": SHORTEST_SEGMENT,
+    "significance": SIGNIFICANCE,
+    "smallest_step": SMALLEST_STEP,
+    "smallest_change": SMALLEST_CHANGE,
+}
+CAVEAT = "by history alone, no interleaved comparison confirms it"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A change of level. index: of the first value on the new one.
+
+    before, after: levels in the unit of the series. log_ratio: ln of the change, positive is worse.
+    """
+
+    index: int
+    verdict: Verdict
+    cause: Cause
+    reason: str
+    before: float
+    after: float
+    log_ratio: float
+    p_value: float
+
+
+def steps(values: Sequence[float], direction: str) -> list[Step]:
+    """The changes of level of a history, oldest first (`flexq_bench.stats.change_points`).
+
+    values: oldest first, any unit. direction: which way is better, `lower` or `higher`.
+    """
+    return [
+        Step(
+            index=point.index,
+            verdict=Verdict.SLOWER if worse > 0 else Verdict.FASTER,
+            cause=Cause.UNCLEAR,
+            reason=(
+                f"level {point.mean_before:.6g} until here, {point.mean_after:.6g} from here on "
+                f"({point.relative_change:+.2%}): {CAVEAT}"
+            ),
+            before=point.mean_before,
+            after=point.mean_after,
+            log_ratio=worse,
+            p_value=point.p_value,
+        )
+        for point in change_points(values)
+        for worse in [_worse(point.mean_before, point.mean_after, direction)]
+    ]
+
+
+def is_back(good: float, level: float, direction: str) -> bool:
+    """Whether a level is no worse than the good one, or by less than what counts (1 %)."""
+    return _worse(good, level, direction) < SMALLEST_LOG_RATIO
+
+
+def evidence_of(
+    values: Sequence[float], commits: Sequence[str], direction: str, step: Step
+) -> dict[str, Any]:
+    """All that a verdict rests on; `judged_again` gives the verdict back."""
+    return {
+        "values": list(values),
+        "commits": list(commits),
+        "direction": direction,
+        "index": step.index,
+    }
+
+
+def judged_again(evidence: Mapping[str, Any]) -> Step | None:
+    """The step that evidence is of; None: there is none at its place.
+
+    Raises KeyError, TypeError or ValueError for what is no such evidence.
+    """
+    index = evidence["index"]
+    found = steps([float(value) for value in evidence["values"]], evidence["direction"])
+    return next((step for step in found if step.index == index), None)
+
+
+def _worse(before: float, after: float, direction: str) -> float:
+    change = math.log(after / before)
+    return change if direction == "lower" else -change

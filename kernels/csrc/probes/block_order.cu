@@ -1,0 +1,25 @@
+// probes/block_order.cu: leaves the SMs in an order in which the next kernels get their blocks.
+//   order_blocks   two blocks an SM, one after the other; both times SMs end in the order of rank[SM]
+// Which SM a block gets depends on where the hardware's distribution of blocks stands, and that on the
+// order in which the blocks of the last kernel with more blocks than fit at once ended. It stays until
+// such a kernel comes, so a kernel whose blocks don't divide evenly over the SMs has several speeds.
+#include "ptx/special_registers.cuh"
+
+constexpr long long START_NS = 5'000;  // until every SM has its first block
+constexpr long long STEP_NS = 200;     // between one SM and the next
+
+// uint64_t state[1 + sms], zeros: when the first block began, and how many blocks each SM had. A block
+// asks for so much shared memory that an SM holds one.
+extern "C" __global__ void __launch_bounds__(32)
+order_blocks(unsigned long long* state, const int* rank, int sms) {
+  if (threadIdx.x != 0) return;
+  const uint32_t sm = sm_number();
+  if (sm >= static_cast<uint32_t>(sms)) return;
+  const unsigned long long now = global_ns();
+  const unsigned long long begun = atomicCAS(state, 0ull, now);
+  const long long turn = static_cast<long long>(atomicAdd(state + 1 + sm, 1ull));
+  const long long length = START_NS + STEP_NS * sms;
+  const long long end = static_cast<long long>(begun ? begun : now) + turn * length + START_NS + STEP_NS * rank[sm];
+  while (global_ns() < end) {
+  }
+}

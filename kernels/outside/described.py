@@ -1,0 +1,68 @@
+"""A kernel from outside as a process knows it that must not run it: its description alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, NoReturn
+
+import torch
+
+from kernels.contract import (
+    Config,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+)
+from kernels.errors import UnsupportedError
+from kernels.formats import NumberFormat, Operand
+
+_FORMATS = ("weight", "activation")
+_TUPLES = ("stages", "min_capability", "max_capability")
+
+
+class DescribedKernel(LinearKernel):
+    """Plans, gates and series know it by its spec; it runs in worker processes only."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        self.spec = spec
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        self._refuse()
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        self._refuse()
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        self._refuse()
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        self._refuse()
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.spec.label} comes from outside and runs in a worker process only"
+        )
+
+
+def spec_as_plain(spec: KernelSpec) -> dict[str, Any]:
+    """A spec as JSON has it; `spec_of_plain` reads it."""
+    return {**asdict(spec), "package": None}
+
+
+def spec_of_plain(values: Mapping[str, Any]) -> KernelSpec:
+    """The spec of plain values that another process wrote. Raises TypeError and ShapeError."""
+    formats = {name: NumberFormat(**values[name]) for name in _FORMATS}
+    tuples = {name: tuple(values[name]) for name in _TUPLES}
+    return KernelSpec(**{**values, **formats, **tuples})

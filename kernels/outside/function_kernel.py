@@ -1,0 +1,230 @@
+"""A plain function over codes and scales as a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernels.contract import (
+    Backend,
+    Capability,
+    Config,
+    KernelSpec,
+    LinearKernel,
+    PackedOperand,
+    check_gemm,
+    checked_scales,
+)
+from kernels.errors import KernelError, ShapeError
+from kernels.formats import NumberFormat, Operand, quantize
+from workloads.case import Stage
+from workloads.gemm import GemmWorkload
+
+Function = Callable[..., object]
+Tensors = torch.Tensor | Sequence[torch.Tensor]
+Configurations = Sequence[Mapping[str, Any]] | Callable[[GemmWorkload], Sequence[Mapping[str, Any]]]
+
+BACKENDS: tuple[Backend, ...] = ("cpu", "cuda")
+_ACTIVATIONS = ("symmetric", "float", "dense")
+_WEIGHTS = (*_ACTIVATIONS, "balanced", "asymmetric")
+_BUFFER = "prepared{}"  # of what prepare_weight returned
+
+
+class DefinitionError(KernelError, ValueError):
+    """A kernel from outside that is declared wrongly; the message says what to write."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionConfig(Config):
+    """A configuration of a function: keyword arguments, in their order."""
+
+    arguments: tuple[tuple[str, Any], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dict(self.arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionDefinition:
+    """A decorated function with all that was said of it; calling it calls the function.
+
+    The fields are the arguments of `flexq_bench.api.linear_kernel`.
+    """
+
+    function: Function
+    name: str
+    weight: NumberFormat
+    activation: NumberFormat
+    variant: str = ""
+    backends: tuple[Backend, ...] = BACKENDS
+    prepare_weight: Callable[..., Tensors] | None = None
+    quantize_activation: Callable[..., object] | None = None
+    configurations: Configurations = ()
+    min_capability: Capability = (8, 0)
+    rounds_to: int | None = None
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        for what, number, kinds in (
+            ("weight", self.weight, _WEIGHTS),
+            ("activation", self.activation, _ACTIVATIONS),
+        ):
+            if number.kind not in kinds:
+                raise DefinitionError(
+                    f"{self.name}: a function takes no {what} of format {number.name}: write a "
+                    "LinearKernel for it"
+                )
+        if self.weight.kind == "asymmetric" and not self.activation.is_dense:
+            raise DefinitionError(
+                f"{self.name}: weights with zero points go with activation='fp16': write a "
+                "LinearKernel for others"
+            )
+        for backend in self.backends:
+            if backend not in BACKENDS:
+                raise DefinitionError(f"{self.name}: no backend {backend!r}: there are cpu, cuda")
+
+    def __call__(self, *arguments: Any, **named: Any) -> object:
+        return self.function(*arguments, **named)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """`linear` where FP16 activations need no codes, or the function's owner makes them."""
+        makes_codes = self.activation.is_dense or self.quantize_activation is not None
+        return ("gemm", "linear") if makes_codes else ("gemm",)
+
+    def kernels(self) -> tuple[LinearKernel, ...]:
+        """The kernel on each of its backends."""
+        return tuple(FunctionKernel(self, backend) for backend in self.backends)
+
+
+class FunctionKernel(LinearKernel):
+    """Calls the function of a definition with the tensors that the formats have.
+
+    Of an operand: codes and scales [rows, groups]; FP16 values alone where the format is dense;
+    zero points behind the scales where the format is asymmetric. Of the weights in their place what
+    `prepare_weight` made of them. Raises KernelError if the function returned something else than
+    `out`, or exchanged its memory, shape or type.
+    """
+
+    def __init__(self, definition: FunctionDefinition, backend: Backend) -> None:
+        self._definition = definition
+        first_line = (definition.function.__doc__ or "").strip().partition("\n")[0]
+        self.spec = KernelSpec(
+            name=definition.name,
+            variant=definition.variant,
+            backend=backend,
+            weight=definition.weight,
+            activation=definition.activation,
+            summary=definition.summary or first_line.rstrip(".") or "a kernel from outside",
+            stages=definition.stages,
+            min_capability=definition.min_capability,
+            rounds_to=definition.rounds_to,
+        )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        buffers = _buffers(weight, self.spec.weight)
+        if self._definition.prepare_weight is None:
+            return PackedOperand(buffers, weight.rows, weight.k)
+        made = self._definition.prepare_weight(*buffers.values())
+        tensors = (made,) if isinstance(made, torch.Tensor) else tuple(made)
+        if not tensors or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            raise DefinitionError(
+                f"{self.spec.label}: prepare_weight must return a tensor or several, got "
+                f"{type(made).__name__}"
+            )
+        # Clones: copies of the weights are rewritten in place, and none may share memory.
+        prepared = {_BUFFER.format(i): tensor.clone() for i, tensor in enumerate(tensors)}
+        return PackedOperand(prepared, weight.rows, weight.k)
+
+    def pack_activation(self, x: Operand) -> PackedOperand:
+        return PackedOperand(_buffers(x, self.spec.activation), x.rows, x.k)
+
+    def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
+        zeros = torch.zeros(m, k, dtype=torch.float16, device=device)
+        return self.pack_activation(quantize(zeros, self.spec.activation))
+
+    def activate(self, x: torch.Tensor, packed: PackedOperand) -> None:
+        if self.spec.activation.is_dense:
+            packed.buffers["values"].copy_(x)
+            return
+        assert self._definition.quantize_activation is not None  # else there is no such stage
+        self._definition.quantize_activation(x, *packed.buffers.values())
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        packed: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        if self.spec.activation.is_dense:
+            packed = PackedOperand({"values": x}, packed.rows, packed.k)
+        else:
+            self.activate(x, packed)
+        self.gemm(packed, w, out, bias=bias, config=config)
+
+    def gemm(
+        self,
+        x: PackedOperand,
+        w: PackedOperand,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        config: Config | None = None,
+    ) -> None:
+        check_gemm(x, w, out)
+        before = _identity(out)
+        arguments = {} if config is None else config.as_dict()
+        given = (*x.buffers.values(), *w.buffers.values(), out)
+        returned = self._definition.function(*given, **arguments)
+        self._check(returned, out, before)
+        if bias is not None:
+            out.add_(bias)
+
+    def candidates(self, gemm: GemmWorkload) -> Sequence[Config]:
+        given = self._definition.configurations
+        offered = given(gemm) if callable(given) else given
+        return tuple(FunctionConfig(tuple(one.items())) for one in offered)
+
+    def default_config(self, gemm: GemmWorkload) -> Config | None:
+        return next(iter(self.candidates(gemm)), None)
+
+    def _check(self, returned: object, out: torch.Tensor, before: tuple[object, ...]) -> None:
+        if returned is not None and returned is not out:
+            raise ShapeError(
+                f"{self.spec.label} returned {_described(returned)}: write the result into out and "
+                "return nothing"
+            )
+        if _identity(out) != before:
+            raise ShapeError(
+                f"{self.spec.label} exchanged out for {_described(out)}: write into the memory "
+                "that out has"
+            )
+
+
+def _buffers(operand: Operand, fmt: NumberFormat) -> dict[str, torch.Tensor]:
+    """The tensors that a function is given of an operand, in their order."""
+    if fmt.is_dense:
+        return {"values": operand.values}
+    buffers = {"codes": operand.values, "scales": checked_scales(operand, fmt)}
+    if operand.zero_points is not None:
+        buffers["zero_points"] = operand.zero_points
+    return buffers
+
+
+def _identity(out: torch.Tensor) -> tuple[object, ...]:
+    """What must stay as it is: a tensor of another class may compute when it is looked at."""
+    return (type(out), out.data_ptr(), tuple(out.shape), tuple(out.stride()), out.dtype)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        kind = "" if type(value) is torch.Tensor else f"{type(value).__name__} "
+        return f"{kind}{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"a {type(value).__name__}"

@@ -1,0 +1,117 @@
+"""Kernels of a source, named after its package, ready to run in this process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import metadata
+from types import ModuleType
+
+from kernels.contract import LinearKernel
+from kernels.errors import SourceError
+from kernels.outside.function_kernel import FunctionDefinition
+from kernels.outside.sources import (
+    KernelSource,
+    guarded_import,
+    hash_of_module,
+    normalized,
+)
+from workloads.case import parse_kernel_label
+from workloads.errors import WorkloadError
+
+ENTRY_POINTS = "flexq_bench.kernels"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedKernels:
+    """Kernels of a source, named. printed: what it wrote to stdout meanwhile."""
+
+    kernels: tuple[LinearKernel, ...]
+    printed: str = ""
+
+
+def load(source: KernelSource) -> LoadedKernels:
+    """Import a source and name its kernels.
+
+    Its kernels are the module-level values that are decorated functions or LinearKernels. Raises
+    SourceError of one line for whatever is wrong with it.
+    """
+    printed = io.StringIO()
+    with guarded_import(source.place), contextlib.redirect_stdout(printed):
+        module, sources = source.imported()
+        kernels = tuple(named_kernels(vars(module), source.prefix, sources))
+    if not kernels:
+        raise SourceError(
+            f"{source.place} has no kernel: decorate a function with flexq_bench.api.linear_kernel"
+        )
+    return LoadedKernels(kernels, printed.getvalue())
+
+
+def load_installed() -> Iterator[LinearKernel]:
+    """Kernels of installed packages that name the entry point group `flexq_bench.kernels`.
+
+    An entry point names a module, or one kernel in it. A package that does not import is left out
+    with one line in the log.
+    """
+    for point in metadata.entry_points(group=ENTRY_POINTS):
+        package = point.dist.name if point.dist is not None else point.module
+        what = f"{package}'s entry point {point.name}"
+        try:
+            with guarded_import(what), contextlib.redirect_stdout(io.StringIO()):
+                value = point.load()
+                is_module = isinstance(value, ModuleType)
+                module = value if is_module else __import__(point.module, fromlist=["_"])
+                values = vars(value) if is_module else {point.name: value}
+                kernels = tuple(named_kernels(values, package, hash_of_module(module)))
+        except SourceError as error:
+            log.warning("%s", error)
+            continue
+        yield from kernels
+
+
+def named_kernels(
+    values: dict[str, object], package: str, source_hash: str
+) -> Iterator[LinearKernel]:
+    """The kernels among the values of a module, each once, as `<package>.<name>`.
+
+    Raises SourceError for a name that no label has, or that two kernels of a backend have.
+    """
+    taken: set[tuple[str, str]] = set()
+    seen: set[int] = set()
+    for value in values.values():
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        for kernel in _kernels_of(value):
+            named = _named(kernel, package, source_hash)
+            key = (named.spec.label, named.spec.backend)
+            if key in taken:
+                raise SourceError(
+                    f"{package} has two kernels {kernel.spec.label} for {key[1]}: rename one"
+                )
+            taken.add(key)
+            yield named
+
+
+def _kernels_of(value: object) -> tuple[LinearKernel, ...]:
+    if isinstance(value, FunctionDefinition):
+        return value.kernels()
+    return (value,) if isinstance(value, LinearKernel) else ()
+
+
+def _named(kernel: LinearKernel, package: str, source_hash: str) -> LinearKernel:
+    spec = kernel.spec
+    own = replace(spec, name=f"{normalized(package)}.{spec.name}", source_hash=source_hash)
+    try:
+        parse_kernel_label(own.label)
+    except WorkloadError as error:
+        raise SourceError(f"{package}: {error}") from None
+    named = copy.copy(kernel)
+    named.spec = own
+    return named

@@ -1,0 +1,188 @@
+"""Sources of kernels from outside: what names them, what their kernels are called, their hash."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+
+from kernels.errors import SourceError
+
+_SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
+_HASH_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A Python file or a module with kernels.
+
+    place: the file's absolute path, or the module's name. package: what the names of its kernels
+    begin with; empty: that of the module's distribution, or the file's stem. content: the bytes of
+    a file, for machines that may not have it; None: it is there.
+    """
+
+    place: str
+    package: str = ""
+    content: bytes | None = None
+
+    @classmethod
+    def parse(cls, text: str, package: str = "") -> KernelSource:
+        """`FILE.py` or `MODULE`, as a person writes it."""
+        is_file = text.endswith(".py") or os.sep in text
+        return cls(str(Path(text).absolute()) if is_file else text, package)
+
+    @property
+    def is_file(self) -> bool:
+        return os.sep in self.place
+
+    @property
+    def prefix(self) -> str:
+        """What the names of its kernels begin with, before the dot."""
+        if self.package:
+            return normalized(self.package)
+        if self.is_file:
+            return normalized(Path(self.place).stem)
+        top = self.place.partition(".")[0]
+        owners = metadata.packages_distributions().get(top) or [top]
+        return normalized(owners[0])
+
+    @property
+    def argument(self) -> str:
+        """As a worker process is told of it on its command line; `of_argument` reads it."""
+        return f"{self.package}={self.place}"
+
+    @classmethod
+    def of_argument(cls, text: str) -> KernelSource:
+        package, _, place = text.partition("=")
+        return cls(place, package)
+
+    def carried(self) -> KernelSource:
+        """The same with the file's content in it. Raises SourceError if it can't be read."""
+        if not self.is_file:
+            return self
+        try:
+            return KernelSource(self.place, self.package or self.prefix, self._path().read_bytes())
+        except OSError as error:
+            raise SourceError(f"can't read {self.place}: {error.strerror}") from None
+
+    def at_hand(self) -> KernelSource:
+        """The same, its file where this machine has it: in a copy if need be."""
+        if self.content is None:
+            return self
+        return KernelSource(str(self._unpacked()), self.prefix)
+
+    def imported(self) -> tuple[ModuleType, str]:
+        """The module, and a hash of its sources: the file and the modules beside it that it
+        imports, or all files of a package.
+
+        Raises SourceError if there is none, and whatever importing it raises.
+        """
+        return self._imported_file() if self.is_file else self._imported_module()
+
+    def _path(self) -> Path:
+        return Path(self.place)
+
+    def _imported_file(self) -> tuple[ModuleType, str]:
+        path = self._unpacked()
+        if not path.is_file():
+            raise SourceError(f"there is no file {self.place}: --kernels-from FILE.py or MODULE")
+        folder, before = path.parent, set(sys.modules)
+        name = f"flexq_bench_outside_{normalized(path.stem).replace('-', '_')}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None  # noqa: PT018  it ends in .py
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # where pickle, Triton and dataclasses look
+        sys.path.insert(0, str(folder))
+        spec.loader.exec_module(module)
+        beside = _files_of(sys.modules.keys() - before, folder)
+        return module, content_hash({path, *beside}, folder)
+
+    def _unpacked(self) -> Path:
+        """Where the file is: its place, or a copy where this machine has another or none."""
+        path = self._path()
+        if self.content is None or (path.is_file() and path.read_bytes() == self.content):
+            return path
+        folder = Path(tempfile.mkdtemp(prefix="flexq-bench-kernels-"))
+        copy = folder / path.name
+        copy.write_bytes(self.content)
+        return copy
+
+    def _imported_module(self) -> tuple[ModuleType, str]:
+        try:
+            found = importlib.util.find_spec(self.place)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise SourceError(
+                f"there is no module {self.place!r} here: install it beside flexq-bench, or give "
+                "the path of a .py file"
+            )
+        return (module := importlib.import_module(self.place)), hash_of_module(module)
+
+
+def normalized(name: str) -> str:
+    """A name as packages have it: small letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "kernels"
+
+
+def hash_of_module(module: ModuleType) -> str:
+    """A hash of all sources of the top package that a module is in."""
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+    if folders:
+        paths = {p for folder in folders for p in folder.rglob("*") if p.suffix in _SUFFIXES}
+        return content_hash(paths, folders[0])
+    file = getattr(module, "__file__", None)
+    return content_hash({Path(file)}, Path(file).parent) if file else ""
+
+
+def content_hash(paths: Iterable[Path], root: Path) -> str:
+    """Hexadecimal digits over the names, within a folder, and bytes of files."""
+    digest = hashlib.sha256()
+    for path in sorted(set(paths)):
+        name = os.path.relpath(path, root)
+        digest.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:_HASH_DIGITS]
+
+
+def _files_of(modules: Iterable[str], folder: Path) -> Iterator[Path]:
+    for name in modules:
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is None:
+            continue
+        path = Path(file)
+        # A virtual environment may lie beside the file.
+        if path.is_relative_to(folder) and "site-packages" not in path.parts and path.is_file():
+            yield path
+
+
+@contextmanager
+def guarded_import(what: str) -> Iterator[None]:
+    """Whatever importing code of others raises, also an exit, is a SourceError of one line."""
+    exit_now = os._exit
+    os._exit = _refuse_exit  # type: ignore[assignment]  # its type says that it never returns
+    try:
+        yield
+    except (SourceError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        raise SourceError(f"{what} ends the process when it is imported: {error}") from error
+    except BaseException as error:
+        lines = str(error).strip().splitlines() or ["no message"]
+        raise SourceError(f"{what} does not import: {type(error).__name__}: {lines[0]}") from error
+    finally:
+        os._exit = exit_now
+
+
+def _refuse_exit(code: int) -> None:
+    raise SystemExit(code)

@@ -1,0 +1,219 @@
+"""`gate accuracy --reference`: files against the original, in memory and stored."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from db import queries
+from db.engine import open_database
+from flexq_bench.exit_codes import ExitCode
+
+POLICY = """
+version = 1
+schemes = ["flexq-w6ax"]
+detect = 1.0
+[[perplexity]]
+text = "heldout"
+[kl]
+text = "heldout"
+mean = 0.006
+p99 = 0.05
+[agreement]
+text = "heldout"
+top1 = 0.93
+[fidelity]
+text = "heldout"
+percent = 0.4
+kl_percent = 8
+kl = 0.0002
+"""
+
+
+def flip(weights, layer):
+    weights[f"model.layers.1.{layer}.weight"].neg_()
+
+
+def zero_a_head(weights):
+    weights["model.layers.1.self_attn.o_proj.weight"][:, :32] = 0
+
+
+def round_a_block(weights):
+    for name, weight in weights.items():
+        if name.startswith("model.layers.1.") and weight.ndim == 2:
+            scale = weight.abs().amax(1, keepdim=True) / 3
+            weight.copy_((weight / scale).round().clamp(-4, 3) * scale)
+
+
+def add_noise(weights):
+    for weight in weights.values():
+        if weight.ndim == 2:
+            noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
+            weight += 0.03 * weight.float().std() * noise
+
+
+DAMAGES = {
+    "a down_proj's sign flipped": lambda weights: flip(weights, "mlp.down_proj"),
+    "a k_proj's sign flipped": lambda weights: flip(weights, "self_attn.k_proj"),
+    "a head zeroed": zero_a_head,
+    "a block of 3 bits": round_a_block,
+    "noise of 3 %": add_noise,
+}
+
+
+@pytest.fixture
+def made(tiny_llama, tmp_path):
+    """made(damage): a copy of tiny-llama's folder, FP32, after `damage(weights)`.
+
+    config: settings of config.json that are others.
+    """
+
+    def make(damage=None, **config) -> Path:
+        folder = tmp_path / "made"
+        shutil.copytree(tiny_llama, folder)
+        weights = {n: w.float() for n, w in load_file(tiny_llama / "model.safetensors").items()}
+        if damage is not None:
+            damage(weights)
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+        return folder
+
+    return make
+
+
+@pytest.fixture
+def gate(cli, tiny_llama, tmp_path):
+    def run(model: Path, *options: str, policy: str = POLICY, reference: Path = tiny_llama):
+        path = tmp_path / "mine.toml"
+        path.write_text(policy)
+        where = ("--model", str(model), "--policy", str(path), "--device", "cpu")
+        data = ("--data", str(tiny_llama / "heldout.txt"), "--reference", str(reference))
+        return cli("gate", "accuracy", *where, *data, "--json", "-", *options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def stored_reference(tiny_llama, tmp_path_factory):
+    """tiny-llama's predictions, in a file."""
+    from flexq_bench.cli.app import main
+
+    folder = tmp_path_factory.mktemp("stored")
+    path = folder / "tiny.safetensors"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEXQ_BENCH_DB", str(folder / "flexq.sqlite"))
+        where = ("--model", str(tiny_llama), "--data", str(tiny_llama / "heldout.txt"))
+        saving = ("--schemes", "fp16", "--device", "cpu", "--save-reference", str(path))
+        assert main(("accuracy", *where, *saving)) == ExitCode.PASS
+    return path
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_damaged_file_fails_against_the_stored_original(gate, made, stored_reference, damage):
+    ran = gate(made(damage), reference=stored_reference)
+    assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
+
+
+def test_a_wrong_rotary_base_fails_and_is_named(gate, made):
+    rope = {"rope_theta": 20000.0, "rope_type": "default"}
+    ran = gate(made(rope_parameters=rope))
+    assert ran.code == ExitCode.REGRESSION, ran.out + ran.error
+    (found,) = json.loads(ran.out)["diagnoses"]
+    assert any(line.startswith("rope_parameters: ") for line in found["differing"])
+
+
+def test_an_undamaged_copy_passes_in_few_tokens(gate, made, stored_reference):
+    """In FP32, where the original is FP16."""
+    ran = gate(made(), reference=stored_reference)
+    assert ran.code == ExitCode.PASS, ran.out + ran.error
+    found = json.loads(ran.out)
+    assert found["reference_hash"] != found["model_hash"]
+    checks = {one["check"]: one for one in found["checks"]}
+    assert checks["KL mean of heldout"]["value"] < 1e-6
+    assert checks["perplexity of heldout"]["reason"].startswith("2,550 tokens show a loss of 1 %")
+
+
+def test_a_failing_gate_names_the_layer_and_the_tokens_and_stores_them(gate, made, tmp_path):
+    ran = gate(made(DAMAGES["a down_proj's sign flipped"]))
+    (found,) = json.loads(ran.out)["diagnoses"]
+    first = found["layers"][0]
+    assert first["layer"] == "model.layers.1.mlp.down_proj"
+    assert first["error"] == pytest.approx(4)  # (-y - y)² / y²
+    assert first["kl_restored"] < 1e-6 < found["kl"]
+    assert found["tokens"][0]["loss"] > found["tokens"][-1]["loss"] > 0
+    with open_database(str(tmp_path / "flexq.sqlite")) as database, database.session() as session:
+        (row,) = queries.gate_history(session, "made", limit=9)
+    assert (row.scheme, row.base, row.reference) == ("fp16", "reference", "tiny-llama")
+    assert row.diagnosis["layers"][0]["layer"] == first["layer"]
+
+
+def test_another_tokenizer_fails(gate, made):
+    folder = made()
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    moved = {word: words[(i + 1) % len(words)][1] for i, (word, _) in enumerate(words)}
+    tokenizer["model"]["vocab"] = moved
+    path.write_text(json.dumps(tokenizer))
+    ran = gate(folder)
+    assert ran.code == ExitCode.REGRESSION
+    reasons = {one["reason"] for one in json.loads(ran.out)["checks"]}
+    assert any("reads the text as other tokens than that of tiny-llama" in r for r in reasons)
+
+
+def test_a_damaged_stored_reference_is_refused(gate, tiny_llama, stored_reference, tmp_path):
+    path = tmp_path / "bad.safetensors"
+    content = bytearray(stored_reference.read_bytes())
+    content[-9] ^= 64
+    path.write_bytes(content)
+    ran = gate(tiny_llama, reference=path)
+    assert ran.code == ExitCode.USAGE
+    assert "is not what its content hash says" in ran.error
+
+
+def test_too_few_tokens_are_missing_with_the_number(gate, made, stored_reference):
+    policy = POLICY.replace("detect", "max_tokens = 510\ndetect")
+    ran = gate(made(), reference=stored_reference, policy=policy)
+    assert ran.code == ExitCode.MISSING
+    (reason,) = {c["reason"] for c in json.loads(ran.out)["checks"] if c["outcome"] == "missing"}
+    assert reason.startswith("needs 2,550 tokens, has 510")
+
+
+def test_segments_that_repeat_do_not_count(cli, tiny_llama, tmp_path):
+    text = (tiny_llama / "heldout.txt").read_text()
+    # 512 tokens, again and again: each segment of 256 is one of two
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    ids = tokenizer(text).input_ids[:512]
+    part = tokenizer.decode(ids)
+    assert tokenizer(part * 2).input_ids == ids * 2
+    repeated, policy = tmp_path / "heldout.txt", tmp_path / "mine.toml"
+    repeated.write_text(part * 10)
+    policy.write_text(POLICY.partition("[kl]")[0])
+    ran = cli(
+        *("gate", "accuracy", "--model", str(tiny_llama), "--scheme", "w6a6", "--device", "cpu"),
+        *("--policy", str(policy), "--data", str(repeated), "--json", "-"),
+    )
+    assert ran.code == ExitCode.MISSING
+    assert "beside 18 segments that repeat others" in json.loads(ran.out)["checks"][0]["reason"]
+
+
+def test_one_bad_scheme_does_not_end_the_others(gate, made):
+    def outlier(weights):
+        weights["model.layers.0.mlp.gate_proj.weight"][0, 0] = 3e7  # its scale passes FP16
+
+    policy = POLICY.replace("detect = 1.0", "max_tokens = 255").partition("[kl]")[0]
+    policy = policy.replace('"heldout"\n', '"heldout"\npercent = 500\n')
+    ran = gate(made(outlier), "--scheme", "w6a6,w8a16", policy=policy)
+    judged = {c["scheme"]: c for c in json.loads(ran.out)["checks"]}
+    assert ran.code == ExitCode.REGRESSION
+    assert set(judged) == {"fp16", "w6a6", "w8a16"}
+    assert "FP16" in judged["w6a6"]["reason"]
+    assert judged["fp16"]["value"] is not None

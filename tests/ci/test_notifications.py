@@ -1,0 +1,379 @@
+"""Who is told what, once each; receivers that are down lose nothing and get nothing twice."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import threading
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from ci.late_night import look_for_late_night
+from ci.nightly import KindReport
+from ci.notifications import events
+from ci.notifications.channels import DELIVERY, SIGNATURE
+from ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
+from ci.notifications.subscriptions import load_subscriptions
+from db.outbox import EventInfo, add_event, address, claim, events_to_address, undelivered
+from db.records import DeviceInfo
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts.nightly import record_night
+from workloads.errors import WorkloadError
+
+pytest.importorskip("requests")
+
+SECRET = "the key of the hook"
+NOW = datetime(2026, 1, 15, 3, tzinfo=UTC)
+MACHINE = Machine("cpu", DeviceInfo("CPU-1", "A CPU", "cpu"))
+
+
+class Receiver:
+    """A webhook on this machine that keeps what it takes. answers: status codes, the last stays."""
+
+    def __init__(self):
+        self.taken, self.headers, self.answers = [], [], [200]
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                answers = receiver.answers
+                status = answers.pop(0) if len(answers) > 1 else answers[0]
+                if status == 200:
+                    receiver.taken.append((body, dict(self.headers)))
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}/hook?token=in-the-url"
+
+    @property
+    def messages(self):
+        return [json.loads(body) for body, _ in self.taken]
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def receiver(monkeypatch):
+    made = Receiver()
+    monkeypatch.setenv("HOOK_URL", made.url)
+    monkeypatch.setenv("HOOK_KEY", SECRET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def subscribe(tmp_path):
+    def write(text=""):
+        path = tmp_path / "subscriptions.toml"
+        head = 'version = 1\npolicy = "default"\n'
+        hook = '[[subscription]]\nname = "hook"\nurl_env = "HOOK_URL"\nsecret_env = "HOOK_KEY"\n'
+        path.write_text(head + hook + text)
+        return load_subscriptions(path)
+
+    return write
+
+
+@pytest.fixture
+def conclude(database, commits):
+    """conclude(comparison, …): what a night stores of them, with its events, as ci.nightly does."""
+
+    def run(*comparisons):
+        with database.session() as session:
+            night = record_night(session, comparisons, MACHINE, commits, alerting=True, at=NOW)
+            events.tell_alerts(session, night.opened, at=NOW)
+            events.tell_improvements(session, night.judged, "A CPU", at=NOW)
+        return night
+
+    return run
+
+
+def an_event(key="one", **changes):
+    given = {
+        "kind": "alert",
+        "severity": "warning",
+        "subject": "s",
+        "body": "b",
+        "created_at": NOW,
+        "kernels": ("flexq-w6a6",),
+        "gpus": ("NVIDIA H200",),
+    }
+    return EventInfo(key=key, **given | changes)
+
+
+def sending(database, subscriptions, at=NOW):
+    return deliver(database, subscriptions, now=lambda: at)
+
+
+def test_an_alert_is_one_signed_message_however_often_it_is_sent(
+    database, receiver, subscribe, conclude, compared
+):
+    slower = compared("flexq-w6a6", 1.05)
+    conclude(slower)
+    conclude(slower)
+    for _ in range(3):
+        sending(database, subscribe())
+
+    (message,) = receiver.messages
+    ((body, headers),) = receiver.taken
+    signed = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+    assert headers[SIGNATURE] == f"sha256={signed}"
+    assert headers[DELIVERY] == message["delivery"]
+    assert (message["kind"], message["severity"]) == ("alert", "warning")
+    assert message["kernels"] == ["flexq-w6a6"]
+    assert "flexq +5" in message["subject"]
+
+
+def test_canaries_and_environments_tell_nobody(database, receiver, subscribe, conclude, compared):
+    canary = compared("flexq-w6a6", 1.05, base=1, head=1)
+    same_code = [compared("flexq-w6a8", ratio, same_binary=True) for ratio in (1.05, 0.95)]
+    conclude(canary, compared("abq-w4a4", 0.95, base=1, head=1), *same_code)
+    sending(database, subscribe())
+
+    assert receiver.messages == []
+
+
+def test_an_improvement_is_told_as_information(database, receiver, subscribe, conclude, compared):
+    conclude(compared("flexq-w6a6", 0.9), compared("read-6", 1.0), compared("cublaslt-w8a8", 1.0))
+    sending(database, subscribe())
+
+    (message,) = receiver.messages
+    assert (message["kind"], message["severity"]) == ("improvement", "info")
+
+
+def test_wrong_results_and_large_slow_downs_are_critical(
+    database, receiver, subscribe, conclude, compared
+):
+    conclude(compared("flexq-w6a6", 1.3), compared("abq-w4a4", 1.0, correct=False))
+    sending(database, subscribe())
+
+    assert {message["severity"] for message in receiver.messages} == {"critical"}
+    assert len(receiver.messages) == 2
+
+
+def a_report(gpu="A CPU", **changes):
+    given = dict.fromkeys(("opened", "fixed", "notes", "worse"), ())
+    given |= dict.fromkeys(("candidates", "canaries", "change_points"), 0)
+    given |= {"reasons": {}, "verdicts": {}}
+    given |= {"planned": 3, "received": 3, "statuses": {"ok": 3}, "run": "r", "commit": "c" * 40}
+    return KindReport(**given | {"night": "2026-01-15", "suite": "nightly", "gpu": gpu} | changes)
+
+
+def test_a_night_has_one_digest_for_all_its_gpus(database, receiver, subscribe):
+    reports = [a_report(), a_report("NVIDIA H200", opened=(4,))]
+    for _ in range(2):  # resumed
+        with database.session() as session:
+            events.tell_digest(session, "2026-01-15", "nightly", reports, at=NOW)
+        sending(database, subscribe())
+
+    (message,) = receiver.messages
+    assert message["kind"] == "digest"
+    assert "1 alerts opened" in message["subject"]
+    assert "NVIDIA H200" in message["text"]
+
+
+def test_missing_results_of_a_night_are_told(database, receiver, subscribe):
+    with database.session() as session:
+        events.tell_kind(session, a_report(), at=NOW)
+        events.tell_kind(session, a_report("B", received=1, reasons={"no B was there": 2}), at=NOW)
+    sending(database, subscribe())
+
+    (message,) = receiver.messages
+    assert message["subject"].endswith("on B: 2 of 3 planned results are missing")
+    assert message["text"] == "2 × no B was there"
+
+
+def test_a_gate_that_fails_is_told_and_one_that_passes_is_not(
+    database, receiver, subscribe, gate, compared
+):
+    gate(compared("flexq-w6a6", 1.0))
+    sending(database, subscribe())
+    assert receiver.messages == []
+
+    gate(compared("flexq-w6a6", 1.2))
+    sending(database, subscribe(), at=datetime.now(UTC))
+
+    (message,) = receiver.messages
+    assert (message["kind"], message["severity"]) == ("gate", "critical")
+
+
+def test_a_receiver_that_is_down_loses_nothing_and_gets_nothing_twice(
+    database, receiver, subscribe
+):
+    with database.session() as session:
+        for number in range(3):
+            add_event(session, an_event(f"event {number}", subject=f"{number}"))
+    receiver.answers = [503]
+    told = subscribe()
+
+    first = sending(database, told)
+    assert first.failures == {"hook": "the receiver answered with status 503"}
+    assert (first.sent, first.waiting) == (0, 3)
+    at_once = sending(database, told, NOW + timedelta(seconds=1))
+    assert at_once.failures == {}  # none is due before the back-off ends
+    receiver.answers = [200]
+    later = sending(database, told, NOW + timedelta(minutes=2))
+    again = sending(database, told, NOW + timedelta(days=1))
+
+    assert (later.sent, later.waiting, again.sent) == (3, 0, 0)
+    assert [message["subject"] for message in receiver.messages] == ["0", "1", "2"]
+
+
+def test_a_receiver_that_cannot_be_reached_is_told_without_its_url(
+    database, receiver, subscribe, monkeypatch
+):
+    with database.session() as session:
+        add_event(session, an_event())
+    receiver.server.server_close()
+
+    sent = sending(database, subscribe())
+
+    (why,) = sent.failures.values()
+    with database.session() as session:
+        (row,) = undelivered(session)
+    assert why == row.detail
+    assert "can't be reached" in why
+    assert "token" not in why
+    assert "127.0.0.1" not in why
+
+
+def test_one_receiver_that_is_down_stops_no_other(database, receiver, subscribe, monkeypatch):
+    monkeypatch.setenv("DEAD_URL", "http://127.0.0.1:9/")
+    dead = '[[subscription]]\nname = "dead"\nurl_env = "DEAD_URL"\n'
+    with database.session() as session:
+        add_event(session, an_event("a"))
+        add_event(session, an_event("b"))
+
+    sent = sending(database, subscribe(dead))
+
+    assert (sent.sent, sent.waiting, list(sent.failures)) == (2, 2, ["dead"])
+
+
+def test_a_sender_that_dies_leaves_its_message_to_the_next(database, receiver, subscribe):
+    with database.session() as session:
+        add_event(session, an_event())
+        ((event, _),) = events_to_address(session)
+        address(session, event, ["hook"], at=NOW)
+    with database.session() as session:
+        claimed = claim(session, at=NOW, hold=HOLD, subscriptions=["hook"])
+
+    assert sending(database, subscribe(), NOW + timedelta(seconds=1)).sent == 0
+    assert sending(database, subscribe(), NOW + HOLD).sent == 1
+    assert receiver.messages[0]["delivery"] == claimed.uuid
+
+
+def test_two_senders_at_once_double_nothing(database, receiver, subscribe):
+    with database.session() as session:
+        for number in range(8):
+            add_event(session, an_event(f"event {number}", subject=f"{number}"))
+    told = subscribe()
+    threads = [threading.Thread(target=sending, args=(database, told)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(message["subject"] for message in receiver.messages) == list("01234567")
+
+
+def test_other_services_are_reached_through_apprise(database, receiver, subscribe, monkeypatch):
+    pytest.importorskip("apprise")
+    port = receiver.server.server_port
+    monkeypatch.setenv("SERVICE", f"json://user:{SECRET.replace(' ', '-')}@127.0.0.1:{port}/")
+    told = subscribe('[[subscription]]\nname = "service"\nurl_env = "SERVICE"\n')
+    with database.session() as session:
+        add_event(session, an_event(subject="slower", body="by 5 %"))
+
+    sending(database, told)
+
+    (service,) = [message for message in receiver.messages if "title" in message]
+    assert (service["title"], service["message"]) == ("slower", "by 5 %")
+    assert len(receiver.messages) == 2
+
+
+def test_back_off_doubles_up_to_its_limit():
+    waits = [retry_after(attempts).total_seconds() for attempts in range(12)]
+
+    assert waits[:3] == [60, 120, 240]
+    assert waits[-1] == LONGEST_RETRY.total_seconds()
+
+
+def test_what_is_older_than_the_subscription_is_no_news(database, receiver, subscribe):
+    with database.session() as session:
+        add_event(session, an_event(created_at=NOW - timedelta(days=30)))
+
+    sent = sending(database, subscribe())
+
+    assert (sent.sent, sent.old, receiver.messages) == (0, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("filters", "goes"),
+    [
+        ("", True),
+        ('kernels = ["flexq-*"]', True),
+        ('kernels = ["abq-*"]', False),
+        ('gpus = ["*H200*"]', True),
+        ('gpus = ["NVIDIA RTX*"]', False),
+        ('severity = "warning"', True),
+        ('severity = "critical"', False),
+        ('kinds = ["alert"]', True),
+        ('kinds = ["digest", "gate"]', False),
+        ('owner = "flexq"', True),  # of the policy `default`, for flexq-w6a6
+        ('owner = "kernels"', False),
+    ],
+)
+def test_a_subscription_filters(subscribe, filters, goes):
+    told = subscribe(f'[[subscription]]\nname = "mine"\nurl_env = "X"\n{filters}\n')
+
+    assert ("mine" in [one.name for one in told.of(an_event())]) is goes
+
+
+def test_a_filter_of_kernels_lets_a_digest_through(subscribe):
+    text = '[[subscription]]\nname = "mine"\nurl_env = "X"\nkernels = ["abq-*"]\nowner = "a"\n'
+    digest = an_event(kind="digest", kernels=())
+
+    assert [one.name for one in subscribe(text).of(digest)] == ["hook", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('name = "a"\nurl_env = "slack://secret@host"', "is no name of an environment variable"),
+        ('name = "hook"\nurl_env = "X"', "two subscriptions are called 'hook'"),
+        ('name = "a"\nurl_env = "X"\nseverity = "loud"', "no severity 'loud'"),
+        ('name = "a"\nurl_env = "X"\nkinds = ["alarm"]', "no kind 'alarm'"),
+        ('name = "a"\nurl_env = "X"\ngpu = ["x"]', "no key 'gpu' here"),
+        ('name = "a"', "url_env is missing"),
+    ],
+)
+def test_a_wrong_subscription_is_one_line_without_its_secret(subscribe, text, says):
+    with pytest.raises(WorkloadError, match=says.replace("(", r"\(")) as raised:
+        subscribe(f"[[subscription]]\n{text}\n")
+
+    assert "secret@host" not in str(raised.value)
+
+
+def test_a_night_that_is_not_done_by_its_hour_is_told_once(database, receiver, subscribe):
+    early = look_for_late_night(database, "nightly", "06:30", now=NOW)
+    late = NOW.replace(hour=7)
+    states = [look_for_late_night(database, "nightly", "06:30", now=late) for _ in range(2)]
+    sending(database, subscribe(), late)
+
+    assert early is None
+    assert states[0] == states[1]
+    assert "never begun" in states[0]
+    (message,) = receiver.messages
+    assert message["subject"] == "Night 2026-01-15 (nightly) was not done by 06:30 UTC"

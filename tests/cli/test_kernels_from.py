@@ -1,0 +1,171 @@
+"""`--kernels-from`: kernels of others beside ours, whatever their code does."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+
+import pytest
+
+SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")
+HEAD = """
+import os, sys, time
+import torch
+from flexq_bench.api import linear_kernel
+
+
+def real(codes, scales):
+    return codes.float() * scales.float().repeat_interleave(128, 1)[:, : codes.shape[1]]
+
+
+def right(x_codes, x_scales, w_codes, w_scales, out):
+    out.copy_(real(x_codes, x_scales) @ real(w_codes, w_scales).T)
+
+
+def kernel(name):
+    return linear_kernel(name, weight="int8/128", activation="int8/128", backends=["cpu"])
+
+
+good = kernel("good")(right)
+"""
+BAD = """
+@kernel("raises")
+def raises(*given):
+    raise ValueError("first\\nsecond")
+
+
+@kernel("prints")
+def prints(*given):
+    print("{}")
+    os.write(1, b"{}\\n")
+    right(*given)
+
+
+@kernel("exits")
+def exits(*given):
+    sys.exit(0)
+
+
+@kernel("nan")
+def nan(*given):
+    given[-1].fill_(float("nan"))
+
+
+@kernel("wide")
+def wide(*given):
+    return torch.zeros(3, 3)
+
+
+@kernel("allocates")
+def allocates(*given):
+    held = []
+    while True:
+        held.append(torch.empty(1 << 33, dtype=torch.int8))
+
+
+@kernel("hangs")
+def hangs(*given):
+    while True:
+        time.sleep(1)
+"""
+ENDS = """
+@kernel("ends")
+def ends(*given):
+    os._exit(0)
+"""
+
+
+@pytest.fixture
+def a_file(tmp_path):
+    def write(text, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(HEAD + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def records(text):
+    return {one["kernel"]: one for one in map(json.loads, text.splitlines())}
+
+
+def test_a_kernel_that_ends_its_process_is_a_result_and_the_others_are_measured(cli, a_file):
+    ran = cli("sweep", "--kernels-from", a_file(ENDS), *SHAPE, "--json", "-")
+
+    stored = records(ran.out)
+    assert ran.code == 5
+    assert stored["mine.good"]["status"] == "ok"
+    assert stored["mine.good"]["source_hash"]
+    assert stored["read-8"]["source_hash"] is None
+    assert stored["mine.ends"]["status"] == "failed"
+    assert stored["mine.ends"]["detail"] == "mine died (exit code 0) at 'measure'"
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_import_is_a_line_and_what_else_was_named_is_measured(cli, tmp_path):
+    bad = tmp_path / "bad.py"
+    bad.write_text("import no_such_thing")
+
+    ran = cli(
+        *("sweep", "--kernels-from", str(bad), "--kernels", "bad.one,cublas-fp16"),
+        *(*SHAPE, "--json", str(tmp_path / "records.jsonl")),
+    )
+
+    assert ran.code == 4
+    assert "bad.py: " in ran.err
+    assert "does not import: ModuleNotFoundError" in ran.err
+    assert "cublas-fp16" in records((tmp_path / "records.jsonl").read_text())
+
+
+def test_without_any_kernel_there_is_nothing_to_measure(cli, tmp_path):
+    ran = cli("sweep", "--kernels-from", str(tmp_path / "none.py"), *SHAPE)
+
+    assert ran.code == 2
+    assert "nothing to measure: none.py: there is no file" in ran.err
+
+
+def test_list_shows_them_with_the_hash_of_their_sources(cli, a_file):
+    ran = cli("list", "kernels", "--kernels-from", a_file(""), "--json")
+
+    (row,) = json.loads(ran.out)
+    assert (row["kernel"], row["backend"], len(row["version"])) == ("mine.good", "cpu", 16)
+
+
+@pytest.mark.slow
+def test_whatever_a_kernel_does_the_run_goes_on(cli, a_file):
+    ran = cli(
+        *("sweep", "--kernels-from", a_file(BAD + ENDS), *SHAPE),
+        *("--times", "case=30", "--json", "-"),
+    )
+
+    stored = records(ran.out)
+    said = {name: (one["status"], one["detail"]) for name, one in stored.items()}
+    assert ran.code == 1  # a wrong one comes before those that failed
+    assert said["mine.good"][0] == said["mine.prints"][0] == "ok"
+    assert said["mine.raises"] == ("failed", "ValueError: first")
+    assert said["mine.exits"][1].startswith("mine died (exit code 0) at 'measure'")
+    assert said["mine.nan"][0] == "incorrect"
+    assert "= nan, expected" in said["mine.nan"][1]
+    assert "returned float32 [3, 3]" in said["mine.wide"][1]
+    assert said["mine.allocates"][0] == "failed"
+    assert "memory" in said["mine.allocates"][1]
+    assert said["mine.hangs"][1] == "mine gave no answer to 'measure' in 30 s and was ended"
+
+
+@pytest.mark.slow
+def test_a_suite_measures_them_on_its_shapes_and_compare_interleaves_them(cli, a_file, tmp_path):
+    suite = tmp_path / "tiny.toml"
+    suite.write_text(
+        'description = "tiny"\n[[group]]\nkernels = ["cublas-fp16"]\nm = "1"\nshapes = ["32x32"]\n'
+    )
+    path = a_file('also = kernel("also")(right)\n')
+
+    ran = cli("run", str(suite), "--kernels-from", path, "--backend", "cpu", "--json", "-")
+    compared = cli(
+        *("compare", "mine.good", "mine.also", "--kernels-from", path, "--suite", str(suite)),
+        *("--backend", "cpu", "--processes", "1", "--json"),
+    )
+
+    assert {"mine.good", "mine.also", "cublas-fp16"} < records(ran.out).keys()
+    assert json.loads(compared.out)["kind"] == "kernels"
+    assert compared.code in (0, 1, 3)

@@ -1,0 +1,213 @@
+"""Results of other tools: stored, judged by history alone, and told so."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from db import queries
+from db.engine import open_database
+from db.records import CommitInfo
+from db.store import add_records
+from flexq_bench.runs.outside import Origin, outside_records, read_results
+from flexq_bench.runs.outside.records import file_hash
+
+PROJECT = "their/kernels"
+
+
+def an_nvbench_file(us, name="gemm-w6a8"):
+    def summary(tag, kind, value):
+        return {"tag": tag, "data": [{"name": "value", "type": kind, "value": str(value)}]}
+
+    state = {
+        "name": "Device=0 M=1",
+        "device": 0,
+        "axis_values": [{"name": "M", "type": "int64", "value": "1", "input_string": "1"}],
+        "summaries": [
+            summary("nv/cold/sample_size", "int64", 499),
+            summary("nv/cold/time/gpu/mean", "float64", us * 1e-6),
+            summary("nv/cold/time/gpu/stdev/relative", "float64", 0.01),
+        ],
+        "is_skipped": False,
+    }
+    return {
+        "meta": {"version": {"nvbench": {"string": "0.3.0"}}},
+        "devices": [{"id": 0, "name": "NVIDIA H200"}],
+        "benchmarks": [{"name": name, "devices": [0], "axes": None, "states": [state]}],
+    }
+
+
+@pytest.fixture
+def history(cli, tmp_path, database):
+    """history([20.0, 21.0]): nvbench files of these times, at commits 1, 2, …
+
+    The last one is imported by the command line, those before it by the library: that is faster.
+    """
+
+    def give(times, *, first=1):
+        *earlier, last = enumerate(times, start=first)
+        records = []
+        for order, us in earlier:
+            commit = CommitInfo(f"{order:040x}", None, None, dirty=False, project=PROJECT)
+            path = tmp_path / f"{order}.json"
+            path.write_text(json.dumps(an_nvbench_file(us)))
+            at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
+            origin = Origin(PROJECT, "nvbench", commit, "", at.isoformat(), file_hash(str(path)))
+            reading = read_results("nvbench", str(path))
+            records += outside_records(reading.results, origin)
+        with open_database(str(database)) as opened, opened.session() as session:
+            add_records(session, records)
+        order, us = last
+        path = tmp_path / f"{order}.json"
+        path.write_text(json.dumps(an_nvbench_file(us)))
+        at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=order)
+        ran = cli(
+            *("db", "import", "--format", "nvbench", "--project", PROJECT),
+            *("--commit", f"{order:040x}", "--time", at.isoformat(), str(path)),
+        )
+        assert ran.code == 0, ran.err
+        return ran
+
+    return give
+
+
+def steady(n, level=20.0, seed=0):
+    noise = random.Random(seed)
+    return [level * (1 + 0.002 * noise.gauss(0, 1)) for _ in range(n)]
+
+
+def test_a_planted_step_in_nvbench_files_opens_one_alert_that_says_by_history_alone(
+    cli, history, database
+):
+    ran = history([*steady(16), *steady(8, 21.0, seed=1)])
+
+    rows = json.loads(cli("alerts", "list", "--json").out)
+    assert [(row["family"], row["bad"]["sha"]) for row in rows] == [
+        (f"{PROJECT}/gemm", f"{17:040x}")
+    ]
+    assert "judged by history alone" in ran.out
+    explained = cli("explain", str(rows[0]["id"]))
+    assert explained.code == 0
+    assert "by history alone, no interleaved comparison confirms it" in explained.out
+    assert "flexq_bench bisect" not in explained.out
+    detected = cli("detect", "1")
+    assert "1 change point" in detected.out
+    assert "by history alone" in detected.out
+
+
+def test_a_level_that_comes_back_closes_its_alert(cli, history):
+    history([*steady(16), *steady(6, 21.5, seed=1)])
+    history(steady(6, 20.0, seed=2), first=23)
+
+    (row,) = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
+    assert row["state"] == "fixed"
+    assert row["note"].endswith("by history alone")
+
+
+def test_noise_and_improvements_open_no_alert(cli, history):
+    history([*steady(16), *steady(6, 18.0, seed=1)])
+
+    assert json.loads(cli("alerts", "list", "--state", "all", "--json").out) == []
+
+
+def test_importing_a_file_twice_changes_nothing(cli, history, tmp_path, database):
+    history(steady(3))
+    again = cli(
+        *("db", "import", "--format", "nvbench", "--project", PROJECT),
+        *("--commit", f"{3:040x}", str(tmp_path / "3.json")),
+    )
+
+    assert "0 of 1 results are new" in again.out
+    with open_database(str(database)) as opened, opened.session() as session:
+        (series,) = queries.project_series(session)
+        assert len(queries.series_history(session, series.id)) == 3
+
+
+def test_two_projects_share_no_series(cli, tmp_path, database):
+    path = tmp_path / "a.csv"
+    path.write_text("benchmark,value\ngemm,1\n")
+    for project in ("one", "two"):
+        cli(
+            "db", "import", "--format", "csv", "--project", project, "--commit", "a" * 40, str(path)
+        )
+
+    with open_database(str(database)) as opened, opened.session() as session:
+        names = [(row.project, row.kernel) for row in queries.project_series(session)]
+    assert names == [("one", "gemm"), ("two", "gemm")]
+
+
+def test_bad_results_are_named_and_the_others_stored(cli, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("benchmark,value\ngood,1\nbad,-1\n")
+
+    ran = cli("db", "import", "--format", "csv", "--project", "p", "--commit", "b" * 40, str(path))
+
+    assert ran.code == 2
+    assert "1 of 1 results are new" in ran.out
+    assert "refused row 3: -1 µs is no time" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--format", "csv"), "--project NAME and --commit SHA"),
+        (("--format", "svg", "--project", "p", "--commit", "a" * 40), "no format 'svg'"),
+        (("--format", "csv", "--project", "a b", "--commit", "a" * 40), "--project 'a b'"),
+        (("--format", "csv", "--project", "p", "--commit", "; rm"), "no hexadecimal sha"),
+        (("--project", "p"), "give --format, too"),
+        (("--no-alert",), "--no-alert is of results of other tools"),
+    ],
+)
+def test_options_that_are_missing_or_wrong_are_one_line(cli, tmp_path, options, says):
+    path = tmp_path / "a.csv"
+    path.write_text("benchmark,value\ngemm,1\n")
+
+    ran = cli("db", "import", *options, str(path))
+
+    assert ran.code == 2
+    assert says in ran.error
+
+
+def test_a_repository_tells_the_order_of_commits(cli, tmp_path, database, monkeypatch):
+    clone = tmp_path / "clone"
+    clone.mkdir()
+
+    def git(*arguments):
+        who = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+        command = ["git", *who, "-C", str(clone), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    shas = []
+    for subject in ("first", "second"):
+        git("commit", "-q", "--allow-empty", "-m", subject)
+        shas.append(git("rev-parse", "HEAD"))
+    path = tmp_path / "a.csv"
+    for value, revision in ((2, "HEAD"), (1, "HEAD~1")):
+        path.write_text(f"benchmark,value\ngemm,{value}\n")
+        ran = cli(
+            *("db", "import", "--format", "csv", "--project", "p", "--commit", revision),
+            *("--repository", str(clone), str(path)),
+        )
+        assert ran.code == 0, ran.err
+
+    with open_database(str(database)) as opened, opened.session() as session:
+        (series,) = queries.project_series(session)
+        history = queries.series_history(session, series.id)
+        listed = queries.recent_commits(session, limit=5)
+    assert [(p.commit, p.median_us) for p in history] == [(shas[0], 1.0), (shas[1], 2.0)]
+    assert listed == []  # commits of others are not offered beside ours
+
+
+def test_records_of_a_project_go_out_and_in_again(cli, history, tmp_path, database):
+    history(steady(2))
+    cli("db", "export", str(tmp_path / "out.jsonl"))
+    cli("db", "import", str(tmp_path / "out.jsonl"), "--db", str(tmp_path / "other.sqlite"))
+
+    with open_database(str(tmp_path / "other.sqlite")) as opened, opened.session() as session:
+        (series,) = queries.project_series(session)
+    assert (series.project, series.kernel) == (PROJECT, "gemm-w6a8")

@@ -1,0 +1,234 @@
+"""Plain functions as kernels, and the files and packages that they come from."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from importlib import metadata
+
+import pytest
+import torch
+
+from flexq_bench import api
+from flexq_bench.measure import Meter
+from flexq_bench.measure.inputs import realistic_inputs
+from kernels import registry
+from kernels.errors import SourceError
+from kernels.outside.described import DescribedKernel, spec_as_plain, spec_of_plain
+from kernels.outside.loading import load, load_installed
+from kernels.outside.sources import KernelSource
+from kernels.reference import reference_gemm
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+GEMM = GemmWorkload(3, 40, 200)
+CPU = torch.device("cpu")
+
+
+def real(codes, scales, zeros=None):
+    """Codes [rows, K] in groups of 128 as the numbers that they stand for."""
+    wide = codes.float()
+    if zeros is not None:
+        wide = wide + zeros.float().repeat_interleave(128, 1)[:, : codes.shape[1]]
+    return wide * scales.float().repeat_interleave(128, 1)[:, : codes.shape[1]]
+
+
+def both(x_codes, x_scales, w_codes, w_scales, out):
+    """W6A8 in torch."""
+    assert (x_codes.dtype, w_codes.dtype, x_scales.dtype) == (torch.int8, torch.int8, torch.float16)
+    assert (x_scales.shape, w_scales.shape) == ((3, 2), (40, 2))
+    out.copy_(real(x_codes, x_scales) @ real(w_codes, w_scales).T)
+
+
+def with_zeros(x, w_codes, w_scales, w_zero_points, out):
+    assert x.dtype == torch.float16
+    out.copy_(x.float() @ real(w_codes, w_scales, w_zero_points).T)
+
+
+def prepared(x, w, out):
+    out.copy_(x.float() @ w.T)
+
+
+def computed(definition):
+    """What a definition's kernel computes of drawn inputs, and what is right."""
+    (kernel,) = definition.kernels()
+    inputs = realistic_inputs(kernel, GEMM, CPU, 1)
+    out = torch.full((3, 40), torch.nan, dtype=torch.float16)
+    config = kernel.default_config(GEMM)
+    weight = kernel.pack_weight(inputs.w)
+    kernel.gemm(kernel.pack_activation(inputs.x), weight, out, config=config)
+    return out, reference_gemm(inputs.x, inputs.w).y
+
+
+def declared(function, **formats):
+    return api.linear_kernel("mine", backends=["cpu"], **formats)(function)
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        declared(both, weight="int6/128", activation="int8/128"),
+        declared(with_zeros, weight="uint4/128"),
+        declared(prepared, weight="int4/128", prepare_weight=real),
+        declared(lambda x, w, out: prepared(x, w.float(), out), weight="fp16"),
+        declared(
+            lambda x, w, s, out, factor: prepared(x, factor * real(w, s), out),
+            weight="int6/128",
+            configurations=[{"factor": 1.0}, {"factor": 2.0}],
+        ),
+    ],
+    ids=["codes", "zero-points", "prepared", "dense", "configurations"],
+)
+def test_a_function_is_given_what_its_formats_have(definition):
+    out, right = computed(definition)
+
+    assert torch.allclose(out.double(), right, rtol=2e-3, atol=1e-3)
+
+
+WIDE = torch.zeros(4, 4, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda *given: torch.zeros(2, 2), "returned float32 [2, 2]: write the result into out"),
+        (lambda *given: setattr(given[-1], "data", WIDE), "exchanged out for float16 [4, 4]"),
+        (lambda *given: "done", "returned a str"),
+    ],
+)
+def test_a_function_that_does_not_write_into_out_is_told_so(function, said):
+    with pytest.raises(api.ShapeError, match=said.replace("[", r"\[")):
+        computed(declared(function, weight="int6/128", activation="int8/128"))
+
+
+class Lazy(torch.Tensor):
+    """A tensor that may compute when somebody looks."""
+
+
+def test_out_can_not_become_a_tensor_that_computes_when_it_is_looked_at():
+    def lazily(*given):
+        given[-1].__class__ = Lazy
+
+    with pytest.raises(api.ShapeError, match="exchanged out for Lazy float16"):
+        computed(declared(lazily, weight="int6/128", activation="int8/128"))
+
+
+@pytest.mark.parametrize(
+    ("formats", "said"),
+    [
+        ({"weight": "dual4/128"}, "takes no weight of format dual4/128"),
+        ({"weight": "int4/128", "activation": "mixed4/128"}, "takes no activation of format"),
+        ({"weight": "uint4/128", "activation": "int8/row"}, "go with activation='fp16'"),
+        ({"weight": "int4/128", "activation": "int99x"}, "no number format 'int99x'"),
+    ],
+)
+def test_formats_that_functions_can_not_have_are_refused(formats, said):
+    with pytest.raises(api.KernelError, match=said):
+        declared(both, **formats)
+
+
+@pytest.fixture
+def a_file(tmp_path):
+    def write(text, name="my_kernels.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return KernelSource.parse(str(path))
+
+    yield write
+    registry.remove(registry.outside_labels())
+
+
+RIGHT = """
+    from flexq_bench.api import linear_kernel
+
+    @linear_kernel("copied", weight="fp16")
+    def copied(x, w, out):
+        "Dense."
+        out.copy_(x.float() @ w.float().T)
+"""
+
+
+def test_kernels_of_a_file_are_named_after_it_and_measured_as_ours(a_file):
+    registry.add(load(a_file(RIGHT)).kernels)
+
+    measured = Meter("cpu").measure(Case("my-kernels.copied", GemmWorkload(1, 32, 32)))
+
+    assert (measured.status, measured.detail) == ("ok", "")
+    assert len(measured.source_hash) == 16
+
+
+def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported(a_file, tmp_path):
+    helped = "import help_of_mine\n" + textwrap.dedent(RIGHT)
+    hashes = []
+    for content in ("a = 1", "a = 2", "a = 1"):
+        (tmp_path / "help_of_mine.py").write_text(content)
+        sys.modules.pop("help_of_mine", None)
+        (kernel, _) = load(a_file(helped)).kernels
+        hashes.append(kernel.spec.source_hash)
+
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import no_such_module", "does not import: ModuleNotFoundError: No module named"),
+        ("raise ValueError('first\\nsecond')", "does not import: ValueError: first$"),
+        ("import sys; sys.exit(0)", "ends the process when it is imported: 0"),
+        ("import os; os._exit(0)", "ends the process when it is imported: 0"),
+        ("def f(:", "does not import: SyntaxError"),
+        ("x = 1", "has no kernel: decorate a function"),
+        (RIGHT.replace('"copied"', '"Bad Name"'), "a kernel is written name"),
+    ],
+)
+def test_a_file_without_kernels_is_refused_in_one_line(a_file, text, said):
+    with pytest.raises(SourceError, match=said) as caught:
+        load(a_file(text))
+
+    assert "\n" not in str(caught.value)
+
+
+def test_what_a_file_prints_is_kept_from_stdout(a_file, capsys):
+    loaded = load(a_file("print('hello')\n" + textwrap.dedent(RIGHT)))
+
+    assert (loaded.printed, capsys.readouterr().out) == ("hello\n", "")
+
+
+def test_a_description_says_all_that_a_plan_needs(a_file):
+    (kernel, _) = load(a_file(RIGHT)).kernels
+
+    described = DescribedKernel(spec_of_plain(spec_as_plain(kernel.spec)))
+
+    assert described.spec == kernel.spec
+    with pytest.raises(api.UnsupportedError, match="runs in a worker process only"):
+        described.activate(torch.zeros(1, 1), None)
+
+
+def test_a_file_is_written_anew_where_a_machine_has_another_one(a_file, tmp_path):
+    carried = a_file(RIGHT).carried()
+    a_file("raise ValueError('another one')")
+
+    (kernel, _) = load(carried.at_hand()).kernels
+
+    assert kernel.spec.name == "my-kernels.copied"
+
+
+def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkeypatch, caplog):
+    (tmp_path / "acme_fast.py").write_text(textwrap.dedent(RIGHT))
+    info = tmp_path / "acme_kernels-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: Acme_Kernels\nVersion: 1.0\n")
+    points = "[flexq_bench.kernels]\nfast = acme_fast\nlost = no_such_module_of_acme\n"
+    (info / "entry_points.txt").write_text(points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    labels = [kernel.spec.label for kernel in load_installed()]
+
+    assert labels == ["acme-kernels.copied", "acme-kernels.copied"]  # on the CPU and on GPUs
+    assert "entry point lost does not import" in caplog.text
+    assert metadata.entry_points(group="flexq_bench.kernels")
+
+
+def test_everything_public_is_there_and_versioned():
+    assert api.API_VERSION == 1
+    assert all(hasattr(api, name) for name in api.__all__)

@@ -1,0 +1,258 @@
+"""Each export holds to the published schema of its format; sources stand beside each schema."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from flexq_bench.runs.exports import EXPORTS, write_export
+
+jsonschema = pytest.importorskip("jsonschema")
+
+# https://bencher.dev/bmf.json, and the limits of names from
+# https://bencher.dev/docs/reference/bencher-metric-format
+BENCHER: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {"minLength": 1, "maxLength": 1024},
+    "additionalProperties": {
+        "type": "object",
+        "propertyNames": {"minLength": 1, "maxLength": 64},
+        "additionalProperties": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "number"},
+                "lower_value": {"type": "number"},
+                "upper_value": {"type": "number"},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+# mozilla/treeherder, schemas/performance-artifact.json: the properties that we write, with their
+# limits; the subtest's name is limited as in mozilla-firefox/firefox,
+# testing/performance/common/performance-artifact-schema.json.
+_VALUE = {"type": "number", "minimum": -1e12, "maximum": 1e12}
+_UNIT = {"type": "string", "minLength": 1, "maxLength": 20}
+PERFHERDER: dict[str, Any] = {
+    "type": "object",
+    "required": ["framework", "suites"],
+    "additionalProperties": False,
+    "properties": {
+        "framework": {"type": "object", "properties": {"name": {"type": "string"}}},
+        "suites": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "subtests"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": {"type": "string"},
+                    "extraOptions": {
+                        "type": "array",
+                        "items": {"type": "string", "maxLength": 100},
+                        "uniqueItems": True,
+                        "maxItems": 8,
+                    },
+                    "subtests": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["name", "value"],
+                            "additionalProperties": False,
+                            "properties": {
+                                "name": {"type": "string", "maxLength": 80},
+                                "value": _VALUE,
+                                "unit": _UNIT,
+                                "lowerIsBetter": {"type": "boolean"},
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+
+# github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra, "Benchmark results format";
+# extra_info is a map of text to text in the table that takes it.
+_TEXT = {"type": "string"}
+_EXTRA = {"type": "object", "additionalProperties": _TEXT}
+PYTORCH_HUD: dict[str, Any] = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["benchmark", "model", "metric"],
+        "additionalProperties": False,
+        "properties": {
+            "benchmark": {
+                "type": "object",
+                "required": ["name"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": _TEXT,
+                    "mode": {"enum": ["training", "inference"]},
+                    "dtype": _TEXT,
+                    "extra_info": _EXTRA,
+                },
+            },
+            "model": {
+                "type": "object",
+                "required": ["name"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": _TEXT,
+                    "type": _TEXT,
+                    "backend": _TEXT,
+                    "origins": {"type": "array", "items": _TEXT},
+                    "extra_info": _EXTRA,
+                },
+            },
+            "metric": {
+                "type": "object",
+                "required": ["name", "benchmark_values"],
+                "additionalProperties": False,
+                "properties": {
+                    "name": _TEXT,
+                    "benchmark_values": {"type": "array", "items": {"type": "number"}},
+                    "target_value": {"type": "number"},
+                    "extra_info": _EXTRA,
+                },
+            },
+            "inputs": {
+                "type": "object",
+                "additionalProperties": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {"dtype": _TEXT, "extra_info": _EXTRA},
+                },
+            },
+            "dependencies": {
+                "type": "object",
+                "additionalProperties": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "repo": _TEXT,
+                        "branch": _TEXT,
+                        "sha": _TEXT,
+                        "version": _TEXT,
+                        "extra_info": _EXTRA,
+                    },
+                },
+            },
+            "runners": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {"name": _TEXT, "type": _TEXT},
+                },
+            },
+        },
+    },
+}
+
+SCHEMAS = {"bencher": BENCHER, "perfherder": PERFHERDER, "pytorch-hud": PYTORCH_HUD}
+
+
+@pytest.fixture
+def records(build):
+    """Results of ours, old and new, of machine code, of another project, wrong and failed."""
+    newer = {"created_at": "2025-11-22T10:00:00+00:00", "median_us": 7.0, "ci_high_us": 7.2}
+    odd = {"project": "their/kernels", "backend": "outside", "stage": "", "cache": ""}
+    speed = {"metric": "bandwidth", "unit": "GB/s of what is read", "direction": "higher"}
+    return [
+        build.a_record(),
+        build.a_record("newer", run=build.a_run("newer"), **newer),
+        build.a_record("m8", m=8, variant="-evict-first"),
+        build.a_record("code", backend="static", metric="registers", unit="registers"),
+        build.a_record("odd", kernel='a "b" \\ c' + "x" * 200, variant="y" * 300, **odd),
+        build.a_record("speed", **speed, **odd),
+        build.a_record("wrong", status="incorrect", m=2),
+        build.a_record("failed", status="failed", m=4, median_us=None),
+    ]
+
+
+@pytest.fixture
+def exported(records, tmp_path):
+    def write(name):
+        path = tmp_path / "out"
+        count = write_export(name, path, records)
+        return path.read_text(), count
+
+    return write
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_an_export_holds_to_the_published_schema(exported, name):
+    text, count = exported(name)
+
+    jsonschema.Draft7Validator(SCHEMAS[name]).validate(json.loads(text))
+    assert count == (6 if name == "pytorch-hud" else 5)
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_an_export_of_nothing_is_a_valid_file(tmp_path, name):
+    assert write_export(name, tmp_path / "out", []) == 0
+
+    text = (tmp_path / "out").read_text()
+    if name in SCHEMAS:
+        jsonschema.Draft7Validator(SCHEMAS[name]).validate(json.loads(text))
+    else:
+        assert text == "# EOF\n"
+
+
+@pytest.mark.parametrize("name", EXPORTS)
+def test_what_may_not_be_compared_is_left_out(exported, name):
+    text, _ = exported(name)
+
+    assert "m2n4096" not in text
+    assert 'm="2"' not in text
+
+
+def test_bencher_has_the_newest_latency_in_nanoseconds(exported):
+    benchmarks = json.loads(exported("bencher")[0])
+
+    metric = benchmarks["flexq-w6a6 gemm cold m1n4096k4096 on NVIDIA H200"]["latency"]
+    assert metric == pytest.approx({"value": 7000, "lower_value": 6000, "upper_value": 7200})
+
+
+def test_perfherder_has_a_suite_a_kernel_and_gpu(exported):
+    suites = json.loads(exported("perfherder")[0])["suites"]
+
+    (plain,) = [one for one in suites if one["name"] == "flexq-w6a6"]
+    assert plain["extraOptions"] == ["NVIDIA H200"]
+    name = "time gemm cold m1n4096k4096 p1"
+    subtest = {"name": name, "value": 7.0, "unit": "us", "lowerIsBetter": True}
+    assert subtest in plain["subtests"]
+
+
+def test_pytorch_hud_has_every_result_with_its_commit(exported, records):
+    rows = json.loads(exported("pytorch-hud")[0])
+
+    assert [row["metric"]["benchmark_values"] for row in rows[:2]] == [[6.1], [7.0]]
+    assert rows[0]["dependencies"]["flexq-bench"]["sha"] == records[0].commit.sha
+    assert rows[0]["metric"]["name"] == "time(us)"
+
+
+def test_openmetrics_is_read_by_prometheus_own_parser(exported, records):
+    parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+    text, count = exported("openmetrics")
+
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
+
+    assert count == 5
+    times = families["flexq_bench_time_seconds"]
+    assert (times.type, times.unit) == ("gauge", "seconds")
+    by_label = {
+        (s.labels["kernel"], s.labels.get("variant", ""), s.labels["m"]): s for s in times.samples
+    }
+    assert by_label["flexq-w6a6", "", "1"].value == pytest.approx(7.0e-6)
+    assert (records[4].kernel, records[4].variant, "1") in by_label
+    values = families["flexq_bench_value"].samples
+    (registers,) = [s for s in values if s.labels["metric"] == "registers"]
+    assert registers.value == 6.1

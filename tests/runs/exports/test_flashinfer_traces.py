@@ -1,0 +1,189 @@
+"""Trace sets of FlashInfer-Bench: read, written, and read by its own package."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.flashinfer_traces import gemm_shapes, read_traces, suite_text, write_traces
+from kernels.formats import Operand
+from kernels.reference import reference_gemm
+from kernels.registry import resolve
+from workloads.suites import read_suite
+
+VERSIONS = {name: resolve(name, "cuda").spec.version for name in ("flexq-w6a6", "w4a16")}
+
+GEMM = {
+    "name": "gemm_n4096_k2048",
+    "op_type": "gemm",
+    "axes": {
+        "M": {"type": "var"},
+        "N": {"type": "const", "value": 4096},
+        "K": {"type": "const", "value": 2048},
+    },
+    "inputs": {
+        "A": {"shape": ["M", "K"], "dtype": "float16"},
+        "B": {"shape": ["N", "K"], "dtype": "float16"},
+    },
+    "outputs": {"C": {"shape": ["M", "N"], "dtype": "float16"}},
+    "reference": "def run(A, B):\n    return A @ B.T\n",
+}
+
+
+def a_workload(m):
+    inputs = {"A": {"type": "random"}, "B": {"type": "random"}}
+    return {"axes": {"M": m}, "inputs": inputs, "uuid": f"workload {m}"}
+
+
+def a_trace(m, ms=None, status="PASSED", definition="gemm_n4096_k2048"):
+    evaluation = {
+        "status": status,
+        "environment": {"hardware": "NVIDIA_H100", "libs": {}},
+        "timestamp": "2026-01-31T02:00:00",
+    }
+    if ms is not None:
+        times = {"latency_ms": ms, "reference_latency_ms": 1.0, "speedup_factor": 1.0}
+        evaluation["performance"] = times
+    return {
+        "definition": definition,
+        "workload": a_workload(m),
+        "solution": "their_gemm",
+        "evaluation": evaluation,
+    }
+
+
+@pytest.fixture
+def trace_set(tmp_path):
+    def write(traces=(), workloads=(1, 8), definitions=(GEMM,)):
+        root = tmp_path / "set"
+        for kind in ("definitions", "workloads", "traces"):
+            (root / kind / "gemm").mkdir(parents=True)
+        for one in definitions:
+            path = root / "definitions" / "gemm" / f"{one['name']}.json"
+            path.write_text(json.dumps(one))
+        lines = [{"definition": GEMM["name"], "workload": a_workload(m)} for m in workloads]
+        for kind, rows in (("workloads", lines), ("traces", traces)):
+            text = "\n".join(map(json.dumps, rows))
+            (root / kind / "gemm" / "gemm_n4096_k2048.jsonl").write_text(text)
+        return str(root)
+
+    return write
+
+
+def test_traces_of_a_solution_are_results_and_their_workloads_samples(trace_set):
+    folder = trace_set([a_trace(8, 0.5), a_trace(8, 0.7), a_trace(1, status="TIMEOUT")])
+
+    reading = read_traces(folder)
+
+    timed, failed = reading.results
+    assert (timed.name, timed.variant) == ("their_gemm", "gemm_n4096_k2048")
+    assert (timed.shape, timed.device) == ((8, 4096, 2048), "NVIDIA_H100")
+    assert (timed.median, timed.samples) == (600.0, (500.0, 700.0))
+    assert (failed.median, failed.detail) == (None, "TIMEOUT")
+    assert reading.created_at == "2026-01-31T02:00:00+00:00"
+
+
+def test_other_operations_are_left_out_and_bad_traces_refused(trace_set):
+    attention = {**GEMM, "name": "gqa", "op_type": "gqa_ragged"}
+    traces = [
+        a_trace(1, 0.5, definition="gqa"),
+        {"definition": GEMM["name"], "workload": {}},
+        a_trace(4, -0.5),
+    ]
+
+    reading = read_traces(trace_set(traces, definitions=(GEMM, attention)))
+
+    assert reading.results == ()
+    assert [one.reason for one in reading.refused] == [
+        "it is no trace of a solution",
+        "-500 µs is no time that anybody measured",
+    ]
+
+
+def test_shapes_of_gemms_become_a_suite(trace_set, tmp_path):
+    folder = trace_set(workloads=(8, 1, 8))
+    path = tmp_path / "theirs.toml"
+    path.write_text(suite_text(folder, ("cublas-fp16",)))
+
+    assert gemm_shapes(folder) == {(4096, 2048): [1, 8]}
+    shapes = [case.gemm for case in read_suite(path).cases(["cublas-fp16"])]
+    assert {(one.m, one.n, one.k) for one in shapes} == {(1, 4096, 2048), (8, 4096, 2048)}
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"name": 1}'])
+def test_a_folder_that_is_no_trace_set_is_refused(tmp_path, content):
+    with pytest.raises(UsageError, match="has no folder definitions"):
+        read_traces(str(tmp_path))
+    (tmp_path / "definitions").mkdir()
+    (tmp_path / "definitions" / "a.json").write_text(content)
+
+    with pytest.raises(UsageError, match="is no definition"):
+        read_traces(str(tmp_path))
+
+
+@pytest.fixture
+def ours(build, tmp_path):
+    """Where our results went as a trace set, and how many of them."""
+    a16 = {"kernel": "w4a16", "weight_bits": 4, "act_bits": 16, "group": 128}
+    records = [
+        build.a_record(),
+        build.a_record("m8", m=8),
+        build.a_record("weight-only", max_rel_error=1e-4, exact=None, **a16),
+        build.a_record("linear", stage="linear"),
+        build.a_record("theirs", project="their/kernels"),
+        build.a_record("gone", kernel="a-kernel-of-long-ago"),
+    ]
+    folder = tmp_path / "ours"
+    current = [replace(one, kernel_version=VERSIONS.get(one.kernel, 1)) for one in records]
+    return folder, write_traces(folder, current)
+
+
+def test_our_results_come_back_as_they_went(ours):
+    folder, count = ours
+    results = {(one.name, one.shape): one for one in read_traces(str(folder)).results}
+
+    assert count == 3
+    assert set(results) == {
+        ("flexq-w6a6", (1, 4096, 4096)),
+        ("flexq-w6a6", (8, 4096, 4096)),
+        ("w4a16", (1, 4096, 4096)),
+    }
+    assert results["flexq-w6a6", (8, 4096, 4096)].median == pytest.approx(6.1)
+
+
+def test_the_reference_of_a_definition_computes_what_our_reference_does(ours):
+    folder, _ = ours
+    (path,) = folder.glob("definitions/gemm/*int6g128_int6g128*.json")
+    definition = json.loads(path.read_text())
+    generator = torch.Generator().manual_seed(0)
+
+    def an_operand(rows):
+        codes = torch.randint(-31, 32, (rows, 4096), generator=generator).to(torch.int8)
+        return codes, torch.rand((rows, 32), generator=generator).half() / 64
+
+    (a, a_scales), (b, b_scales) = an_operand(2), an_operand(3)
+    space: dict = {}
+    exec(definition["reference"], space)
+    given = {"A": a, "A_scales": a_scales, "B": b, "B_scales": b_scales}
+    result = space["run"](*(given[name] for name in definition["inputs"]))
+
+    expected = reference_gemm(
+        Operand(a, a_scales, bits=6, group=128), Operand(b, b_scales, bits=6, group=128)
+    ).y.half()
+    assert torch.isfinite(result).all()
+    assert torch.equal(result, expected)
+
+
+def test_flashinfer_bench_itself_reads_what_we_write(ours):
+    data = pytest.importorskip("flashinfer_bench.data")
+    folder, count = ours
+
+    traces = data.TraceSet.from_path(str(folder))
+
+    assert sum(map(len, traces.traces.values())) == count
+    assert set(traces.traces) == set(traces.workloads) == set(traces.definitions)
+    assert all(one.is_successful() for rows in traces.traces.values() for one in rows)

@@ -1,0 +1,337 @@
+"""Files of other tools become results; what is wrong in them is refused by its name."""
+
+from __future__ import annotations
+
+import array
+import json
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from flexq_bench.errors import UsageError
+from flexq_bench.runs.outside import FORMATS, read_results
+
+MADE_BY_THE_TOOL = Path(__file__).parent / "pytest_benchmark.json"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(format_name, content, name="results"):
+        path = tmp_path / name
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return read_results(format_name, str(path))
+
+    return write_and_read
+
+
+def refusals(reading):
+    return [f"{one.name}: {one.reason}" for one in reading.refused]
+
+
+# nvbench
+
+
+def summary(tag, value, kind="float64", name="value"):
+    return {"tag": tag, "data": [{"name": name, "type": kind, "value": str(value)}]}
+
+
+def state(*summaries, **changes):
+    axes = [
+        {"name": "M", "type": "int64", "input_string": "8", "value": "8"},
+        {"name": "N", "type": "int64", "input_string": "4096", "value": "4096"},
+        {"name": "K", "type": "int64", "input_string": "2^12", "value": "4096"},
+        {"name": "T", "type": "type", "input_string": "I32", "description": "int32_t"},
+    ]
+    timed = [
+        summary("nv/cold/sample_size", 400, "int64"),
+        summary("nv/cold/time/gpu/mean", 2.0e-05),
+        summary("nv/cold/time/gpu/stdev/relative", 0.01),
+    ]
+    return {
+        "name": "Device=0 M=8 T=I32",
+        "device": 0,
+        "axis_values": axes,
+        "summaries": [*timed, *summaries],
+        "is_skipped": False,
+    } | changes
+
+
+def nvbench(*states):
+    return {
+        "meta": {"version": {"nvbench": {"string": "0.3.0"}}},
+        "devices": [{"id": 0, "name": "NVIDIA H200"}],
+        "benchmarks": [{"name": "gemm", "devices": [0], "axes": [], "states": list(states)}],
+    }
+
+
+def test_nvbench_means_have_the_interval_of_their_deviation(read):
+    (one,) = read("nvbench", nvbench(state())).results
+
+    assert (one.name, one.variant, one.shape) == ("gemm", "T=I32", (8, 4096, 4096))
+    assert (one.device, one.cache, one.environment["statistic"]) == ("NVIDIA H200", "cold", "mean")
+    assert one.median == pytest.approx(20.0)
+    assert one.high - one.low == pytest.approx(2 * 1.96 * 0.01 * 20 / 20)
+
+
+def test_nvbench_medians_and_batches_are_read(read):
+    quartiles = [summary(f"nv/cold/time/gpu/{q}", v) for q, v in (("q1", 1e-5), ("q3", 2e-5))]
+    batch = summary("nv/batch/time/gpu/mean", 9e-6)
+    median = summary("nv/cold/time/gpu/median", 1.5e-5)
+
+    cold, hot = read("nvbench", nvbench(state(median, batch, *quartiles))).results
+
+    assert (cold.median, cold.environment["statistic"]) == (pytest.approx(15.0), "median")
+    assert cold.high == pytest.approx(15 + 1.57 * 10 / 20)
+    assert (hot.cache, hot.median) == ("hot", pytest.approx(9.0))
+
+
+def binary(filename, size):
+    return {
+        "tag": "nv/json/bin:nv/cold/sample_times",
+        "data": [
+            {"name": "filename", "type": "string", "value": filename},
+            {"name": "size", "type": "int64", "value": str(size)},
+        ],
+    }
+
+
+def test_nvbench_samples_beside_the_file_are_read_and_no_others(read, tmp_path):
+    (tmp_path / "times.bin").write_bytes(array.array("f", [1e-5, 3e-5, 2e-5]).tobytes())
+    elsewhere = tmp_path.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    (elsewhere / "times.bin").write_bytes(array.array("f", [1.0]).tobytes())
+
+    (own,) = read("nvbench", nvbench(state(binary("times.bin", 3)))).results
+    far = state(binary(str(elsewhere.parent.parent / "times.bin"), 1))
+    (other,) = read("nvbench", nvbench(far)).results
+
+    assert own.samples == pytest.approx([10, 30, 20])
+    assert own.median == pytest.approx(20)
+    assert other.samples == ()
+
+
+def test_nvbench_bad_states_are_refused_and_the_others_kept(read):
+    bad = state(summary("nv/cold/time/gpu/median", "soon"), name="M=1")
+    none = {**state(), "name": "M=2", "summaries": []}
+    skipped = state(name="M=3", is_skipped=True, skip_reason="too large", axis_values=[])
+
+    reading = read("nvbench", nvbench(state(), bad, none, skipped))
+
+    assert [one.median is None for one in reading.results] == [False, True]
+    assert reading.results[1].detail == "too large"
+    assert refusals(reading) == [
+        "gemm M=1: nv/cold/time/gpu/median is no number",
+        "gemm M=2: it has no time: no nv/cold, nv/batch or nv/cpu_only summary",
+    ]
+
+
+def test_a_file_of_nvbench_itself_is_read_whole():
+    """cuda-bench's wheel holds a file that nvbench wrote for its own tests."""
+    try:
+        files = metadata.files("cuda-bench") or []
+    except metadata.PackageNotFoundError:
+        pytest.skip("cuda-bench is not installed")
+    path = next(Path(one.locate()) for one in files if one.name == "test_ref.json")
+    states = sum(len(b["states"]) for b in json.loads(path.read_text())["benchmarks"])
+
+    reading = read_results("nvbench", str(path))
+
+    assert reading.refused == ()
+    assert sum(one.cache == "cold" for one in reading.results) == states
+    assert {one.device for one in reading.results} == {"Quadro GV100", "Quadro GP100"}
+
+
+# Google Benchmark
+
+
+def google(*entries):
+    context = {"date": "2026-01-31T02:00:00+01:00", "library_version": "v1.9.0"}
+    return {"context": context, "benchmarks": list(entries)}
+
+
+def iteration(name="BM_gemm/m:8/n:64/k:32/real_time", index=0, **changes):
+    return {
+        "name": name,
+        "run_name": name,
+        "run_type": "iteration",
+        "repetition_index": index,
+        "iterations": 1000,
+        "real_time": 1500.0 + index,
+        "cpu_time": 1400.0,
+        "time_unit": "ns",
+    } | changes
+
+
+def test_google_benchmark_repetitions_are_samples(read):
+    reading = read("google-benchmark", google(*(iteration(index=i) for i in range(5))))
+
+    (one,) = reading.results
+    assert (one.name, one.variant, one.shape) == ("BM_gemm", "real_time=true", (8, 64, 32))
+    assert one.samples == pytest.approx([1.5, 1.501, 1.502, 1.503, 1.504])
+    assert one.median == pytest.approx(1.502)
+    assert reading.created_at == "2026-01-31T01:00:00+00:00"
+
+
+def test_google_benchmark_aggregates_serve_where_there_are_no_iterations(read):
+    def aggregate(kind, time, name="BM_sort<a/b>/64"):
+        return iteration(name, run_type="aggregate", aggregate_name=kind, real_time=time)
+
+    entries = [aggregate("mean", 3), aggregate("median", 2), aggregate("stddev", 1)]
+    big_o = iteration("BM_sort_BigO", run_type="aggregate", aggregate_name="BigO")
+    reading = read("google-benchmark", google(*entries, big_o))
+
+    (one,) = reading.results
+    assert (one.name, one.variant, one.environment["statistic"]) == (
+        "BM_sort<a/b>",
+        "arg0=64",
+        "median",
+    )
+    assert one.median == pytest.approx(0.002)
+
+
+def test_google_benchmark_errors_and_bad_entries_are_told(read):
+    failed = iteration("BM_a", error_occurred=True, error_message="no GPU")
+    bad = [
+        iteration("BM_b", real_time=-1),
+        iteration("BM_c", time_unit="hours"),
+        iteration("BM_d", real_time="NaN"),
+        {"name": "BM_e", "run_type": "iteration"},
+    ]
+    reading = read("google-benchmark", google(failed, *bad))
+
+    assert [(one.median, one.detail) for one in reading.results] == [(None, "no GPU")]
+    assert [text.split(":")[0] for text in refusals(reading)] == ["BM_b", "BM_c", "BM_d", "BM_e"]
+    assert "-0.001 µs is no time" in refusals(reading)[0]
+
+
+# pytest-benchmark
+
+
+def test_a_file_of_pytest_benchmark_itself_is_read():
+    raw, summary_only = read_results("pytest-benchmark", str(MADE_BY_THE_TOOL)).results
+
+    assert (raw.name, raw.shape) == ("test_b.py::test_sum", (1, 64, 1))
+    assert raw.low < raw.median < raw.high
+    assert len(raw.samples) == 64
+    assert summary_only.samples == ()
+    assert raw.device.startswith("AMD EPYC")
+
+
+def test_pytest_benchmark_entries_without_statistics_are_refused(read):
+    file = json.loads(MADE_BY_THE_TOOL.read_text())
+    del file["benchmarks"][0]["stats"]["median"]
+    file["benchmarks"].append("nothing")
+
+    reading = read("pytest-benchmark", file)
+
+    assert len(reading.results) == 1
+    assert refusals(reading) == [
+        "test_b.py::test_sum[1-64]: 'median' is missing",
+        "benchmark 3: it has another form",
+    ]
+
+
+# Criterion
+
+
+def complete(**changes):
+    def estimate(value):
+        return {"estimate": value, "lower_bound": value - 1, "upper_bound": value + 1, "unit": "ns"}
+
+    message = {
+        "reason": "benchmark-complete",
+        "id": "gemm/w6a8/64",
+        "iteration_count": [10, 20],
+        "measured_values": [1000.0, 2100.0],
+        "unit": "ns",
+        "median": estimate(102.0),
+        "mean": estimate(103.0),
+    } | changes
+    return json.dumps(message)
+
+
+def test_criterion_messages_are_read_line_by_line(read):
+    other = json.dumps({"reason": "group-complete", "group_name": "gemm", "benchmarks": []})
+
+    (one,) = read("criterion", "\n".join([complete(), other, ""])).results
+
+    assert (one.name, one.variant) == ("gemm/w6a8", "64")
+    assert (one.low, one.median, one.high) == pytest.approx((0.101, 0.102, 0.103))
+    assert one.samples == pytest.approx((0.1, 0.105))
+
+
+def test_criterion_lines_that_are_cut_off_are_refused(read):
+    reading = read("criterion", "\n".join([complete(), complete(iteration_count=[1]), "{"]))
+
+    assert len(reading.results) == 1
+    assert refusals(reading) == [
+        "gemm/w6a8/64: it has not one measured value for each iteration count",
+        "line 3: it is no JSON object",
+    ]
+
+
+# CSV
+
+
+def test_csv_rows_are_results(read):
+    text = "benchmark,value,unit,low,high,m,n,k,gpu\ngemm,2,ms,1.9,2.1,8,64,32,NVIDIA H200\n\n"
+
+    (one,) = read("csv", text).results
+
+    assert (one.median, one.low, one.high) == pytest.approx((2000, 1900, 2100))
+    assert (one.shape, one.device) == ((8, 64, 32), "NVIDIA H200")
+
+
+def test_csv_rows_of_other_metrics_keep_their_unit(read):
+    (one,) = read(
+        "csv", "benchmark,value,unit,metric,direction\ncopy,3.2,TB/s,bandwidth,higher\n"
+    ).results
+
+    assert (one.metric, one.unit, one.direction, one.median) == ("bandwidth", "TB/s", "higher", 3.2)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("gemm,-1,us,1", "-1 µs is no time that anybody measured"),
+        ("gemm,inf,us,1", "value is inf"),
+        ("gemm,nan,us,1", "value is nan"),
+        ("gemm,x,us,1", "value is no number"),
+        ("gemm,1,fortnight,1", "its unit is no time's: use one of ns, us, µs, μs, ms, s"),
+        ("gemm,1,us,0", "m, n and k are 1 to 2147483647"),
+        ("gemm,1,us,1.5", "m is no count"),
+        (",1,us,1", "it has no benchmark, or no value"),
+        ("gemm,1,us,1,9", "it has 5 cells, the header has 4"),
+        ("a\x1b[31mb,1,us,1", "its name holds control characters"),
+        ("x" * 401 + ",1,us,1", "its name has 401 letters, 400 are the most"),
+    ],
+)
+def test_csv_rows_out_of_range_are_refused(read, row, why):
+    reading = read("csv", f"benchmark,value,unit,m\n{row}\ngood,1,us,1\n")
+
+    assert [one.name for one in reading.results] == ["good"]
+    assert refusals(reading) == [f"row 2: {why}"]
+
+
+def test_the_same_result_twice_is_refused_once(read):
+    reading = read("csv", "benchmark,value\ngemm,1\ngemm,2\n")
+
+    assert [one.median for one in reading.results] == [1.0]
+    assert "another result of this name" in refusals(reading)[0]
+
+
+# All of them
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+@pytest.mark.parametrize("content", ["", "[]", "{}", "\x00", "{" * 100_000, "null"])
+def test_a_file_of_another_kind_is_refused_as_a_whole(read, format_name, content):
+    with pytest.raises(UsageError):
+        read(format_name, content)
+
+
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_a_file_without_end_is_not_read(format_name):
+    with pytest.raises(UsageError, match="no regular file"):
+        read_results(format_name, "/dev/zero")

@@ -1,0 +1,173 @@
+"""What a series is made of: drifts, two modes and spells are told from steps."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from flexq_bench.stats import level_model
+from flexq_bench.stats.level_tracker import LevelTracker
+
+SIGMA = 0.003
+
+
+def noise(size: int, seed: int, sigma: float = SIGMA) -> np.ndarray:
+    return sigma * np.random.default_rng(seed).standard_normal(size)
+
+
+def two_modes(size: int, seed: int, switch: float, gap: float = 0.115) -> np.ndarray:
+    """ln: noise, and a mode that changes with this chance from one value to the next."""
+    rng = np.random.default_rng(seed)
+    upper = np.cumsum(rng.random(size) < switch) % 2
+    return noise(size, seed) + gap * upper
+
+
+def steps(logs: np.ndarray) -> list[int]:
+    return [one.index for one in level_model(100 * np.exp(logs)).steps]
+
+
+def test_a_drift_is_one_drift_with_its_slope_and_onset_and_no_step():
+    logs = noise(200, 1) + 0.001 * np.maximum(np.arange(200) - 80, 0)
+
+    model = level_model(np.exp(logs))
+
+    (drift,) = model.drifts
+    assert model.steps == ()
+    assert abs(drift.onset - 80) <= 10
+    assert drift.end == 200
+    assert drift.slope == pytest.approx(0.001, rel=0.1)
+
+
+def test_a_step_in_a_drift_is_found_and_the_drift_is_still_one():
+    logs = noise(200, 2) + 0.001 * np.arange(200)
+    logs[100:] += 0.03
+
+    model = level_model(np.exp(logs))
+
+    assert [abs(one.index - 100) <= 1 for one in model.steps] == [True]
+    assert model.steps[0].relative_change == pytest.approx(0.03, abs=0.005)
+    (drift,) = model.drifts
+    assert drift.slope == pytest.approx(0.001, rel=0.1)
+
+
+@pytest.mark.parametrize("switch", [0.1, 0.5])
+def test_two_modes_are_no_steps_and_the_step_of_both_is(switch):
+    found = []
+    for seed in range(10):
+        logs = two_modes(200, seed, switch)
+        assert steps(logs) == []
+        logs[120:] += 0.02
+        found.append(any(abs(at - 120) <= 1 for at in steps(logs)))
+
+    assert sum(found) >= 9
+
+
+def test_switches_of_a_sticky_mode_are_labelled_and_those_of_one_drawn_anew_are_not():
+    sticky = level_model(np.exp(two_modes(200, 3, 0.1)))
+    drawn = level_model(np.exp(two_modes(200, 3, 0.5)))
+
+    assert sticky.modes is not None
+    assert drawn.modes is not None
+    assert sticky.modes.gap == pytest.approx(np.expm1(0.115), abs=0.005)
+    assert len(sticky.switches) == np.count_nonzero(
+        np.diff(np.cumsum(np.random.default_rng(3).random(200) < 0.1) % 2)
+    )
+    assert drawn.switches == ()
+
+
+def test_a_change_of_how_often_the_slow_mode_is_drawn_is_a_change():
+    rng = np.random.default_rng(4)
+    slow = rng.random(200) < np.repeat([0.15, 0.85], 100)
+
+    (found,) = level_model(np.exp(noise(200, 4) + 0.115 * slow)).steps
+
+    assert abs(found.index - 100) <= 5
+    assert found.of_share
+
+
+def test_a_few_slow_values_are_a_spell_once_the_level_is_back():
+    logs = noise(80, 5)
+    logs[50:54] += 0.05
+
+    running, over = level_model(np.exp(logs[:54])), level_model(np.exp(logs))
+
+    assert [one.index for one in running.steps] == [50]
+    assert over.steps == ()
+    assert [(one.start, one.stop) for one in over.spells] == [(50, 54)]
+
+
+@pytest.mark.parametrize("offset", [-5.0, 0.0, 0.5])
+def test_values_of_any_sign_have_steps(offset):
+    values = np.random.default_rng(6).standard_normal(120) + offset
+    values[60:] += 4
+
+    (found,) = level_model(values).steps
+
+    assert abs(found.index - 60) <= 1
+    assert found.after - found.before == pytest.approx(4, abs=0.6)
+
+
+def test_many_outliers_in_a_row_hide_no_step():
+    rng = np.random.default_rng(7)
+    logs = noise(200, 7)
+    logs[rng.random(200) < 0.08] += 0.3
+    logs[100:] += 0.02
+
+    assert any(abs(at - 100) <= 1 for at in steps(logs))
+
+
+def test_memory_makes_no_steps():
+    false = 0
+    for seed in range(60):
+        logs = noise(150, seed, 0.01)
+        for night in range(1, 150):
+            logs[night] += 0.6 * logs[night - 1]
+        false += bool(steps(logs))
+
+    assert false <= 1
+
+
+@pytest.mark.parametrize("kind", ["noise", "modes", "drift", "steps"])
+def test_5000_values_take_less_than_a_second(kind):
+    logs = {
+        "noise": noise(5000, 8, 0.01),
+        "modes": two_modes(5000, 8, 0.3),
+        "drift": noise(5000, 8) + 0.0002 * np.arange(5000),
+        "steps": noise(5000, 8) + 0.03 * (np.arange(5000) // 50 % 2),
+    }[kind]
+    start = time.process_time()
+
+    level_model(np.exp(logs))
+
+    assert time.process_time() - start < 1
+
+
+def test_a_tracker_has_the_model_of_the_whole_series():
+    logs = noise(700, 9)
+    logs[300:] += 0.02
+    tracker = LevelTracker()
+
+    for value in np.exp(logs[:20]):
+        tracker.extend([value])
+    grown = tracker.extend(np.exp(logs[20:]))
+
+    assert grown == level_model(np.exp(logs))
+
+
+def test_a_tracker_of_a_long_series_keeps_what_it_found_and_looks_at_the_end_only():
+    logs = noise(5000, 10)
+    places = [700, 1900, 3300, 4800]
+    for at in places:
+        logs[at:] += 0.03
+    tracker = LevelTracker()
+    tracker.extend(np.exp(logs[:4900]))
+    start = time.process_time()
+
+    for value in np.exp(logs[4900:]):
+        model = tracker.extend([value])
+
+    assert time.process_time() - start < 2  # 100 values
+    assert model.size == 5000
+    assert [one.index for one in model.steps] == pytest.approx(places, abs=1)
