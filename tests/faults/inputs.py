@@ -47,7 +47,14 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "suite": (*NO_NAMES, "/nonexistent.toml", "/", "/dev/zero.toml"),
 }
 # What is a word for people, or goes with anything: no value of these is wrong.
-FREE = {"--note", "--by", "--night", "--address", "--column"}
+FREE = {
+    "--note",
+    "--by",
+    "--night",
+    "--address",
+    "--column",
+    "--kernels-from",
+}  # the last is said, and all else goes on
 VALID: dict[str, tuple[str, ...]] = {
     "suite": ("smoke",),
     "what": ("kernels", "schemes", "suites", "models", "devices", "runs", "series", "noise"),

@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_in_one_line(program, tmp_path, seed):
 
 
 def test_every_verb_and_every_option_is_among_the_inputs(seed):
-    tried = list(inputs(4000, seed, {}))
+    tried = list(inputs(12_000, seed, {}))
 
     for verb in verbs():
         own = [one for one in tried if one[: len(verb.words)] == verb.words]
