@@ -5,12 +5,14 @@
 #   TORCH_INDEX  package index to take torch from, where the default one's CUDA is too new
 #   SUITE        what `make bench` measures
 #   WORKERS      processes that `make test` spreads its files over
+#   ROUNDS       seeded rounds of each fault that `make test-faults` goes through
 #   ARGS         more arguments for what `make bench`, `make test` or `make dashboard` starts
 
 PYTHON ?=
 TORCH_INDEX ?=
 SUITE ?= smoke
 WORKERS ?= 2
+ROUNDS ?= 1
 ARGS ?=
 
 VENV := .venv
@@ -27,25 +29,29 @@ TESTING := $(STAMPS)/testing-$(MACHINE)
 comma := ,
 
 .DEFAULT_GOAL := help
-.PHONY: help bench dashboard test test-slow test-gpu lint clean
+.PHONY: help bench dashboard test test-slow test-gpu test-faults lint clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table
+bench: $(PACKAGE) ## set up .venv, measure the smoke suite here, print a table and what to do next
 	@$(VENV)/bin/flexq-bench run $(SUITE) $(ARGS)
+	@$(VENV)/bin/flexq-bench quickstart
 
 dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)
 
 test: lint ## set up .venv for tests, check style, types and imports, run the fast tests
-	$(PY) -m pytest -m "not slow and not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(TESTING) ## the tests that take longer
-	$(PY) -m pytest -m "slow and not gpu" $(ARGS)
+	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)
 
 test-gpu: $(TESTING) ## the tests that need an NVIDIA GPU
 	$(PY) -m pytest -m gpu $(ARGS)
+
+test-faults: $(TESTING) ## kills, outages, cuts and 2,000 inputs of nonsense; ROUNDS=20 rounds
+	FAULT_ROUNDS=$(ROUNDS) $(PY) -m pytest -m faults $(ARGS)
 
 lint: $(TESTING) ## style, types, the direction of imports and dead code
 	$(PY) -m ruff check .

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
@@ -17,7 +16,7 @@ from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import Confirmation, Verdict
-from kernels.runtime.files import cache_folder
+from kernels.runtime.files import cache_folder, write_atomically
 from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
@@ -246,12 +245,10 @@ class Journal:
         return {step.commit: step for step in steps}
 
     def write(self, steps: Mapping[str, Step]) -> None:
-        """Keep these; a process that is killed meanwhile leaves the old ones."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, delete=False) as handle:
-            json.dump([asdict(step) for step in steps.values()], handle)
-        os.replace(handle.name, self.path)
+        """Keep these; a process that is killed meanwhile leaves the old ones. Raises CacheError."""
+        write_atomically(self.path, json.dumps([asdict(step) for step in steps.values()]).encode())
 
     def forget(self) -> None:
         """The search is over."""
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.unlink()

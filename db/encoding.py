@@ -25,6 +25,7 @@ from db.accuracy_records import ACCURACY_STATUSES, THROUGH, AccuracyRecord
 from db.decode_records import DECODE_STATUSES, DecodeRecord, ServingRecord
 from db.errors import RecordError
 from db.gate_records import GATE_OUTCOMES, GateLimit, GateRecord
+from db.ranges import check_number, check_numbers
 from db.records import (
     COMPARABLE_STATUSES,
     RUN_STATUSES,
@@ -62,7 +63,6 @@ _CHOICES = {
     (GateRecord, "through"): THROUGH,
     (GateLimit, "outcome"): GATE_OUTCOMES,
 }
-_AT_LEAST_ONE = {"m", "n", "k"}
 _INT64 = range(-(2**63), 2**63)
 _LAST_INFO: dict[type, tuple[object, object]] = {}  # as given (they can't change), as checked
 
@@ -185,6 +185,9 @@ def _check_result(record: Mapping[str, Any]) -> None:
     for name in ("median_us", "ci_low_us", "ci_high_us", "floor_us"):
         if record[name] is not None and record[name] <= 0:
             raise RecordError(f"{name} is {record[name]}: a time is above 0")
+    low, high = record["ci_low_us"], record["ci_high_us"]
+    if low is not None and high is not None and low > high:
+        raise RecordError(f"ci_low_us is {low} and ci_high_us is {high}: an interval runs upwards")
 
 
 @cache
@@ -241,6 +244,7 @@ def _sequence(value: Any, item: Any, name: str) -> tuple[Any, ...]:
         raise RecordError(f"{name} must be a list, got {_shown(value)}")
     # The raw samples: one look at the kinds is much faster than one call a number.
     if item is float and set(map(type, value)) <= {float} and all(map(math.isfinite, value)):
+        check_numbers(name, value)
         return tuple(value)
     return tuple(_conform(entry, item, name) for entry in value)
 
@@ -267,8 +271,9 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if kind is int and is_number and isinstance(value, Integral):
         number = int(value)
-        if number not in _INT64 or (name in _AT_LEAST_ONE and number < 1):
+        if number not in _INT64:
             raise RecordError(f"{name} is {number}, out of range")
+        check_number(name, number)
         return number
     if kind is float and is_number:
         try:
@@ -277,6 +282,7 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
             real = math.inf
         if not math.isfinite(real):
             raise RecordError(f"{name} is {real}: only finite numbers are stored")
+        check_number(name, real)
         return real
     word = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}[kind]
     raise RecordError(f"{name} must be {word}, got {_shown(value)}")

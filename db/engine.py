@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -40,6 +41,20 @@ __all__ = [
 BUSY_TIMEOUT_S = 30.0  # how long a writer waits for another one
 SILENCE_S = 60.0  # longer than any wait for a lock: a server that is silent for so long hangs
 _CONNECT_TIMEOUT_S = 10
+_OF_THE_NETWORK = {
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "smbfs",
+    "9p",
+    "afs",
+    "ceph",
+    "lustre",
+    "glusterfs",
+}
+
+log = logging.getLogger(__name__)
 
 
 class Database:
@@ -199,6 +214,22 @@ def revision_of(database: Database) -> str | None:
         return schema.current_revision(connection)
 
 
+def network_file_system(path: Path, mounts: Path = Path("/proc/mounts")) -> str | None:
+    """The type of the file system that a file is on, if it is one of the network; else None."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # no Linux
+        return None
+    whole = path.absolute()
+    on = [
+        (len(point), kind)
+        for point, kind in (line.split(" ")[1:3] for line in lines if line.count(" ") >= 3)
+        if whole.is_relative_to(point.replace("\\040", " "))
+    ]
+    kind = max(on, default=(0, ""))[1]
+    return kind if kind in _OF_THE_NETWORK or kind.startswith("fuse.ssh") else None
+
+
 @contextmanager
 def _named(name: str) -> Iterator[None]:
     """db.schema knows a connection, not what people call the database: say it here."""
@@ -213,12 +244,14 @@ def _check_file(path: Path, *, create: bool, read_only: bool) -> None:
     try:
         if path.is_dir():
             raise NotADatabaseError(f"{path} is a folder: name a file in it")
-        if not path.exists():
-            if read_only or not create:
-                raise MissingDatabaseError(
-                    f"no database at {path}: measure something first (flexq-bench run smoke), or "
-                    "name another one with --db"
-                )
+        is_there = path.exists()
+        if (not is_there or path.stat().st_size == 0) and (read_only or not create):
+            what = f"{path} is an empty file" if is_there else f"no database at {path}"
+            raise MissingDatabaseError(
+                f"{what}: measure something first (flexq-bench run smoke), or name another one "
+                "with --db"
+            )
+        if not is_there:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not os.access(path, os.R_OK, effective_ids=_EFFECTIVE):
             raise ReadOnlyError(f"{path} can't be read: its permissions forbid it")
@@ -268,7 +301,20 @@ def _sqlite_engine(url: URL, file: OpenFile | None, *, busy_timeout_s: float) ->
 
 
 def _use_write_ahead_log(database: Database) -> None:
-    """Let readers and a writer work at once; the file remembers it. For a new file only."""
+    """Let readers and a writer work at once; the file remembers it. For a new file only.
+
+    Not on a file system of the network: there the log's shared memory is of one host only, and what
+    another host writes is lost (https://sqlite.org/wal.html, 1).
+    """
+    path = database.path
+    if path is not None and (kind := network_file_system(path)) is not None:
+        log.warning(
+            "%s is on %s, where several hosts can't write to a SQLite file: use it from one host, "
+            "or name a PostgreSQL database",
+            path,
+            kind,
+        )
+        return
     with database.engine.connect() as connection:
         try:
             connection.exec_driver_sql("PRAGMA journal_mode=WAL")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from traceback import walk_tb
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
@@ -16,6 +18,9 @@ from db.errors import (
     UnreachableError,
 )
 
+_OF_ROWS = "sqlalchemy/engine/*result*.py"
+_DAMAGED = "is damaged: restore a copy, or import an export of it into a new file"
+
 # What a message of the driver holds, and what we make of it. SQLite gives no codes through
 # Python's older drivers; PostgreSQL's messages are matched by SQLSTATE first.
 _SQLITE: tuple[tuple[str, type[DatabaseError], str], ...] = (
@@ -24,8 +29,8 @@ _SQLITE: tuple[tuple[str, type[DatabaseError], str], ...] = (
     ("readonly database", ReadOnlyError, "is read-only: make file and folder writable, or name "
      "another database with --db"),
     ("not a database", NotADatabaseError, "is not a SQLite database: name another file with --db"),
-    ("malformed", NotADatabaseError, "is damaged: restore a copy, or import an export of it into "
-     "a new file"),
+    ("malformed", NotADatabaseError, _DAMAGED),
+    ("Could not decode to UTF-8", NotADatabaseError, _DAMAGED),
     ("unable to open", ReadOnlyError, "can't be opened: check that the path exists and may be "
      "written"),
     ("is full", DatabaseError, "can't grow, the disk is full: free space, or run "
@@ -52,6 +57,10 @@ def translated(name: str) -> Iterator[None]:
         yield
     except SQLAlchemyError as error:
         raise translate(error, name) from error
+    except (ValueError, RecursionError) as error:
+        if not _is_of_stored_value(error):
+            raise
+        raise NotADatabaseError(f"{name} {_DAMAGED}") from error
 
 
 def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
@@ -75,6 +84,17 @@ def translate(error: SQLAlchemyError, name: str) -> DatabaseError:
             "user and the password"
         )
     return DatabaseError(f"{name}: {reason}")
+
+
+def _is_of_stored_value(error: Exception) -> bool:
+    """Whether reading a row raised it: a text that is no UTF-8, a JSON or a time that is none.
+
+    SQLite stores any bytes in any column, so such a file was written by something else.
+    """
+    within = "sqlalchemy/*/*.py" if isinstance(error, UnicodeDecodeError) else _OF_ROWS
+    return any(
+        Path(frame.f_code.co_filename).match(within) for frame, _ in walk_tb(error.__traceback__)
+    )
 
 
 def _what_began_it(error: SQLAlchemyError) -> SQLAlchemyError:

@@ -41,6 +41,8 @@ def resolve_url(database: str | None) -> URL:
     if database is not None and not database.strip():
         raise UnknownSchemeError(f"{database!r} names no database: write {_FORMS}")
     text = database or os.environ.get(ENVIRONMENT_VARIABLE) or str(default_path())
+    if not text.strip() or not text.isprintable():
+        raise UnknownSchemeError(f"{text!r} names no database: write {_FORMS}")
     if "://" not in text:
         return URL.create(SQLITE, database=_whole_path(text))
     scheme = text.partition("://")[0]
@@ -57,6 +59,11 @@ def resolve_url(database: str | None) -> URL:
     if not url.database or url.database == ":memory:":
         raise NotADatabaseError(f"{scheme} URL without a file: write sqlite:///PATH")
     return url.set(database=_whole_path(url.database))
+
+
+def is_default(database: str | None) -> bool:
+    """Whether nobody named a database, neither `database` nor $FLEXQ_BENCH_DB."""
+    return not (database or os.environ.get(ENVIRONMENT_VARIABLE))
 
 
 def display(url: URL) -> str:

@@ -5,6 +5,7 @@ KernelError
 ├── UnknownKernelError  no such name or variant in the registry
 ├── UnsupportedError    the kernel exists but not for this device, stage or missing package
 ├── CompileError        NVRTC refused a source
+├── CacheError          the cache folder can't be written
 └── SourceError         a file or package from outside whose kernels can't be had
 """
 
@@ -29,6 +30,10 @@ class UnsupportedError(KernelError):
 
 class CompileError(KernelError):
     """NVRTC refused a source; the message has its log."""
+
+
+class CacheError(KernelError):
+    """The cache folder can't be made or written: a file has its name, or permissions forbid it."""
 
 
 class SourceError(KernelError):

@@ -6,11 +6,14 @@ field has is an error, not a silence.
 
 from __future__ import annotations
 
+import errno
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 from pydantic import (
@@ -97,14 +100,51 @@ Flag = Annotated[bool, Field(strict=True), wanted("true or false")]
 Day = Annotated[date, Field(strict=True), wanted("a date like 2026-01-31, without quotes")]
 
 
+MAX_BYTES = 1 << 20  # of a file; ours have some thousand
+_MAX_NESTING = 32  # tables and lists in each other
+# Keys with dots, outside of which no file of ours has more than a few: reading n of them in one
+# takes n squared of memory.
+_DEEP_KEY = re.compile(
+    r"""(?<![\w"'.-])(?:(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*)"""
+    f"{{{_MAX_NESTING}}}"
+)
+
+
 def read_toml(file: Traversable) -> dict[str, Any]:
-    """A file's top table. Raises WorkloadError if it can't be read or is not TOML."""
+    """A file's top table. Raises WorkloadError if it can't be read or is not TOML.
+
+    So it does for one of more than MAX_BYTES, and where tables or lists are nested too deep.
+    """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WorkloadError(f"can't read {file}: {error.strerror or error}") from error
+        if isinstance(file, Path) and file.exists() and not file.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")  # a pipe may wait without end
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise WorkloadError(f"can't read {file}: {getattr(error, 'strerror', error)}") from error
+    if len(content) > MAX_BYTES:
+        raise WorkloadError(f"{file} is larger than {MAX_BYTES:,} bytes: name a smaller file")
+    try:
+        text = content.decode()
+        is_deep = _DEEP_KEY.search(text) is not None
+        values = {} if is_deep else tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, nested without end
         raise WorkloadError(f"{file.name} is not TOML: {error}") from error
+    if is_deep or _is_deep(values):
+        raise WorkloadError(f"{file.name} is nested more than {_MAX_NESTING} deep: write it flat")
+    return values
+
+
+def _is_deep(values: dict[str, Any]) -> bool:
+    level: list[Any] = [values]
+    for _ in range(_MAX_NESTING):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    return bool(level)
 
 
 def validated(table: type[TableT], values: dict[str, Any], where: str) -> TableT:

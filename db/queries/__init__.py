@@ -22,6 +22,7 @@ from db.queries.fleet import (
     workers,
 )
 from db.queries.gates import GateRow, export_gates, gate_history
+from db.queries.health import Health, health, last_results
 from db.queries.histories import noise_sigmas, recent_histories
 from db.queries.latest import (
     SCHEDULED,
@@ -146,6 +147,7 @@ __all__ = [
     "FilterValues",
     "Filters",
     "GateRow",
+    "Health",
     "HistoryPoint",
     "JobRow",
     "ModelResults",
@@ -199,8 +201,10 @@ __all__ = [
     "first_run_sharing_cases",
     "gate_history",
     "gpu_names",
+    "health",
     "jobs_of",
     "kernel_names",
+    "last_results",
     "latest_complete_runs",
     "latest_decisions_from",
     "latest_decodes",

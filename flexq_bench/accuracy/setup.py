@@ -112,7 +112,7 @@ def prepare(
     Raises UsageError for a device, model, scheme, text or task that isn't there or doesn't fit,
     before anything is evaluated.
     """
-    chosen = find_device(device or best_device())
+    chosen = find_device(best_device() if device is None else device)
     checkpoint = None if plan.checkpoint is None else open_checkpoint(plan.checkpoint)
     for name in plan.quantized if checkpoint is None else plan.quantized[:-1]:
         resolve(name)

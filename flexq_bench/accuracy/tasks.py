@@ -58,6 +58,8 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
     Raises MissingTaskError where lm-eval or a task's data are missing, AccuracyError for a task
     that there isn't.
     """
+    if data is not None and not data.is_dir():
+        raise AccuracyError(f"no folder {str(data)!r}: give the one with the tasks' data")
     if not names:
         return
     _require_lm_eval()

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.model_options import (
     BatchOption,
@@ -38,6 +37,7 @@ from flexq_bench.cli.options import (
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.interrupts import ended_by_terminate
@@ -290,21 +290,16 @@ def progress(setup: PreparedModel) -> Iterator[OnUnit]:
 
 @contextmanager
 def unit_progress(total: int) -> Iterator[tuple[OnUnit, OnBlock]]:
-    """A bar on stderr where a person looks at it, else a log line a unit."""
-    err = console(stderr=True)
-    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        units = bar.add_task("evaluating", total=total)
-        blocks = bar.add_task("quantizing", visible=False)
+    """Units as they are evaluated, and the blocks of the one that is quantized."""
+    with shown_progress("evaluating", total) as bar:
 
         def on_unit(unit: Unit, findings: Sequence[MetricResult]) -> None:
             for finding in findings:
                 log.info("%s on %s: %s %s", *unit, finding.metric, finding.value)
-            bar.update(units, advance=1, description=" on ".join(unit))
+            bar.advance(" on ".join(unit))
 
         def on_block(block: int, total: int, what: str) -> None:
             log.info("%s of %d", what, total)
-            bar.update(blocks, completed=block, total=total, description=what, visible=True)
+            bar.say(f"{what} of {total}")
 
         yield on_unit, on_block

@@ -30,6 +30,7 @@ from flexq_bench.cli import (
     nightly,
     notify,
     quantize,
+    quickstart,
     run,
     sensitivity,
     serve_api,
@@ -39,6 +40,7 @@ from flexq_bench.cli import (
     worker,
 )
 from flexq_bench.cli.failures import exit_code_of, one_line
+from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, UNREAD, ExitCode
 from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter
@@ -77,6 +79,7 @@ app.command("explain")(explain.explain)
 app.command("static")(static.static)
 app.command("list")(listing.list_)
 app.add_typer(database.app, name="db")
+app.command("quickstart")(quickstart.quickstart)
 app.command("doctor")(doctor.doctor)
 app.command("dashboard")(dashboard.dashboard)
 app.command("serve-api")(serve_api.serve_api)
@@ -141,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: list[str]) -> int:
     try:
+        _check_text(given)
         code = app(given, prog_name=NAME, standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
@@ -154,6 +158,17 @@ def _run(given: list[str]) -> int:
         message, code = _explain(error)
         typer.echo(f"{NAME}: {message}", err=True)
     return int(code or ExitCode.PASS)
+
+
+def _check_text(given: Sequence[str]) -> None:
+    """Raise UsageError for bytes that are no text: no store and no report could hold them."""
+    for number, word in enumerate(given, start=1):
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UsageError(
+                f"argument {number} is no text in this locale's encoding: write it in UTF-8"
+            ) from None
 
 
 def _make_streams_take_all() -> None:

@@ -108,6 +108,8 @@ def compare(
         kind = _kind_of(base, head, repository, db)
     if kind is Kind.RUNS:
         raise typer.Exit(_compare_runs(base, head, db, as_json))
+    if db is not None:
+        raise UsageError("--db is for two stored runs: leave it out, a comparison stores nothing")
     from flexq_bench.measure.ab import InterleaveRules
 
     rules = InterleaveRules.with_processes(processes)
@@ -343,25 +345,10 @@ def _to_be_sure(runs: Sequence[RunSummary]) -> str:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[Case, Block], None]]:
-    """A bar of blocks on stderr where a person looks at it; SIGTERM ends it as Ctrl-C does."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from flexq_bench.cli.output import console
+    """Blocks as they are measured; SIGTERM ends the block of code as Ctrl-C does."""
+    from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.interrupts import ended_by_terminate
 
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    bar = Progress(
-        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
-    )
-    with ended_by_terminate(), bar:
-        task = bar.add_task("comparing", total=total)
-        done = 0
-
-        def advance(case: Case, _block: Block) -> None:
-            nonlocal done
-            done += 1
-            # A second look at what is ambiguous makes it more.
-            bar.update(task, completed=done, total=max(total, done), description=case.key)
-
-        yield advance
+    with ended_by_terminate(), shown_progress("comparing", total) as bar:
+        # A second look at what is ambiguous makes it more than the total.
+        yield lambda case, _block: bar.advance(case.key)

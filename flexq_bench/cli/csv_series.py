@@ -48,7 +48,7 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
     """
     rows = _read(path)
     if not rows:
-        return NumberColumn(column, (), (), {})
+        raise UsageError(f"{path} holds no number: write one a row")
     first = [cell.strip() for cell in rows[0][1]]
     has_header = column is not None or not any(_is_number(cell) for cell in first)
     at = _position(path, first, column, has_header)
@@ -61,6 +61,8 @@ def read_numbers(path: str, column: str | None = None) -> NumberColumn:
         for label in LABELS
         if has_header and label in first and first.index(label) != at
     }
+    if not data:
+        raise UsageError(f"{path} holds no number: write one a row")
     values = tuple(_number(path, line, _cell(cells, at), name) for line, cells in data)
     return NumberColumn(name, values, tuple(line for line, _ in data), labels)
 

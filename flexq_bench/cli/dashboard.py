@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from flexq_bench.cli.options import DbOption, JsonFlag
 from flexq_bench.cli.output import console, print_json, say
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.interrupts import ended_by_terminate
+
+_PART = re.compile(r"[A-Za-z0-9._~-]+")  # of a path
 
 
 def dashboard(
@@ -65,6 +68,7 @@ def dashboard(
     if examples and db is not None:
         raise UsageError("--examples has a database of its own: leave --db out")
     _check_commit_url(commit_url)
+    _check_base_path(base_path)
     if not address.strip():
         raise UsageError(
             "--address is empty, which would listen on every network: name one, or leave it out "
@@ -163,6 +167,15 @@ def _check_commit_url(template: str | None) -> None:
         raise UsageError(
             f"--commit-url {template!r} is no web address with {PLACE_OF_SHA} in it: give one like "
             f"https://github.com/OWNER/REPOSITORY/commit/{PLACE_OF_SHA}"
+        )
+
+
+def _check_base_path(path: str) -> None:
+    parts = path.strip("/").split("/")
+    if path and not all(_PART.fullmatch(part) and part.strip(".") for part in parts):
+        raise UsageError(
+            f"--base-path {path!r} is no path of an address: write it of letters, digits, -, _, . "
+            "and ~, such as team/flexq"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,8 @@ from flexq_bench.cli.model_options import (
     use_own_schemes,
 )
 from flexq_bench.cli.options import (
+    LARGEST_COUNT,
+    MOST_PROCESSES,
     BackendChoice,
     BackendOption,
     DbOption,
@@ -22,12 +25,21 @@ from flexq_bench.cli.options import (
     NoTuneOption,
     RetuneOption,
     SeedOption,
+    finite,
+    given_options,
     tuning_of,
 )
+from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_sizes
+
+_MOST_REQUESTS = 100_000
+_MOST_TOKENS = 2**20  # of one sequence
+_OF_SERVING = ("batch_limit", "memory_gib", "requests", "longest", "lengths", "step_tokens")
+_OF_BATCHES = ("batch", "prompt", "new")
 
 
 def decode(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(
@@ -49,7 +61,9 @@ def decode(
     batch: Annotated[
         str, typer.Option("--batch", metavar="RANGES", help="Sequences at a time: 1,2,4,8.")
     ] = "1",
-    prompt: Annotated[int, typer.Option("--prompt", min=1, help="Tokens of each prompt.")] = 15,
+    prompt: Annotated[
+        int, typer.Option("--prompt", min=1, max=_MOST_TOKENS, help="Tokens of each prompt.")
+    ] = 15,
     new: Annotated[
         str, typer.Option("--new", metavar="RANGES", help="Tokens to decode: 128,1024.")
     ] = "128",
@@ -70,6 +84,7 @@ def decode(
         typer.Option(
             "--processes",
             min=1,
+            max=MOST_PROCESSES,
             help="Fresh processes that measure everything. Default: on a GPU 5, and 3 for more "
             "than 512 new tokens; else 1.",
             show_default=False,
@@ -87,15 +102,23 @@ def decode(
         typer.Option(
             "--memory-gib",
             min=0.001,
+            max=1e6,
+            callback=finite,
             help="With --serve: as many at a time as fit, weights included.",
             show_default=False,
         ),
     ] = None,
     requests: Annotated[
-        int, typer.Option("--requests", min=1, help="With --serve: how many are served.")
+        int,
+        typer.Option(
+            "--requests", min=1, max=_MOST_REQUESTS, help="With --serve: how many are served."
+        ),
     ] = 256,
     longest: Annotated[
-        int, typer.Option("--longest", min=2, help="With --serve: most tokens of a sequence.")
+        int,
+        typer.Option(
+            "--longest", min=2, max=_MOST_TOKENS, help="With --serve: most tokens of a sequence."
+        ),
     ] = 1024,
     lengths: Annotated[
         str | None,
@@ -111,6 +134,7 @@ def decode(
         typer.Option(
             "--step-tokens",
             min=1,
+            max=LARGEST_COUNT,
             help="With --serve: most tokens of prompts that are read between two steps.",
         ),
     ] = 512,
@@ -138,6 +162,9 @@ def decode(
     (unknown names, too long, too large); 5: this machine or the database failed; 130: interrupted
     (go on with --resume).
     """
+    from db.engine import open_database
+    from db.queries import run_by_uuid_prefix
+    from flexq_bench.accuracy import read_text
     from flexq_bench.cli import decode_runs as decoding
     from flexq_bench.cli.decode_checkpoints import quantized, wanted_schemes
     from flexq_bench.cli.measuring import backend_of
@@ -145,15 +172,35 @@ def decode(
     from flexq_bench.decode.checkpoint_cache import CalibrationText
     from flexq_bench.decode.runs import Serving
     from flexq_bench.fleet import device_name
+    from flexq_bench.measure.device import find_device
     from flexq_bench.runs.result_files import ResultFiles
+    from flexq_bench.schemes.model_files import is_there
+    from workloads.models import get_model, load_catalog
 
     use_own_schemes(schemes_from)
+    if serve and (others := given_options(context, _OF_BATCHES)):
+        raise UsageError(f"{', '.join(others)}: not with --serve, leave one of them out")
+    if not serve and (others := given_options(context, _OF_SERVING)):
+        raise UsageError(f"{', '.join(others)}: only with --serve, add it or leave them out")
+    if model not in load_catalog() and not is_there(Path(model)):
+        get_model(model)  # says which there are
+    with open_database(db, create=resume is None) as database, database.session() as session:
+        if resume is not None:
+            run_by_uuid_prefix(session, resume)
+    if calibration is not None:
+        read_text(calibration)  # also where no scheme needs it: a word that is wrong stays wrong
     text = None
     if calibration is not None:
         text = CalibrationText(calibration, calibration_segments, calibration_length)
     schemes = wanted_schemes(model, scheme, kv_bits, calibrated=text is not None)
     where = device_name(backend_of(backend), device)
     files = ResultFiles(as_json)
+    # All that may be wrong is read before a model is quantized, which takes minutes.
+    find_device(where)
+    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
+    wanted = Serving(
+        split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
+    )
     setup = Setup(
         model,
         schemes,
@@ -165,9 +212,5 @@ def decode(
         quantized(model, schemes, where, seed, text),
     )
     if serve:
-        wanted = Serving(
-            split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
-        )
         raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))
-    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
     raise typer.Exit(decoding.decode(setup, *sizes, resume, db, files))

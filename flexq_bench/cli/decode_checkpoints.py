@@ -55,6 +55,8 @@ def wanted_schemes(
     names = split_names(usual if named is None else named) or ()
     if not names:
         raise UsageError("which schemes? Give --scheme (see list schemes)")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"--scheme names {twice[0]} twice: each is decoded once")
     return tuple(read_scheme(name, kv_bits) for name in names)
 
 

@@ -7,12 +7,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from db.decode_records import DecodeRecord, ServingRecord
 from db.engine import Database, open_database
 from db.records import RunInfo
 from flexq_bench.cli.output import console, say, show_whole
+from flexq_bench.cli.progress import progress
 from flexq_bench.decode import report
 from flexq_bench.decode.case import Setup
 from flexq_bench.decode.measurement import cases_of, count_lacking
@@ -173,14 +172,10 @@ def _finish(
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[str], None]]:
     """A line a result, above a bar where a person looks at it. total: results that are to come."""
-    err = console(stderr=True)
-    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("measuring", total=total)
+    with progress("measuring", total) as bar:
 
         def advance(line: str) -> None:
-            bar.update(task, advance=1)
-            say(bar.console, line)
+            bar.advance()
+            say(bar.out, line)
 
         yield advance

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flexq_bench.cli.alerts import AlertArgument, commit_range
-from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.cli.options import LARGEST_COUNT, DbOption, JsonFlag
 from flexq_bench.cli.output import console, plain, print_json, say, show_by_words
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.command_lines import command, database_arguments
@@ -36,7 +36,10 @@ def explain(
         ),
     ] = None,
     most: Annotated[
-        int, typer.Option("--most", min=1, help="Verdicts to draw, the slowest first.")
+        int,
+        typer.Option(
+            "--most", min=1, max=LARGEST_COUNT, help="Verdicts to draw, the slowest first."
+        ),
     ] = 3,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -47,8 +50,11 @@ def explain(
     """
     from db import queries
     from db.engine import open_database
+    from flexq_bench.runs.result_files import check_writable
     from flexq_bench.verdicts.recompute import recompute
 
+    if png is not None:
+        check_writable("--png", str(png))
     with open_database(db, read_only=True) as database:
         with database.session() as session:
             row = queries.alert_by_id(session, alert)

@@ -15,7 +15,7 @@ from db.errors import (
 )
 from flexq_bench.errors import FlexqError
 from flexq_bench.exit_codes import ExitCode
-from kernels.errors import CompileError, KernelError
+from kernels.errors import CacheError, CompileError, KernelError
 from workloads.errors import WorkloadError
 
 # What a person named is wrong; any other DatabaseError is the store's.
@@ -39,7 +39,7 @@ def exit_code_of(error: Exception) -> ExitCode | None:
         return error.exit_code
     if isinstance(error, (WorkloadError, *_USAGE_OF_DATABASE)):
         return ExitCode.USAGE
-    if isinstance(error, DatabaseError | CompileError):
+    if isinstance(error, DatabaseError | CacheError | CompileError):
         return ExitCode.INFRASTRUCTURE
     if isinstance(error, KernelError):
         return ExitCode.USAGE

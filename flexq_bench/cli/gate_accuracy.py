@@ -33,9 +33,10 @@ from flexq_bench.cli.options import (
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
+from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.runs.sweep_text import split_names
 
 
@@ -106,7 +107,7 @@ def accuracy(
 
     use_own_schemes(schemes_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    check_folders(files)
+    check_files(files)
     rules = load_accuracy_policy(policy)
     if reference is None and is_checkpoint(model):
         raise UsageError(

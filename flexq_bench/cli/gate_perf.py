@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.options import (
     DbOption,
@@ -26,10 +24,12 @@ from flexq_bench.cli.options import (
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
+from flexq_bench.cli.progress import progress
+from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import MissingResultsError
 from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
+from flexq_bench.runs.result_files import STDOUT
 from workloads.probes import is_probe
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def perf(
 
     use_kernels_from(kernels_from)
     files = {"--markdown": markdown, "--junit": junit, "--json": as_json}
-    check_folders(files)
+    check_files(files)
     if project is not None:
         refuse_beside_project(kernels_from=kernels_from)
         judged = _of_project(project, base, head, policy, trust_head=trust_head)
@@ -90,7 +90,11 @@ def perf(
         machine = replace(machine, project=first.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
     out = console(stderr=as_json == STDOUT)
-    with open_database(db) as database, ended_by_terminate(), _progress(len(plan)) as advance:
+    with (
+        open_database(db) as database,
+        ended_by_terminate(),
+        progress("comparing", len(plan)) as bar,
+    ):
         report = gate_perf(
             rules,
             plan,
@@ -101,7 +105,7 @@ def perf(
             second,
             alerting=alert,
             today=datetime.now(UTC).date(),
-            on_result=advance,
+            on_result=lambda compared: bar.advance(compared.case.key),
             notes=notes,
             trusts_head=trust_head,
         )
@@ -206,13 +210,3 @@ def _print(report: GateReport, out: Console) -> None:
         for alert in alerts:
             say(out, f"{word} alert {alert}: {command('explain', str(alert))}")
     say(out, reports.headline(report))
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[Compared], None]]:
-    """A bar on stderr while cases are compared; only a person at a terminal sees it."""
-    columns = (TextColumn("comparing"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=total)
-        yield lambda _: progress.advance(task)

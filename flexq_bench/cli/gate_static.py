@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption
+from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption, finite
 from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.report_files import STDOUT, check_folders, write_reports
+from flexq_bench.cli.progress import progress
+from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.interrupts import ended_by_terminate
+from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
-    from flexq_bench.measure.machine_code.comparison import OnProgress
+    pass
 
 
 def static(
@@ -44,6 +43,7 @@ def static(
             "--max-occupancy-loss",
             min=0,
             max=100,
+            callback=finite,
             metavar="PERCENT",
             help="Of the warps that an SM holds.",
         ),
@@ -53,6 +53,8 @@ def static(
         typer.Option(
             "--max-instruction-growth",
             min=0,
+            max=1e6,
+            callback=finite,
             metavar="PERCENT",
             help="Of any kind of instruction. Default: growth is only reported.",
             show_default=False,
@@ -72,8 +74,8 @@ def static(
     from flexq_bench.repository.worktrees import repository_of
 
     files = {"--markdown": markdown, "--json": as_json}
-    check_folders(files)
-    with ended_by_terminate(), _progress() as on_progress:
+    check_files(files)
+    with ended_by_terminate(), progress("compiling") as bar:
         report = gate_static(
             repository_of(repository),
             base,
@@ -81,7 +83,7 @@ def static(
             patterns=split_names(kernels),
             targets=split_names(targets),
             limits=Limits(max_occupancy_loss, max_instruction_growth),
-            on_progress=on_progress,
+            on_progress=bar.update,
         )
     write_reports(report, files, {"--markdown": reports.markdown, "--json": reports.as_json})
     out = console(stderr=STDOUT in files.values())
@@ -92,13 +94,3 @@ def static(
     for line in (*reports.further_lines(report), reports.coverage(report)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))
-
-
-@contextmanager
-def _progress() -> Iterator[OnProgress]:
-    """A bar on stderr while it compiles; only a person at a terminal sees it."""
-    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    err = console(stderr=True)
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

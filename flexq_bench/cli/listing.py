@@ -14,11 +14,13 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.cli.options import (
+    LARGEST_ID,
     BackendChoice,
     BackendOption,
     DbOption,
     JsonFlag,
     KernelsFromOption,
+    given_options,
 )
 from flexq_bench.cli.output import console, print_json, printable, say, show_by_words
 from flexq_bench.cli.outside import adopted, use_kernels_from
@@ -33,8 +35,19 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_OPTIONS_OF = {  # what each option narrows
+    "backend": ("kernels",),
+    "every": ("kernels",),
+    "kernel": ("series",),
+    "model": ("series",),
+    "gpu": ("series",),
+    "limit": ("runs", "false-alarms"),
+    "db": ("kernels", "devices", "runs", "series", "noise", "false-alarms"),
+}
+
 
 def list_(
+    context: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -57,7 +70,10 @@ def list_(
         str | None, typer.Option("--gpu", metavar="SKU", help="Of series: one kind of GPU.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, help="Of runs or false-alarms, newest first.")
+        int,
+        typer.Option(
+            "--limit", min=1, max=LARGEST_ID, help="Of runs or false-alarms, newest first."
+        ),
     ] = 50,
     db: DbOption = None,
     as_json: JsonFlag = False,
@@ -87,6 +103,10 @@ def list_(
     }
     if what not in sources:
         raise UsageError(unknown("list of", what, sources))
+    for name, owners in _OPTIONS_OF.items():
+        if what not in owners and given_options(context, (name,)):
+            option = "all" if name == "every" else name
+            raise UsageError(f"--{option} is of list {' or '.join(owners)}: leave it out here")
     if what == "kernels" and not every and not as_json and not kernels_from:
         _show_families(backend, db)
         return
@@ -231,20 +251,25 @@ def _devices(db: str | None) -> list[Row]:
 def _stored_skus(db: str | None) -> tuple[str, ...]:
     from db import queries
 
-    with _stored(db) as session:
+    with _stored(db, beside=True) as session:
         return queries.filter_values(session).gpus if session else ()
 
 
 @contextmanager
-def _stored(db: str | None) -> Iterator[Session | None]:
-    """A session that reads; None: nobody measured yet, and no database was asked for by name."""
+def _stored(db: str | None, *, beside: bool = False) -> Iterator[Session | None]:
+    """A session that reads; None: nobody measured yet, and no database was asked for by name.
+
+    beside: what is read only adds to what is shown, so that a $FLEXQ_BENCH_DB that is not made yet
+    is no error.
+    """
     from db.engine import open_database
     from db.errors import MissingDatabaseError
+    from db.urls import is_default
 
     try:
         database = open_database(db, read_only=True)
     except MissingDatabaseError:
-        if db is not None:
+        if db is not None or not (beside or is_default(db)):
             raise
         yield None
         return
@@ -287,11 +312,19 @@ def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | No
         check_pattern(kernel)
     filters = queries.Filters(models=(model,) if model else (), gpus=(gpu,) if gpu else ())
     with _stored(db) as session:
-        return [
-            asdict(series)
-            for series in (queries.list_series(session, filters) if session else ())
-            if kernel is None or matches(kernel, kernel_label(series.kernel, series.variant))
-        ]
+        every = queries.list_series(session, filters) if session else ()
+        if session and not every:
+            known = queries.filter_values(session)
+            for kind, name, there_are in (
+                ("model", model, known.models),
+                ("kind of device", gpu, known.gpus),
+            ):
+                if name is not None and there_are and name not in there_are:
+                    raise UsageError(unknown(kind, name, there_are))
+    labels = {one.id: kernel_label(one.kernel, one.variant) for one in every}
+    if kernel is not None and every and not any(matches(kernel, one) for one in labels.values()):
+        raise UsageError(unknown("series of kernel", kernel, sorted(set(labels.values()))))
+    return [asdict(one) for one in every if kernel is None or matches(kernel, labels[one.id])]
 
 
 def _show_families(backend: BackendChoice, db: str | None) -> None:
@@ -313,7 +346,7 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
 
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
-    with _stored(db) as session:
+    with _stored(db, beside=True) as session:
         filters = queries.Filters(gpus=(here.sku,), stages=("gemm",), caches=("cold",))
         for row in queries.latest_results(session, filters) if session else ():
             label = kernel_label(row.kernel, row.variant)

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from db import queries
 from db.engine import Database, open_database
 from db.records import CommitInfo, Record, RunInfo
 from flexq_bench.cli.options import BackendChoice
 from flexq_bench.cli.output import console, say, show_whole
+from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.exit_codes import INTERRUPTED
 from flexq_bench.fleet.open_pool import PoolOptions, open_pool
 from flexq_bench.fleet.pool import Pool
@@ -211,15 +211,11 @@ def report(database: Database, run: RunInfo, options: RunOptions) -> int:
 
 @contextmanager
 def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
-    """A bar on stderr where a person looks at it, else a log line a result.
+    """Results as they are stored.
 
     total: results that are to come; None: nobody knows yet. streams: a line a result in any case.
     """
-    err = console(stderr=True)
-    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("measuring", total=total)
+    with shown_progress("measuring", total) as bar:
 
         def advance(record: Record) -> None:
             log.info(
@@ -229,8 +225,8 @@ def progress(total: int | None, *, streams: bool = False) -> Iterator[OnRecord]:
                 record.median_us,
                 extra={"run": record.run.uuid},
             )
-            bar.update(task, advance=1, description=record.case)
+            bar.advance(record.case)
             if streams:
-                say(bar.console, result_line(record))
+                say(bar.out, result_line(record))
 
         yield advance

@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from flexq_bench.cli.options import LARGEST_COUNT
+
 # Panels of --help, which group the options.
 MODEL = "Model and texts"
 CALIBRATION = "Calibration"
@@ -90,6 +92,7 @@ ContextOption = Annotated[
     typer.Option(
         "--context",
         min=2,
+        max=LARGEST_COUNT,
         help="Tokens of a segment. Default: 2048, or what the model has.",
         show_default=False,
         rich_help_panel=MODEL,
@@ -100,6 +103,7 @@ MaxTokensOption = Annotated[
     typer.Option(
         "--max-tokens",
         min=1,
+        max=LARGEST_COUNT,
         help="Predict at most so many tokens of each text.",
         show_default=False,
         rich_help_panel=MODEL,
@@ -131,13 +135,17 @@ LimitOption = Annotated[
     typer.Option(
         "--limit",
         min=1,
+        max=LARGEST_COUNT,
         help="Only so many questions of each task.",
         show_default=False,
         rich_help_panel=MODEL,
     ),
 ]
 BatchOption = Annotated[
-    int, typer.Option("--batch", min=1, help="Questions at once.", rich_help_panel=MODEL)
+    int,
+    typer.Option(
+        "--batch", min=1, max=LARGEST_COUNT, help="Questions at once.", rich_help_panel=MODEL
+    ),
 ]
 
 # Calibration
@@ -156,6 +164,7 @@ SegmentsOption = Annotated[
     typer.Option(
         "--calibration-segments",
         min=1,
+        max=LARGEST_COUNT,
         help="How many segments of it.",
         rich_help_panel=CALIBRATION,
     ),
@@ -165,6 +174,7 @@ LengthOption = Annotated[
     typer.Option(
         "--calibration-length",
         min=2,
+        max=LARGEST_COUNT,
         help="Tokens of each. Default: the context.",
         show_default=False,
         rich_help_panel=CALIBRATION,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flexq_bench.cli.options import (
+    LARGEST_COUNT,
     BackendChoice,
     BackendOption,
     ClusterOption,
@@ -59,11 +60,22 @@ def nightly(
     times: TimesOption = None,
     backfill: Annotated[
         int,
-        typer.Option("--backfill", min=0, metavar="CASES", help="Of earlier nights, at most."),
+        typer.Option(
+            "--backfill",
+            min=0,
+            max=LARGEST_COUNT,
+            metavar="CASES",
+            help="Of earlier nights, at most.",
+        ),
     ] = 500,
     canaries: Annotated[
         int,
-        typer.Option("--canaries", min=0, help="Series of each kind compared with themselves."),
+        typer.Option(
+            "--canaries",
+            min=0,
+            max=LARGEST_COUNT,
+            help="Series of each kind compared with themselves.",
+        ),
     ] = 2,
     comparisons: Annotated[
         int,

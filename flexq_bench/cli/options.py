@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +18,15 @@ if TYPE_CHECKING:
 
 LARGEST_SEED = 2**63 - 1  # that the database holds
 LARGEST_ID = 2**31 - 1  # of its rows
+LARGEST_COUNT = 2**31 - 1  # of tokens, segments and the like
+MOST_PROCESSES = 100  # of one comparison; each is a start of Python and, on a GPU, of a context
+
+
+def finite(value: float | None) -> float | None:
+    """Callback of options that take numbers: bounds let NaN through, and some let infinity."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number to calculate with")
+    return value
 
 
 class BackendChoice(StrEnum):
@@ -191,6 +202,7 @@ ProcessesOption = Annotated[
     typer.Option(
         "--processes",
         min=1,
+        max=MOST_PROCESSES,
         help="Fresh pairs of processes. 1 is faster, and blind to what differs between processes.",
         rich_help_panel=MEASURING,
     ),
@@ -277,6 +289,15 @@ DbOption = Annotated[
         rich_help_panel=DATABASE,
     ),
 ]
+
+
+def given_options(context: typer.Context, names: Iterable[str]) -> list[str]:
+    """Those of a verb's parameters that were given on the command line, as options."""
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+    ]
 
 
 def tuning_of(*, no_tune: bool, retune: bool) -> Tuning:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from flexq_bench.cli.model_options import (
     CalibrationOption,
@@ -22,6 +21,7 @@ from flexq_bench.cli.model_options import (
 )
 from flexq_bench.cli.options import OUTPUT, DeviceOption, JsonFlag, SeedOption
 from flexq_bench.cli.output import console, print_json, say
+from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
 
@@ -100,7 +100,9 @@ def quantize(
 
     use_own_schemes(schemes_from)
     algorithm = resolve(scheme)
-    chosen = find_device(device or best_device())
+    if calibration is not None and not algorithm.needs_calibration:
+        raise UsageError(f"{algorithm.name} learns from no texts: leave --calibration out")
+    chosen = find_device(best_device() if device is None else device)
     kind = chosen_dtype(dtype, chosen)
     data = None
     source: ModelSource
@@ -186,14 +188,10 @@ def _calibrated(
 @contextmanager
 def _progress() -> Iterator[OnBlock]:
     """A bar on stderr where a person looks at it, else a log line a block."""
-    err = console(stderr=True)
-    done: tuple[Any, ...] = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("reading")
+    with progress("reading") as bar:
 
         def on_block(block: int, total: int, what: str) -> None:
             log.info("%s of %d", what, total)
-            bar.update(task, completed=block, total=total, description=what)
+            bar.update(block, total, what)
 
         yield on_block

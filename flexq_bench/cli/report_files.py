@@ -9,16 +9,21 @@ from typing import TypeVar
 import typer
 
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.result_files import STDOUT, check_writable
 
-STDOUT = "-"
 ReportT = TypeVar("ReportT")
 
 
-def check_folders(files: Mapping[str, str | None]) -> None:
+def check_files(files: Mapping[str, str | None]) -> None:
     """files: by option. Raises UsageError now: after an hour of measuring is too late."""
-    for option, path in files.items():
-        if path not in (None, STDOUT) and not Path(str(path)).absolute().parent.is_dir():
-            raise UsageError(f"{option} {path}: there is no such folder: make it first")
+    named = {option: path for option, path in files.items() if path is not None}
+    for option, path in named.items():
+        if path != STDOUT:
+            check_writable(option, path)
+    paths = [path for path in named.values() if not path.startswith("/dev/")]
+    twice = [option for option, path in named.items() if paths.count(path) > 1]
+    if twice:
+        raise UsageError(f"{' and '.join(twice)} name the same place: give each its own")
 
 
 def write_reports(

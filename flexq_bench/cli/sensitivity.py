@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from flexq_bench.cli.model_options import (
@@ -23,9 +21,11 @@ from flexq_bench.cli.model_options import (
     SchemesFromOption,
     use_own_schemes,
 )
-from flexq_bench.cli.options import DeviceOption, JsonFlag, SeedOption
+from flexq_bench.cli.options import LARGEST_COUNT, DeviceOption, JsonFlag, SeedOption, finite
 from flexq_bench.cli.output import console, plain, print_json, say
+from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
+from flexq_bench.runs.result_files import check_writable
 from flexq_bench.runs.sweep_text import split_names
 from workloads.names import unknown
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         BudgetReport,
         Choice,
         KindSensitivity,
-        OnStep,
         OwnSetting,
     )
     from flexq_bench.schemes.layer_sensitivity import Cost
@@ -65,7 +64,10 @@ def sensitivity(
         ),
     ] = "w6a6,w4a4",
     group: Annotated[
-        int, typer.Option("--group", min=1, help="Values along K that share a scale.")
+        int,
+        typer.Option(
+            "--group", min=1, max=LARGEST_COUNT, help="Values along K that share a scale."
+        ),
     ] = 128,
     a8_budget: Annotated[
         float | None,
@@ -73,6 +75,7 @@ def sensitivity(
             "--a8-budget",
             min=0.0,
             max=1.0,
+            callback=finite,
             help="Give 8-bit activations to this share of the layers, chosen on --calibration.",
             show_default=False,
         ),
@@ -88,7 +91,10 @@ def sensitivity(
     schemes_from: SchemesFromOption = None,
     calibration: CalibrationOption = None,
     calibration_segments: Annotated[
-        int, typer.Option("--calibration-segments", min=1, help="How many segments of it.")
+        int,
+        typer.Option(
+            "--calibration-segments", min=1, max=LARGEST_COUNT, help="How many segments of it."
+        ),
     ] = 16,
     calibration_length: LengthOption = None,
     context: ContextOption = None,
@@ -120,17 +126,19 @@ def sensitivity(
         raise UsageError(
             "--a8-budget chooses layers on text: give --calibration FILE, not the text of --data"
         )
-    if figure is not None and not Path(figure).absolute().parent.is_dir():
-        raise UsageError(f"can't write {figure}: there is no such folder")
+    if figure is not None:
+        check_writable("--figure", figure)
     text = read_text(data)
     chosen_on = None if calibration is None else read_text(calibration)
     if chosen_on is not None and chosen_on.content_hash == text.content_hash:
         raise UsageError("--calibration is the text of --data: choose layers on another one")
-    loaded = load_model(model, device=find_device(device or best_device()), dtype=dtype)
+    loaded = load_model(
+        model, device=find_device(best_device() if device is None else device), dtype=dtype
+    )
     tokens = tokenize(text, loaded.tokenizer)
     length = loaded.context(context)
     report = None
-    with _progress() as on_step:
+    with progress("sensitivity") as bar:
         dense, kinds = kind_sensitivities(
             loaded.model,
             tokens,
@@ -138,7 +146,7 @@ def sensitivity(
             context=length,
             max_tokens=max_tokens,
             seed=seed,
-            on_step=on_step,
+            on_step=bar.update,
         )
         if a8_budget is not None and chosen_on is not None:
             report = try_budget(
@@ -156,7 +164,7 @@ def sensitivity(
                 max_tokens=max_tokens,
                 options=FlexqOptions(group=group),
                 seed=seed,
-                on_step=on_step,
+                on_step=bar.update,
             )
     if figure is not None:
         from flexq_bench.accuracy.sensitivity import write_figure
@@ -200,21 +208,6 @@ def _costs(text: str) -> tuple[Cost, ...]:
         if name not in COSTS:
             raise UsageError(unknown("cost named", name, COSTS))
     return tuple(cost for cost in COSTS if cost in names)
-
-
-@contextmanager
-def _progress() -> Iterator[OnStep]:
-    """A bar on stderr where a person looks at it."""
-    err = console(stderr=True)
-    done = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    name = TextColumn("{task.description}")
-    with Progress(name, *done, console=err, transient=True, disable=not err.is_terminal) as bar:
-        task = bar.add_task("sensitivity", total=None)
-
-        def on_step(number: int, total: int, what: str) -> None:
-            bar.update(task, completed=number, total=total, description=what)
-
-        yield on_step
 
 
 def _print(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from flexq_bench.cli.options import DbOption, JsonFileOption, KernelsOption
 from flexq_bench.cli.output import console, say
+from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names
 
@@ -74,15 +73,10 @@ def _chosen(patterns: tuple[str, ...]) -> tuple[str, ...]:
 
 @contextmanager
 def _progress(total: int) -> Iterator[OnStep]:
-    err = console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
-    ) as bar:
-        task = bar.add_task("compiling", total=total)
+    with progress("compiling", total) as bar:
 
         def advance(label: str) -> None:
             log.info("compiling %s", label)
-            bar.update(task, advance=1, description=label)
+            bar.advance(label)
 
         yield advance

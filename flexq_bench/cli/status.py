@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flexq_bench.cli.options import DbOption, JsonFlag
+from flexq_bench.errors import UsageError
 
 if TYPE_CHECKING:
     from db.engine import Database, Session
@@ -40,32 +41,50 @@ def status(
 ) -> None:
     """Show unfinished runs, nights, workers and requests, from anywhere that reaches the database.
 
-    Runs that stopped before their end come with the command that goes on with them.
+    First what has not moved for longer than it should take, and why. Runs that stopped before their
+    end come with the command that goes on with them.
     --prometheus: for the text collector of a node exporter, or whatever serves a file.
     """
     from db.engine import open_database
     from flexq_bench.cli.output import console, print_json, say
-    from flexq_bench.fleet.prometheus import prometheus_text
+    from flexq_bench.fleet.watchdog import stalls
     from flexq_bench.runs.lifecycle import end_dead_runs
 
+    if prometheus and as_json:
+        raise UsageError("--prometheus and --json are two formats: leave one of them out")
     if cancel is not None:
         _cancel(cancel, db)
     if reap:
         with open_database(db, create=False) as database:
             end_dead_runs(database)
+    if prometheus:
+        typer.echo(_metrics(db), nl=False)
+        return
     with open_database(db, read_only=True) as database, database.session() as session:
         sections = _read(session)
         sections["stopped"] = _stopped(database, session)
-        text = prometheus_text(session) if prometheus else ""
-    if prometheus:
-        typer.echo(text, nl=False)
-    elif as_json:
+        sections["stalls"] = list(stalls(session))
+    if as_json:
         print_json(
             {name: [asdict(row) | _derived(row) for row in rows] for name, rows in sections.items()}
         )
     else:
         for line in _lines(sections):
             say(console(), line)
+
+
+def _metrics(db: str | None) -> str:
+    """Metrics; of a database that is away that it is, before what opening it raises."""
+    from db.engine import open_database
+    from db.errors import AWAY
+    from flexq_bench.fleet.prometheus import OUTAGE, prometheus_text
+
+    try:
+        with open_database(db, read_only=True) as database, database.session() as session:
+            return prometheus_text(session)
+    except AWAY:
+        typer.echo(OUTAGE, nl=False)
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +186,10 @@ def _lines(sections: dict[str, list[Any]]) -> list[str]:
         f"{row.resume}"
         for row in sections["stopped"]
     ]
-    return [*runs, *stopped, *nights, *workers, *requests] or ["nothing runs and nothing waits"]
+    stalled = [row.line for row in sections["stalls"]]
+    return [*stalled, *runs, *stopped, *nights, *workers, *requests] or [
+        "nothing runs and nothing waits"
+    ]
 
 
 def _run_line(row: Progress) -> str:

@@ -17,6 +17,7 @@ from flexq_bench.cli.options import (
     KernelsFromOption,
     SeedOption,
     TimesOption,
+    finite,
 )
 
 log = logging.getLogger(__name__)
@@ -27,7 +28,15 @@ def worker(
         bool, typer.Option("--once", help="End when nothing waits, rather than wait for more.")
     ] = False,
     poll: Annotated[
-        float, typer.Option("--poll", min=0.1, metavar="S", help="Seconds between two looks.")
+        float,
+        typer.Option(
+            "--poll",
+            min=0.1,
+            max=86_400.0,
+            callback=finite,
+            metavar="S",
+            help="Seconds between two looks.",
+        ),
     ] = 2.0,
     kernels_from: KernelsFromOption = None,
     backend: BackendOption = BackendChoice.AUTO,

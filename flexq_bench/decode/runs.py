@@ -16,6 +16,8 @@ from flexq_bench.decode.case import DecodeCase, Setup
 from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.requests import LOGNORMAL, drawn_requests, read_requests
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import OpenRun, new_run
 from flexq_bench.runs.resume import check_same_work
@@ -94,13 +96,14 @@ def measure_decodes(
     before: Mapping[str, DecodeRecord],
     on_record: Callable[[DecodeRecord], None],
 ) -> None:
-    """Decode what `before` lacks; store each record, then call on_record with it.
+    """Decode what `before` lacks, alone on the device; store each record, then call on_record.
 
-    Raises as measurement.decode_all.
+    Raises as measurement.decode_all, InfrastructureError if the device is not free in time.
     """
-    for record in measurement.decode_all(setup, cases, run.info, run.commit, dict(before)):
-        _store(run, record)
-        on_record(record)
+    with device_alone(device_info(setup.device).uuid):
+        for record in measurement.decode_all(setup, cases, run.info, run.commit, dict(before)):
+            _store(run, record)
+            on_record(record)
 
 
 def measure_servings(
@@ -109,15 +112,16 @@ def measure_servings(
     cases: Sequence[ServingCase],
     on_record: Callable[[ServingRecord], None],
 ) -> None:
-    """Serve the cases; store each record, then call on_record with it.
+    """Serve the cases, alone on the device; store each record, then call on_record with it.
 
-    Raises as measurement.serve_all.
+    Raises as measurement.serve_all, InfrastructureError if the device is not free in time.
     """
     if not cases:
         return
-    for record in measurement.serve_all(setup, cases, run.info, run.commit):
-        _store(run, record)
-        on_record(record)
+    with device_alone(device_info(setup.device).uuid):
+        for record in measurement.serve_all(setup, cases, run.info, run.commit):
+            _store(run, record)
+            on_record(record)
 
 
 def _store(run: OpenRun, record: DecodeRecord | ServingRecord) -> None:

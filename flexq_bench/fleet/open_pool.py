@@ -48,6 +48,11 @@ class PoolOptions:
     times: str | None = None
     project: Project | None = None
 
+    def __post_init__(self) -> None:
+        if not self.cluster.strip():
+            raise UsageError("--cluster names nothing: write none, local, auto or ray://HOST:10001")
+        parse_times(self.times)  # also where they are not used: a word that is wrong stays wrong
+
     @property
     def is_local(self) -> bool:
         """Whether this process measures."""

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 
 from db import queries
 from db.clock import database_time
 from db.decisions import OPEN_STATES
 from db.engine import Session
+from db.records import RUN_STATUSES
+from flexq_bench.fleet.watchdog import stalls
 
 _NIGHTS = 400  # rows that are looked at: of each kind of GPU the latest are among them
 _Sample = tuple[Mapping[str, str], float]
 _ESCAPED = {"\\": r"\\", '"': r"\"", "\n": r"\n"}
+
+
+_DATABASE = (
+    "# HELP flexq_database_up Whether the database answers.\n# TYPE flexq_database_up gauge\n"
+)
+OUTAGE = f"{_DATABASE}flexq_database_up 0\n"  # all that is known then
 
 
 def prometheus_text(session: Session) -> str:
@@ -107,14 +116,45 @@ def prometheus_text(session: Session) -> str:
             (({"state": state}, requests[state]) for state in ("queued", "running")),
         ),
     )
-    return "".join(parts)
+    return "".join((*parts, *_health(session, now)))
+
+
+def _health(session: Session, now: datetime) -> Iterator[str]:
+    """Whether the database answers, what failed, what waits, and what does not move."""
+    found = queries.health(session)
+    yield f"{_DATABASE}flexq_database_up 1\n"
+    yield _metric(
+        "flexq_runs",
+        "Runs by status.",
+        (({"status": status}, found.runs.get(status, 0)) for status in RUN_STATUSES),
+    )
+    yield _metric(
+        "flexq_quarantined_jobs", "Jobs that ended too many workers.", [({}, found.quarantined)]
+    )
+    yield _metric(
+        "flexq_queue_depth",
+        "What waits for a worker.",
+        [({"of": "jobs"}, found.queued_jobs), ({"of": "requests"}, found.queued_requests)],
+    )
+    until = found.lease_until
+    overdue: list[_Sample] = [] if until is None else [({}, (now - until).total_seconds())]
+    yield _metric(
+        "flexq_lease_overdue_seconds",
+        "Seconds since the lease that is due first ran out; below 0: it runs.",
+        overdue,
+    )
+    yield _metric(
+        "flexq_stalled_seconds",
+        "Seconds that a run, a night or a request has not moved, longer than it should take.",
+        (({"what": one.what, "name": one.name}, one.seconds) for one in stalls(session)),
+    )
 
 
 def _metric(name: str, meaning: str, samples: Iterable[_Sample]) -> str:
     lines = [f"# HELP {name} {meaning}", f"# TYPE {name} gauge"]
     for labels, value in samples:
         shown = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-        lines.append(f"{name}{{{shown}}} {value:g}")
+        lines.append(f"{name}{{{shown}}} {value:g}" if shown else f"{name} {value:g}")
     return "\n".join(lines) + "\n"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.provenance import is_dirty
-from kernels.runtime.files import cache_folder
+from kernels.runtime.files import cache_folder, in_cache
 
 _NAMED = 8  # revisions that an error names, nearest first
 
@@ -65,13 +65,14 @@ def worktree(repository: Path, revision: str) -> Iterator[Path]:
     """A fresh checkout of a revision, gone when the block ends, by an exception too.
 
     It lies in the cache folder. What a killed process left there is removed by the next call.
-    Raises UsageError as resolve_revision, InfrastructureError if git can't check it out.
+    Raises UsageError as resolve_revision, CacheError, InfrastructureError if git can't check it
+    out.
     """
     sha = resolve_revision(repository, revision)
     home = _home()
-    home.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(repository, home)
-    folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
+    with in_cache(home):
+        _remove_abandoned(repository, home)
+        folder = Path(tempfile.mkdtemp(dir=home, prefix=f"{sha[:12]}.{_owner()}."))
     try:
         done = run_git(repository, "worktree", "add", "--detach", "--force", str(folder), sha)
         if done.returncode != 0:

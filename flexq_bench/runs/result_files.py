@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -57,6 +58,18 @@ class ResultFiles:
 def _check(path: str, option: str, suffixes: tuple[str, ...]) -> None:
     if not path.lower().endswith(suffixes):
         raise UsageError(f"{option} {path}: the name must end in {', '.join(suffixes)}")
-    folder = Path(path).absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {folder}: make it first")
+    check_writable(option, path)
+
+
+def check_writable(option: str, path: str) -> None:
+    """Raise UsageError unless a file of this name can be written: after measuring is too late."""
+    try:
+        file = Path(path).absolute()
+        if not path.strip() or file.is_dir():
+            raise UsageError(f"{option} {path!r} is a folder: name a file in it")
+        if not file.parent.is_dir():
+            raise UsageError(f"{option} {path}: there is no folder {file.parent}: make it first")
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise UsageError(f"{option} {path} can't be written: its permissions forbid it")
+    except (OSError, ValueError) as error:  # too long, or a NUL in it
+        raise UsageError(f"{option} {path[:60]!r} is no name of a file: name another") from error

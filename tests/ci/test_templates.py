@@ -78,6 +78,17 @@ def test_a_checkout_leaves_no_token_behind(path):
                 assert step["with"]["persist-credentials"] is False
 
 
+@pytest.mark.parametrize("path", [*WORKFLOWS, OWN], ids=lambda path: path.stem)
+def test_an_action_is_named_by_its_commit(path):
+    """A tag can be moved to other code by whoever takes over the action's repository."""
+    named = re.findall(r"uses: (\S+)(.*)", path.read_text())
+
+    assert named
+    for action, comment in named:
+        assert re.fullmatch(r"[\w/-]+@[0-9a-f]{40}", action), action
+        assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), action
+
+
 def test_a_pull_request_is_judged_by_its_base():
     workflow = yaml.safe_load((ROOT / "ci/github/pull-request.yml").read_text())
     gate = workflow["jobs"]["gate"]

@@ -26,10 +26,14 @@ def test_every_list_has_a_form_for_people_and_one_for_machines(cli, measured, wh
     assert str(next(iter(rows[0].values())))[:8] in people.out
 
 
-def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(cli, database):
+def test_lists_of_results_are_empty_before_the_first_one_and_make_no_database(
+    cli, database, tmp_path, monkeypatch
+):
+    monkeypatch.delenv("FLEXQ_BENCH_DB")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert json.loads(cli("list", "series", "--json").out) == []
     assert "measure something first" in cli("list", "runs").out
-    assert not database.exists()
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_run_of_a_model_is_listed_with_its_results(cli, database):
@@ -171,4 +175,6 @@ def test_many_series_are_counted_until_they_are_narrowed(cli, database):
     rows = json.loads(cli("list", "series", "--json", "--kernel", "read-*").out)
     assert {row["kernel"] for row in rows} == {"read-6", "read-8"}
     assert "read-6" in cli("list", "series", "--kernel", "read-6").out
-    assert json.loads(cli("list", "series", "--json", "--gpu", "none").out) == []
+    ran = cli("list", "series", "--gpu", "none")
+    assert ran.code == ExitCode.USAGE
+    assert "no kind of device 'none': there is NVIDIA H200" in ran.error

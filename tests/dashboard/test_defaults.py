@@ -20,13 +20,8 @@ def three_kinds(store):
     return store
 
 
-def runs_shown(app):
-    return {run[:8] for run in (a_run(n).uuid for n in ("night", "sweep", "cpu")) if run[:8] in app}
-
-
-def test_results_are_those_of_the_scheduled_run_until_others_are_asked_for(
-    three_kinds, open_results
-):
+@pytest.mark.usefixtures("three_kinds")
+def test_results_are_those_of_the_scheduled_run_until_others_are_asked_for(open_results):
     app = open_results()
 
     assert set(table(app, of="label")["gpu"]) == {"NVIDIA H200"}
@@ -34,7 +29,8 @@ def test_results_are_those_of_the_scheduled_run_until_others_are_asked_for(
     assert set(table(open_results(run=a_run("sweep").uuid[:8]), of="label")["m"]) == {999}
 
 
-def test_a_suite_that_is_asked_for_is_shown_wherever_it_ran(three_kinds, open_results):
+@pytest.mark.usefixtures("three_kinds")
+def test_a_suite_that_is_asked_for_is_shown_wherever_it_ran(open_results):
     assert set(table(open_results(suite="smoke"), of="label")["gpu"]) == {"A CPU"}
     assert set(table(open_results(suite="sweep"), of="label")["m"]) == {999}
 
@@ -43,7 +39,8 @@ def test_a_manual_run_is_shown_where_nothing_is_scheduled(filled, open_results):
     assert len(table(open_results(), of="label")) == 8
 
 
-def test_overview_lists_scheduled_runs_until_others_are_asked_for(three_kinds, open_overview):
+@pytest.mark.usefixtures("three_kinds")
+def test_overview_lists_scheduled_runs_until_others_are_asked_for(open_overview):
     assert table(open_overview(), of="planned")["suite"].tolist() == ["nightly"]
     assert set(table(open_overview(all="on"), of="planned")["suite"]) == {"sweep", "smoke"}
 

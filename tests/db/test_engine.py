@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select, text
 
-from db.engine import open_database
+from db.engine import network_file_system, open_database
 from db.errors import (
     LockedError,
     MissingDatabaseError,
@@ -247,3 +247,33 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
 
     with open_database("~/db.sqlite") as database:
         assert database.path == Path(tmp_path) / "db.sqlite"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/home/ann/flexq.sqlite", "nfs4"),
+        ("/home/ann/local disk/flexq.sqlite", None),
+        ("/var/flexq.sqlite", None),
+        ("/homely/flexq.sqlite", None),
+    ],
+)
+def test_a_file_system_of_the_network_is_known_by_its_longest_mount(tmp_path, path, kind):
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda1 / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\n"
+        "/dev/sdb1 /home/ann/local\\040disk xfs rw 0 0\n"
+    )
+
+    assert network_file_system(Path(path), mounts) == kind
+
+
+def test_a_new_file_on_the_network_has_no_write_ahead_log_and_says_why(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr("db.engine.network_file_system", lambda path: "nfs4")
+    with open_database(str(tmp_path / "far.sqlite")) as database, database.session() as session:
+        mode = session.connection().exec_driver_sql("PRAGMA journal_mode").scalar()
+
+    assert mode == "delete"
+    assert "use it from one host" in caplog.text

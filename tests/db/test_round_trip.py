@@ -13,6 +13,7 @@ from db.queries.records import export_records
 from db.records import (
     COMPARABLE_STATUSES,
     STATUSES,
+    TIME_METRICS,
     CommitInfo,
     DeviceInfo,
     Record,
@@ -27,6 +28,18 @@ word = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=12)
 number = st.floats(min_value=0, allow_infinity=False).filter(lambda x: str(x) != "-0.0")
 whole = st.integers(-(2**63), 2**63 - 1)
 size = st.integers(1, 2**24)
+# Fields of these names are refused beyond (db.ranges).
+amount = st.floats(0, 1e6).filter(lambda x: str(x) != "-0.0")
+count = st.integers(0, 2**40)
+WITHIN = {
+    "kernel_version": st.integers(0, 2**31 - 1),
+    "protocol_version": st.integers(0, 2**31 - 1),
+    "weight_bits": st.integers(0, 64),
+    "act_bits": st.integers(0, 64),
+    "n_samples": count,
+    "n_invalid": count,
+    "seed": st.integers(0, 2**63 - 1),
+}
 time = st.datetimes(datetime(1990, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC)).map(
     datetime.isoformat
 )
@@ -45,7 +58,7 @@ commits = st.builds(
     CommitInfo,
     sha=st.uuids().map(str),
     parent=maybe(word),
-    topo_order=maybe(whole),
+    topo_order=maybe(count),
     dirty=st.booleans(),
     subject=text,
     author=text,
@@ -57,12 +70,12 @@ devices = st.builds(
     sku=text,
     backend=word,
     vbios=maybe(text),
-    power_limit_w=maybe(number),
+    power_limit_w=maybe(amount),
     ecc=maybe(st.booleans()),
     mig=maybe(st.booleans()),
-    memory_bytes=maybe(whole),
-    l2_bytes=maybe(whole),
-    sm_count=maybe(whole),
+    memory_bytes=maybe(count),
+    l2_bytes=maybe(count),
+    sm_count=maybe(count),
     compute_capability=maybe(word),
 )
 runs = st.builds(
@@ -75,7 +88,7 @@ runs = st.builds(
     idempotency_key=st.uuids().map(str),
     plan=st.lists(text, unique=True, max_size=4).map(tuple),
 )
-samples = st.lists(st.lists(number, max_size=4).map(tuple), max_size=3).map(tuple)
+samples = st.lists(st.lists(amount, max_size=4).map(tuple), max_size=3).map(tuple)
 
 
 @st.composite
@@ -85,7 +98,7 @@ def records(draw):
         "status": draw(st.sampled_from(STATUSES)),
         "direction": draw(st.sampled_from(["lower", "higher"])),
         "created_at": draw(time),
-        "placement_medians_us": tuple(draw(st.lists(number, max_size=3))),
+        "placement_medians_us": tuple(draw(st.lists(amount, max_size=3))),
         "samples_us": draw(samples),
         "config": draw(st.dictionaries(text, json_value, max_size=3)),
         "extra": draw(st.dictionaries(text, json_value, max_size=3)),
@@ -95,22 +108,23 @@ def records(draw):
         "device": draw(devices),
         "exact": draw(maybe(st.booleans())),
         "binary_hash": draw(maybe(word)),
-        "group": draw(maybe(whole)),
-        "throttle_mask": draw(maybe(whole)),
+        "group": draw(maybe(size)),
+        "throttle_mask": draw(maybe(count)),
         "schema_version": 1,
     }
     for name in ("m", "n", "k"):
         fields[name] = draw(size)
-    for name in ("kernel_version", "weight_bits", "act_bits", "protocol_version", "n_samples",
-                 "n_invalid", "seed"):  # fmt: skip
-        fields[name] = draw(whole)
+    for name, strategy in WITHIN.items():
+        fields[name] = draw(strategy)
     for name in ("case", "kernel", "variant", "backend", "stage", "cache", "metric", "unit",
                  "input_distribution", "gpu", "model", "layer", "detail"):  # fmt: skip
         fields[name] = draw(text)
     for name in ("median_us", "ci_low_us", "ci_high_us", "floor_us", "pct_of_floor", "launch_us",
                  "tops", "max_rel_error", "sm_clock_mhz", "mem_clock_mhz", "power_w",
                  "temperature_c"):  # fmt: skip
-        fields[name] = draw(maybe(number))
+        fields[name] = draw(maybe(amount))
+    if fields["metric"] in TIME_METRICS.values():  # of which more is asked
+        fields["metric"] += "-like"
     comparable = fields["status"] in COMPARABLE_STATUSES and fields["median_us"] is not None
     fields["accepted"] = comparable and draw(st.booleans())
     return Record(**fields)

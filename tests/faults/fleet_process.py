@@ -1,0 +1,198 @@
+"""Coordinators of simulated workers, each in a process of its own, forked from one that is warm.
+
+Reads JSON objects from stdin, a line each: {"start": {…Order…}} answers with a process id,
+{"wait": pid} with its exit code. Coordinator, leases, buffer, run and database are the program's;
+only the workers are simulated: they wait, answer, die or hang as a seed says.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from db.engine import open_database
+from db.fleet import JobInfo, add_jobs
+from db.records import CommitInfo, DeviceInfo, Record, RunInfo
+from db.tuning import ChoiceInfo
+from flexq_bench.cli.failures import exit_code_of, one_line
+from flexq_bench.exit_codes import INTERRUPTED, UNREAD
+from flexq_bench.fleet.coordinator import Coordinator
+from flexq_bench.fleet.pool import Work
+from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.workers import Event, Finished, Joined, Lost, ReadyWorker, Report
+from flexq_bench.measure import Measured
+from flexq_bench.runs.lifecycle import open_run
+from flexq_bench.runs.worker import Worker
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+GPU = "simulated"
+COMMIT = CommitInfo("a" * 40, None, 1, dirty=False)
+TIMES = Times(start=10, case=2, beat=0.5, lease=2, device=20, scan=1, database=60)
+OK = Measured("ok", "", 0, 1, "normal-v1", median_us=20.0, n_samples=50)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """database: its URL. log: the file of its lines, each with the seconds of the host's clock.
+
+    deaths, hangs: share of measurements that end their worker, or never end. poison: every so
+    many-th result holds what no database stores.
+    """
+
+    database: str
+    log: str
+    run: str
+    cases: int
+    workers: int = 2
+    seconds: float = 0.02
+    deaths: float = 0.0
+    hangs: float = 0.0
+    poison: int = 0
+    seed: int = 0
+
+
+class SimulatedWorkers:
+    """Workers that take their time in this process."""
+
+    def __init__(self, order: Order) -> None:
+        self._order, self._chance = order, random.Random(f"{order.seed} {os.getpid()}")
+        self._members: dict[str, ReadyWorker] = {}
+        self._due: dict[str, float] = {}
+        self._events: deque[Event] = deque()
+        self._count = 0
+        for index in range(order.workers):
+            self._join(f"{GPU} {os.getpid()} {index}")
+
+    @property
+    def arriving(self) -> int:
+        return 0
+
+    def poll(self, timeout_s: float) -> Sequence[Event]:
+        until = time.monotonic() + timeout_s
+        while not self._events and time.monotonic() < until:
+            now = time.monotonic()
+            for uuid in [one for one, due in self._due.items() if due <= now]:
+                del self._due[uuid]
+                self._answer(uuid)
+            if not self._events:
+                select.select([], [], [], 0.002)  # faketime breaks time.sleep now and then
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def start(self, worker: str, case: Case, choices: Sequence[ChoiceInfo]) -> None:
+        hangs = self._chance.random() < self._order.hangs
+        takes = self._order.seconds * self._chance.uniform(0.5, 1.5)
+        self._due[worker] = float("inf") if hangs else time.monotonic() + takes
+
+    def end(self, worker: str, reason: str) -> None:
+        self._due.pop(worker, None)
+        self._lose(worker, reason)
+
+    def unfit(self, worker: str, cases: Sequence[Case]) -> Mapping[str, str]:
+        return {}
+
+    def _answer(self, uuid: str) -> None:
+        if self._chance.random() < self._order.deaths:
+            self._lose(uuid, "killed by signal 9")
+            return
+        self._count += 1
+        poisoned = self._order.poison and self._count % self._order.poison == 0
+        bad = Measured("failed", "a\0b", 0, 1, "normal-v1")
+        self._events.append(Finished(uuid, Report(bad if poisoned else OK)))
+
+    def _join(self, device: str) -> None:
+        uuid = f"{random.randrange(2**63):016x}"
+        worker = Worker(DeviceInfo(device, GPU, "cuda"), {"host": "here"}, (9, 0), os.getpid())
+        self._members[uuid] = ReadyWorker(uuid, worker, "software")
+        self._events.append(Joined(self._members[uuid]))
+
+    def _lose(self, uuid: str, reason: str) -> None:
+        member = self._members.pop(uuid)
+        self._events.append(Lost(uuid, reason))
+        self._join(member.device)
+
+
+def cases_of(count: int) -> list[Case]:
+    return [Case("flexq-w6a6", GemmWorkload(1 + i, 256, 256)) for i in range(count)]
+
+
+def measure(order: Order) -> None:
+    cases = cases_of(order.cases)
+    keys = tuple(case.key for case in cases)
+    began = "2025-11-21T10:00:00+00:00"
+    run = RunInfo(order.run, "made", "manual", "running", began, order.run, keys)
+
+    def on_record(record: Record) -> None:
+        logging.getLogger("faults").info("%s %s", record.case, record.status)
+
+    with (
+        open_database(order.database, busy_timeout_s=1.0, silence_s=1.5) as database,
+        open_run(database, run, COMMIT) as opened,
+    ):
+        with database.session() as session:
+            add_jobs(session, order.run, [JobInfo(key) for key in keys])
+        workers = SimulatedWorkers(order)
+        coordinator = Coordinator(database, workers, COMMIT, TIMES, on_record=on_record)
+        coordinator.gather()
+        coordinator.carry_out([Work(opened, GPU, cases)])
+
+
+def serve(order: Order) -> int:
+    """Carry out an order in this process; the exit code that the program would have."""
+    log = os.open(order.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (1, 2):
+        os.dup2(log, stream)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Stamped())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logger = logging.getLogger("faults")
+    logger.info("begins")
+    try:
+        measure(order)
+    except KeyboardInterrupt:
+        logger.info("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        return UNREAD
+    except Exception as error:
+        code = exit_code_of(error)
+        logger.info("%s%s", "" if code is not None else f"unexpected {type(error).__name__}: ",
+                    one_line(error))  # fmt: skip
+        return 5 if code is None else int(code)
+    logger.info("done")
+    return 0
+
+
+class _Stamped(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{time.monotonic():.3f} {record.getMessage()}"
+
+
+def main() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "start" in asked:
+            pid = os.fork()
+            if pid == 0:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os._exit(serve(Order(**asked["start"])))
+            answer = pid
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1])
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

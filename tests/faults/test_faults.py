@@ -1,0 +1,348 @@
+"""Kills, outages and bad neighbours: no result is lost, none doubled, no run left for ever.
+
+`make test-faults`; FAULT_ROUNDS=20 runs twenty seeded rounds of each on both databases.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from db.engine import open_database
+from db.exchange import import_file, read_records
+from flexq_bench.errors import UsageError
+from flexq_bench.exit_codes import INTERRUPTED, ExitCode
+from flexq_bench.runs.resume import read_unfinished
+from tests.faults.conftest import OURS, Bench, Launcher
+from tests.faults.fleet_process import COMMIT
+from tests.faults.proxy import Proxy
+
+pytestmark = pytest.mark.timeout(180)
+on_a_server = pytest.mark.parametrize("kind", ["postgresql"], indirect=True)
+in_a_file = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+
+
+def some(bench: Bench, low: int = 3, high: int = 30) -> int:
+    """How many results are stored before the fault, by the round's seed."""
+    return random.Random(f"{bench.fault} {bench.seed}").randint(low, high)
+
+
+def under_way(
+    bench: Bench, launcher: Launcher | None = None, **changes: object
+) -> tuple[int, Path]:
+    pid, log = bench.start(launcher, **changes)
+    bench.until_stored(some(bench), log)
+    return pid, log
+
+
+def test_workers_die_and_hang(bench):
+    pid, _ = bench.start(deaths=0.15, hangs=0.02)
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+def test_coordinator_killed(bench):
+    for _ in range(2):
+        pid, _ = under_way(bench)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        assert bench.wait(pid) in (-signal.SIGKILL, ExitCode.PASS)
+    bench.finish()
+
+    bench.check()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda one: one.name)
+def test_coordinator_stopped(bench, number):
+    pid, _ = under_way(bench)
+    os.kill(pid, number)
+
+    code = bench.wait(pid)
+    assert code == INTERRUPTED or (code == ExitCode.PASS and "done" in bench.said())
+    bench.finish()
+    bench.check()
+
+
+def test_two_coordinators_of_one_run(bench):
+    first, second = bench.start(), bench.start()
+
+    assert {bench.wait(first[0]), bench.wait(second[0])} == {ExitCode.PASS}
+    bench.check()
+
+
+def test_two_coordinators_one_killed(bench):
+    first, second = under_way(bench), bench.start()
+    with suppress(ProcessLookupError):
+        os.kill(first[0], signal.SIGKILL)
+
+    bench.wait(first[0])
+    assert bench.wait(second[0]) == ExitCode.PASS
+    bench.check()
+
+
+def test_records_that_cannot_be_stored(bench):
+    pid, _ = bench.start(poison=7)
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check(has_failed=bench.cases // 7)
+
+
+def test_resume_beside_a_live_fleet(bench):
+    pid, _ = under_way(bench)
+    with open_database(bench.direct) as database:
+        refused = 0
+        with suppress(UsageError):
+            read_unfinished(database, bench.run, None, COMMIT, repetitions=False)
+            refused -= 1
+        refused += 1
+
+    assert bench.wait(pid) == ExitCode.PASS
+    assert refused == 1, "a run under leases of a fleet was offered to another process"
+    bench.check()
+
+
+@in_a_file
+def test_file_locked_by_another(bench):
+    pid, _ = under_way(bench)
+    with sqlite3.connect(bench.direct, isolation_level=None) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        time.sleep(3)
+        other.execute("ROLLBACK")
+    other.close()
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@in_a_file
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["deleted", "replaced"])
+def test_file_deleted_or_replaced(bench, tmp_path, is_replaced):
+    pid, _ = under_way(bench)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for path in tmp_path.glob("flexq.sqlite*"):
+        path.rename(kept / path.name)
+    if is_replaced:
+        open_database(bench.direct).close()
+
+    assert bench.wait(pid) == ExitCode.INFRASTRUCTURE
+    assert "was deleted or replaced" in bench.said()
+    rescued = [path for path in tmp_path.rglob("*.jsonl") if path.is_file()]
+    assert rescued, bench.said()
+    rescued = [path.rename(kept / f"rescued {path.name}") for path in rescued]
+    for path in tmp_path.glob("flexq.sqlite*"):
+        path.unlink()
+    for path in kept.glob("flexq.sqlite*"):
+        shutil.move(path, tmp_path / path.name)
+    known = {record.uuid for path in rescued for record in read_records(path)}
+    with open_database(bench.direct) as database, database.session() as session:
+        for path in rescued:
+            import_file(session, path)
+    assert known
+    bench.finish()
+    bench.check()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting a file system of a few megabytes is not permitted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@in_a_file
+def test_disk_full(bench, small_disk):
+    bench.url = bench.direct = str(small_disk / "flexq.sqlite")
+    open_database(bench.url).close()
+    pid, _ = under_way(bench)
+    with suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"\0" * 4096):
+            pass
+
+    code = bench.wait(pid)
+    (small_disk / "filler").unlink()
+    assert code in (ExitCode.INFRASTRUCTURE, ExitCode.PASS)  # it may have been at its end
+    assert code == ExitCode.PASS or "the disk is full" in bench.said()
+    bench.finish()
+    bench.check()
+
+
+@on_a_server
+def test_server_stopped(bench):
+    pid, _ = under_way(bench)
+    bench.server.handle.stop()
+    time.sleep(random.Random(bench.seed).uniform(0.5, 3))
+    bench.server.handle.start()
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_server_takes_no_writes(bench):
+    pid, _ = under_way(bench)
+    bench.server.execute("ALTER SYSTEM SET default_transaction_read_only = on",
+                         "SELECT pg_reload_conf()")  # fmt: skip
+    time.sleep(3)
+    bench.server.execute("SET default_transaction_read_only = off",
+                         "ALTER SYSTEM RESET default_transaction_read_only",
+                         "SELECT pg_reload_conf()")  # fmt: skip
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_server_hangs(bench):
+    pid, _ = under_way(bench)
+    stopped = backends(bench)
+    for one in stopped:
+        os.kill(one, signal.SIGSTOP)
+    time.sleep(3)
+    for one in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGCONT)
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+def backends(bench: Bench) -> list[int]:
+    """Processes of the server that serve our database."""
+    with (
+        open_database(bench.server.url("postgres"), check_schema=False) as database,
+        database.engine.connect() as connection,
+    ):
+        rows = connection.exec_driver_sql(
+            "SELECT pid FROM pg_stat_activity WHERE datname = %s", (OURS,)
+        )
+        return [pid for (pid,) in rows]
+
+
+@on_a_server
+def test_connections_cut(bench):
+    pid, _ = under_way(bench)
+    bench.proxy.refuses = True
+    bench.proxy.cut()
+    time.sleep(random.Random(bench.seed).uniform(0.2, 3))
+    bench.proxy.heal()
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_traffic_dropped(bench):
+    pid, _ = under_way(bench)
+    bench.proxy.drops = True
+    time.sleep(random.Random(bench.seed).uniform(2, 4))
+    bench.proxy.heal()
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_traffic_delayed(bench):
+    pid, _ = under_way(bench)
+    bench.proxy.delay_s = 0.1
+    time.sleep(3)
+    bench.proxy.heal()
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@on_a_server
+def test_acknowledgements_of_commits_lost(bench):
+    pid, _ = under_way(bench)
+    for _ in range(3):
+        bench.proxy.loses_commits = 1
+        time.sleep(0.5)
+
+    assert bench.wait(pid) == ExitCode.PASS
+    bench.check()
+
+
+@pytest.fixture(scope="session", params=["+3600s", "-3600s"])
+def skewed(request: pytest.FixtureRequest) -> Iterator[Launcher]:
+    library = os.environ.get("FAKETIME") or next(
+        map(str, Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None
+    )
+    if library is None:
+        pytest.skip("no faketime: apt install faketime, or FAKETIME=its library")
+    warm = Launcher(LD_PRELOAD=library, FAKETIME=request.param, FAKETIME_DONT_FAKE_MONOTONIC="1",
+                    DONT_FAKE_MONOTONIC="1")  # fmt: skip
+    yield warm
+    warm.close()
+
+
+@on_a_server
+def test_host_clock_skewed(bench, skewed):
+    first = under_way(bench)
+    second = bench.start(skewed)
+    os.kill(first[0], signal.SIGKILL)
+
+    bench.wait(first[0])
+    assert bench.wait(second[0], skewed) == ExitCode.PASS
+    bench.check()
+
+
+@pytest.fixture(scope="session")
+def other_host() -> Iterator[tuple[Launcher, str, str]]:
+    """A launcher in a network of its own, this side's address in it, and its link's name."""
+    own = os.getpid() % 100_000
+    name, here, there = f"fqb{own}", f"fqbh{own}", f"fqbt{own}"
+    commands = (
+        f"ip netns add {name}",
+        f"ip link add {here} type veth peer name {there}",
+        f"ip link set {there} netns {name}",
+        f"ip addr add 10.213.77.1/30 dev {here}",
+        f"ip link set {here} up",
+        f"ip -n {name} addr add 10.213.77.2/30 dev {there}",
+        f"ip -n {name} link set {there} up",
+        f"ip -n {name} link set lo up",
+    )
+    for command in commands:
+        if subprocess.run(command.split(), capture_output=True).returncode:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+            pytest.skip("network namespaces are not permitted here")
+    warm = Launcher("ip", "netns", "exec", name)
+    yield warm, "10.213.77.1", here
+    warm.close()
+    subprocess.run(["ip", "netns", "del", name], check=True)
+
+
+@on_a_server
+def test_two_hosts_one_loses_its_network(bench, other_host):
+    elsewhere, address, link = other_host
+    proxy = Proxy(bench.server.socket, address)
+    url = f"postgresql://postgres@{address}:{proxy.port}/{OURS}"
+    far, log = bench.start(elsewhere, database=url)
+    near, _ = bench.start()
+    bench.until_stored(2, log)
+    subprocess.run(["ip", "link", "set", link, "down"], check=True)
+    time.sleep(random.Random(bench.seed).uniform(2, 5))
+    subprocess.run(["ip", "link", "set", link, "up"], check=True)
+
+    assert bench.wait(near) == ExitCode.PASS
+    assert bench.wait(far, elsewhere) == ExitCode.PASS
+    proxy.close()
+    bench.check()

@@ -1,0 +1,126 @@
+"""Every command of the README is run, on what this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+COMMANDS = [
+    line.partition(" #")[0].strip()
+    for block in BLOCKS
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.startswith("flexq-bench ")
+]
+FEW = "--kernels cublas-fp16 --m 1"
+# What a command is given besides, so that it takes seconds on a CPU; of an option that is given
+# twice the last one counts. The beginnings of commands.
+NARROWED = {
+    "run smoke": FEW,
+    "run paper-fig10": f"{FEW} --layers o_proj",
+    "run nightly": f"{FEW} --models llama-7b --layers o_proj",
+    "sweep --m": "--m 1 --n 64 --k 64",
+    "sweep --model": f"{FEW} --layers o_proj",
+    "sweep --like": "--kernels cublas-fp16",
+    "nightly": "smoke --cluster none --canaries 0 --backfill 0",
+    "compare HEAD .": f"{FEW} --processes 1",
+    "compare main~5": f"{FEW} --processes 1",
+    "compare cublaslt-w8a8": "--m 1 --processes 1",
+    "bisect": "--processes 1",
+    "gate perf": "",
+    "gate static": "--kernels flexq-w6a6 --targets sm_86",
+    "decode llama": "--help",  # a GPU's
+    "accuracy": "--max-tokens 512",
+    "dashboard": "--help",  # it would run until somebody ends it
+}
+# Names that stand for what only the reader has.
+STANDS_FOR = {"main~5": "HEAD~1", "origin/main": "HEAD~1", "v1.0.0": "HEAD~1", "main": "HEAD"}
+MAY_END_WITH = {
+    "compare": {0, 1, 3},
+    "bisect": {0, 1, 2, 3},  # 2: nothing between the two changes the code
+    "gate": {0, 1, 3, 4},
+    "explain": {0, 2},  # 2: no alert is open here
+    "nightly": {0, 1, 3},
+    "doctor": {0, 5},
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone with a commit on top, where commands are given as a reader would."""
+    folder = tmp_path_factory.mktemp("readme")
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder / "tree")], check=True)
+    tree = folder / "tree"
+    source = tree / "kernels" / "__init__.py"
+    source.write_text(source.read_text() + "# changed\n")
+    author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    commit = ["git", "-C", str(tree), *author, "commit", "--quiet", "-am", "Change nothing"]
+    subprocess.run(commit, check=True)
+    return tree
+
+
+def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    own = {
+        "HOME": str(tree.parent),
+        "FLEXQ_BENCH_DB": str(tree.parent / "readme.sqlite"),
+        "FLEXQ_BENCH_CACHE": str(tree.parent / "cache"),
+        "PYTHONPATH": str(tree),
+        "HF_HUB_OFFLINE": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "flexq_bench", *arguments],
+        cwd=tree,
+        env=os.environ | own,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_there_are_commands_of_the_five_uses():
+    verbs = {shlex.split(command)[1] for command in COMMANDS}
+
+    assert {"run", "sweep", "nightly", "compare", "gate", "accuracy", "decode"} <= verbs
+
+
+def test_each_way_of_narrowing_is_of_a_command():
+    unused = [
+        start
+        for start in NARROWED
+        if not any(command.startswith(f"flexq-bench {start}") for command in COMMANDS)
+    ]
+
+    assert unused == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_every_command_runs(tree):
+    stored = ""
+    wrong = []
+    for command in COMMANDS:
+        words = [STANDS_FOR.get(word, word) for word in shlex.split(command)[1:]]
+        words = [stored if word == "3f2a" else word for word in words]
+        added = next(
+            (
+                more
+                for start, more in NARROWED.items()
+                if command.startswith(f"flexq-bench {start}")
+            ),
+            "",
+        )
+        ran = run(tree, *words, *shlex.split(added))
+        found = re.search(r"results of run (\w+)", ran.stdout)
+        stored = found[1] if found and words[0] == "run" else stored
+        allowed = MAY_END_WITH.get(words[0], {0})
+        if ran.returncode not in allowed or "unexpected" in ran.stderr:
+            wrong.append(f"{command} -> {ran.returncode}: {ran.stderr[-500:]}{ran.stdout[-300:]}")
+
+    assert not wrong, "\n".join(wrong)
