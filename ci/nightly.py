@@ -153,7 +153,7 @@ def conclude(
         return _report_of(stored.report)
     notes: list[str] = []
     with database.session() as session:
-        waiting = _waiting(session, info)
+        waiting = _waiting(session, info, commit)
         suspects = suspects_of(session, info.run, commit, waiting)
     comparisons: list[Compared] = []
     if rules.repository is None:
@@ -206,11 +206,14 @@ def _commit_of(rules: Rules, commit: CommitInfo, sha: str) -> CommitInfo:
     return replace(commit_at(rules.repository or Path(), sha), project=commit.project)
 
 
-def _waiting(session: Session, info: NightInfo) -> dict[str, int]:
+def _waiting(session: Session, info: NightInfo, commit: CommitInfo) -> dict[str, int]:
     """By case key, the nights that what the night before did not compare has waited."""
+    nights = queries.night_states(
+        session, suite=info.suite, project=commit.project, limit=_AWAY_NIGHTS * 10
+    )
     earlier = [
         night
-        for night in queries.night_states(session, suite=info.suite, limit=_AWAY_NIGHTS * 10)
+        for night in nights
         if night.gpu == info.gpu and night.key != info.key and night.state == "done"
     ]
     if not earlier:
@@ -272,7 +275,9 @@ def _declare_absent(
     """Runs without a device for kinds that were there lately, so that their gap is seen."""
 
     with database.session() as session:
-        earlier = queries.night_states(session, suite=suite.name, limit=_AWAY_NIGHTS * 10)
+        earlier = queries.night_states(
+            session, suite=suite.name, project=commit.project, limit=_AWAY_NIGHTS * 10
+        )
         names = sorted({night.name for night in earlier}, reverse=True)[:_AWAY_NIGHTS]
         plans = {
             night.gpu: queries.run_info(session, night.run).plan

@@ -52,10 +52,15 @@ class Latest:
 def read_latest(database: Database, gpu: str, *, regime: str, sweeps: bool) -> Latest:
     """The newest accepted result of every series of a GPU, without probes.
 
-    regime: boost or sustained; they are never mixed. sweeps: also what somebody measured once.
+    regime: boost or sustained; they are never mixed, nor are projects. sweeps: also what somebody
+    measured once.
     """
-    filters = Filters(gpus=(gpu,), without_triggers=() if sweeps else (SWEEP,))
     with database.session() as session:
+        filters = Filters(
+            gpus=(gpu,),
+            without_triggers=() if sweeps else (SWEEP,),
+            projects=(queries.main_project(session),),
+        )
         stored = queries.latest_results(session, filters, regime=regime)
         results = tuple(r for r in stored if not is_probe(r.kernel))
         noise = read_noise(session, [r.series_id for r in results])

@@ -121,10 +121,14 @@ def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
         ("nothing ran on a GPU", {"suite": suite, "without_triggers": (SWEEP,)}),
         ("nothing but sweeps", {"suite": suite}),
     )
-    for kind, narrowed in ways:
-        found = queries.latest_complete_runs(session, without_suites=OTHER_SUITES, **narrowed)
-        if found:
-            return DefaultRuns(found, kind)
+    # Runs of other projects only where a suite, or the database, has nothing else.
+    for project in (queries.main_project(session), None):
+        for kind, narrowed in ways:
+            found = queries.latest_complete_runs(
+                session, without_suites=OTHER_SUITES, project=project, **narrowed
+            )
+            if found:
+                return DefaultRuns(found, kind)
     return DefaultRuns({}, "")
 
 

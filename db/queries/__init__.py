@@ -87,6 +87,7 @@ from db.queries.scores import (
     scored_schemes,
 )
 from db.queries.series import (
+    OUTSIDE,
     FilterValues,
     HistoryPoint,
     ProjectSeries,
@@ -95,6 +96,7 @@ from db.queries.series import (
     filter_values,
     kernel_names,
     list_series,
+    main_project,
     project_series,
     series_history,
     series_names,
@@ -133,6 +135,7 @@ from db.queries.whole_models import (
 )
 
 __all__ = [
+    "OUTSIDE",
     "SCHEDULED",
     "SWEEP",
     "SYNTHETIC",
@@ -215,6 +218,7 @@ __all__ = [
     "latest_servings",
     "leased_jobs",
     "list_series",
+    "main_project",
     "missing_cases",
     "model_results",
     "model_scores",

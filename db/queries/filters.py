@@ -17,7 +17,7 @@ class Filters:
 
     runs: uuids. kernels: names without variant. since, until: when it was measured, both
     inclusive. accepted_only: leave out what may not be compared. without_triggers: leave out runs
-    that were started so.
+    that were started so. projects: of whose repositories; the empty name: of this one.
     """
 
     runs: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class Filters:
     until: datetime | None = None
     accepted_only: bool = False
     without_triggers: tuple[str, ...] = ()
+    projects: tuple[str, ...] = ()
 
     def on_series(self) -> list[ColumnElement[bool]]:
         """The conditions that a series alone decides."""
@@ -45,6 +46,7 @@ class Filters:
                 (Series.stage, self.stages),
                 (Series.cache, self.caches),
                 (Series.m, self.m),
+                (Series.project, self.projects),
             )
             if wanted
         ]

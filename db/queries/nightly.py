@@ -15,7 +15,8 @@ from db.tables import ChangePoint, Commit, Night, Run, Series
 
 @dataclass(frozen=True, slots=True)
 class NightState:
-    """How far a night is on one kind of GPU. report empty: not concluded."""
+    """How far a night is on one kind of GPU, of commits of one project. report empty: not
+    concluded."""
 
     key: str
     name: str
@@ -23,6 +24,7 @@ class NightState:
     gpu: str
     run: str  # uuid
     commit: str  # sha
+    project: str
     dirty: bool
     state: str
     report: dict[str, Any]
@@ -50,9 +52,11 @@ def night_states(
     key: str | None = None,
     name: str | None = None,
     suite: str | None = None,
+    project: str | None = None,
     limit: int | None = None,
 ) -> list[NightState]:
-    """Nights by kind of GPU, latest first. key, name, suite: only these; None: all."""
+    """Nights by kind of GPU, latest first. key, name, suite, project: only these; None:
+    all."""
     query = (
         select(
             Night.key,
@@ -61,6 +65,7 @@ def night_states(
             Night.gpu,
             Run.uuid.label("run"),
             Commit.sha.label("commit"),
+            Commit.project,
             Commit.dirty,
             Night.state,
             Night.report,
@@ -71,7 +76,13 @@ def night_states(
         .order_by(Night.name.desc(), Night.gpu)
         .limit(limit)
     )
-    for column, wanted in ((Night.key, key), (Night.name, name), (Night.suite, suite)):
+    asked = (
+        (Night.key, key),
+        (Night.name, name),
+        (Night.suite, suite),
+        (Commit.project, project),
+    )
+    for column, wanted in asked:
         if wanted is not None:
             query = query.where(column == wanted)
     return [NightState(**row) for row in session.execute(query).mappings()]

@@ -67,9 +67,11 @@ def run_outcomes(session: Session, run_uuids: Sequence[str]) -> list[OutcomeRow]
 def latest_nights(session: Session) -> list[NightRow]:
     """By kind of GPU the verdicts that were stored together last, by its name.
 
-    Only of the line that people watch; a commit compared with itself is no verdict on it.
+    Only of the line that people watch, of this repository; a commit compared with itself is no
+    verdict on it.
     """
     concluded = (
+        Series.project == "",
         Decision.watched.is_(True),
         Decision.base_commit_id.is_distinct_from(Decision.head_commit_id),
     )
@@ -112,13 +114,15 @@ def verdicts_of_commit(session: Session, sha: str | None) -> dict[str, int]:
     """How many decisions about a commit ended in each verdict, against other commits.
 
     sha: or the beginning of it; None: the newest commit by ancestry that was judged on the line
-    that people watch. Empty: nothing was judged.
+    of this repository that people watch. Empty: nothing was judged.
     """
     concluded = Decision.base_commit_id.is_distinct_from(Decision.head_commit_id)
     judged = select(Decision.id).where(Decision.head_commit_id == Commit.id, concluded)
     newest = select(Commit.id).order_by(Commit.topo_order.desc().nulls_last(), Commit.id).limit(1)
     if sha is None:
-        newest = newest.where(judged.where(Decision.watched.is_(True)).exists())
+        newest = newest.where(
+            Commit.project == "", judged.where(Decision.watched.is_(True)).exists()
+        )
     else:
         newest = newest.where(Commit.sha.startswith(sha, autoescape=True), judged.exists())
     counts = (

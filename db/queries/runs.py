@@ -144,14 +144,16 @@ def latest_complete_runs(
     trigger: str | None = None,
     without_triggers: Sequence[str] = (),
     backend: str | None = None,
+    project: str | None = None,
 ) -> dict[str, RunSummary]:
     """By GPU SKU the newest complete run with a result on it.
 
     Complete: it says so, or (imported from a file that was written during the run) no planned case
-    is missing. trigger, backend: only runs that were started so, and kinds of GPU of it.
+    is missing. trigger, backend: only runs that were started so, and kinds of GPU of it. project:
+    only runs of its commits; None: of any.
     """
     complete = or_(Run.status == "complete", and_(_has_plan(), ~_has_missing()))
-    query = select(Run.id).where(complete, *_started(trigger, without_triggers))
+    query = select(Run.id).where(complete, *_started(trigger, without_triggers, project))
     if suite is not None:
         query = query.where(Run.suite == suite)
     if without_suites:
@@ -167,13 +169,15 @@ def latest_runs(
     trigger: str | None = None,
     without_triggers: Sequence[str] = (),
     backend: str | None = None,
+    project: str | None = None,
 ) -> dict[str, RunSummary]:
     """By GPU SKU the newest run with a result on it, however it ended.
 
     without_suites: leave those of these suites out, and GPUs that only they know. trigger, backend:
-    only runs that were started so, and kinds of GPU of it.
+    only runs that were started so, and kinds of GPU of it. project: only runs of its commits; None:
+    of any.
     """
-    query = select(Run.id).where(*_started(trigger, without_triggers))
+    query = select(Run.id).where(*_started(trigger, without_triggers, project))
     if suite is not None:
         query = query.where(Run.suite == suite)
     if without_suites:
@@ -202,8 +206,12 @@ def first_run_sharing_cases(session: Session, run_uuid: str, among: Sequence[str
     return None
 
 
-def _started(trigger: str | None, without: Sequence[str]) -> list[ColumnElement[bool]]:
+def _started(
+    trigger: str | None, without: Sequence[str], project: str | None
+) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
+    if project is not None:
+        conditions.append(Run.commit_id.in_(select(Commit.id).where(Commit.project == project)))
     if trigger is not None:
         conditions.append(Run.trigger == trigger)
     if without:

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from db.decisions import OPEN_STATES
 from db.queries.filters import Filters
+from db.records import TIME_METRICS
 from db.tables import Alert, Commit, Decision, EpochBreak, Measurement, Run, Series
 
 OUTSIDE = "outside"  # backend of what another tool measured
@@ -154,6 +155,17 @@ def project_series(session: Session) -> list[ProjectSeries]:
         select(*columns).where(Series.project != "", Series.backend == OUTSIDE).order_by(Series.id)
     )
     return [ProjectSeries(*row) for row in session.execute(query)]
+
+
+def main_project(session: Session) -> str:
+    """The project whose times pages set beside each other: this repository's, the empty name; where
+    nothing of it was timed, the first by name that was timed here. It reads no measurement."""
+    query = (
+        select(func.min(Series.project))
+        .where(Series.metric.in_(TIME_METRICS.values()))
+        .where(Series.backend != OUTSIDE)
+    )
+    return session.scalar(query) or ""
 
 
 def series_history(

@@ -347,7 +347,9 @@ def _shares_of_floor(db: str | None) -> dict[str, float]:
     (_, here), *_ = local_devices()
     best: dict[str, float] = {}
     with _stored(db, beside=True) as session:
-        filters = queries.Filters(gpus=(here.sku,), stages=("gemm",), caches=("cold",))
+        filters = queries.Filters(
+            gpus=(here.sku,), stages=("gemm",), caches=("cold",), projects=("",)
+        )
         for row in queries.latest_results(session, filters) if session else ():
             label = kernel_label(row.kernel, row.variant)
             if row.pct_of_floor is not None:

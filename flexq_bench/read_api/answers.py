@@ -37,7 +37,8 @@ class SeriesList:
 
 @dataclass(frozen=True, slots=True)
 class SeriesHistory:
-    """points: accepted results, oldest commit first by ancestry; times in microseconds."""
+    """points: accepted results, oldest commit first by ancestry; times in microseconds, what a
+    series of another metric measured in its `unit`."""
 
     series: SeriesName
     points: tuple[HistoryPoint, ...]
@@ -73,7 +74,11 @@ class RunDetail:
 
 @dataclass(frozen=True, slots=True)
 class ResultList:
-    """The newest accepted result of each series; times in microseconds."""
+    """The newest accepted result of each series; times in microseconds.
+
+    Of one project, as a result does not name its own: this repository's, or, where nothing of it
+    was timed, the first by name that was measured here.
+    """
 
     total: int
     regime: str
@@ -149,6 +154,7 @@ def latest_results(session: Session, asked: Asked) -> ResultList:
         kernels=_one(asked, "kernel"), gpus=_one(asked, "gpu"), stages=_one(asked, "stage"),
         m=_one(asked, "m"), suites=_one(asked, "suite"),
         without_triggers=() if asked.get("sweeps") else (queries.SWEEP,),
+        projects=(queries.main_project(session),),
     )  # fmt: skip
     regime = asked.get("regime", "boost")
     found = queries.latest_results(session, filters, regime=regime)

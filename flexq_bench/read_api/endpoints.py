@@ -121,7 +121,8 @@ ENDPOINTS = (
     ),
     Endpoint(
         "/v1/results/latest", "latestResults",
-        "the newest accepted result of each series, of one regime; without sweeps by default",
+        "the newest accepted result of each series, of one regime and project; without sweeps by "
+        "default",
         answers.latest_results, answers.ResultList,
         (*_SERIES, Parameter("suite", "only of this one"),
          Parameter("regime", "how times were taken", choices=tuple(TIME_METRICS)),

@@ -76,8 +76,9 @@ def board_rows(
 ) -> list[BoardRow]:
     """A row a kernel and GPU that has results, by GPU and label.
 
-    known: series of one metric. noise: with their histories. release_order: place of the release in
-    the ancestry; None: there is none. The latest run is the newest that measured the kernel on the
+    known: series of one metric and project. noise: with their histories. release_order: place of
+    the release in the ancestry; None: there is none. What is not newer than it has no change
+    since. The latest run is the newest that measured the kernel on the
     GPU; only what it measured counts.
     """
     by_row: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -94,6 +95,13 @@ def board_rows(
             for one in series
             if noise.histories[one][-1].run == newest.run
         }
+        since = {
+            one: point
+            for one, point in latest.items()
+            if release_order is not None
+            and point.topo_order is not None
+            and point.topo_order > release_order
+        }
         rows.append(
             BoardRow(
                 label,
@@ -103,7 +111,7 @@ def board_rows(
                 newest.created_at,
                 tuple(latest),
                 change_of(latest, noise, _before(newest.created_at - WEEK)),
-                None if release_order is None else change_of(latest, noise, _up_to(release_order)),
+                None if release_order is None else change_of(since, noise, _up_to(release_order)),
                 _trend(latest, noise.histories),
                 noise.of_mean(tuple(latest)).half_width(1),
             )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from made_results import a_record, a_run, records_of
+from made_results import COMMIT, a_record, a_run, records_of
 from page_content import table, words
+
+from db.releases import keep_releases
 
 LATE = "2025-11-25T10:00:00+00:00"
 
@@ -73,3 +77,59 @@ def test_a_default_that_is_gone_was_not_asked_for(filled, open_results):
 
 def test_a_baseline_that_the_link_names_in_vain_is_named(filled, open_results):
     assert "baseline no-such" in words(open_results(baseline="no-such"))
+
+
+@pytest.fixture
+def beside_another_project(filled):
+    """The records, and later ones of another repository: same names and shapes, other times, a
+    scheduled run; and what another tool measured."""
+    commit = replace(COMMIT, sha="b" * 40, topo_order=500, project="acme")
+    night = a_run("theirs", suite="acme", trigger="nightly", created_at=LATE)
+    tool = a_run("tool", suite="acme-tool", created_at=LATE)
+    theirs = {"commit": commit, "project": "acme", "created_at": LATE, "median_us": 80.0}
+    filled.add(
+        a_record(night, **theirs),
+        a_record(tool, **theirs, backend="outside", kernel="theirs", gpu="Their GPU"),
+    )
+    return filled
+
+
+@pytest.mark.usefixtures("beside_another_project")
+def test_results_of_other_projects_are_not_among_ours(
+    open_scoreboard, open_kernels, open_results, open_overview
+):
+    scores = table(open_scoreboard(), of="last week").set_index("kernel")
+    ours = scores.loc["flexq-w6a6"]
+    assert "theirs" not in scores.index
+    assert "No run on a GPU was scheduled yet" in words(open_scoreboard())
+    assert ours["cases"] == 4
+    assert "80.0" not in words(open_kernels()) + str([f.value for f in open_kernels().dataframe])
+    assert set(table(open_results(), of="label")["gpu"]) == {"NVIDIA H200"}
+    assert 80.0 not in set(table(open_results(), of="label")["median_us"])
+    assert "acme" not in set(table(open_overview(), of="planned")["suite"])
+
+
+def test_a_database_of_one_project_shows_that_project(store, open_scoreboard, open_results):
+    commit = replace(COMMIT, project="acme")
+    store.add(a_record(a_run("theirs"), commit=commit, project="acme", median_us=80.0))
+
+    assert table(open_scoreboard(), of="last week")["kernel"].tolist() == ["flexq-w6a6"]
+    assert table(open_results(), of="label")["median_us"].tolist() == [80.0]
+
+
+def test_a_release_is_compared_with_what_is_newer_only(store, open_scoreboard):
+    for order, at in ((1, "2025-11-01"), (2, "2025-11-20")):
+        commit = replace(COMMIT, sha=f"{order}" * 40, topo_order=order)
+        created = {"created_at": f"{at}T10:00:00+00:00"}
+        run = a_run(at, trigger="nightly", **created)
+        store.add(a_record(run, commit=commit, median_us=8.0 + order, **created))
+    with store.session() as session:
+        keep_releases(session, {"v1": "1" * 40})
+    (before,) = table(open_scoreboard(), of="last week")["release"]
+    with store.session() as session:
+        keep_releases(session, {"v1": "1" * 40, "v2": "2" * 40})
+
+    of_v2 = table(open_scoreboard(release="v2"), of="last week")["release"]
+
+    assert before == pytest.approx(100 * (10 / 9 - 1))
+    assert of_v2.isna().all()

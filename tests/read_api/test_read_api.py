@@ -7,16 +7,21 @@ import json
 import re
 import subprocess
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from jsonschema import Draft202012Validator
-from made_results import a_run
+from made_results import H200, a_record, a_run
 
 from db import queries
 from db.engine import open_database
+from db.records import DeviceInfo
+from db.store import add_record
 from flexq_bench.errors import UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, document
+from flexq_bench.runs.machine import Machine
+from flexq_bench.verdicts.nightly import record_night
 
 ADDRESSES = [
     "/v1/status",
@@ -148,6 +153,28 @@ def test_the_badge_says_the_worst_verdict_of_the_newest_judged_commit(slower, as
     assert answer.headers["content-type"].startswith("image/svg+xml")
     image = ET.fromstring(answer.body)
     assert image.get("aria-label") == "kernels: 1 slower"
+
+
+def test_the_badge_and_the_latest_results_leave_other_projects_out(slower, ask, compared, commits):
+    before = plain(ask("/v1/results/latest"))
+    theirs = {
+        sha: replace(commit, sha="f" + sha[1:], topo_order=900 + index, project="acme")
+        for index, (sha, commit) in enumerate(commits.items())
+    }
+    on = Machine("cuda", DeviceInfo("GPU-1", H200, "cuda"), project="acme")
+    record = a_record(
+        a_run("theirs"), median_us=80.0, project="acme", commit=next(iter(theirs.values()))
+    )
+    judged = compared("flexq-w6a6", 0.9, base=3, head=6)
+    judged = replace(judged, base="f" + judged.base[1:], head="f" + judged.head[1:])
+    with open_database(str(slower)) as database, database.session() as session:
+        add_record(session, record)
+        record_night(
+            session, [judged], on, {one.sha: one for one in theirs.values()}, alerting=True
+        )
+
+    assert ET.fromstring(ask("/badge.svg").body).get("aria-label") == "kernels: 1 slower"
+    assert plain(ask("/v1/results/latest")) == before
 
 
 def test_a_commit_that_nobody_judged_has_a_badge_that_says_so(path, ask):

@@ -196,7 +196,12 @@ def _two_commits(controls: Controls, database: Database, suites: Sequence[str]) 
 
 def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) -> _Compared | None:
     with database.session() as session:
-        known = [s for s in queries.series_names(session) if s.metric == "time"]
+        project = queries.main_project(session)
+        known = [
+            s
+            for s in queries.series_names(session)
+            if s.metric == "time" and s.project == project and s.backend != queries.OUTSIDE
+        ]
     labels = sorted({kernel_label(s.kernel, s.variant) for s in known if not is_probe(s.kernel)})
     if not labels:
         say_that_it_is_empty(database)
@@ -216,7 +221,7 @@ def _two_kernels(controls: Controls, database: Database, suites: Sequence[str]) 
     names = tuple({_kernel_and_variant(label)[0] for label in (base, head)})
     sweeps = () if suite or choose_sweeps(st.sidebar, controls) else (SWEEP,)
     wanted = (suite,) if suite else ()
-    filters = Filters(kernels=names, suites=wanted, without_triggers=sweeps)
+    filters = Filters(kernels=names, suites=wanted, without_triggers=sweeps, projects=(project,))
     with database.session() as session:
         results = newest_of_cases(queries.latest_results(session, filters))
         runs = tuple(sorted({r.run for r in results if _label(r) == head}))

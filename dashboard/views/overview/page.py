@@ -187,8 +187,13 @@ def _newest_runs(session: Session, suite: str | None, *, everything: bool) -> di
     there is. everything: the newest, whatever it is."""
     by_hand: dict[str, Any] = {"backend": "cuda", "without_triggers": (SWEEP,)}
     ways: tuple[dict[str, Any], ...] = ({"backend": "cuda", "trigger": SCHEDULED}, by_hand, {})
-    for way in ways[2:] if everything or suite else ways:
-        found = queries.latest_runs(session, suite=suite, without_suites=OTHER_SUITES, **way)
-        if found:
-            return found
+    if everything or suite:
+        return queries.latest_runs(session, suite=suite, without_suites=OTHER_SUITES)
+    for project in (queries.main_project(session), None):
+        for way in ways:
+            found = queries.latest_runs(
+                session, without_suites=OTHER_SUITES, project=project, **way
+            )
+            if found:
+                return found
     return {}

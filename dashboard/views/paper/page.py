@@ -110,7 +110,7 @@ def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
     names = tuple(sorted({parse_kernel_label(label)[0] for label in labels}))
     models = sorted({one.model for one in wanted if one.metric == "perplexity"})
     with database.session() as session:
-        filters = Filters(kernels=names, without_triggers=(SWEEP,))
+        filters = Filters(kernels=names, without_triggers=(SWEEP,), projects=("",))
         results = queries.latest_results(session, filters) if names else []
         runs = tuple(sorted({r.run for r in results}))
         beside = queries.results_table(session, Filters(runs=runs, kernels=names)) if runs else []

@@ -41,27 +41,31 @@ def page() -> None:
     with errors_shown():
         database = current_database()
         with database.session() as session:
+            project = queries.main_project(session)
             known = [
                 one
                 for one in queries.series_names(session)
-                if one.metric == _METRIC and not is_probe(one.kernel)
+                if one.metric == _METRIC
+                and one.project == project
+                and one.backend != queries.OUTSIDE
+                and not is_probe(one.kernel)
             ]
         if not known:
             say_that_it_is_empty(database)
             return
         show_freshness(database)
-        _show(database, known)
+        _show(database, known, project)
 
 
-def _show(database: Database, known: Sequence[SeriesName]) -> None:
+def _show(database: Database, known: Sequence[SeriesName], project: str) -> None:
     controls = Controls("scoreboard")
     on_top = st.empty()
-    chosen, release = _narrow(controls, database, known)
+    chosen, release = _narrow(controls, database, known, project)
     zone = zone_named(st.context.timezone)
     with database.session() as session:
         noise = read_noise(session, [one.id for one in chosen])
         alerts = queries.alerts(session, states=OPEN_STATES)
-        nightly = queries.latest_runs(session, trigger=SCHEDULED, backend="cuda")
+        nightly = queries.latest_runs(session, trigger=SCHEDULED, backend="cuda", project=project)
     order = None if release is None else release.topo_order
     rows = board_rows(chosen, noise, release_order=order)
     controls.warn_of_ignored(on_top, "Not stored, so not asked for")
@@ -75,20 +79,22 @@ def _show(database: Database, known: Sequence[SeriesName]) -> None:
         "Latest results of each kernel over those of the same cases a week before"
         + ("" if release is None else f", and at release {as_text(release.name)}")
         + ": geometric means of times, regime boost; above 0 % is slower. 95 % intervals hold the "
-        "noise from run to run; where the environment changed meanwhile, there is nothing to "
-        "compare. The trend is of the newest runs, its band what one run is known to."
+        "noise from run to run. The newest 30 results of a case are looked at: there is nothing to "
+        "compare where none of them is old enough, or where the environment changed meanwhile. The "
+        "trend is of the newest runs, its band what one run is known to."
     )
     _show_cases(chosen, noise)
     _show_coverage(coverage_rows(nightly, zone), database)
 
 
 def _narrow(
-    controls: Controls, database: Database, known: Sequence[SeriesName]
+    controls: Controls, database: Database, known: Sequence[SeriesName], project: str
 ) -> tuple[list[SeriesName], ReleaseRow | None]:
     """The series to look at, and the release; CPUs only where there is no GPU, or by request."""
     with database.session() as session:
-        gpus = queries.gpu_names(session)
-        releases = [one for one in queries.releases(session) if one.topo_order is not None]
+        gpus = [gpu for gpu in queries.gpu_names(session) if gpu in {one.gpu for one in known}]
+        stored = queries.releases(session, project=project)
+        releases = [one for one in stored if one.topo_order is not None]
     on_gpus = {one.gpu for one in known if one.backend == "cuda"}
     gpu = controls.one(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
     stages = sorted({one.stage for one in known})
