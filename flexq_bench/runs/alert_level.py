@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,12 +13,13 @@ from flexq_bench.verdicts import Verdict
 
 STILL_SLOW, RECOVERED, UNCLEAR = "still slow", "recovered", "unclear"
 NOT_MEASURED = "not measured since"
-_WORDS = {
+_WORDS = {  # of the latest over the good level, where less is better
     Verdict.SLOWER: STILL_SLOW,
     Verdict.SAME: RECOVERED,
     Verdict.FASTER: RECOVERED,
     Verdict.AMBIGUOUS: UNCLEAR,
 }
+_REVERSED = {Verdict.SLOWER: Verdict.FASTER, Verdict.FASTER: Verdict.SLOWER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,14 @@ class AlertLevel:
     since: datetime | None
 
 
-def alert_level(alert: AlertRow, noise: StoredNoise) -> AlertLevel:
-    """The level of an alert's series now. noise: of all of them, with their histories."""
+def alert_level(
+    alert: AlertRow, noise: StoredNoise, *, higher_is_better: Collection[int] = ()
+) -> AlertLevel:
+    """The level of an alert's series now. noise: of all of them, with their histories.
+
+    higher_is_better: series in which a fall is what got worse. An alert of both sorts has no mean
+    change, and is unclear.
+    """
     good = None if alert.good is None else alert.good.topo_order
     bad = alert.bad.topo_order
     latest = {one: noise.histories[one][-1] for one in alert.series if noise.histories.get(one)}
@@ -47,7 +54,11 @@ def alert_level(alert: AlertRow, noise: StoredNoise) -> AlertLevel:
     change = change_of(
         latest, noise, lambda point: point.topo_order is not None and point.topo_order <= good
     )
-    return AlertLevel(change, UNCLEAR if change is None else _WORDS[change.verdict], since)
+    higher = {one in higher_is_better for one in latest}
+    if change is None or len(higher) > 1:
+        return AlertLevel(None, UNCLEAR, since)
+    verdict = _REVERSED.get(change.verdict, change.verdict) if True in higher else change.verdict
+    return AlertLevel(change, _WORDS[verdict], since)
 
 
 def series_of(alerts: Sequence[AlertRow]) -> set[int]:

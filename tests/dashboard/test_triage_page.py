@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from made_results import H200, a_record, a_run
 from page_content import table, words
 
 from db import queries
+from db.queries import HistoryPoint
+from flexq_bench.runs.alert_level import RECOVERED, STILL_SLOW, alert_level
+from flexq_bench.runs.stored_noise import StoredNoise
 
 
 @pytest.fixture
@@ -96,3 +101,21 @@ def test_a_read_only_app_has_no_forms(alerted, open_triage, monkeypatch):
 
     assert not app.button
     assert "read-only" in words(app)
+
+
+def test_a_throughput_that_is_low_still_is_no_recovery():
+    alert = SimpleNamespace(
+        good=SimpleNamespace(topo_order=3), bad=SimpleNamespace(topo_order=6), series=(1,)
+    )
+    at = datetime(2025, 11, 1, tzinfo=UTC)
+    points = [
+        HistoryPoint(
+            "a" * 40, order, 1, f"run {order}", f"{order}", at + timedelta(days=order),
+            80.0 if order >= 6 else 100.0, None, None, None, None,
+        )
+        for order in range(1, 12)
+    ]  # fmt: skip
+    noise = StoredNoise({1: points})
+
+    assert alert_level(alert, noise, higher_is_better={1}).words == STILL_SLOW
+    assert alert_level(alert, noise).words == RECOVERED

@@ -70,9 +70,10 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     with database.session() as session:
         events = {row.id: queries.alert_events(session, row.id) for row in known}
         noise = read_noise(session, series_of(known))
+        higher = {one.id for one in queries.project_series(session) if one.direction == "higher"}
     people = {alert_id: assignee(of) for alert_id, of in events.items()}
     shown = _narrow(controls, known, people)
-    levels = {row.id: alert_level(row, noise) for row in shown}
+    levels = {row.id: alert_level(row, noise, higher_is_better=higher) for row in shown}
     if not shown:
         st.info("No alert passes all filters: take one away, or clear them all.")
         return
