@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flexq_bench.stats.log_series import SCALE_FLOOR, Floats
 
 _FEWEST_OF_A_MODE = 2
+_FEWEST_PROCESSES = 5  # of both sides
 # The gap between the modes over the scatter within. Two series of six Gaussian values have one
 # so wide less than once in 2,000 times (tests/verdicts/test_process_modes.py).
 _GAP_SIGMAS = 10.0
@@ -60,21 +61,38 @@ class ProcessModes:
         )
 
     def difference(self) -> tuple[float, float, int]:
-        """head - base among processes of one mode: estimate, its standard error, freedom."""
-        weights, differences, squares, freedom = [], [], 0.0, 0
+        """head - base among processes of one mode: estimate, its standard error, freedom.
+
+        Least squares of two modes and one step between the sides, the same in both modes: a mode
+        in which each side has a single process, and in which these two disagree with the other
+        mode, is scatter that the error holds.
+        """
+        estimate, weight = self._step()
+        scatter, freedom = self.scatter()
+        return estimate, scatter / math.sqrt(weight), freedom
+
+    def scatter(self) -> tuple[float, int]:
+        """Sigma of a process about its mode and side, and its degrees of freedom."""
+        step, _ = self._step()
+        squares = 0.0
+        for slow in (False, True):
+            of_mode = np.concatenate(
+                [self.base[self.base_slow == slow], self.head[self.head_slow == slow] - step]
+            )
+            squares += float(np.sum((of_mode - of_mode.mean()) ** 2))
+        freedom = self.base.size + self.head.size - 3
+        return math.sqrt(squares / freedom), freedom
+
+    def _step(self) -> tuple[float, float]:
+        """The step between the sides, and how many processes' worth of evidence it has."""
+        weights, differences = [], []
         for slow in (False, True):
             base = self.base[self.base_slow == slow]
             head = self.head[self.head_slow == slow]
-            for side in (base, head):
-                if side.size:
-                    squares += float(np.sum((side - side.mean()) ** 2))
-                    freedom += side.size - 1
             if base.size and head.size:
                 weights.append(base.size * head.size / (base.size + head.size))
                 differences.append(float(head.mean() - base.mean()))
-        estimate = float(np.average(differences, weights=weights))
-        error = float(np.sqrt(squares / freedom / sum(weights)))
-        return estimate, error, freedom
+        return float(np.average(differences, weights=weights)), sum(weights)
 
 
 def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
@@ -87,23 +105,18 @@ def process_modes(base: Floats, head: Floats) -> ProcessModes | None:
     times = np.concatenate([base, head])
     ordered = np.sort(times)
     gaps = np.diff(ordered)[_FEWEST_OF_A_MODE - 1 : ordered.size - _FEWEST_OF_A_MODE]
-    if gaps.size == 0:
+    if gaps.size == 0 or times.size < _FEWEST_PROCESSES:
         return None
     split = int(gaps.argmax()) + _FEWEST_OF_A_MODE
     low, high = ordered[:split], ordered[split:]
     gap = float(high.mean() - low.mean())
     limit = (low[-1] + high[0]) / 2
     base_slow, head_slow = base > limit, head > limit
-    # About the mean of each side in each mode: a step between the sides is no scatter.
-    cells = [side[slow == mode] for side, slow in ((base, base_slow), (head, head_slow))
-             for mode in (False, True)]  # fmt: skip
-    cells = [cell for cell in cells if cell.size]
-    squares = sum(float(np.sum((cell - cell.mean()) ** 2)) for cell in cells)
-    scatter = float(np.sqrt(squares / max(ordered.size - len(cells), 1)))
-    if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
-        return None
-    in_both = [bool(slow.any() and not slow.all()) for slow in (base_slow, head_slow)]
-    if not any(in_both):
+    if not any(slow.any() and not slow.all() for slow in (base_slow, head_slow)):
         return None
     modes = ProcessModes(base, head, base_slow, head_slow, gap)
-    return modes if modes.base.size + modes.head.size > 4 else None
+    # A step between the sides is no scatter.
+    scatter, _ = modes.scatter()
+    if gap < max(_GAP_SIGMAS * max(scatter, SCALE_FLOOR / 2), _SMALLEST_GAP):
+        return None
+    return modes

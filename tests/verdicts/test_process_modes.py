@@ -66,3 +66,28 @@ def test_the_noise_floor_of_two_speeds_is_that_of_one_of_them():
 
     assert levels is not None
     assert levels.noise_floor < 0.005
+
+
+def test_two_stray_processes_are_no_mode():
+    """One of either side: what these two differ by is scatter, and no change of a mode."""
+    rng = np.random.default_rng(7)
+    base, head = 0.001 * rng.standard_normal((2, 6))
+    base[2] += 0.05
+    head[4] += 0.09
+
+    assert process_modes(base, head) is None
+
+
+@pytest.mark.parametrize("sigma", [0.002, 0.005])
+def test_heavy_tails_make_no_modes_that_differ(sigma):
+    rng = np.random.default_rng(9)
+    drawn = sigma / 1.5 * rng.standard_t(2, (4000, 2, 6))
+    pairs = np.repeat(np.arange(6), 2)
+
+    found = [
+        confirm(Comparison(*(100 * np.exp(np.repeat(side, 2)) for side in one), pairs))
+        for one in drawn
+    ]
+
+    sure = [one for one in found if one.p_value < 1e-4 and abs(one.log_ratio) > 0.01]
+    assert len(sure) <= 1
