@@ -259,36 +259,6 @@ def test_candidates_beyond_the_budget_are_named_and_wait(a_night):
     assert {key for key, *_ in second.not_compared} != {key for key, *_ in first.not_compared}
 
 
-def test_nights_of_another_project_miss_none_of_our_devices(
-    a_night, database, commits, sha, compared
-):
-    a_night(1)
-    theirs = replace(commits[sha(1)], sha="f" * 40, project="acme")
-    pool = MadePool(database, theirs, compared, gpus=("Their GPU",))
-    rules = Rules("2025-11-02", None, canaries=0)
-
-    measure_night(database, pool, SUITE, theirs, rules, on_record=lambda record: None)
-
-    with database.session() as session:
-        [night] = queries.night_states(session, project="acme")
-        [ours] = queries.night_states(session, project="")
-    assert (night.gpu, ours.gpu) == ("Their GPU", "A CPU")
-
-
-def test_what_waits_in_another_project_is_not_ours(a_night, database, commits, sha, compared):
-    for order in range(1, 8):
-        a_night(order)
-    a_night(8, us=22.0, candidates=0)
-    theirs = [replace(commits[sha(n)], sha=f"{n:x}" * 40, project="acme") for n in range(1, 10)]
-    for order, commit in enumerate(theirs, start=1):
-        pool = MadePool(database, commit, compared, us=22.0 if order == 9 else 20.0)
-        rules = Rules(f"2025-11-{order + 10}", None, canaries=0, candidates=0)
-        nights = measure_night(database, pool, SUITE, commit, rules, on_record=lambda record: None)
-        [report] = [conclude(database, pool, info, commit, rules) for info in nights]
-
-    assert [nights for _, nights, _ in report.not_compared] == [1] * report.candidates
-
-
 def test_what_crept_since_the_release_is_confirmed_against_it_once(
     a_night, database, commits, sha, compared
 ):
