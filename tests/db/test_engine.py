@@ -252,17 +252,17 @@ def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/ann/flexq.sqlite", "nfs4"),
-        ("/home/ann/local disk/flexq.sqlite", None),
+        ("/data/ann/flexq.sqlite", "nfs4"),
+        ("/data/ann/local disk/flexq.sqlite", None),
         ("/var/flexq.sqlite", None),
-        ("/homely/flexq.sqlite", None),
+        ("/database/flexq.sqlite", None),
     ],
 )
 def test_a_file_system_of_the_network_is_known_by_its_longest_mount(tmp_path, path, kind):
     mounts = tmp_path / "mounts"
     mounts.write_text(
-        "/dev/sda1 / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\n"
-        "/dev/sdb1 /home/ann/local\\040disk xfs rw 0 0\n"
+        "/dev/sda1 / ext4 rw 0 0\nserver:/data /data nfs4 rw 0 0\n"
+        "/dev/sdb1 /data/ann/local\\040disk xfs rw 0 0\n"
     )
 
     assert network_file_system(Path(path), mounts) == kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+TEXT = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", TEXT, re.M | re.S)
+(KERNEL_FILE,) = re.findall(r"^```python\n(.*?)^```", TEXT, re.M | re.S)
 COMMANDS = [
     line.partition(" #")[0].strip()
     for block in BLOCKS
@@ -25,10 +28,10 @@ FEW = "--kernels cublas-fp16 --m 1"
 NARROWED = {
     "run smoke": FEW,
     "run paper-fig10": f"{FEW} --layers o_proj",
-    "run nightly": f"{FEW} --models llama-7b --layers o_proj",
     "sweep --m": "--m 1 --n 64 --k 64",
     "sweep --model": f"{FEW} --layers o_proj",
     "sweep --like": "--kernels cublas-fp16",
+    "sweep --kernels-from": "--n 64 --k 64",
     "nightly": "smoke --cluster none --canaries 0 --backfill 0",
     "compare HEAD .": f"{FEW} --processes 1",
     "compare main~5": f"{FEW} --processes 1",
@@ -39,13 +42,43 @@ NARROWED = {
     "decode llama": "--help",  # a GPU's
     "accuracy": "--max-tokens 512",
     "dashboard": "--help",  # it would run until somebody ends it
+    "serve-api": "--help",  # so would this
 }
 # Names that stand for what only the reader has.
 STANDS_FOR = {"main~5": "HEAD~1", "origin/main": "HEAD~1", "v1.0.0": "HEAD~1", "main": "HEAD"}
+OF_THE_PROJECT = {"my_kernels.py": "my_kernels.py", "PATH": "."}
+SMALL_SUITE = """description = "one shape"
+[[group]]
+kernels = ["cublas-fp16"]
+m = "1"
+shapes = ["64x64"]
+"""
+NVBENCH = {
+    "devices": [{"id": 0, "name": "NVIDIA H200"}],
+    "benchmarks": [
+        {
+            "name": "gemm",
+            "states": [
+                {
+                    "device": 0,
+                    "axis_values": [],
+                    "is_skipped": False,
+                    "summaries": [
+                        {
+                            "tag": "nv/cold/time/gpu/mean",
+                            "data": [{"name": "value", "value": "2e-5"}],
+                        }
+                    ],
+                }
+            ],
+        }
+    ],
+}
 MAY_END_WITH = {
     "compare": {0, 1, 3},
     "bisect": {0, 1, 2, 3},  # 2: nothing between the two changes the code
     "gate": {0, 1, 3, 4},
+    "notify": {2},  # no file of subscriptions is here
     "explain": {0, 2},  # 2: no alert is open here
     "nightly": {0, 1, 3},
     "doctor": {0, 5},
@@ -60,10 +93,27 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree = folder / "tree"
     source = tree / "kernels" / "__init__.py"
     source.write_text(source.read_text() + "# changed\n")
-    author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
-    commit = ["git", "-C", str(tree), *author, "commit", "--quiet", "-am", "Change nothing"]
-    subprocess.run(commit, check=True)
+    commit(tree, "Change nothing")
+    project = folder / "project"
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True)
+    (project / "my_kernels.py").write_text(KERNEL_FILE)
+    commit(project, "Add a kernel")
+    (tree / "gemm.json").write_text(json.dumps(NVBENCH))
     return tree
+
+
+def commit(tree: Path, subject: str) -> None:
+    author = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
+    for words in (("add", "--all"), (*author, "commit", "--quiet", "--message", subject)):
+        subprocess.run(["git", "-C", str(tree), *words], check=True)
+
+
+def commit_project(project: Path) -> None:
+    """Commit what init wrote, with one small shape in place of its suite's."""
+    (project / "small.toml").write_text(SMALL_SUITE)
+    file = project / "flexq-bench.toml"
+    file.write_text(file.read_text().replace('suite = "smoke"', 'suite = "small.toml"'))
+    commit(project, "Gate kernels")
 
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -103,6 +153,7 @@ def test_each_way_of_narrowing_is_of_a_command():
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_command_runs(tree):
+    project = tree.parent / "project"
     stored = ""
     wrong = []
     for command in COMMANDS:
@@ -116,7 +167,13 @@ def test_every_command_runs(tree):
             ),
             "",
         )
+        words = [
+            str(project / OF_THE_PROJECT[word]) if word in OF_THE_PROJECT else word
+            for word in words
+        ]
         ran = run(tree, *words, *shlex.split(added))
+        if words[0] == "init" and ran.returncode == 0:
+            commit_project(project)
         found = re.search(r"results of run (\w+)", ran.stdout)
         stored = found[1] if found and words[0] == "run" else stored
         allowed = MAY_END_WITH.get(words[0], {0})
