@@ -256,7 +256,7 @@ def _no_pair(limit: TaskLimit, name: str, judged: Judged) -> str:
 def _would_tell(detectable: float | None, count: int) -> str:
     if detectable is None:
         return ": more questions would tell"
-    return f": {count:,} questions show a loss of {detectable:.3g}"
+    return f": {count:,} questions show a loss of {detectable:.3g} points"
 
 
 def _losses(first: MetricResult, second: MetricResult) -> tuple[int, int]:

@@ -172,7 +172,8 @@ def tokens_needed(policy: AccuracyPolicy) -> dict[str, int]:
     limit = policy.kl
     if limit is None:
         return {}
-    shares = [KL_QUANTILES[n] for n in ("median", "p95", "p99", "p999") if getattr(limit, n)]
+    named = ("median", "p95", "p99", "p999")
+    shares = [KL_QUANTILES[name] for name in named if getattr(limit, name) is not None]
     return {limit.text: max((fewest_tokens(share) for share in shares), default=0)}
 
 

@@ -36,6 +36,7 @@ from flexq_bench.accuracy import (
 )
 from flexq_bench.accuracy.diagnosis import (
     Diagnosis,
+    TokenLoss,
     differences_beside_layers,
     is_foldable,
     losses_of_layers,
@@ -96,8 +97,7 @@ def planned_evaluation(
     """The evaluation that a policy needs, and what of it is missing here, with the reason.
 
     texts: those at hand. task_data: folder with the tasks' data; None: lm-eval downloads it. batch:
-    segments, or questions, at a time. through, checkpoint, original, reference: as EvaluationPlan
-    has them.
+    questions at a time. through, checkpoint, original, reference: as EvaluationPlan has them.
     Raises UsageError if `base` is judged against itself or a text has no limit,
     MissingResultsError if nothing can be evaluated.
     """
@@ -264,6 +264,8 @@ class _Gate:
         """What can be found; a task that lm-eval can't evaluate is absent, with its reason."""
         setup = self._setup
         for unit in (unit for unit in setup.plan.units if unit[0] == scheme):
+            if unit[1] in self._absent:  # looking for it again only takes time
+                continue
             try:
                 self.results += execute(
                     self._database, setup.evaluator, [unit], setup.origin, on_unit=self._on_unit
@@ -386,7 +388,10 @@ def diagnosed(setup: PreparedModel, scheme: str) -> Diagnosis:
     segments = evaluator.text_ids(text)
     agreement = evaluator.agreement(scheme, text)
     loaded = evaluator.model_under(scheme)
-    tokens = () if agreement is None else worst_tokens(agreement, segments, loaded.tokenizer)
+    tokens: tuple[TokenLoss, ...] = ()
+    if agreement is not None:
+        bos = evaluator.bos == "segment"
+        tokens = worst_tokens(agreement, segments, loaded.tokenizer, bos=bos)
     reference = evaluator.reference
     if reference is None or reference.model is None:
         note = "a stored reference has no layers: give the original model"

@@ -223,8 +223,13 @@ class Bench:
         self._folder = tempfile.TemporaryDirectory()
         self._origin = self._prepared().origin
 
-    def judge(self, corruption: Corruption, size: float, scheme: str) -> tuple[AccuracyReport, int]:
-        """The gate's report on one damaged model, and the tokens that it took."""
+    def judge(
+        self, corruption: Corruption, size: float, scheme: str, *, at_once: int | None = None
+    ) -> tuple[AccuracyReport, int]:
+        """The gate's report on one damaged model, and the tokens that it took.
+
+        at_once: segments that the damaged model computes together; None: as the gate does.
+        """
         as_it_is = scheme == FULL_PRECISION
         loaded = self.original
         if as_it_is:
@@ -242,6 +247,7 @@ class Bench:
             loaded, plan, None, self._reference,
             damage=lambda model: corruption.damage(model, size), own=self._own,
         )  # fmt: skip
+        evaluator.at_once = at_once
         with open_database(f"{self._folder.name}/flexq.sqlite") as database:
             # A run has each unit once: what one judgement stored would do for the next.
             origin = dataclasses.replace(self._origin, run=new_run(SUITE, "manual", ()))
@@ -253,6 +259,10 @@ class Bench:
 
         agreement = evaluator.agreement(scheme, self._texts[0].name)
         return report, 0 if agreement is None else agreement.token_kl.size
+
+    def close(self) -> None:
+        """Remove what was stored of its judgements."""
+        self._folder.cleanup()
 
     def _prepared(self) -> PreparedModel:
         plan, _ = planned_evaluation(
@@ -385,6 +395,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed = report.exit_code == ExitCode.REGRESSION
             if failed != row["must_be_caught"] and (row["must_be_caught"] or size == 0):
                 missed.append(row)
+    bench.close()
     say(f"{len(missed)} judged wrongly")
     return 1 if missed else 0
 

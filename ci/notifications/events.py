@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from db import queries
 from db.engine import Session
 from db.outbox import DeliveryRow, EventInfo, add_event
+from flexq_bench.exit_codes import ExitCode
 from flexq_bench.verdicts import Cause, Judged, Verdict
 from flexq_bench.verdicts.alert_rule import kernel_family
 from workloads.case import kernel_label
@@ -159,7 +160,7 @@ def tell_accuracy_gates(session: Session, records: Iterable[GateRecord]) -> None
             session,
             key=f"gate accuracy {one.uuid}",
             kind="gate",
-            severity="critical",
+            severity="warning" if one.exit_code == ExitCode.AMBIGUOUS else "critical",
             subject=f"gate accuracy: {one.scheme} of {one.model} is {one.verdict}",
             lines=_cut([f"{limit.check}: {limit.outcome}, {limit.reason}" for limit in failed]),
             content={

@@ -39,7 +39,7 @@ class LayerLoss:
 
 @dataclass(frozen=True, slots=True)
 class TokenLoss:
-    """A token. place: in the text. loss: nats that it lost of its log-probability."""
+    """A token. place: among the text's tokens, from 0. loss: nats that its log-probability lost."""
 
     place: int
     token: str
@@ -132,11 +132,15 @@ def differences_beside_layers(original: Any, model: Any) -> tuple[str, ...]:
 
 
 def worst_tokens(
-    agreement: Agreement, segments: torch.Tensor, tokenizer: Any
+    agreement: Agreement, segments: torch.Tensor, tokenizer: Any, *, bos: bool
 ) -> tuple[TokenLoss, ...]:
-    """The tokens that lost most. segments: int64 [segments, context], as they were evaluated."""
+    """The tokens that lost most. segments: int64 [segments, context], as they were evaluated.
+
+    bos: whether each begins with a token that is none of the text's.
+    """
     losses = agreement.token_loss
     width = losses.shape[1]
+    length, first = (width, 0) if bos else (width + 1, 1)  # of a segment in the text
     order = np.argsort(-np.nan_to_num(losses, nan=np.inf), axis=None, kind="stable")
     found = []
     for flat in order[:_WORST_TOKENS].tolist():
@@ -145,7 +149,7 @@ def worst_tokens(
         before = row[max(0, place + 1 - _CONTEXT_SHOWN) : place + 1]
         found.append(
             TokenLoss(
-                segment * width + place,
+                segment * length + first + place,
                 tokenizer.decode([row[place + 1]]),
                 tokenizer.decode(before),
                 float(losses[segment, place]),

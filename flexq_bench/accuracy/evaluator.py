@@ -88,7 +88,8 @@ class Evaluator:
     """Evaluates one unit after another; a scheme's model is made when its first unit needs it.
 
     May be set: on_block, called for each block that is quantized; schedule, which ends a text
-    before its last segment (None: all of it is evaluated).
+    before its last segment (None: all of it is evaluated); at_once, segments that a scheme's model
+    computes together (None: see segments_at_once).
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Evaluator:
         self.through = plan.through or default_through(loaded.device)
         self.on_block: Progress | None = None
         self.schedule: Schedule | None = None
+        self.at_once: int | None = None
         self._agreements: dict[tuple[str, str], Agreement] = {}
         self._texts = {text.name: text for text in plan.texts}
         self.bos = chosen_bos(plan.bos, loaded.tokenizer)
@@ -376,6 +378,7 @@ class Evaluator:
                 tokens.ids[done * length : wanted * length],
                 context=self.context,
                 on_logits=meter,
+                at_once=self.at_once,
                 bos=tokens.bos,
             )
             result = more if result is None else result.followed_by(more)

@@ -70,7 +70,7 @@ class OwnScheme:
     quantize: gets a layer's weight, FP32 [N, K], and statistics (None: not calibrated); returns
     integer codes [N, K] within -2^(w_bits-1) … 2^(w_bits-1) - 1 and scales [N, ceil(K / group)].
     group: values along K that share a scale; None: a row. a_bits: of inputs, rounded token by token
-    in groups of a_group; 16: not rounded.
+    in groups of a_group (None: of group); 16: not rounded.
     """
 
     name: str
@@ -98,7 +98,7 @@ class OwnScheme:
         """Codes of a weight [N, K], checked. Raises QuantizeError in one line, with the layer."""
         try:
             returned = self.quantize(weight, statistics)
-        except Exception as error:  # a user's function may raise anything
+        except (Exception, SystemExit) as error:  # a user's function may raise anything
             what = " ".join(str(error).split()) or type(error).__name__
             raise QuantizeError(f"{self.name}: {layer}: {type(error).__name__}: {what}") from error
         try:
@@ -253,7 +253,7 @@ def _of_file(path: str) -> tuple[OwnScheme, ...]:
             raise QuantizeError(f"no file {path}: --schemes-from takes a Python file")
         try:
             values = runpy.run_path(path)
-        except Exception as error:  # a user's file may raise anything
+        except (Exception, SystemExit) as error:  # a user's file may raise anything
             what = " ".join(str(error).split())
             raise QuantizeError(f"{path}: {type(error).__name__}: {what}") from error
         _loaded["file", path] = _schemes_among(values.values(), path)
@@ -265,7 +265,7 @@ def _of_entry_point(point: metadata.EntryPoint) -> tuple[OwnScheme, ...]:
     if key not in _loaded:
         try:
             value = point.load()
-        except Exception as error:  # another package's import may raise anything
+        except (Exception, SystemExit) as error:  # another package's import may, too
             what = " ".join(str(error).split())
             raise QuantizeError(f"entry point {key[1]}: {type(error).__name__}: {what}") from error
         values = vars(value).values() if isinstance(value, ModuleType) else [value]

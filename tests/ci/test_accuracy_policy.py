@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ci.accuracy_policy import load_accuracy_policy
+from ci.accuracy_power import tokens_needed
 from workloads.errors import WorkloadError
 
 HEAD = 'version = 1\nschemes = ["flexq-w6ax"]\n'
@@ -64,3 +65,8 @@ def test_what_is_wrong_is_named(policy, text, message):
 def test_an_unknown_name_lists_ours():
     with pytest.raises(WorkloadError, match=r"no policy 'nightly': there is default; or give"):
         load_accuracy_policy("nightly")
+
+
+def test_a_quantile_that_must_be_zero_needs_its_tokens_too(policy):
+    found = policy(HEAD + '[kl]\ntext = "wikitext"\np95 = 0.1\np999 = 0\n')
+    assert tokens_needed(found) == {"wikitext": 1000}

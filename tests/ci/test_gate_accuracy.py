@@ -55,13 +55,19 @@ def piqa(scheme: str, *, lost: int = 0, won: int = 0, **changes: Any) -> MetricR
 
 @pytest.fixture
 def gate(database, tmp_path) -> Callable[..., AccuracyReport]:
-    """gate("[[perplexity]]…", finding, …): the report where these were found."""
+    """gate("[[perplexity]]…", finding, …): the report where these were found.
+
+    gate.evaluated: the units of the last call.
+    """
 
     def run(limits: str, *findings: MetricResult | Exception, missing=None) -> AccuracyReport:
         path = tmp_path / "mine.toml"
         path.write_text(HEAD + limits)
 
+        run.evaluated = []
+
         def evaluate(scheme: str, task: str) -> list[MetricResult]:
+            run.evaluated.append((scheme, task))
             for error in (f for f in findings if isinstance(f, Exception)):
                 if task == "piqa":
                     raise error
@@ -305,6 +311,8 @@ def test_a_task_that_can_not_be_evaluated_here_is_missing(gate):
     report = gate(TASK, MissingTaskError("tasks need lm_eval"))
     assert report.exit_code == ExitCode.MISSING
     assert report.judged[0].reason == "tasks need lm_eval"
+    # A download that is tried in vain takes half a minute: once is enough.
+    assert [task for _, task in gate.evaluated].count("piqa") == 1
 
 
 def test_a_metric_that_a_task_lacks_is_missing_and_names_those_there_are(gate):

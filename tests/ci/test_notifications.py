@@ -17,8 +17,10 @@ from ci.notifications import events
 from ci.notifications.channels import DELIVERY, SIGNATURE
 from ci.notifications.delivery import HOLD, LONGEST_RETRY, deliver, retry_after
 from ci.notifications.subscriptions import load_subscriptions
+from db.gate_records import GateLimit, GateRecord
 from db.outbox import EventInfo, add_event, address, claim, events_to_address, undelivered
-from db.records import DeviceInfo
+from db.records import CommitInfo, DeviceInfo
+from flexq_bench.runs.lifecycle import new_run
 from flexq_bench.runs.machine import Machine
 from flexq_bench.verdicts.nightly import record_night
 from workloads.errors import WorkloadError
@@ -207,6 +209,27 @@ def test_a_gate_that_fails_is_told_and_one_that_passes_is_not(
 
     (message,) = receiver.messages
     assert (message["kind"], message["severity"]) == ("gate", "critical")
+
+
+def test_an_accuracy_gate_that_could_not_tell_is_a_warning(database):
+    verdicts = {"pass": 0, "regression": 1, "ambiguous": 3, "missing": 4}
+    limit = GateLimit(
+        "KL mean of wikitext", "0.02 nats", "ambiguous", "may be 0.03", *[None] * 5, "nats"
+    )
+    records = [
+        GateRecord(
+            uuid=verdict, model="tiny", model_hash="ab" * 32, scheme="w6a6", base="fp16",
+            policy="default", policy_version=1, policy_hash="cd" * 32, verdict=verdict,
+            exit_code=code, limits=(limit,), created_at=NOW.isoformat(), content_hash=None,
+            through="reference", run=new_run("accuracy", "gate", ()),
+            commit=CommitInfo("c" * 40, None, 1, False), device=MACHINE.device, environment={},
+        )
+        for verdict, code in verdicts.items()
+    ]  # fmt: skip
+    with database.session() as session:
+        events.tell_accuracy_gates(session, records)
+        told = {e.subject.split()[-1]: e.severity for _, e in events_to_address(session)}
+    assert told == {"regression": "critical", "ambiguous": "warning", "missing": "critical"}
 
 
 def test_a_receiver_that_is_down_loses_nothing_and_gets_nothing_twice(

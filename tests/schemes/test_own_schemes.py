@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,12 +153,13 @@ def test_an_entry_point_adds_its_scheme(monkeypatch):
         ("weight.int() * 0, weight[:, :2]", "scales of a"),
         ("weight.int() * 0", "q_proj"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("sys.exit(0)", "SystemExit: 0"),  # which a gate must not end with
     ],
 )
 def test_what_a_function_returns_wrongly_is_one_line(returned, message):
     @own_scheme("bad-w6", w_bits=6)
     def bad(weight, statistics):
-        return eval(returned)
+        return eval(returned, {"sys": sys}, {"weight": weight})
 
     weight = torch.randn(8, 16, generator=torch.Generator().manual_seed(0)) * 9
     with pytest.raises(QuantizeError) as raised:
@@ -172,6 +174,7 @@ def test_what_a_function_returns_wrongly_is_one_line(returned, message):
     [
         ("x = 1\n", "has no scheme"),
         ("import nothing_of_this_name\n", "ModuleNotFoundError"),
+        ("raise SystemExit(0)\n", "SystemExit: 0"),
         (SOURCE.replace("mine-w6a6", "w6a6"), "called w6a6, as one of ours"),
         (SOURCE.replace("w_bits=6", "w_bits=9"), "weights have 2 to 8 bits"),
     ],

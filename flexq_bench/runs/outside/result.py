@@ -86,8 +86,6 @@ def collect(
     results: dict[tuple[object, ...], OutsideResult] = {}
     refused: list[Refused] = []
     for name, read in entries:
-        if len(results) + len(refused) > MOST_RESULTS:
-            raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
         try:
             got = read()
             for one in [got] if isinstance(got, OutsideResult) else got or ():
@@ -101,6 +99,8 @@ def collect(
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else "it has another form"
             refused.append(Refused(_shown(name), what))
+        if len(results) + len(refused) > MOST_RESULTS:
+            raise UsageError(f"more than {MOST_RESULTS:,} results in a file: split it")
     return Reading(tuple(results.values()), tuple(refused), created_at)
 
 

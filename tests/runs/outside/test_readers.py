@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
-from flexq_bench.runs.outside import FORMATS, read_results
+from flexq_bench.runs.outside import FORMATS, read_results, result
 
 MADE_BY_THE_TOOL = Path(__file__).parent / "pytest_benchmark.json"
 
@@ -322,6 +322,14 @@ def test_the_same_result_twice_is_refused_once(read):
 
 
 # All of them
+
+
+def test_a_file_of_more_results_than_are_read_is_refused(read, monkeypatch):
+    monkeypatch.setattr(result, "MOST_RESULTS", 2)
+    rows = "benchmark,value\ngemm,1\nother,2\n"
+    assert len(read("csv", rows).results) == 2
+    with pytest.raises(UsageError, match="more than 2 results in a file"):
+        read("csv", rows + "third,3\n")
 
 
 @pytest.mark.parametrize("format_name", FORMATS)

@@ -1,0 +1,29 @@
+"""Where a failing model lost."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from flexq_bench.accuracy.agreement import Agreement
+from flexq_bench.accuracy.diagnosis import worst_tokens
+from flexq_bench.accuracy.perplexity import segments
+
+BOS = 99
+
+
+@pytest.mark.parametrize("bos", [None, BOS])
+def test_a_token_that_lost_is_where_the_text_has_it(bos):
+    text = torch.arange(24)  # the token at each place is the place
+    cut = torch.stack(list(segments(text, 6, bos=bos)))
+    losses = np.random.default_rng(0).random((len(cut), 5), dtype=np.float32)
+    agreement = Agreement((), (), (), (), losses, losses)
+    tokenizer = SimpleNamespace(decode=lambda ids: " ".join(map(str, ids)))
+
+    found = worst_tokens(agreement, cut, tokenizer, bos=bos is not None)
+
+    assert len(found) > 5
+    assert [one.token for one in found] == [str(one.place) for one in found]
