@@ -137,6 +137,16 @@ def test_each_commit_has_its_own_file(made):
     )
 
 
+def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(made):
+    text = TOML.replace('"smoke"', '"suite.toml"') + 'policy = "policy.toml"\n'
+    base = made.commit(**{"flexq-bench_toml": text, "suite_toml": "", "policy_toml": ""})
+    made.commit(suite_toml="# fewer shapes\n", policy_toml="# larger limits\n")
+
+    assert project_notes(open_project(str(made.path)), base, "HEAD") == (
+        "not judged: policy.toml, suite.toml changed by head; base's are used",
+    )
+
+
 def test_commits_between_two_are_those_of_the_first_parents(made):
     good = made.git("rev-parse", "HEAD")
     later = [made.commit(), made.commit()]
