@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.outside_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
@@ -82,6 +83,18 @@ def test_a_tree_is_built_once_however_many_commits_have_it(made, tmp_path):
     assert (folders[0] / "made").read_text() == "1\n"
     assert made.git("status", "--porcelain") == ""
     assert len(made.git("worktree", "list").splitlines()) == 1
+
+
+def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, cache):
+    sha = made.commit(other_py="")
+    project = open_project(str(made.path))
+
+    with clean_environment() as variables:
+        folder = built_tree(project, sha, variables=variables).folder
+        (folder / "fast.py").write_text("# changed while it ran\n")
+
+    assert not folder.exists()
+    assert (built_tree(project, sha).folder / "fast.py").read_text() == KERNEL
 
 
 def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_path):
