@@ -87,7 +87,7 @@ def list_(
     With --kernels-from only the kernels of these sources are listed; with --all the others too.
     false-alarms: how often such a comparison was called slower or faster, over time.
     """
-    use_kernels_from(kernels_from)
+    use_kernels_from(kernels_from, only=True)
     sources: dict[str, Callable[[], list[Row]]] = {
         "kernels": lambda: _kernels(
             backend, only=adopted().all_labels if kernels_from and not every else ()

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 _KEEPER = "flexq_bench.measure.outside_kernels"
 
 
-def use_kernels_from(texts: Sequence[str] | None) -> None:
+def use_kernels_from(texts: Sequence[str] | None, *, only: bool = False) -> None:
     """Know the kernels of these files and modules, and of no others.
 
-    One that can't be had is a line on stderr, and the verb goes on with the others.
+    One that can't be had is a line on stderr, and the verb goes on with the others. Raises
+    SourceError if there is no such file or package, whatever else there is to do; UsageError if
+    no source can be had and `only` says that the verb is about nothing else.
     """
     if not texts:
         if _KEEPER in sys.modules:  # else there is nothing to forget, and torch to wait for
@@ -31,7 +33,13 @@ def use_kernels_from(texts: Sequence[str] | None) -> None:
     from kernels.outside.sources import KernelSource
 
     outside_kernels.forget()
-    outside_kernels.adopt(KernelSource.parse(text) for text in texts)
+    sources = [KernelSource.parse(text) for text in texts]
+    for source in sources:
+        source.check_there()
+    found = outside_kernels.adopt(sources)
+    if only and not found.labels:
+        raise UsageError(next(iter(found.failures.values())))
+    outside_kernels.say_failures()
 
 
 def adopted() -> Adopted:
@@ -44,13 +52,13 @@ def adopted() -> Adopted:
 def sweep_patterns(patterns: Sequence[str] | None) -> tuple[str, ...] | None:
     """What a sweep measures: what was named, else the kernels of `--kernels-from`.
 
-    None: neither was given. Raises UsageError if all of it failed to load.
+    None: neither was given. Raises UsageError if all that was named failed to load.
     """
     left = known_patterns(patterns)
     if left is None and _KEEPER in sys.modules:
-        left = adopted().all_labels or (() if adopted().failures else None)
+        left = adopted().all_labels or None
     if left == ():
-        raise UsageError(f"nothing to measure: {next(iter(adopted().failures.values()))}")
+        raise UsageError("nothing to measure: --kernels names no source that could be had")
     return left
 
 

@@ -33,7 +33,9 @@ class OpenedProject:
         text = name or self.project.file.suite
         inside = self.built / text
         if text.endswith(".toml"):
-            return self._named(load_suite(inside if inside.is_file() else text))
+            # What the project file names is the revision's, never what lies in the current folder.
+            mine = name is None or inside.is_file()
+            return self._named(load_suite(inside if mine else text))
         return self._named(load_suite(text).of(adopted().all_labels))
 
     def policy(self) -> Policy:
@@ -72,6 +74,7 @@ def use_project(folder: str, revision: str = ".") -> OpenedProject:
         raise MissingResultsError(
             f"{found.commit.sha[:10]} has no kernels: {next(iter(known.failures.values()))}"
         )
+    outside_kernels.say_failures()
     return OpenedProject(at, found, built.folder)
 
 

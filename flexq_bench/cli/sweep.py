@@ -116,7 +116,7 @@ def sweep(
     from flexq_bench.fleet import PoolOptions
     from flexq_bench.runs.result_files import ResultFiles
 
-    use_kernels_from(kernels_from)
+    use_kernels_from(kernels_from, only=kernels is None)
     patterns, regimes = sweep_patterns(split_names(kernels)), regimes_of(regime)
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     pool = PoolOptions(

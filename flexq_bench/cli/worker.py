@@ -61,7 +61,7 @@ def worker(
     from flexq_bench.interrupts import ended_by_terminate
     from flexq_bench.repository.provenance import ROOT, current_commit, source_hash
 
-    use_kernels_from(kernels_from)
+    use_kernels_from(kernels_from, only=True)
     out = console()
     options = PoolOptions(cluster, backend_of(backend), device, seed, times=times)
     with (

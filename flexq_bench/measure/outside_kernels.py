@@ -69,7 +69,7 @@ def adopt(
 ) -> Adopted:
     """Know the kernels of sources: they are in the registry from now on.
 
-    A source that can't be had is one line in the log, and the others are taken. timeout_s: for each
+    A source that can't be had is among the failures, and the others are taken. timeout_s: for each
     to import. environment: of the processes that run them; None: ours.
     """
     global _state
@@ -79,12 +79,17 @@ def adopt(
             kernels = described(source, timeout_s=timeout_s, environment=environment)
         except (RefusedError, WorkerError, KernelError) as error:
             failures[source] = str(error)
-            log.warning("%s", error)
             continue
         registry.add(kernels)
         labels[source] = tuple(dict.fromkeys(kernel.spec.label for kernel in kernels))
     _state = Adopted(labels, failures, environment)
     return _state
+
+
+def say_failures() -> None:
+    """One line in the log for each source that could not be had."""
+    for reason in _state.failures.values():
+        log.warning("%s", reason)
 
 
 def forget() -> None:

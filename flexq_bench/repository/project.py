@@ -188,7 +188,8 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
 
     base, head: full ids of commits.
     """
-    deciding = [FILE, *(text for text in (project.file.suite, project.file.policy) if "/" in text)]
+    file = project.file
+    deciding = [FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml"))]
     changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
     if not changed:
         return ()

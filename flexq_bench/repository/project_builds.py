@@ -54,11 +54,13 @@ def built_tree(
 ) -> BuiltTree:
     """The tree of a commit, built as the project's file says; at once where it was built before.
 
-    variables: of the build; None: ours. Raises BuildError if it does not build, and what checking
-    it out raises.
+    variables: of the build; None: ours. It lies in the cache folder that they name: what runs there
+    may change it, and code that nobody reviewed must leave nothing for the runs after it. Raises
+    BuildError if it does not build, and what checking it out raises.
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
-    home = _home(project, tree)
+    own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
+    home = _home(project, tree, Path(own_cache) if own_cache else cache_folder())
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
             shutil.rmtree(home, ignore_errors=True)
@@ -70,11 +72,11 @@ def built_tree(
     return BuiltTree(folder, site if site.is_dir() else None, project.file.sources(folder))
 
 
-def _home(project: Project, tree: str) -> Path:
+def _home(project: Project, tree: str, cache: Path) -> Path:
     """By all that decides what comes of a build."""
     identity = [str(project.root), tree, project.file.build.model_dump_json(), sys.version]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
-    return cache_folder() / "projects" / project.name / key
+    return cache / "projects" / project.name / key
 
 
 def _check_out(project: Project, commit: str, folder: Path) -> None:

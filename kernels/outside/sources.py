@@ -81,12 +81,29 @@ class KernelSource:
             return self
         return KernelSource(str(self._unpacked()), self.prefix)
 
+    def check_there(self) -> None:
+        """Raise SourceError if there is no such file or package; none of its code is run."""
+        if self.is_file:
+            if self.content is None and not os.path.isfile(self.place):
+                raise SourceError(f"there is no file {self.place}: name a Python file or a module")
+            if self._path().suffix != ".py":
+                raise SourceError(f"{self.place} is no Python file: its name must end in .py")
+            return
+        # Looking for more than the first part would import it.
+        names = self.place.split(".")
+        if not all(map(str.isidentifier, names)) or _no_module(names[0]):
+            raise SourceError(
+                f"there is no module {self.place!r} here: install it beside flexq-bench, or give "
+                "the path of a .py file"
+            )
+
     def imported(self) -> tuple[ModuleType, str]:
         """The module, and a hash of its sources: the file and the modules beside it that it
         imports, or all files of a package.
 
         Raises SourceError if there is none, and whatever importing it raises.
         """
+        self.check_there()
         return self._imported_file() if self.is_file else self._imported_module()
 
     def _path(self) -> Path:
@@ -94,8 +111,6 @@ class KernelSource:
 
     def _imported_file(self) -> tuple[ModuleType, str]:
         path = self._unpacked()
-        if not path.is_file():
-            raise SourceError(f"there is no file {self.place}: --kernels-from FILE.py or MODULE")
         folder, before = path.parent, set(sys.modules)
         name = f"flexq_bench_outside_{normalized(path.stem).replace('-', '_')}"
         spec = importlib.util.spec_from_file_location(name, path)
@@ -118,16 +133,14 @@ class KernelSource:
         return copy
 
     def _imported_module(self) -> tuple[ModuleType, str]:
-        try:
-            found = importlib.util.find_spec(self.place)
-        except ModuleNotFoundError:
-            found = None
-        if found is None:
-            raise SourceError(
-                f"there is no module {self.place!r} here: install it beside flexq-bench, or give "
-                "the path of a .py file"
-            )
         return (module := importlib.import_module(self.place)), hash_of_module(module)
+
+
+def _no_module(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is None
+    except (ImportError, ValueError):  # of what a process began with: it has no spec
+        return True
 
 
 def normalized(name: str) -> str:

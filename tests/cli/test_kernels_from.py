@@ -117,11 +117,53 @@ def test_a_file_that_does_not_import_is_a_line_and_what_else_was_named_is_measur
     assert "cublas-fp16" in records((tmp_path / "records.jsonl").read_text())
 
 
-def test_without_any_kernel_there_is_nothing_to_measure(cli, tmp_path):
-    ran = cli("sweep", "--kernels-from", str(tmp_path / "none.py"), *SHAPE)
+VERBS = {
+    "run": ("run", "smoke"),
+    "sweep": ("sweep", *SHAPE, "--kernels", "cublas-fp16"),
+    "compare": ("compare", "HEAD", "HEAD"),
+    "bisect": ("bisect", "empty gemm cold m1n1k1", "--good", "HEAD", "--bad", "HEAD"),
+    "gate perf": ("gate", "perf", "--base", "HEAD"),
+    "nightly": ("nightly",),
+    "worker": ("worker",),
+    "list": ("list", "kernels"),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_source_that_is_not_there_ends_every_verb_at_once(cli, tmp_path, verb):
+    for source, said in (
+        (str(tmp_path / "none.py"), "there is no file"),
+        ("no_such_module", "there is no module"),
+        ("no-module", "there is no module"),
+        (f"{'a' * 5000}/mine.py", "there is no file"),
+    ):
+        ran = cli(*VERBS[verb], "--kernels-from", source)
+
+        assert ran.code == 2
+        assert said in ran.error
+        assert len(ran.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("verb", ["worker", "list", "sweep"])
+def test_a_verb_about_nothing_but_kernels_that_can_t_be_had_ends_in_one_line(cli, tmp_path, verb):
+    bad = tmp_path / "bad.py"
+    bad.write_text("import no_such_thing")
+    words = ("sweep", *SHAPE) if verb == "sweep" else VERBS[verb]
+
+    ran = cli(*words, "--kernels-from", str(bad))
 
     assert ran.code == 2
-    assert "nothing to measure: none.py: there is no file" in ran.err
+    assert "does not import: ModuleNotFoundError" in ran.error
+    assert len(ran.err.splitlines()) == 1
+
+
+def test_a_file_of_another_kind_is_said(cli, tmp_path):
+    (tmp_path / "kernels.txt").touch()
+
+    ran = cli("list", "kernels", "--kernels-from", str(tmp_path / "kernels.txt"))
+
+    assert ran.code == 2
+    assert "is no Python file: its name must end in .py" in ran.error
 
 
 def test_list_shows_them_with_the_hash_of_their_sources(cli, a_file):

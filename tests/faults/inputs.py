@@ -39,6 +39,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "--lengths": NO_FILES,
     "--report": ("/nonexistent", "/dev/null", "a" * 5000),
     "--csv": NO_FILES,
+    "--kernels-from": (*NO_NAMES, *NO_FILES, "/nonexistent.py"),
     "--policy": ("", "/", "no-such", "/nonexistent.toml", "\udcff", "/dev/null", "."),
     "--commit-url": ("javascript:alert(1)", "no url", "https://"),
     "--base-path": ("a b", "\udcff", "../.."),
@@ -47,14 +48,7 @@ TEXTS: dict[str, tuple[str, ...]] = {
     "suite": (*NO_NAMES, "/nonexistent.toml", "/", "/dev/zero.toml"),
 }
 # What is a word for people, or goes with anything: no value of these is wrong.
-FREE = {
-    "--note",
-    "--by",
-    "--night",
-    "--address",
-    "--column",
-    "--kernels-from",
-}  # the last is said, and all else goes on
+FREE = {"--note", "--by", "--night", "--address", "--column"}
 VALID: dict[str, tuple[str, ...]] = {
     "suite": ("smoke",),
     "what": ("kernels", "schemes", "suites", "models", "devices", "runs", "series", "noise"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.errors import UsageError
+from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.outside_kernels import program_root
 from flexq_bench.repository.project import (
     FILE,
@@ -84,6 +85,18 @@ def test_a_tree_is_built_once_however_many_commits_have_it(made, tmp_path):
     assert len(made.git("worktree", "list").splitlines()) == 1
 
 
+def test_a_build_of_unreviewed_code_leaves_nothing_for_the_runs_after_it(made, cache):
+    sha = made.commit(other_py="")
+    project = open_project(str(made.path))
+
+    with clean_environment() as variables:
+        folder = built_tree(project, sha, variables=variables).folder
+        (folder / "fast.py").write_text("# changed while it ran\n")
+
+    assert not folder.exists()
+    assert (built_tree(project, sha).folder / "fast.py").read_text() == KERNEL
+
+
 def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_path):
     sha = with_build(made, f"test -e {tmp_path}/there || (echo no; echo 'not there'; exit 3)")
     project = open_project(str(made.path))
@@ -134,6 +147,16 @@ def test_each_commit_has_its_own_file(made):
     assert project.at(before).file.suite == "smoke"
     assert project_notes(project, before, "HEAD") == (
         "not judged: flexq-bench.toml changed by head; base's are used",
+    )
+
+
+def test_what_head_changes_of_the_files_that_decide_is_said_wherever_they_lie(made):
+    text = TOML.replace('"smoke"', '"suite.toml"') + 'policy = "policy.toml"\n'
+    base = made.commit(**{"flexq-bench_toml": text, "suite_toml": "", "policy_toml": ""})
+    made.commit(suite_toml="# fewer shapes\n", policy_toml="# larger limits\n")
+
+    assert project_notes(open_project(str(made.path)), base, "HEAD") == (
+        "not judged: policy.toml, suite.toml changed by head; base's are used",
     )
 
 

@@ -17,8 +17,6 @@ from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.clean_environment import clean_environment
 from flexq_bench.measure.device import find_device
-from flexq_bench.measure.device_lock import device_alone
-from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import program_root
 from flexq_bench.repository.project import Project, ProjectRevision
 from flexq_bench.repository.project_builds import built_tree
@@ -50,9 +48,8 @@ def compare_project(
     first, second = (
         _side(project.at(one.checkout) if own_files else project, one, None) for one in (base, head)
     )
-    with device_alone(device_info(device).uuid):
-        experiment = ABExperiment(first, second, rules, device, seed, on_block=on_block)
-        yield from experiment.compare([(case, case) for case in cases])
+    experiment = ABExperiment(first, second, rules, device, seed, on_block=on_block)
+    yield from experiment.compare([(case, case) for case in cases])
 
 
 def compare_judged_project(
