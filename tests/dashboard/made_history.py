@@ -94,7 +94,7 @@ def records(of: Made) -> list[Record]:
 
 def names(of: Made) -> list[SeriesName]:
     return [
-        SeriesName(i, kernel, 1, "", "cuda", "gemm", "cold", "time", "us", m, n, k, 1, H200)
+        SeriesName(i, kernel, 1, "", "cuda", "gemm", "cold", "time", "us", m, n, k, 1, H200, "")
         for i, (kernel, _, _, n, k, m) in enumerate(of.series)
     ]
 

@@ -86,7 +86,7 @@ def test_a_lost_worker_says_why_and_is_no_longer_alive(fleet, open_fleet):
         for name in ("busy", "silent"):
             end_worker(session, name, detail="killed: out of memory", at=now())
 
-    app = open_fleet()
+    app = open_fleet(all="on")
 
     assert "No worker is alive" in words(app)
     assert {row["why"] for row in table_rows(app, of="measures")} == {"killed: out of memory"}
@@ -114,7 +114,7 @@ def test_requests_are_listed_with_who_asked(fleet, open_fleet):
 
     (row,) = table_rows(open_fleet(), of="by")
 
-    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("'=Ada", "queued", 12, "any")
+    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("\u200b=Ada", "queued", 12, "any")
 
 
 def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_fleet):

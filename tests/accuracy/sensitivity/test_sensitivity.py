@@ -120,7 +120,7 @@ def test_the_verb_prints_tables_for_people(sensitivity):
         ),
         ((*BUDGET, "--calibration", str(DATA)), "choose layers on another one"),
         (("--a8-budget", "1.5", "--calibration", str(CALIBRATION)), "--a8-budget"),
-        (("--figure", "no/such/folder/x.png"), "can't write no/such/folder/x.png"),
+        (("--figure", "no/such/folder/x.png"), "there is no folder"),
     ],
 )
 def test_what_can_not_be_is_one_line_and_exit_code_2(sensitivity, options, words):

@@ -73,7 +73,7 @@ def test_a_build_that_does_not_compile_is_a_missing_result(repository, gate):
         (("--base", "mane"), "no revision 'mane' in .*: there are main"),
         (("--base", "main", "--kernels", "tiny-w6a7"), "'tiny-w6a7': there is tiny-w6a6"),
         (("--base", "main", "--targets", "sm_68"), "no target 'sm_68': there are sm_8"),
-        (("--base", "main", "--markdown", "no/such/folder.md"), "there is no such folder"),
+        (("--base", "main", "--markdown", "no/such/folder.md"), "there is no folder"),
         (("--base", "main", "--repository", "/"), "/ is not in a git repository"),
     ],
 )
