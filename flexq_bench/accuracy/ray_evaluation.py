@@ -8,7 +8,6 @@ this process as they come; a worker that is lost costs the unit that it was at, 
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -27,13 +26,13 @@ from flexq_bench.accuracy.setup import prepare
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.fleet.ray_actors import Actor, RayActors
 from flexq_bench.fleet.retry_policy import MAX_DEATHS, is_quarantined
-from flexq_bench.fleet.timeouts import Times
+from flexq_bench.fleet.timeouts import LONGEST_S, Times
 from flexq_bench.fleet.workers import Event, Finished, Joined, Lost
 from flexq_bench.repository.provenance import current_commit
 from kernels.contract import Backend
 
 _POLL_S = 0.5
-_TIMES = Times(start=math.inf)  # a worker is ready when it has loaded its model
+_TIMES = Times(start=LONGEST_S)  # a worker is ready when it has loaded its model
 
 log = logging.getLogger(__name__)
 

@@ -98,7 +98,7 @@ def compare(
         models=models, layers=layers, kernels=kernels, stage=stage, cache=cache
     )
     restrictions["kernels"] = known_patterns(restrictions["kernels"])
-    selection = CaseSelection(suite or "smoke", split_sizes(m), restrictions)
+    selection = CaseSelection("smoke" if suite is None else suite, split_sizes(m), restrictions)
     if project is not None:
         refuse_beside_project(kernels_from=kernels_from)
         selection = replace(selection, suite=suite or "")

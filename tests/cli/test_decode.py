@@ -147,7 +147,7 @@ def test_an_interrupted_decode_keeps_what_it_measured_and_goes_on(
 def test_a_file_that_can_not_hold_the_records_is_refused_at_once(
     cli: Callable, tmp_path: Path
 ) -> None:
-    ran = cli("decode", "llama-70t", "--json", str(tmp_path / "decode.parquet"))
+    ran = cli("decode", "llama-7b", "--json", str(tmp_path / "decode.parquet"))
 
     assert (ran.code, "the name must end in .jsonl" in ran.error) == (2, True)
 

@@ -130,7 +130,7 @@ def measured(alerted):
         identity = Machine("cpu", DeviceInfo("GPU-1", gpu, "cpu")).series_of(case)
         for order in range(-8, 16):
             median = (10.5 if order >= 6 and gpu == H200 else 10.0) + 0.002 * (order % 3)
-            commit = CommitInfo(f"{order % 16**40:040x}", None, order, dirty=False)
+            commit = CommitInfo(f"{order % 16**40:040x}", None, max(order, 0), dirty=False)
             run = a_run(f"{gpu} {order}")
             alerted.add(a_record(run, median_us=median, commit=commit, **identity))
     return alerted

@@ -114,7 +114,12 @@ def test_requests_are_listed_with_who_asked(fleet, open_fleet):
 
     (row,) = table_rows(open_fleet(), of="by")
 
-    assert (row["by"], row["state"], row["cases"], row["GPU"]) == ("\u200b=Ada", "queued", 12, "any")
+    assert (row["by"], row["state"], row["cases"], row["GPU"]) == (
+        "\u200b=Ada",
+        "queued",
+        12,
+        "any",
+    )
 
 
 def test_gpus_of_one_kind_are_set_against_each_other_with_intervals(fleet, open_fleet):
