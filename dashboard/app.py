@@ -32,7 +32,7 @@ pages = (
     *(scoreboard, leaderboard, overview, triage, alert, history, compare, measurement),
     *(kernels, results, sweep, paper, accuracy, pareto, decode, fleet),
 )
-# Before the navigation, which would fetch the icon of a page from the network, and after it for the title.
+# Before the navigation, which would fetch the icon of a page from the network; after it for titles.
 st.set_page_config(page_title="FlexQ Bench", page_icon="⏱️", layout="wide")
 shown = st.navigation([one.as_page() for one in pages], expanded=True)
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
