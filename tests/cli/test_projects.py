@@ -36,7 +36,7 @@ def test_a_folder_without_a_project_is_wrong_usage(cli, tmp_path):
 
 
 def test_kernels_of_files_and_of_projects_do_not_mix(cli, acme):
-    ran = cli("run", "--project", acme, "--kernels-from", "mine.py")
+    ran = cli("run", "--project", acme, "--kernels-from", "json")
 
     assert ran.code == 2
     assert "--kernels-from and --project don't go together" in ran.err
