@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from flexq_bench.stats.bootstrap import Interval
 
@@ -62,7 +62,7 @@ def block_quantile_intervals(
 def few_blocks_factor(count: int, confidence: float = 0.95) -> float:
     """By how much an interval over so few blocks is too narrow (Hesterberg 2015, section 4)."""
     tail = (1 - confidence) / 2
-    student = float(stats.t.isf(tail, count - 1) / stats.norm.isf(tail))
+    student = float(special.stdtrit(count - 1, tail) / special.ndtri(tail))
     return student * math.sqrt(count / (count - 1))
 
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy import special
 
 Floats = NDArray[np.float64]
 _LOOKS = 5  # planned, at equal steps of information
@@ -65,7 +65,7 @@ class TestPlan:
     @property
     def correction(self) -> float:
         """Values beyond those of a known variance, for estimating it (Guenther 1981, section 2)."""
-        return float(stats.norm.isf(self.alpha)) ** 2 / 2
+        return float(special.ndtri(self.alpha)) ** 2 / 2
 
     def needed(self, deviation: float) -> int:
         """Number of values of this standard deviation that the test takes at most."""
@@ -173,10 +173,12 @@ class _Walk:
         """Probability to be above a deviate at a time."""
         lapse = time - self._time
         away = z * math.sqrt(time) - self._places - self._drift * lapse
-        return float(self._weights @ stats.norm.sf(away / math.sqrt(lapse)))
+        return float(self._weights @ special.ndtr(-away / math.sqrt(lapse)))
 
     def _solve(self, time: float, allowed: float, probability: object) -> float:
         assert callable(probability)
+        from scipy import optimize  # a tenth of a second: only those who test pay it
+
         center = self._drift * math.sqrt(time)
         ends = center - 12.0, center + 12.0
         values = [probability(end) - allowed for end in ends]
@@ -186,8 +188,8 @@ class _Walk:
 
 
 def _normal_of_student(student: float, freedom: int) -> float:
-    tail = float(stats.t.sf(abs(student), freedom))
-    deviate = 38.0 if tail <= 0 else float(stats.norm.isf(tail))
+    tail = float(special.stdtr(freedom, -abs(student)))
+    deviate = 38.0 if tail <= 0 else -float(special.ndtri(tail))
     return math.copysign(deviate, student)
 
 
@@ -196,8 +198,10 @@ _DRIFTS: dict[tuple[float, float], float] = {}
 
 def _drift(alpha: float, power: float) -> float:
     """The drift under which the boundaries of equal looks meet at the last one."""
+    from scipy import optimize
+
     if (alpha, power) not in _DRIFTS:
-        fixed = float(stats.norm.isf(alpha) + stats.norm.ppf(power))
+        fixed = float(special.ndtri(power) - special.ndtri(alpha))
         _DRIFTS[alpha, power] = float(
             optimize.brentq(
                 lambda drift: _missed(drift, alpha, power) - (1 - power),

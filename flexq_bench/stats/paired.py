@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import special
 
 from flexq_bench.stats.block_bootstrap import few_blocks_factor
 from flexq_bench.stats.bootstrap import Interval
@@ -97,11 +97,12 @@ def item_difference(
     estimate = (only_head - only_base) / count
     lost, won = (only_base + 1) / (count + 2), (only_head + 1) / (count + 2)
     center = won - lost
-    reach = float(stats.norm.isf((1 - confidence) / 2)) * math.sqrt(
+    reach = -float(special.ndtri((1 - confidence) / 2)) * math.sqrt(
         (won + lost - center * center) / (count + 2)
     )
     discordant = only_base + only_head
-    p_value = float(stats.binomtest(only_base, discordant).pvalue) if discordant else 1.0
+    fewer = min(only_base, only_head)
+    p_value = min(1.0, 2 * float(special.bdtr(fewer, discordant, 0.5)))
     interval = Interval(estimate, max(-1.0, center - reach), min(1.0, center + reach))
     return ItemDifference(interval, only_base, only_head, p_value)
 
@@ -112,7 +113,7 @@ def loss_p_value(only_base: int, only_head: int) -> float:
     only_base, only_head: as ItemDifference has them.
     """
     discordant = only_base + only_head
-    return float(stats.binom.sf(only_base - 1, discordant, 0.5)) if discordant else 1.0
+    return float(special.bdtrc(only_base - 1, discordant, 0.5)) if only_base else 1.0
 
 
 def questions_needed(discordant: float, loss: float, *, alpha: float, power: float) -> int:
@@ -127,8 +128,8 @@ def questions_needed(discordant: float, loss: float, *, alpha: float, power: flo
     if not (0 < alpha < 1 and 0 < power < 1):
         raise ValueError(f"alpha and power must be between 0 and 1, got {alpha} and {power}")
     share = max(discordant, loss)
-    null = float(stats.norm.isf(alpha)) * math.sqrt(share)
-    other = float(stats.norm.ppf(power)) * math.sqrt(share - loss * loss)
+    null = -float(special.ndtri(alpha)) * math.sqrt(share)
+    other = float(special.ndtri(power)) * math.sqrt(share - loss * loss)
     return math.ceil(((null + other) / loss) ** 2)
 
 
