@@ -23,6 +23,44 @@ os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_tables() -> Iterator[Callable[..., Any]]:
+    """New SQLite databases in this process get the tables that the migrations made once, as SQL.
+
+    The value is what makes them otherwise: `db.schema.migrate`.
+    """
+    import sqlite3
+
+    from sqlalchemy import create_engine
+
+    from db import schema
+
+    migrate = schema.migrate
+    made: list[str] = []
+
+    def dump() -> Iterator[str]:
+        engine = create_engine("sqlite://")
+        with engine.connect() as connection:
+            migrate(connection)
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            yield from driver.iterdump()
+        engine.dispose()
+
+    def at_once(connection: Any) -> schema.Upgrade:
+        if connection.dialect.name != "sqlite" or schema.current_revision(connection) is not None:
+            return migrate(connection)
+        if not made:
+            made.extend(line for line in dump() if line not in ("BEGIN TRANSACTION;", "COMMIT;"))
+        for statement in made:
+            connection.exec_driver_sql(statement)
+        return schema.Upgrade(None, schema.revisions()[-1])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "migrate", at_once)
+        yield migrate
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Any]:
     """A new SQLite database with our tables, open."""

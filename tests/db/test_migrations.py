@@ -17,6 +17,12 @@ from db.store import add_record
 from db.tables import Base
 
 
+@pytest.fixture(autouse=True)
+def by_migrations(quick_tables, monkeypatch):
+    """Here new databases are made as they are for people."""
+    monkeypatch.setattr(schema, "migrate", quick_tables)
+
+
 @pytest.fixture
 def old(tmp_path):
     """A database that only the first revision has made."""
