@@ -14,10 +14,10 @@ from db.hashing import fingerprint
 from db.nightly import add_change_point
 from db.queries import AlertRow, HistoryPoint, ProjectSeries
 from db.records import CommitInfo, DeviceInfo
-from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
+from db.verdict_store import add_decision, set_alert_state
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
 from flexq_bench.verdicts import Verdict
-from flexq_bench.verdicts.alert_rule import Group, alert_of, kernel_family
+from flexq_bench.verdicts.alert_rule import Group, kernel_family
 from flexq_bench.verdicts.history_verdict import (
     DETECTOR,
     DETECTOR_VERSION,
@@ -27,6 +27,7 @@ from flexq_bench.verdicts.history_verdict import (
     is_back,
     steps,
 )
+from flexq_bench.verdicts.nightly import open_or_join_alerts
 
 _LONGEST = 300  # newest results of a series that are looked at
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
@@ -79,7 +80,7 @@ def judge_histories(
     improved = tuple(one.uuid for one in found if one.step.verdict is Verdict.FASTER)
     if not alerting:
         return HistoryVerdicts(len(chosen), len(found), improved=improved)
-    opened, joined = _alert(session, found, at)
+    opened, joined = open_or_join_alerts(session, _groups(found), at)
     fixed = _close(session, {row.id: row for row in chosen}, levels, at)
     return HistoryVerdicts(len(chosen), len(found), opened, joined, fixed, improved)
 
@@ -151,28 +152,22 @@ def _new_steps(
     return new
 
 
-def _alert(
-    session: Session, found: Sequence[_Found], at: datetime
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _groups(found: Sequence[_Found]) -> list[Group]:
+    """Lasting steps for the worse, by family and range of commits."""
     members: dict[tuple[str, str, str], list[_Found]] = {}
     for one in found:
         if one.step.verdict is Verdict.SLOWER and one.lasts:
             family = family_of(one.series.project, one.series.kernel)
             members.setdefault((family, one.before.commit, one.first.commit), []).append(one)
-    opened: dict[int, None] = {}
-    joined: dict[int, None] = {}
-    for (family, _, _), those in members.items():
-        good, bad = _commit(those[0].before), _commit(those[0].first)
-        group = Group(family, good, bad, tuple(one.uuid for one in those))
-        known = alert_of(group, queries.alerts(session, family=family))
-        if known is None:
-            alert_id = open_alert(session, family, good.sha, bad.sha, at)
-            opened[alert_id] = None
-        else:
-            alert_id = known.id
-            joined[alert_id] = None
-        join_alert(session, alert_id, group.members)
-    return tuple(opened), tuple(one for one in joined if one not in opened)
+    return [
+        Group(
+            family,
+            _commit(those[0].before),
+            _commit(those[0].first),
+            tuple(one.uuid for one in those),
+        )
+        for (family, _, _), those in members.items()
+    ]
 
 
 def _close(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,7 +15,7 @@ from db.hashing import fingerprint
 from db.records import CommitInfo
 from db.verdict_store import add_decision, join_alert, open_alert, set_alert_state
 from flexq_bench.verdicts import alert_rule
-from flexq_bench.verdicts.alert_rule import alert_of, groups_of, is_fixed
+from flexq_bench.verdicts.alert_rule import Group, alert_of, groups_of, is_fixed
 from flexq_bench.verdicts.compared import Compared, ComparisonDevice
 from flexq_bench.verdicts.detector import Judged, judge_together
 from flexq_bench.verdicts.noise_calibration import update_calibration
@@ -67,7 +67,7 @@ def record_night(
         update_calibration(session, at=moment)
     if not alerting:
         return Night(tuple(judged))
-    opened, joined = _alert(session, new, commits, moment)
+    opened, joined = open_or_join_alerts(session, groups_of(new, commits), moment)
     fixed = _close_fixed(session, comparisons, moment)
     return Night(tuple(judged), opened, joined, fixed)
 
@@ -118,16 +118,13 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _alert(
-    session: Session,
-    new: Mapping[str, Judged],
-    commits: Mapping[str, CommitInfo],
-    at: datetime,
+def open_or_join_alerts(
+    session: Session, groups: Iterable[Group], at: datetime
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Ids of the alerts that new decisions, by uuid, opened and joined."""
+    """Ids of the alerts that groups of new decisions opened, and of those that they joined."""
     opened: dict[int, None] = {}
     joined: dict[int, None] = {}
-    for group in groups_of(new, commits):
+    for group in groups:
         known = alert_of(group, queries.alerts(session, family=group.family))
         if known is None:
             alert_id = open_alert(session, group.family, group.good.sha, group.bad.sha, at)
