@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 from db.encoding import canonical
 from db.errors import RecordError
@@ -16,24 +18,30 @@ from workloads.probes import is_probe
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "flexq-bench")
 _OPERATIONS_A_TERA = 1e12
 _US_A_SECOND = 1e6
-# Fields of a record that are null where nothing was found.
-_FOUND = (
-    "median_us",
-    "ci_low_us",
-    "ci_high_us",
+# Fields of a record that are null where our protocol timed nothing.
+_OF_TIMING = (
     "floor_us",
     "pct_of_floor",
     "launch_us",
-    "tops",
     "max_rel_error",
     "exact",
-    "binary_hash",
     "sm_clock_mhz",
     "mem_clock_mhz",
     "power_w",
     "temperature_c",
     "throttle_mask",
 )
+# Fields of a record that are null where nothing was found.
+_FOUND = (*_OF_TIMING, "median_us", "ci_low_us", "ci_high_us", "tops", "binary_hash")
+# Fields of a record of a value that our protocol did not time: another tool's, or a static metric.
+UNTIMED: Mapping[str, Any] = dict.fromkeys(_OF_TIMING) | {
+    "input_distribution": "",
+    "model": "",
+    "layer": "",
+    "placement_medians_us": (),
+    "seed": 0,
+    "n_invalid": 0,
+}
 
 
 def record_uuid(run_uuid: str, case_key: str, attempt: int, repetition: int = 1) -> str:

@@ -25,7 +25,7 @@ from flexq_bench.measure.machine_code.metrics import (
     resource_values,
 )
 from flexq_bench.measure.machine_code.revision_builds import DEFAULT_SHAPES
-from flexq_bench.runs.record import record_uuid
+from flexq_bench.runs.record import UNTIMED, record_uuid
 from kernels.contract import KernelSpec
 from kernels.registry import labels, resolve
 from kernels.resource_table import resource_rows
@@ -122,35 +122,19 @@ def static_record(value: StaticValue, run: RunInfo, commit: CommitInfo) -> Recor
         weight_bits=spec.weight.bits,
         act_bits=spec.activation.bits,
         group=spec.weight.group,
-        input_distribution="",
         protocol_version=VERSION,
         gpu=value.target,
-        model="",
-        layer="",
         status="ok",
         detail="",
         median_us=value.value,
         ci_low_us=value.value,
         ci_high_us=value.value,
         n_samples=1,
-        placement_medians_us=(),
         samples_us=(),
-        floor_us=None,
-        pct_of_floor=None,
-        launch_us=None,
         tops=None,
-        max_rel_error=None,
-        exact=None,
         accepted=not commit.dirty,
         config={name.lower(): define for name, define in value.build.defines},
         binary_hash=value.binary_hash,
-        seed=0,
-        sm_clock_mhz=None,
-        mem_clock_mhz=None,
-        power_w=None,
-        temperature_c=None,
-        throttle_mask=None,
-        n_invalid=0,
         created_at=run.created_at,
         run=run,
         commit=commit,
@@ -162,6 +146,7 @@ def static_record(value: StaticValue, run: RunInfo, commit: CommitInfo) -> Recor
         ),
         environment=_environment(),
         extra={"build": value.build.name},
+        **UNTIMED,
     )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from db.records import CommitInfo, DeviceInfo, Record, RunInfo
 from flexq_bench.runs.outside.result import MOST_BYTES, OutsideResult
-from flexq_bench.runs.record import record_uuid, tera_operations
+from flexq_bench.runs.record import UNTIMED, record_uuid, tera_operations
 from workloads.case import kernel_label
 from workloads.gemm import GemmWorkload
 
@@ -80,35 +80,19 @@ def _record(one: OutsideResult, origin: Origin, run: RunInfo) -> Record:
         weight_bits=0,
         act_bits=0,
         group=None,
-        input_distribution="",
         protocol_version=0,
         gpu=sku,
-        model="",
-        layer="",
         status="ok" if ok else "failed",
         detail=one.detail,
         median_us=one.median,
         ci_low_us=one.low,
         ci_high_us=one.high,
         n_samples=one.n_samples,
-        placement_medians_us=(),
         samples_us=(one.samples,) if one.samples else (),
-        floor_us=None,
-        pct_of_floor=None,
-        launch_us=None,
         tops=tera_operations(operations, one.median),
-        max_rel_error=None,
-        exact=None,
         accepted=ok,
         config={},
         binary_hash=None,
-        seed=0,
-        sm_clock_mhz=None,
-        mem_clock_mhz=None,
-        power_w=None,
-        temperature_c=None,
-        throttle_mask=None,
-        n_invalid=0,
         created_at=origin.created_at,
         run=run,
         commit=origin.commit,
@@ -116,4 +100,5 @@ def _record(one: OutsideResult, origin: Origin, run: RunInfo) -> Record:
         environment=dict(one.environment),
         extra=dict(one.extra),
         project=origin.project,
+        **UNTIMED,
     )
