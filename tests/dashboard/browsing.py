@@ -121,6 +121,20 @@ def look(browser: Any, url: str, until: str, *, theme: str = "light", name: str)
     return said
 
 
+def body(browser: Any) -> str:
+    text: str = browser.find_element("tag name", "body").text
+    return text
+
+
+def click(browser: Any, label: str) -> None:
+    """A radio button, or another button, by what it says."""
+    found = browser.find_elements(
+        "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
+    )
+    (button,) = [one for one in found if one.is_displayed()]
+    browser.execute_script("arguments[0].click()", button)
+
+
 def settled_text(browser: Any) -> str:
     """What a page says once charts have stopped to write into it."""
     texts: list[str] = []

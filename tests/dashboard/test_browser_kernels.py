@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, THEMES, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, ROOT, THEMES, body, click, dashboard_on, errors, look, wait_for
 
 from db import queries
 from db.engine import open_database
@@ -33,20 +33,6 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
                 import_file(session, file)
     with dashboard_on(path) as url:
         yield url
-
-
-def body(browser: Any) -> str:
-    text: str = browser.find_element("tag name", "body").text
-    return text
-
-
-def click(browser: Any, label: str) -> None:
-    """A radio button, or another button, by what it says."""
-    found = browser.find_elements(
-        "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
-    )
-    (button,) = [one for one in found if one.is_displayed()]
-    browser.execute_script("arguments[0].click()", button)
 
 
 @pytest.mark.parametrize("theme", THEMES)

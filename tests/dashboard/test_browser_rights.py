@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browsing import IN_A_BROWSER, ROOT, dashboard_on, errors, look, wait_for
+from browsing import IN_A_BROWSER, ROOT, body, click, dashboard_on, errors, look, wait_for
 from sqlalchemy import func, select
 
 from db.engine import open_database
@@ -55,19 +55,6 @@ def rows(path: Path) -> dict[str, int]:
             name: session.scalar(select(func.count()).select_from(table)) or 0
             for name, table in Base.metadata.tables.items()
         }
-
-
-def body(browser: Any) -> str:
-    text: str = browser.find_element("tag name", "body").text
-    return text
-
-
-def click(browser: Any, label: str) -> None:
-    found = browser.find_elements(
-        "xpath", f"//label[.//p[text()='{label}']] | //button[.//p[text()='{label}']]"
-    )
-    (button,) = [one for one in found if one.is_displayed()]
-    browser.execute_script("arguments[0].click()", button)
 
 
 def open_form(browser: Any, url: str) -> None:
