@@ -131,7 +131,7 @@ class InTorch(LinearKernel):
         return PackedOperand({"values": buffer}, weight.rows, weight.k)
 
     def pack_activation(self, x: Operand) -> PackedOperand:
-        raise NotImplementedError
+        return PackedOperand({"values": x.values}, x.rows, x.k)
 
     def empty_activation(self, m: int, k: int, device: torch.device) -> PackedOperand:
         return PackedOperand({"values": torch.zeros(m, k, dtype=torch.float16)}, m, k)
