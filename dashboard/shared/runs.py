@@ -124,8 +124,8 @@ def default_runs(session: Session, *, suite: str | None) -> DefaultRuns:
     # Runs of other projects only where a suite, or the database, has nothing else.
     for project in (queries.main_project(session), None):
         for kind, narrowed in ways:
-            found = queries.latest_complete_runs(
-                session, without_suites=OTHER_SUITES, project=project, **narrowed
+            found = queries.latest_runs(
+                session, complete=True, without_suites=OTHER_SUITES, project=project, **narrowed
             )
             if found:
                 return DefaultRuns(found, kind)

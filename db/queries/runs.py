@@ -136,34 +136,10 @@ def run_by_uuid_prefix(session: Session, prefix: str) -> RunSummary:
     return _summaries(session, [(exact or rows)[0].id])[0]
 
 
-def latest_complete_runs(
-    session: Session,
-    *,
-    suite: str | None = None,
-    without_suites: Sequence[str] = (),
-    trigger: str | None = None,
-    without_triggers: Sequence[str] = (),
-    backend: str | None = None,
-    project: str | None = None,
-) -> dict[str, RunSummary]:
-    """By GPU SKU the newest complete run with a result on it.
-
-    Complete: it says so, or (imported from a file that was written during the run) no planned case
-    is missing. trigger, backend: only runs that were started so, and kinds of GPU of it. project:
-    only runs of its commits; None: of any.
-    """
-    complete = or_(Run.status == "complete", and_(_has_plan(), ~_has_missing()))
-    query = select(Run.id).where(complete, *_started(trigger, without_triggers, project))
-    if suite is not None:
-        query = query.where(Run.suite == suite)
-    if without_suites:
-        query = query.where(Run.suite.not_in(without_suites))
-    return _newest_by_gpu(session, query, backend)
-
-
 def latest_runs(
     session: Session,
     *,
+    complete: bool = False,
     suite: str | None = None,
     without_suites: Sequence[str] = (),
     trigger: str | None = None,
@@ -171,13 +147,16 @@ def latest_runs(
     backend: str | None = None,
     project: str | None = None,
 ) -> dict[str, RunSummary]:
-    """By GPU SKU the newest run with a result on it, however it ended.
+    """By GPU SKU the newest run with a result on it, however it ended, or the newest complete one.
 
-    without_suites: leave those of these suites out, and GPUs that only they know. trigger, backend:
-    only runs that were started so, and kinds of GPU of it. project: only runs of its commits; None:
-    of any.
+    Complete: it says so, or (imported from a file that was written during the run) no planned case
+    is missing. without_suites: leave those of these suites out, and GPUs that only they know.
+    trigger, backend: only runs that were started so, and kinds of GPU of it. project: only runs of
+    its commits; None: of any.
     """
     query = select(Run.id).where(*_started(trigger, without_triggers, project))
+    if complete:
+        query = query.where(or_(Run.status == "complete", and_(_has_plan(), ~_has_missing())))
     if suite is not None:
         query = query.where(Run.suite == suite)
     if without_suites:

@@ -122,13 +122,13 @@ def test_the_latest_complete_run_of_each_gpu_skips_those_that_lack_results(sessi
     full = a_run("full", 1, "NVIDIA A100", status="running", plan=("a",))
     a_run("no plan", 2, "NVIDIA A100", status="running")
 
-    latest = queries.latest_complete_runs(session)
+    latest = queries.latest_runs(session, complete=True)
 
     assert {gpu: run.uuid for gpu, run in latest.items()} == {
         "NVIDIA H200": new.uuid,
         "NVIDIA A100": full.uuid,
     }
-    assert queries.latest_complete_runs(session, suite="nightly") == {}
+    assert queries.latest_runs(session, complete=True, suite="nightly") == {}
 
 
 def test_a_case_measured_again_counts_once_with_its_last_result(session, build):
