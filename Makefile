@@ -42,7 +42,8 @@ dashboard: $(PACKAGE) ## open the stored results in the browser
 	@$(VENV)/bin/flexq-bench dashboard --open $(ARGS)
 
 test: lint ## set up .venv for tests, check style, types and imports, run the fast tests
-	$(PY) -m pytest -m "not slow and not gpu and not faults" -n $(WORKERS) --dist loadfile $(ARGS)
+	$(PY) -m pytest -m "not slow and not gpu and not faults" --ignore tests/gpu --ignore tests/faults \
+	  -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-slow: $(TESTING) ## the tests that take longer
 	$(PY) -m pytest -m "slow and not gpu and not faults" $(ARGS)

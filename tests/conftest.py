@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ import pytest
 # Read when ray is imported, by whichever test comes first: clusters here stay on the loopback (see
 # flexq_bench.fleet.ray_session).
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+# Tensors here are small: threads would wait for those of the tests beside these.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests beside these measure on the same CPU, and need not wait for each other.
 os.environ["FLEXQ_BENCH_LOCKS"] = tempfile.mkdtemp(prefix="flexq-locks-")
 atexit.register(shutil.rmtree, os.environ["FLEXQ_BENCH_LOCKS"], ignore_errors=True)
@@ -59,6 +63,17 @@ def quick_tables() -> Iterator[Callable[..., Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "migrate", at_once)
         yield migrate
+
+
+@pytest.fixture(scope="session")
+def one_scan_for_components() -> Iterator[None]:
+    """Streamlit reads the metadata of all installed packages once, not at every run of a page."""
+    from streamlit.components.v2 import manifest_scanner
+
+    with pytest.MonkeyPatch.context() as patch:
+        scan = cache(manifest_scanner.scan_component_manifests)
+        patch.setattr(manifest_scanner, "scan_component_manifests", scan)
+        yield
 
 
 @pytest.fixture

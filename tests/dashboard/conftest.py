@@ -31,6 +31,11 @@ FIRST_NIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 APP = Path(__file__).parents[2] / "dashboard" / "app.py"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _one_scan(one_scan_for_components: None) -> None:
+    """Every page of these tests."""
+
+
 class Store:
     """A new database that the app reads."""
 

@@ -38,6 +38,7 @@ MORE = [
 RAW_SAMPLES = re.compile(r"\bsample\.")
 LINKS = {DRILL_DOWN: {"uuid": MEASURED}, "history": {"show": "relative to a release"}}
 GPUS = ("NVIDIA H200", "NVIDIA A100")
+pytestmark = pytest.mark.usefixtures("one_scan_for_components")
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,7 +87,9 @@ def test_the_user_reads_what_later_migrations_add(owned: str, reader: str) -> No
 
 
 @pytest.mark.parametrize("page", ["overview", "alert", "history", "results"])
-def test_pages_work_as_that_user(app_as_reader: None, page: str) -> None:
+def test_pages_work_as_that_user(
+    app_as_reader: None, one_scan_for_components: None, page: str
+) -> None:
     app = AppTest.from_string(
         f"from dashboard.views.{page}.page import page\npage()", default_timeout=30
     ).run()

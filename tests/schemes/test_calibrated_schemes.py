@@ -46,12 +46,24 @@ def test_scheme_gives_the_same_numbers_again(name, family, calibration, text, re
     assert bool(torch.isfinite(model(text).logits).all())
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def in_half_precision(turns):
+    """Every architecture with every scheme; which of the two data types is which goes by turns."""
+    return [(one, (place + turn) % 2) for place, one in enumerate(ARCHITECTURES) for turn in turns]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "turn"),
+    [
+        *in_half_precision([0]),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in in_half_precision([1])),
+    ],
+)
 def test_half_precision_models_of_any_architecture_can_be_quantized(
-    architecture, dtype, calibration, text, build
+    architecture, turn, calibration, text, build
 ):
-    for name in ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]"):
+    names = ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]")
+    for place, name in enumerate(names):
+        dtype = (torch.float16, torch.bfloat16)[(place // 2 + turn) % 2]
         model = build(architecture).to(dtype)
         resolve(name).quantize(model, calibration)
         logits = model(text).logits
