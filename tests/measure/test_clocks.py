@@ -77,11 +77,14 @@ def test_every_launch_meets_the_copy_that_was_used_longest_ago(ticking):
 
 def test_a_cpu_is_measured_on_one_thread_and_gets_its_threads_back():
     before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with CpuClock().device_guard():
+            assert torch.get_num_threads() == 1
 
-    with CpuClock().device_guard():
-        assert torch.get_num_threads() == 1
-
-    assert torch.get_num_threads() == before
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("copy_bytes", [12_845_056, 34_000_000, 470_000_000])
