@@ -16,7 +16,8 @@ from flexq_bench.fleet.ray_pool import open_ray_pool
 from flexq_bench.fleet.ray_workers import RayWorkers
 from flexq_bench.fleet.timeouts import parse_times
 from flexq_bench.measure import Meter, Tuning
-from flexq_bench.measure.device import find_device
+from flexq_bench.measure.device_lock import device_alone
+from flexq_bench.measure.local_devices import device_info
 from flexq_bench.measure.outside_kernels import adopted, carried
 from flexq_bench.repository.project import Project
 from flexq_bench.runs.process_meter import OwnMeter, ProcessMeter, ProcessOptions
@@ -129,13 +130,18 @@ def _local_pool(options: PoolOptions) -> Iterator[LocalPool]:
             "--gpus and --repeat are for a cluster: add --cluster local, or leave them out"
         )
     device, seed = device_name(options.backend, options.device), options.seed or 0
+    uuid = device_info(device).uuid
     if not registry.outside_labels():
-        yield LocalPool(OwnMeter(Meter(device, seed=seed, tuning=options.tuning)), device)
+        # Whoever measures now must not get a neighbour: a meter has memory on the device.
+        with device_alone(uuid):
+            meter = Meter(device, seed=seed, tuning=options.tuning)
+        yield LocalPool(OwnMeter(meter), device)
         return
     times = parse_times(options.times)
     known = adopted()
     limits = (times.start, times.case)
     processes = ProcessOptions(device, seed, options.tuning, *limits, known.environment)
-    find_device(device)
-    with ProcessMeter(processes, known) as meter:
-        yield LocalPool(meter, device, options.project)
+    with ExitStack() as stack:
+        with device_alone(uuid):
+            measurer = stack.enter_context(ProcessMeter(processes, known))
+        yield LocalPool(measurer, device, options.project)

@@ -106,10 +106,11 @@ def test_a_lock_of_another_user_can_be_held(folder):
     assert lock.stat().st_mode & 0o777 == 0o644
 
 
-def test_every_comparison_and_every_decode_has_its_device_alone(folder, monkeypatch):
-    """Whichever door it comes through: both wait for who has the device, and name it."""
+def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
+    """A comparison, a decode, and a pool before it has memory there: each names who it waits for."""
     from flexq_bench.decode import runs as decoding
     from flexq_bench.decode.case import Setup
+    from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.measure.ab import InterleaveRules, compare_trees
     from flexq_bench.measure.ab.experiment import Side
     from flexq_bench.measure.local_devices import device_info
@@ -121,9 +122,9 @@ def test_every_comparison_and_every_decode_has_its_device_alone(folder, monkeypa
         [sys.executable, "-c", held], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout.readline() == b"held\n"
-        for module in ("measure.ab.experiment", "decode.runs"):
+        for module in ("measure.ab.experiment", "decode.runs", "fleet.open_pool"):
             short = partial(device_alone, wait_s=0.3)
-            monkeypatch.setattr(f"flexq_bench.{module}.device_alone", short)
+            monkeypatch.setattr(sys.modules[f"flexq_bench.{module}"], "device_alone", short)
         case = Case("empty", GemmWorkload(1, 1, 1))
         tree = Side("x", folder)
         told = f"process {process.pid} measures on"
@@ -132,4 +133,7 @@ def test_every_comparison_and_every_decode_has_its_device_alone(folder, monkeypa
         setup = Setup("tiny", (), "cpu")
         with pytest.raises(InfrastructureError, match=told):
             decoding.measure_decodes(None, setup, [], {}, lambda record: None)
+        here = PoolOptions(device="cpu")
+        with pytest.raises(InfrastructureError, match=told), open_pool(None, here, None):
+            pass
         process.kill()
