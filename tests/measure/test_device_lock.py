@@ -107,7 +107,7 @@ def test_a_lock_of_another_user_can_be_held(folder):
 
 
 def test_whatever_comes_to_the_device_waits_for_who_has_it(folder, monkeypatch):
-    """A comparison, a decode, and a pool before it has memory there: each names who it waits for."""
+    """A comparison, a decode, a pool before it has memory there: each names who it waits for."""
     from flexq_bench.decode import runs as decoding
     from flexq_bench.decode.case import Setup
     from flexq_bench.fleet import PoolOptions, open_pool
