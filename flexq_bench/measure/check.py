@@ -93,9 +93,9 @@ def relative_error(y: torch.Tensor, reference: Reference) -> torch.Tensor:
     """|y - ref| / max(2^(11 - output_bits) · |ref|, 2^-14, 2^(14 - sum_bits) · magnitude), [M,N].
 
     2^-14 is the smallest normal FP16 number; magnitude is the sum of |contribution|, so that an
-    element which cancels is judged against what it was computed from, and sum_bits is 24 but for
-    FP8. Where ref is past the FP16
-    range an infinity of the same sign is right (error 0). NaN in y gives NaN or infinity.
+    element which cancels is judged against what it was computed from; sum_bits is 24, and fewer for
+    FP8 and for many products of floats. Where ref is past the FP16 range an infinity of the same
+    sign is right (error 0). NaN in y gives NaN or infinity.
     """
     y = y.double()
     cancellation = CANCELLATION * 2.0 ** (_FP32_BITS - reference.sum_bits)

@@ -111,3 +111,11 @@ def test_fp8_sums_are_judged_by_their_terms_and_by_fewer_bits() -> None:
     assert float(reference.magnitude) == 2 * 448.0**2
     assert reference.sum_bits < 24
     assert reference_gemm(dense, integers).sum_bits == 24
+
+
+def test_sums_of_many_floats_are_judged_by_fewer_bits_and_sums_of_codes_are_not() -> None:
+    long = Operand(torch.ones(1, 1 << 15).half(), None, 16, None)
+    codes = quantize_symmetric(torch.ones(1, 1 << 15).half(), 8, None)
+
+    assert reference_gemm(long, long).sum_bits == 23
+    assert reference_gemm(codes, codes).sum_bits == 24
