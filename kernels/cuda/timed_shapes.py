@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from workloads.gemm import GemmWorkload
 
-_STEP_K, _ROWS = 128, 16  # of a tile
+_STEP_K, _ROWS, _TOKENS = 128, 16, 8  # of a tile
 # Length scales of losses: in the logarithms of row tiles an SM, of steps of K, and of the busiest
 # SM's share over the mean, by row tiles of a block. Tuned by hand together with the noise: least
 # mean leave-one-out loss over the tables of flexq, nibbles, dual-grained and minifloats.
@@ -135,7 +135,13 @@ def choose_by_timed_shapes(
 
     configs: with the same column tiles. unseen: as of Interpolation.expected.
     """
-    expected = _expected(timed, configs[0].col_tiles, gemm.n, gemm.k, sms, unseen)
+    col_tiles = configs[0].col_tiles
+    token_blocks = -(-gemm.m // (_TOKENS * col_tiles))
+    # Each block of tokens has the blocks of all rows once more: to an SM they are more rows. More
+    # than were timed lose what the most did.
+    most = max((n for n, _ in load_losses(timed)[col_tiles].shapes), default=0)
+    rows = max(gemm.n, min(token_blocks * gemm.n, most))
+    expected = _expected(timed, col_tiles, rows, gemm.k, sms, unseen)
     return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
 
 
