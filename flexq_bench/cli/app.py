@@ -46,6 +46,7 @@ from flexq_bench.interrupts import was_interrupted
 from flexq_bench.logs import JsonFormatter
 from flexq_bench.packages import explain_missing
 from flexq_bench.runs.command_lines import NAME
+from kernels.outside.foreign_code import before_import
 
 DEBUG = "--debug"
 ROOMS = ("workloads", "kernels", "flexq_bench", "db", "dashboard", "ci")
@@ -126,6 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     An expected error is one line on stderr; with --debug its traceback.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    before_import(_watch_what_measures)
     _make_streams_take_all()
     code = _run(given)
     try:
@@ -140,6 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         typer.echo(f"{NAME}: stdout: {one_line(error)}", err=True)
         return ExitCode.INFRASTRUCTURE
     return code
+
+
+def _watch_what_measures() -> None:
+    from flexq_bench.measure import tampering
+
+    tampering.watch()
 
 
 def _run(given: list[str]) -> int:

@@ -37,9 +37,6 @@ def add_kernels(arguments: list[str]) -> None:
     What a source that can't be had should have, this worker does not know; the others it does.
     """
     if arguments:
-        # All that is watched is imported by then: a module that comes later is not known.
-        import flexq_bench.measure.ab.operations  # noqa: F401
-
         watch()
     for argument in arguments:
         try:

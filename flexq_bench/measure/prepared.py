@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flexq_bench.errors import MeasureError
+from flexq_bench.measure import tampering
 from flexq_bench.measure.buffers import Buffers
 from flexq_bench.measure.check import CheckResult
 from flexq_bench.measure.clocks import Clock, Rotation
@@ -19,7 +20,6 @@ from flexq_bench.measure.protocol import Protocol
 from flexq_bench.measure.rewriting import Rewriting
 from flexq_bench.measure.shared_weights import SharedWeights
 from flexq_bench.measure.subject import bind
-from flexq_bench.measure.tampering import replaced
 from flexq_bench.measure.tuning import BriefTimer
 from kernels.autotune import NEAR, TuningKey, TuningMemory, preferring
 from kernels.contract import Config, Kernel
@@ -41,10 +41,10 @@ class Placed:
     def inspect(self) -> str:
         """Describe what is wrong with what the timed launches compute; empty: nothing.
 
-        Functions that measure and that a kernel's code replaced come first, then outputs of samples
+        What a kernel's code replaced or read of what measures comes first, then outputs of samples
         that were looked at unannounced, then those of one more sample on outputs filled with NaN.
         """
-        if found := replaced():
+        if found := tampering.found():
             return found
         self.buffers.poison()
         self.clock.synchronize()

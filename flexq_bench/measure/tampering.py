@@ -12,8 +12,12 @@ import time
 import types
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 
 import torch
+
+from flexq_bench.measure import frame_access
+from kernels.outside import foreign_code
 
 # Modules whose functions and classes are kept, by the beginning of their names.
 _OURS = ("flexq_bench.measure", "kernels.reference", "kernels.formats", "kernels.cuda.clock_stamps")
@@ -30,23 +34,29 @@ _known: dict[str, _Meaning] = {}
 def watch() -> None:
     """Keep what the names mean now; of no effect where they are kept already."""
     if not _known:
+        # A module that comes later is not known: all that measures must be there. By its name, as
+        # it imports this one.
+        import_module("flexq_bench.measure.ab.operations")
         _known.update(_meanings())
+        frame_access.listen()
 
 
 def forget() -> None:
     """Watch no more."""
     _known.clear()
+    frame_access.forget()
 
 
-def replaced() -> str:
-    """What is wrong where a name means something else than before; empty: nothing."""
+def found() -> str:
+    """What is wrong where a name means something else than before, or code of others read what
+    measures it; empty: nothing."""
     if not _known:
         return ""
     now = dict(_meanings())
     for name, meaning in _known.items():
         if name not in now or not _same(now[name], meaning):
             return f"its code replaced {name}, which measures it: its times are not believed"
-    return ""
+    return frame_access.found()
 
 
 def _same(first: _Meaning, second: _Meaning) -> bool:
@@ -89,3 +99,7 @@ def _of(owner: str, members: Mapping[str, object]) -> Iterator[tuple[str, _Meani
             function: types.FunctionType = value  # type: ignore[assignment]  # or it has no code
             parts += [function.__code__, *(function.__defaults__ or ())]
         yield f"{owner}.{key}", tuple(parts)
+
+
+# Code of installed packages is imported by the registry, whoever looks at it first.
+foreign_code.before_import(watch)

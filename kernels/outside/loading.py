@@ -13,12 +13,14 @@ from types import ModuleType
 
 from kernels.contract import LinearKernel
 from kernels.errors import SourceError
+from kernels.outside.foreign_code import about_to_import, add_place
 from kernels.outside.function_kernel import FunctionDefinition
 from kernels.outside.sources import (
     KernelSource,
     guarded_import,
     hash_of_module,
     normalized,
+    place_of,
 )
 from workloads.case import parse_kernel_label
 from workloads.errors import WorkloadError
@@ -45,6 +47,7 @@ def load(source: KernelSource) -> LoadedKernels:
     printed = io.StringIO()
     with guarded_import(source.place), contextlib.redirect_stdout(printed):
         module, sources = source.imported()
+        add_place(place_of(module, source))
         kernels = tuple(named_kernels(vars(module), source.prefix, sources))
     if not kernels:
         raise SourceError(
@@ -59,7 +62,10 @@ def load_installed() -> Iterator[LinearKernel]:
     An entry point names a module, or one kernel in it. A package that does not import is left out
     with one line in the log.
     """
-    for point in metadata.entry_points(group=ENTRY_POINTS):
+    points = metadata.entry_points(group=ENTRY_POINTS)
+    if points:
+        about_to_import()
+    for point in points:
         package = point.dist.name if point.dist is not None else point.module
         what = f"{package}'s entry point {point.name}"
         try:
@@ -67,6 +73,7 @@ def load_installed() -> Iterator[LinearKernel]:
                 value = point.load()
                 is_module = isinstance(value, ModuleType)
                 module = value if is_module else __import__(point.module, fromlist=["_"])
+                add_place(place_of(module))
                 values = vars(value) if is_module else {point.name: value}
                 kernels = tuple(named_kernels(values, package, hash_of_module(module)))
         except SourceError as error:

@@ -159,6 +159,16 @@ def hash_of_module(module: ModuleType) -> str:
     return content_hash({Path(file)}, Path(file).parent) if file else ""
 
 
+def place_of(module: ModuleType, source: KernelSource | None = None) -> Path:
+    """Where the code of a module lies: its top package's folder, or its file; of a source that is
+    a file, the folder with what it imports from beside it."""
+    if source is not None and source.is_file:
+        return Path(str(module.__file__)).parent
+    top = sys.modules.get(module.__name__.partition(".")[0], module)
+    folders = list(getattr(top, "__path__", ()))
+    return Path(folders[0] if folders else str(module.__file__))
+
+
 def content_hash(paths: Iterable[Path], root: Path) -> str:
     """Hexadecimal digits over the names, within a folder, and bytes of files."""
     digest = hashlib.sha256()

@@ -153,7 +153,7 @@ def test_kernels_of_a_file_are_named_after_it_and_measured_as_ours(a_file):
 
     measured = Meter("cpu").measure(Case("my-kernels.copied", GemmWorkload(1, 32, 32)))
 
-    assert (measured.status, measured.detail) == ("ok", "")
+    assert measured.status in ("ok", "noisy"), measured.detail
     assert len(measured.source_hash) == 16
 
 

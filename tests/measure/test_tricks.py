@@ -2,24 +2,31 @@
 
 From public reports on KernelBench-like harnesses: results remembered by pointer or by content,
 work that stops after the first launch, tensors that compute when they are looked at, work that is
-still going on elsewhere when the clock stops, clocks and checks that the kernel replaces.
+still going on elsewhere when the clock stops, clocks and checks that the kernel replaces, expected
+results that it reads.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import replace
 
 import pytest
 import torch
 
-from flexq_bench.api import linear_kernel
 from flexq_bench.measure import clocks, linear_buffers, tampering
+from kernels.outside.loading import load, load_installed
+from kernels.outside.sources import KernelSource
 
 PREAMBLE = """
+import gc
+import inspect
+import sys
 import threading
 import time
 import torch
+from flexq_bench.api import linear_kernel
 
 launches = 0
 known = {}
@@ -34,7 +41,9 @@ def count():
     launches += 1
     return launches
 """
-HONEST = "def kernel(x, w, out): compute(x, w, out)"
+HONEST = "def kernel(x, w, out): compute(x, w, out)\n"
+DECLARED = "\ncheat = linear_kernel('cheat', weight='fp16', backends=['cpu'])(kernel)\n"
+READ = "its code read what measures it"
 STALE = "wrong on inputs that change in place between samples"
 TRICKS = {
     "by pointer": (
@@ -137,6 +146,61 @@ clocks._CpuRotation.sample = sample
         "torch.cuda.Event.elapsed_time = lambda self, other: 0.001\n" + HONEST,
         "its code replaced torch.cuda.Event.elapsed_time",
     ),
+    "a view of the inputs as the output": (
+        "def kernel(x, w, out): out.data = x[:, : out.shape[1]]",
+        "exchanged out for float16",
+    ),
+    "a view of the inputs that is returned": (
+        "def kernel(x, w, out): return x[:, : out.shape[1]]",
+        "write the result into out and return nothing",
+    ),
+    "results of the stack of who measures": (
+        """
+def kernel(x, w, out):
+    frame = sys._getframe(1)
+    while frame is not None:
+        buffers = frame.f_locals.get("self")
+        if type(buffers).__name__ == "LinearBuffers" and not buffers._is_announced:
+            known, first = buffers._contents, buffers._first + buffers._last_x
+            of = buffers.weights.held[buffers._last_copy], first % len(known.inputs)
+            out[known.rows[:, None], known.columns] = known.reference.y[of].half()
+            return
+        frame = frame.f_back
+    compute(x, w, out)
+""",
+        f"{READ} (sys._getframe)",
+    ),
+    "the stack by an exception": (
+        """
+def kernel(x, w, out):
+    try:
+        raise ValueError
+    except ValueError as error:
+        error.__traceback__.tb_frame.f_back.f_locals
+    compute(x, w, out)
+""",
+        f"{READ} (tb_frame)",
+    ),
+    "the stack by code without a file": (
+        "def kernel(x, w, out): exec('inspect.currentframe()', globals()) or compute(x, w, out)",
+        f"{READ} (sys._getframe)",
+    ),
+    "expected results that are overwritten": (
+        """
+def kernel(x, w, out):
+    for one in gc.get_objects():
+        if type(one).__name__ == "Reference":
+            one.y.zero_()
+    out.zero_()
+""",
+        f"{READ} (gc.get_objects)",
+    ),
+    "another assertion of torch": (
+        "torch.testing.assert_close = lambda *given, **named: None\n"
+        "torch.allclose = lambda *given, **named: True\n"
+        "def kernel(x, w, out): out.zero_()",
+        "elements wrong",
+    ),
     "a blind check": (
         "from flexq_bench.measure import linear_buffers\n"
         "fine = linear_buffers.judge_error.__class__\n"
@@ -146,31 +210,50 @@ clocks._CpuRotation.sample = sample
 }
 
 
+def loaded_file(folder, source):
+    """The kernel of a file, as a worker process loads it."""
+    path = folder / "cheats.py"
+    path.write_text(source)
+    tampering.watch()
+    (kernel,) = load(KernelSource.parse(str(path))).kernels
+    return kernel
+
+
+def loaded_package(folder, source):
+    """The kernel of a package whose entry point names it, as the registry loads it."""
+    (folder / "cheating_package.py").write_text(source)
+    info = folder / "cheats-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cheats\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[flexq_bench.kernels]\ncheat = cheating_package\n")
+    (kernel,) = load_installed()
+    return kernel
+
+
 @pytest.fixture
-def measured(a_meter, a_case, monkeypatch):
+def measured(a_meter, a_case, monkeypatch, tmp_path):
     """The result of a kernel whose code is imported after the clocks are watched."""
+    monkeypatch.syspath_prepend(str(tmp_path))
     for owner, name in (
         (time, "perf_counter_ns"),
         (clocks._CpuRotation, "sample"),
         (clocks.CpuClock.__init__, "__defaults__"),
         (torch.cuda.Event, "elapsed_time"),
         (linear_buffers, "judge_error"),
+        (torch, "allclose"),
+        (torch.testing, "assert_close"),
     ):
         monkeypatch.setattr(owner, name, getattr(owner, name))  # as it is, and so again afterwards
-    tampering.watch()
 
-    def run(source):
-        space = {}
-        exec(PREAMBLE + source, space)
-        (kernel,) = linear_kernel("cheat", weight="fp16", backends=["cpu"])(
-            space["kernel"]
-        ).kernels()
+    def run(source, loaded=loaded_file):
+        kernel = loaded(tmp_path, f"{PREAMBLE}{source}{DECLARED}")
         meter = a_meter(kernel, protocol=replace(a_meter().protocol, min_samples=200))
         meter.device_info = replace(meter.device_info, l2_bytes=1 << 20)
-        return meter.measure(a_case(m=4, n=256, k=256, kernel="cheat", cache="hot"))
+        return meter.measure(a_case(m=4, n=256, k=256, kernel=kernel.spec.name, cache="hot"))
 
     yield run
     tampering.forget()
+    sys.modules.pop("cheating_package", None)
 
 
 @pytest.mark.parametrize("name", TRICKS)
@@ -183,7 +266,18 @@ def test_a_trick_is_incorrect_or_refused_with_its_reason(measured, name):
     assert said in result.detail
 
 
-def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured):
-    result = measured(HONEST)
+@pytest.mark.parametrize("name", ["another clock", "the stack by an exception"])
+def test_so_is_one_of_an_installed_package(measured, name):
+    source, said = TRICKS[name]
+
+    result = measured(source, loaded_package)
+
+    assert result.status == "incorrect"
+    assert said in result.detail
+
+
+@pytest.mark.parametrize("loaded", [loaded_file, loaded_package])
+def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loaded):
+    result = measured(HONEST, loaded)
 
     assert (result.status, result.detail) == ("ok", "")

@@ -1,0 +1,84 @@
+"""Code of a kernel that reads the frames or objects of the process that measures it.
+
+Expected results lie in that process: who reads its stack could copy them in place of computing
+them. Python tells of such reads by audit events. A gate does not rely on it: it judges from
+another process (`flexq_bench.measure.ab.judged_sides`).
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+from kernels.outside.foreign_code import is_foreign
+
+_READS = (
+    *("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile"),
+    *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
+)
+_ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
+_MEMORY = ("/proc/self/mem", "/proc/thread-self/mem")
+_BETWEEN = ("inspect.py", "traceback.py")  # of the standard library: they read for who calls them
+
+
+class _Heard:
+    """is_on: whether anybody listens. first: the first read since then; empty: there was none."""
+
+    is_on = False
+    first = ""
+
+
+def listen() -> None:
+    """Note reads by code of others from now on."""
+    _add_hook()
+    _Heard.is_on, _Heard.first = True, ""
+
+
+def forget() -> None:
+    """Listen no more, and know of no read."""
+    _Heard.is_on, _Heard.first = False, ""
+
+
+def found() -> str:
+    """What is wrong where code of others has read; empty: nothing."""
+    if not _Heard.first:
+        return ""
+    return f"its code read what measures it ({_Heard.first}): its results are not believed"
+
+
+@cache
+def _add_hook() -> None:
+    sys.addaudithook(_hear)  # stays as long as the process
+
+
+def _hear(event: str, arguments: tuple[object, ...]) -> None:
+    # Called for every event of the process: nothing may be slow or raise.
+    if not _Heard.is_on or _Heard.first:
+        return
+    what = _what(event, arguments)
+    if not what:
+        return
+    _Heard.is_on = False  # the next line is such a read
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_between(frame.f_code):
+        frame = frame.f_back
+    if frame is not None and is_foreign(Path(frame.f_code.co_filename)):
+        _Heard.first = what
+    _Heard.is_on = True
+
+
+def _what(event: str, arguments: tuple[object, ...]) -> str:
+    if event in _READS:
+        return event
+    if event == "object.__getattr__" and arguments[-1] in _ATTRIBUTES:
+        return str(arguments[-1])
+    if event == "open" and arguments[0] in _MEMORY:
+        return str(arguments[0])
+    return ""
+
+
+def _is_between(code: CodeType) -> bool:
+    """Whether it reads for who called it: a module that does, or code without a file."""
+    return code.co_filename.startswith("<") or code.co_filename.endswith(_BETWEEN)
