@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from flexq_bench.errors import UsageError
+from flexq_bench.errors import MissingResultsError, UsageError
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
@@ -22,6 +22,8 @@ from flexq_bench.measure.machine_code.metrics import (
     WARPS_PER_SM,
     Metric,
 )
+from flexq_bench.measure.machine_code.projects import compare_project_code
+from flexq_bench.repository.project import Project, ProjectRevision
 from kernels.runtime.occupancy import TARGETS
 from workloads.names import unknown
 
@@ -89,7 +91,35 @@ def gate_static(
         targets=_known(targets),
         on_progress=on_progress,
     )
-    bounds = limits or Limits()
+    return _judged(compared, limits or Limits())
+
+
+def gate_static_project(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    *,
+    patterns: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    limits: Limits | None = None,
+    on_progress: OnProgress = lambda _done, _all: None,
+) -> StaticReport:
+    """As gate_static, of commits of another repository; errors as `compare_project_code`.
+
+    Raises MissingResultsError if no kernel of head tells of its machine code.
+    """
+    compared = compare_project_code(
+        project, base, head, patterns=patterns, targets=_known(targets), on_progress=on_progress
+    )
+    if not compared.kernels:
+        raise MissingResultsError(
+            f"no kernel of {head.commit.sha[:10]} tells of its machine code: give linear_kernel a "
+            "machine_code"
+        )
+    return _judged(compared, limits or Limits())
+
+
+def _judged(compared: RevisionComparison, bounds: Limits) -> StaticReport:
     return StaticReport(
         **{field.name: getattr(compared, field.name) for field in fields(compared)},
         changes=tuple(judge(difference, bounds) for difference in compared.differences),

@@ -224,6 +224,13 @@ class LinearKernel(ABC):
         """What runs for this shape and configuration; empty: a library's code, not ours."""
         return ()
 
+    def machine_code(self, target: str) -> bytes | None:
+        """The cubin of a kernel from outside for an architecture, for example "sm_90".
+
+        Needs no GPU. None: it tells of none; what is compiled of ours, `builds` says.
+        """
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:

@@ -37,6 +37,7 @@ from kernels.outside.function_kernel import (
     Tensors,
 )
 from kernels.reference import Reference, reference_gemm
+from kernels.runtime.nvrtc import compile_cuda
 from workloads.gemm import GemmWorkload
 
 API_VERSION = 1
@@ -62,6 +63,7 @@ __all__ = [
     "UnsupportedError",
     "check_gemm",
     "checked_scales",
+    "compile_cuda",
     "linear_kernel",
     "quantize",
     "reference_gemm",
@@ -81,6 +83,7 @@ def linear_kernel(
     min_capability: Capability = (8, 0),
     rounds_to: int | None = None,
     summary: str = "",
+    machine_code: Callable[[str], bytes] | None = None,
 ) -> Callable[[Function], FunctionDefinition]:
     """Declare a function to be a kernel, Y[M,N] = X[M,K] · W[N,K]^T.
 
@@ -103,7 +106,9 @@ def linear_kernel(
     x_scales): writes the codes that the format has of FP16 x; with it, or with
     activation="fp16", the kernel also has the stage `linear`. configurations: keyword arguments of
     the function worth timing, or a function from a GemmWorkload to them; the first is the default.
-    min_capability: of a GPU. rounds_to: see KernelSpec. summary: one line; default: the first of
+    min_capability: of a GPU. rounds_to: see KernelSpec. machine_code(target): the cubin for an
+    architecture, for example "sm_90", which `gate static` compares; `compile_cuda` makes one of
+    CUDA C++. summary: one line; default: the first of
     the docstring. name, variant: small letters, digits, dots and hyphens; the package, or the
     file's stem, is put before the name.
     Raises ShapeError for a format that there is not, DefinitionError for one that functions can't
@@ -124,6 +129,7 @@ def linear_kernel(
             min_capability,
             rounds_to,
             summary,
+            machine_code,
         )
 
     return declared

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flexq_bench.cli.options import JsonReportOption, KernelsOption, MarkdownOption, finite
+from flexq_bench.cli.options import (
+    JsonReportOption,
+    KernelsOption,
+    MarkdownOption,
+    ProjectOption,
+    finite,
+)
 from flexq_bench.cli.output import console, say, show_by_words
 from flexq_bench.cli.progress import progress
 from flexq_bench.cli.report_files import check_files, write_reports
@@ -16,7 +24,7 @@ from flexq_bench.runs.result_files import STDOUT
 from flexq_bench.runs.sweep_text import split_names
 
 if TYPE_CHECKING:
-    pass
+    from ci.gate_static import StaticReport
 
 
 def static(
@@ -60,6 +68,7 @@ def static(
             show_default=False,
         ),
     ] = None,
+    project: ProjectOption = None,
     markdown: MarkdownOption = None,
     as_json: JsonReportOption = None,
 ) -> None:
@@ -67,19 +76,16 @@ def static(
 
     A spill that is new and fewer warps an SM are regressions; all else is reported. Sources that
     are the same in both are not compiled. Exit code 0: none; 1: a regression; 4: a build of the
-    head does not compile.
+    head does not compile. Of a --project, kernels are compared that tell of their machine code.
     """
-    from ci.gate_static import Limits, gate_static
+    from ci.gate_static import Limits
     from ci.reports import static as reports
-    from flexq_bench.repository.worktrees import repository_of
 
     files = {"--markdown": markdown, "--json": as_json}
     check_files(files)
     with ended_by_terminate(), progress("compiling") as bar:
-        report = gate_static(
-            repository_of(repository),
-            base,
-            head,
+        compare = _gate(repository, base, head) if project is None else _of(project, base, head)
+        report = compare(
             patterns=split_names(kernels),
             targets=split_names(targets),
             limits=Limits(max_occupancy_loss, max_instruction_growth),
@@ -94,3 +100,21 @@ def static(
     for line in (*reports.further_lines(report), reports.coverage(report)):
         say(out, line)
     raise typer.Exit(int(report.exit_code))
+
+
+def _gate(repository: Path, base: str, head: str) -> Callable[..., StaticReport]:
+    """Two revisions of this repository."""
+    from ci.gate_static import gate_static
+    from flexq_bench.repository.worktrees import repository_of
+
+    return partial(gate_static, repository_of(repository), base, head)
+
+
+def _of(folder: str, base: str, head: str) -> Callable[..., StaticReport]:
+    """Two revisions of another repository, both built as base's file says."""
+    from ci.gate_static import gate_static_project
+    from flexq_bench.repository.project import open_project, revision
+
+    opened = open_project(folder)
+    first, second = (revision(opened, text) for text in (base, head))
+    return partial(gate_static_project, opened.at(first.checkout), first, second)

@@ -119,6 +119,7 @@ def nightly(
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
+    from flexq_bench.repository.project_builds import BuildError
     from flexq_bench.repository.provenance import current_commit
     from flexq_bench.runs.command_lines import command, database_arguments
     from workloads.suites import load_suite
@@ -129,7 +130,11 @@ def nightly(
     opened = None
     if project is not None:
         refuse_beside_project(kernels_from=kernels_from)
-        opened = use_project(project)
+        try:
+            opened = use_project(project)
+        except BuildError as error:
+            _tell_unbuilt(db, night or f"{datetime.now(UTC):%F}", project, error)
+            raise
         chosen, commit = opened.suite(suite), opened.revision.commit
         repository: Path | None = opened.project.root
     else:
@@ -205,6 +210,16 @@ def _tell_broken(
             at = datetime.now(UTC)
             events.tell_broken_night(session, night, suite, commit.sha, one_line(error), at=at)
         send_if_subscribed(database)
+
+
+def _tell_unbuilt(db: str | None, night: str, folder: str, error: Exception) -> None:
+    """Say that there is no night of a project, whose commit does not build."""
+    from db.engine import open_database
+    from flexq_bench.repository.project import open_project, working_tree
+
+    project = open_project(folder)
+    with open_database(db) as database:
+        _tell_broken(database, night, project.name, working_tree(project).commit, error)
 
 
 def _remember_releases(database: Database, repository: Path | None) -> None:

@@ -2,19 +2,23 @@
 
     python -m flexq_bench.measure.outside_loader
 
-Its one request is `load`; see flexq_bench.measure.worker_messages.
+Its requests are `load` and `machine_code`; see flexq_bench.measure.worker_messages.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from flexq_bench.measure.process_limits import limit_memory
 from flexq_bench.measure.tampering import watch
 from flexq_bench.measure.worker_server import own_stdout, serve
 from kernels import registry
+from kernels.contract import LinearKernel
 from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
 from kernels.outside.loading import load
@@ -29,6 +33,37 @@ class Loader:
         loaded = load(KernelSource.of_argument(source))
         specs = [spec_as_plain(kernel.spec) for kernel in loaded.kernels]
         return {"specs": specs, "printed": loaded.printed}
+
+    def machine_code(self, source: str, targets: list[str], out: str) -> dict[str, Any]:
+        """Cubins of the kernels that tell of one, as files in `out`; of others why they don't
+        compile. Raises SourceError."""
+        compiled: list[dict[str, str]] = []
+        for kernel in load(KernelSource.of_argument(source)).kernels:
+            if kernel.spec.backend == "cpu":
+                continue
+            for target in targets:
+                with suppress(_NoCodeError):
+                    answer = {"kernel": kernel.spec.label, "target": target}
+                    compiled.append(answer | _compiled(kernel, target, Path(out)))
+        return {"compiled": compiled}
+
+
+class _NoCodeError(Exception):
+    """A kernel that tells of no machine code."""
+
+
+def _compiled(kernel: LinearKernel, target: str, out: Path) -> dict[str, str]:
+    try:
+        code = kernel.machine_code(target)
+        if code is not None and not isinstance(code, bytes):
+            raise TypeError(f"machine_code must return bytes, got {type(code).__name__}")
+    except Exception as error:  # of others: it may be anything
+        return {"error": " ".join(str(error).split()) or type(error).__name__}
+    if code is None:
+        raise _NoCodeError
+    name = f"{hashlib.sha256(code).hexdigest()}.cubin"
+    (out / name).write_bytes(code)
+    return {"code": name}
 
 
 def add_kernels(arguments: list[str]) -> None:
@@ -53,7 +88,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 def main() -> int:
     replies = own_stdout()
     limit_memory("cpu")
-    serve(Loader(), sys.stdin.buffer, replies, ("load",))
+    serve(Loader(), sys.stdin.buffer, replies, ("load", "machine_code"))
     return 0
 
 

@@ -66,6 +66,7 @@ class FunctionDefinition:
     min_capability: Capability = (8, 0)
     rounds_to: int | None = None
     summary: str = ""
+    machine_code: Callable[[str], bytes] | None = None
 
     def __post_init__(self) -> None:
         for what, number, kinds in (
@@ -194,6 +195,10 @@ class FunctionKernel(LinearKernel):
 
     def default_config(self, gemm: GemmWorkload) -> Config | None:
         return next(iter(self.candidates(gemm)), None)
+
+    def machine_code(self, target: str) -> bytes | None:
+        compiled = self._definition.machine_code
+        return None if compiled is None else compiled(target)
 
     def _check(self, returned: object, out: torch.Tensor, before: tuple[object, ...]) -> None:
         if returned is not None and returned is not out:

@@ -113,7 +113,7 @@ def compile_build(build: Build, arch: str) -> Cubin:
         with only_process(cache_folder() / "compiling" / f"{key}.lock"):
             code = _cached(cached, key)
             if code is None:
-                code = _run_nvrtc(source, options)
+                code = _run_nvrtc((_csrc() / source).read_bytes(), source, options)
                 write_atomically(cached, code + _seal(key, code))
     return Cubin(source, arch, code)
 
@@ -143,9 +143,18 @@ def _seal(key: str, code: bytes) -> bytes:
     return hashlib.sha256(key.encode() + code).digest()
 
 
-def _run_nvrtc(source: str, options: tuple[str, ...]) -> bytes:
+def compile_cuda(
+    text: str, target: str, options: Sequence[str] = COMMON_OPTIONS, *, name: str = "kernel.cu"
+) -> bytes:
+    """The cubin of CUDA C++ for an architecture (for example "sm_90"). Nothing is kept.
+
+    name: of the text, for messages. Raises CompileError and UnsupportedError as `compile_build`.
+    """
+    return _run_nvrtc(text.encode(), name, (f"--gpu-architecture={target}", *options))
+
+
+def _run_nvrtc(text: bytes, source: str, options: tuple[str, ...]) -> bytes:
     nvrtc = _nvrtc()
-    text = (_csrc() / source).read_bytes()
     program = _checked(nvrtc.nvrtcCreateProgram(text, source.encode(), 0, None, None))
     try:
         encoded = [option.encode() for option in options]

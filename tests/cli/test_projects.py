@@ -1,26 +1,139 @@
-"""`--project`: verbs over the commits of the sample repository, with its torch kernels."""
+"""`--project`: verbs over the commits of the sample repository, with its torch kernels.
+
+Its whole history is judged with made times: a commit's kernel takes as long as its source says, and
+everything else is done as ever. The slow tests below run the kernels.
+"""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
+import random
+import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from db.engine import open_database
+from db.outbox import events_to_address
+from flexq_bench.measure import Measured, outside_kernels
+from flexq_bench.measure.ab.case_comparison import Block, SampleBatch
+from flexq_bench.measure.ab.experiment import ABExperiment
+from flexq_bench.measure.local_devices import device_info
+from flexq_bench.measure.machine_code import projects
+from flexq_bench.measure.outside_loader import Loader
+from flexq_bench.runs.machine import Machine
+from flexq_bench.runs.worker import Worker
+from kernels.outside.described import DescribedKernel
+from kernels.outside.loading import load
+from workloads.probes import is_probe
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "byo" / "make_repository.py"
 CASE = "acme.torch-w6a8 gemm cold m16n1024k1024"
+IDENTITY = (
+    *("protocol_version", "input_distribution", "kernel_version"),
+    *("weight_bits", "act_bits", "group"),
+)
+NOISE = random.Random(7)
 QUICK = ("--backend", "cpu", "--processes", "1")
+
+
+def made_repository(folder, percent):
+    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    script.make(folder, ("torch",), percent)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
 def acme(tmp_path_factory):
-    spec = importlib.util.spec_from_file_location("make_repository", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    folder = tmp_path_factory.mktemp("theirs") / "acme"
-    script.make(folder, ("torch",), (100, 50))
-    return str(folder)
+    return made_repository(tmp_path_factory.mktemp("theirs") / "acme", (100, 50))
+
+
+class Commit:
+    """What a commit's kernels are made to do, by the source that its build has."""
+
+    def __init__(self, source):
+        text = Path(source.place).read_text()
+        self.us = 1000.0 * (1 + int(re.search(r"AGAIN_PERCENT = (\d+)", text)[1]) / 100)
+        self.is_wrong = "SIGN = -1" in text
+
+    def sample(self, kernel):
+        return (1000.0 if is_probe(kernel) else self.us) * NOISE.gauss(1, 0.001)
+
+    def breaks(self, kernel):
+        return self.is_wrong and kernel == "acme.torch-w6a8"
+
+
+class MadeMeter:
+    """In place of processes that measure cases."""
+
+    backend = "cpu"
+
+    def __init__(self, options, kernels):
+        self.commit = Commit(kernels.sources[0])
+        self.machine = Machine("cpu", device_info("cpu"), "acme")
+        self.worker = Worker(self.machine.device, {}, None, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def check(self, case):
+        pass
+
+    def in_order(self, cases):
+        return cases
+
+    def measure(self, case):
+        series = self.machine.series_of(case)  # as that of its verdicts
+        identity = {name: series[name] for name in IDENTITY}
+        if self.commit.breaks(case.kernel):
+            return Measured("incorrect", "y[0,0] = -1, expected 1", 0, median_us=1000.0, **identity)
+        return Measured("ok", "", 0, median_us=self.commit.sample(case.kernel), **identity)
+
+
+def made_blocks(experiment, pairs, process):
+    """In place of two processes that take turns."""
+    sides = [Commit(side.kernels_from[0]) for side in (experiment.base, experiment.head)]
+    for pair in pairs:
+        for commit, side in zip(sides, (pair.base, pair.head), strict=True):
+            side.wrong = "y[0,0] = -1, expected 1" if commit.breaks(side.case.kernel) else ""
+        for placement in range(experiment.rules.placements):
+            for _ in range(experiment.rules.blocks):
+                base, head = (
+                    tuple(
+                        SampleBatch((commit.sample(pair.base.case.kernel),), None, True)
+                        for _ in "AB"
+                    )
+                    for commit in sides
+                )
+                pair.blocks.append(Block(process, placement, base, head))
+    return ()
+
+
+@pytest.fixture
+def made_times(monkeypatch):
+    def described(source, **options):
+        return tuple(DescribedKernel(kernel.spec) for kernel in load(source).kernels)
+
+    monkeypatch.setattr(outside_kernels, "described", described)
+    pools = importlib.import_module("flexq_bench.fleet.open_pool")  # the package has its function
+    monkeypatch.setattr(pools, "ProcessMeter", MadeMeter)
+    monkeypatch.setattr(ABExperiment, "_pair_of_processes", made_blocks)
+    yield
+    outside_kernels.forget()
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory):
+    """The sample as it is published: 10 % and 3 % slower."""
+    return made_repository(tmp_path_factory.mktemp("seeded") / "acme", (10, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +162,145 @@ def test_a_commit_that_does_not_build_is_one_line_with_the_exit_code_of_a_broken
 
     assert ran.code == 5
     assert "does not build: " in ran.error
+
+
+@pytest.mark.usefixtures("made_times")
+@pytest.mark.parametrize(
+    ("good", "bad", "found"),
+    [
+        ("slower~10", "fast-again~1", "slower"),
+        # Across a wrong result, which has no speed, and a build that breaks.
+        ("fast-again", "main", "slightly-slower"),
+    ],
+)
+def test_a_search_names_each_commit_that_made_it_slower(cli, seeded, git, good, bad, found):
+    ran = cli("bisect", CASE, "--good", good, "--bad", bad, "--project", seeded, *QUICK, "--json")
+
+    assert ran.code == 1, ran.err
+    assert json.loads(ran.out)["suspects"] == [git(Path(seeded), "rev-parse", found)]
+
+
+@pytest.mark.usefixtures("made_times")
+@pytest.mark.parametrize(
+    ("head", "code", "outcomes"),
+    [
+        ("slower", 1, {"regression"}),
+        ("slightly-slower", 1, {"regression"}),
+        ("wrong-result", 1, {"regression", "pass"}),
+        ("fast-again", 0, {"pass"}),
+        ("slightly-slower~1", 0, {"pass"}),
+    ],
+)
+def test_a_gate_fails_for_each_seeded_commit_and_for_no_other(
+    cli, seeded, tmp_path, head, code, outcomes
+):
+    report = tmp_path / "gate.json"
+    ran = cli(
+        *("gate", "perf", "--project", seeded, "--base", f"{head}~1", "--head", head),
+        *("--device", "cpu", "--json", str(report)),
+    )
+
+    assert ran.code == code, ran.err
+    assert {one["outcome"] for one in json.loads(report.read_text())["cases"]} == outcomes
+
+
+STATIC = """
+from flexq_bench.api import compile_cuda, linear_kernel
+
+SOURCE = r'''
+extern "C" __global__ void product(float* y, int n) {
+  float held[256];
+  for (int i = 0; i < 256; ++i) held[i] = y[i * i];
+  for (int i = 0; i < n; ++i) held[STEP] += y[i];
+  y[n] = held[3];
+}
+'''
+
+
+@linear_kernel(
+    "fast",
+    weight="fp16",
+    backends=["cuda"],
+    machine_code=lambda target: compile_cuda(SOURCE, target),
+)
+def fast(x, w, out):
+    raise NotImplementedError
+"""
+
+
+class InThisProcess(Loader):
+    """In place of the process that imports a commit's kernels."""
+
+    def __init__(self, *given, **options):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def ask(self, what, **arguments):
+        return getattr(self, what)(**arguments)
+
+
+def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_of(
+    cli, tmp_path, git, monkeypatch
+):
+    monkeypatch.setattr(projects, "WorkerProcess", InThisProcess)
+    root, report = tmp_path / "theirs", tmp_path / "static.json"
+    root.mkdir()
+    git(root, "init", "-q")
+    (root / "flexq-bench.toml").write_text(
+        'version = 1\nname = "acme"\nkernels = ["mine.py"]\nsuite = "smoke"\n'
+    )
+    # A place that is not known before it runs lies in local memory; one that can't be compiled.
+    for tag, step in (("base", "3"), ("same", "3 "), ("spills", "i % 256"), ("breaks", "nothing")):
+        (root / "mine.py").write_text(STATIC.replace("STEP", step))
+        git(root, "add", "--all")
+        git(root, "commit", "-q", "--allow-empty", "-m", tag)
+        git(root, "tag", tag)
+
+    def gate(head):
+        static = ("gate", "static", "--project", str(root), "--base", "base", "--head", head)
+        return cli(*static, "--targets", "sm_90", "--json", str(report))
+
+    assert gate("same").code == 0
+    spills = gate("spills")
+    assert spills.code == 1, spills.err
+    assert "acme.fast" in spills.out
+    assert gate("breaks").code == 4
+
+
+@pytest.mark.slow  # 30 nights
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("made_times")
+def test_nights_over_the_whole_history_alert_for_the_seeded_commits_alone(
+    cli, seeded, git, database
+):
+    root, codes = Path(seeded), {}
+    shas = git(root, "rev-list", "--reverse", "main").splitlines()
+    tags = {git(root, "rev-parse", tag): tag for tag in git(root, "tag").splitlines()}
+    for number, sha in enumerate(shas, start=1):
+        git(root, "checkout", "-q", sha)
+        ran = cli(
+            *("nightly", "--project", seeded, "--night", f"2026-01-{number:02}"),
+            *("--backend", "cpu"),
+        )
+        if ran.code:
+            codes[tags.get(sha, str(number))] = ran.code
+    git(root, "checkout", "-q", "main")
+
+    alerts = json.loads(cli("alerts", "list", "--state", "all", "--json").out)
+    assert codes == {"slower": 1, "wrong-result": 1, "build-break": 5, "slightly-slower": 1}
+    assert {(tags[one["bad"]["sha"]], one["state"]) for one in alerts} == {
+        ("slower", "fixed"),
+        ("slightly-slower", "new"),
+    }
+    with open_database(str(database)) as opened, opened.session() as session:
+        told = Counter(event.kind for _, event in events_to_address(session))
+    # A night each that has a wrong result, and that does not build; the latter has no digest.
+    assert told == {"alert": 2, "nightly": 2, "digest": 29}
 
 
 @pytest.mark.slow
@@ -90,8 +342,8 @@ def test_a_gate_judges_a_wrong_head_by_base_s_file(cli, acme, tmp_path):
         *("--device", "cpu", "--json", str(report)),
     )
 
+    assert ran.code == 1, ran.err
     findings = json.loads(report.read_text())["cases"]
-    assert ran.code == 1
     assert {one["outcome"] for one in findings} == {"regression"}
     assert {one["owner"] for one in findings} == {"acme-kernels"}
 

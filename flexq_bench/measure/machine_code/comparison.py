@@ -38,6 +38,7 @@ from workloads.patterns import matches
 OnProgress = Callable[[int, int], None]  # compiled so far, to be compiled
 WORKING_TREE = "."  # the files as they are in the folder now
 _Key = tuple[str, str]  # name of a build, target
+Codes = tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]]  # of base and head
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ def short_name(revision: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pair:
+class BuildPair:
+    """A build of head for a target, with that of base; base None: it has none."""
+
     base: ListedBuild | None
     head: ListedBuild
     target: str
@@ -127,20 +130,34 @@ def compare_revisions(
             strict=True,
         )
         listed = [revision.builds() for revision in revisions]
-        old, new = (_chosen(builds, patterns) for builds in listed)
-        _check_patterns(patterns or (), [build for builds in listed for build in builds])
-        bases = _bases(old, new)
-        pairs = [
-            _Pair(bases.get(name), build, target)
-            for name, build in new.items()
-            for target in targets
-            if build.build.runs_on(target)
-        ]
-        same = [pair for pair in pairs if pair.is_same]
-        work = [pair for pair in pairs if not pair.is_same]
+        old, new = (chosen_builds(builds, patterns) for builds in listed)
+        check_patterns(patterns or (), [build for builds in listed for build in builds])
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        codes = _compile(revisions, work, out, on_progress)
-        same_code, differences, broken = _compared(work, codes)
+        return comparison_of_builds(
+            names, (old, new), targets, lambda work: _compile(revisions, work, out, on_progress)
+        )
+
+
+def comparison_of_builds(
+    names: Sequence[str],
+    builds: tuple[Mapping[str, ListedBuild], Mapping[str, ListedBuild]],
+    targets: Sequence[str],
+    codes_of: Callable[[Sequence[BuildPair]], Codes],
+) -> RevisionComparison:
+    """Compare what two revisions have. names, builds: of base and head. codes_of: gives the machine
+    code of pairs that differ, of both sides, by build and target."""
+    old, new = builds
+    bases = _bases(old, new)
+    pairs = [
+        BuildPair(bases.get(name), build, target)
+        for name, build in new.items()
+        for target in targets
+        if build.build.runs_on(target)
+    ]
+    same = [pair for pair in pairs if pair.is_same]
+    work = [pair for pair in pairs if not pair.is_same]
+    codes = codes_of(work)
+    same_code, differences, broken = _compared(work, codes)
     kept = {build.build.name for build in bases.values()}
     removed = [build for name, build in old.items() if name not in kept]
     return RevisionComparison(
@@ -181,9 +198,10 @@ def _opened(stack: ExitStack, repository: Path, side: str, written: str) -> tupl
     return name, stack.enter_context(revision)
 
 
-def _chosen(
+def chosen_builds(
     builds: Iterable[ListedBuild], patterns: Sequence[str] | None
 ) -> dict[str, ListedBuild]:
+    """By name, the builds whose kernels' labels match a pattern; None: all."""
     return {
         listed.build.name: listed
         for listed in builds
@@ -224,7 +242,8 @@ def _labels(listed: ListedBuild) -> tuple[str, ...]:
     return (*listed.kernels, *listed.default_of)
 
 
-def _check_patterns(patterns: Sequence[str], builds: Iterable[ListedBuild]) -> None:
+def check_patterns(patterns: Sequence[str], builds: Iterable[ListedBuild]) -> None:
+    """Raise UsageError for a pattern that no kernel matches."""
     labels = sorted({label for build in builds for label in _labels(build)})
     for pattern in patterns:
         if not any(matches(pattern, label) for label in labels):
@@ -232,7 +251,7 @@ def _check_patterns(patterns: Sequence[str], builds: Iterable[ListedBuild]) -> N
 
 
 def _compile(
-    revisions: Sequence[Revision], work: Sequence[_Pair], out: Path, on_progress: OnProgress
+    revisions: Sequence[Revision], work: Sequence[BuildPair], out: Path, on_progress: OnProgress
 ) -> tuple[dict[_Key, Compiled], dict[_Key, Compiled]]:
     """Machine code of both sides by build and target; both processes compile at the same time."""
     builds_by_side = (
@@ -253,13 +272,13 @@ def _compile(
 
 
 def _compared(
-    work: Sequence[_Pair],
-    codes: tuple[Mapping[_Key, Compiled], Mapping[_Key, Compiled]],
+    work: Sequence[BuildPair],
+    codes: Codes,
 ) -> tuple[int, list[Difference], list[Broken]]:
     """Count those of the same machine code, list what differs and what does not compile."""
     same_code = 0
     broken: list[Broken] = []
-    differing: list[tuple[_Pair, Cubin | None, Cubin]] = []
+    differing: list[tuple[BuildPair, Cubin | None, Cubin]] = []
     for pair in work:
         key = (pair.head.build.name, pair.target)
         before = codes[0][pair.base.build.name, pair.target].cubin if pair.base else None
@@ -275,7 +294,7 @@ def _compared(
         return same_code, [difference for part in parts for difference in part], broken
 
 
-def _differences(pair: _Pair, before: Cubin | None, after: Cubin) -> list[Difference]:
+def _differences(pair: BuildPair, before: Cubin | None, after: Cubin) -> list[Difference]:
     # Disassembling takes time: only defaults are counted, and only where there is a base.
     counted = pair.is_a_default and before is not None
     old = _functions(pair.base.build, before, counted) if pair.base and before else {}

@@ -2,7 +2,9 @@
 
 The form is that of the page "PyTorch OSS benchmark infra" of PyTorch's wiki, section "Benchmark
 results format" (github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra). `extra_info` is a map
-of text to text, as the table `oss_ci_benchmark_v3` has it.
+of text to text, as the table `oss_ci_benchmark_v3` has it (pytorch/test-infra,
+clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql); a runner's `name` and `type` are, as its
+gather_runners_info.py has them, the platform and the device.
 """
 
 from __future__ import annotations
@@ -62,7 +64,14 @@ def _row(record: Record) -> dict[str, Any]:
                 "direction": record.direction,
             },
         },
-        "runners": [{"name": record.device.uuid, "type": record.gpu}],
+        "runners": [
+            {
+                "name": record.backend,
+                "type": record.gpu,
+                **({"gpu_info": record.gpu, "gpu_count": 1} if record.backend == "cuda" else {}),
+                "extra_info": {"uuid": record.device.uuid},
+            }
+        ],
     }
 
 

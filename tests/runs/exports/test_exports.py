@@ -11,7 +11,8 @@ from flexq_bench.runs.exports import EXPORTS, write_export
 
 jsonschema = pytest.importorskip("jsonschema")
 
-# https://bencher.dev/bmf.json, and the limits of names from
+# https://bencher.dev/bmf.json (bencherdev/bencher, services/console/public/bmf.json), stricter: no
+# other properties, and the limits of names from
 # https://bencher.dev/docs/reference/bencher-metric-format
 BENCHER: dict[str, Any] = {
     "type": "object",
@@ -77,9 +78,12 @@ PERFHERDER: dict[str, Any] = {
     },
 }
 
-# github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra, "Benchmark results format";
-# extra_info is a map of text to text in the table that takes it.
+# pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql: the columns of the table
+# that takes the records, of which the uploader fills in those of the workflow; a map is of text to
+# text, and numbers of a runner are counts. What a record must have is said on
+# github.com/pytorch/pytorch/wiki/PyTorch-OSS-benchmark-infra, "Benchmark results format".
 _TEXT = {"type": "string"}
+_COUNT = {"type": "integer", "minimum": 0}
 _EXTRA = {"type": "object", "additionalProperties": _TEXT}
 PYTORCH_HUD: dict[str, Any] = {
     "type": "array",
@@ -149,7 +153,14 @@ PYTORCH_HUD: dict[str, Any] = {
                 "items": {
                     "type": "object",
                     "required": ["name"],
-                    "properties": {"name": _TEXT, "type": _TEXT},
+                    "additionalProperties": False,
+                    "properties": {
+                        **dict.fromkeys(("name", "type", "cpu_info", "mem_info"), _TEXT),
+                        **dict.fromkeys(("gpu_info", "gpu_mem_info"), _TEXT),
+                        **dict.fromkeys(("cpu_count", "gpu_count"), _COUNT),
+                        **dict.fromkeys(("avail_mem_in_gb", "avail_gpu_mem_in_gb"), _COUNT),
+                        "extra_info": _EXTRA,
+                    },
                 },
             },
         },

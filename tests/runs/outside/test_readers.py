@@ -12,7 +12,7 @@ import pytest
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.outside import FORMATS, read_results, result
 
-MADE_BY_THE_TOOL = Path(__file__).parent / "pytest_benchmark.json"
+MADE_BY_THE_TOOL = Path(__file__).parent
 
 
 @pytest.fixture
@@ -163,6 +163,20 @@ def iteration(name="BM_gemm/m:8/n:64/k:32/real_time", index=0, **changes):
     } | changes
 
 
+def test_a_file_of_google_benchmark_itself_is_read_whole():
+    """Of three repetitions a benchmark, made by the Python package google-benchmark 1.9.5."""
+    reading = read_results("google-benchmark", str(MADE_BY_THE_TOOL / "google_benchmark.json"))
+
+    assert reading.refused == ()
+    assert reading.created_at.startswith("2026-11-23T02:43:24")
+    few, many, failed = reading.results
+    assert [(one.name, one.shape, len(one.samples)) for one in (few, many)] == [
+        ("BM_w6a8", (1, 64, 32), 3),
+        ("BM_w6a8", (8, 64, 32), 3),
+    ]
+    assert (failed.name, failed.median, failed.detail) == ("BM_fails", None, "no GPU")
+
+
 def test_google_benchmark_repetitions_are_samples(read):
     reading = read("google-benchmark", google(*(iteration(index=i) for i in range(5))))
 
@@ -209,7 +223,9 @@ def test_google_benchmark_errors_and_bad_entries_are_told(read):
 
 
 def test_a_file_of_pytest_benchmark_itself_is_read():
-    raw, summary_only = read_results("pytest-benchmark", str(MADE_BY_THE_TOOL)).results
+    raw, summary_only = read_results(
+        "pytest-benchmark", str(MADE_BY_THE_TOOL / "pytest_benchmark.json")
+    ).results
 
     assert (raw.name, raw.shape) == ("test_b.py::test_sum", (1, 64, 1))
     assert raw.low < raw.median < raw.high
@@ -219,7 +235,7 @@ def test_a_file_of_pytest_benchmark_itself_is_read():
 
 
 def test_pytest_benchmark_entries_without_statistics_are_refused(read):
-    file = json.loads(MADE_BY_THE_TOOL.read_text())
+    file = json.loads((MADE_BY_THE_TOOL / "pytest_benchmark.json").read_text())
     del file["benchmarks"][0]["stats"]["median"]
     file["benchmarks"].append("nothing")
 

@@ -1,0 +1,111 @@
+"""Machine code of two commits of another repository, as their kernels compile it. Needs no GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from flexq_bench.errors import InfrastructureError
+from flexq_bench.measure.clean_environment import clean_environment
+from flexq_bench.measure.machine_code.comparison import (
+    OnProgress,
+    RevisionComparison,
+    check_patterns,
+    chosen_builds,
+    comparison_of_builds,
+)
+from flexq_bench.measure.machine_code.revision_builds import Compiled, ListedBuild
+from flexq_bench.measure.outside_kernels import LOAD_S, LOADER, program_root
+from flexq_bench.measure.worker_process import RefusedError, WorkerProcess
+from flexq_bench.repository.project import Project, ProjectRevision
+from flexq_bench.repository.project_builds import built_tree
+from kernels.runtime.nvrtc import Build, Cubin
+from kernels.runtime.occupancy import TARGETS
+
+_COMPILE_S = 10 * LOAD_S
+
+
+def compare_project_code(
+    project: Project,
+    base: ProjectRevision,
+    head: ProjectRevision,
+    *,
+    patterns: Sequence[str] | None = None,
+    targets: Sequence[str] = TARGETS,
+    on_progress: OnProgress = lambda _done, _all: None,
+) -> RevisionComparison:
+    """As compare_revisions, of the cubins that kernels of a project tell of.
+
+    project: with base's file, which says how both are built. A kernel is one build; how large its
+    blocks are is not known, so its occupancy is not either. Raises BuildError if a commit does not
+    build, InfrastructureError if a file of kernels does not import there.
+    """
+    with ExitStack() as stack:
+        codes = []
+        for at, one in enumerate((base, head)):
+            codes.append(_compiled(stack, project, one, targets, is_trusted=at == 0))
+            on_progress(at + 1, 2)
+        old, new = ({c.build.build.name: c.build for c in side.values()} for side in codes)
+        check_patterns(patterns or (), (*old.values(), *new.values()))
+        return comparison_of_builds(
+            (_name(base), _name(head)),
+            (chosen_builds(old.values(), patterns), chosen_builds(new.values(), patterns)),
+            targets,
+            lambda _work: (codes[0], codes[1]),
+        )
+
+
+def _name(revision: ProjectRevision) -> str:
+    return revision.commit.sha + ("-dirty" if revision.commit.dirty else "")
+
+
+def _compiled(
+    stack: ExitStack,
+    project: Project,
+    revision: ProjectRevision,
+    targets: Sequence[str],
+    *,
+    is_trusted: bool,
+) -> dict[tuple[str, str], Compiled]:
+    """What each kernel compiles to, by label and target; of a head nobody keeps anything."""
+    variables = None if is_trusted else stack.enter_context(clean_environment())
+    built = built_tree(project, revision.checkout, variables=variables)
+    out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    answers: list[dict[str, str]] = []
+    for source in built.sources:
+        name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
+        environment = built.environment(variables)
+        with WorkerProcess(
+            name, program_root(), LOADER, timeout_s=_COMPILE_S, environment=environment
+        ) as loader:
+            try:
+                reply = loader.ask(
+                    "machine_code",
+                    source=source.argument,
+                    targets=list(targets),
+                    out=str(out),
+                )
+            except RefusedError as error:
+                raise InfrastructureError(str(error)) from error
+        answers += reply["compiled"]
+    by_label: dict[str, list[dict[str, str]]] = {}
+    for answer in answers:
+        by_label.setdefault(answer["kernel"], []).append(answer)
+    compiled = {}
+    for index, (label, of_label) in enumerate(by_label.items()):
+        # The compiler has run already: equal code is equal, whatever the sources are.
+        parts = [str(sorted(answer.items())) for answer in of_label]
+        if any("error" in answer for answer in of_label):
+            parts.append(revision.commit.sha)  # what does not compile is no code to be equal
+        text = "\0".join(parts)
+        identity = hashlib.sha256(text.encode()).hexdigest()
+        build = ListedBuild(index, Build(label), (label,), (label,), identity)
+        for answer in of_label:
+            target = answer["target"]
+            code = (out / answer["code"]).read_bytes() if "code" in answer else None
+            cubin = None if code is None else Cubin(label, target, code)
+            compiled[label, target] = Compiled(build, target, cubin, answer.get("error", ""))
+    return compiled
