@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parents[2]
 SHAPE = ("--m", "1", "--n", "32", "--k", "32", "--backend", "cpu")
 HEAD = """
 import os, sys, time
@@ -192,6 +197,56 @@ def test_whatever_a_kernel_does_the_run_goes_on(cli, a_file):
     assert said["mine.allocates"][0] == "failed"
     assert "memory" in said["mine.allocates"][1]
     assert said["mine.hangs"][1] == "mine gave no answer to 'measure' in 30 s and was ended"
+
+
+PYPROJECT = """
+[build-system]
+requires = ["setuptools"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "Acme-Kernels"
+version = "1.0"
+
+[project.entry-points."flexq_bench.kernels"]
+fast = "acme_kernels.fast"
+
+[tool.setuptools]
+packages = ["acme_kernels"]
+"""
+
+
+@pytest.mark.slow  # builds a wheel
+def test_a_kernel_of_an_installed_wheel_is_measured_beside_ours_by_one_command(tmp_path):
+    project, site = tmp_path / "project", tmp_path / "site"
+    (project / "acme_kernels").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(PYPROJECT)
+    (project / "acme_kernels" / "__init__.py").touch()
+    (project / "acme_kernels" / "fast.py").write_text(HEAD)
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+    alone = ("--no-deps", "--no-index")
+    made = ("wheel", *alone, "--no-build-isolation", "--wheel-dir", str(tmp_path), str(project))
+    subprocess.run([*pip, *made], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", *alone, "--target", str(site), str(wheel)], check=True)
+
+    ran = subprocess.run(
+        [
+            *(sys.executable, "-m", "flexq_bench", "sweep", *SHAPE, "--json", "-"),
+            *("--kernels", "acme-kernels.good,cublaslt-w8a8", "--db", str(tmp_path / "f.sqlite")),
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    stored = records(ran.stdout)
+    assert ran.returncode == 0, ran.stderr
+    assert {"acme-kernels.good", "cublaslt-w8a8"} < stored.keys()
+    assert stored["acme-kernels.good"]["status"] in ("ok", "noisy")
+    assert len(stored["acme-kernels.good"]["source_hash"]) == 16
+    assert stored["cublaslt-w8a8"]["source_hash"] is None
 
 
 @pytest.mark.slow
