@@ -175,20 +175,21 @@ def tell_accuracy_gates(session: Session, records: Iterable[GateRecord]) -> None
 
 
 def tell_kind(session: Session, report: KindReport, *, at: datetime | None = None) -> None:
-    """An event of a night that lacks results, or has failed ones, on one kind of GPU."""
+    """An event of a night that lacks results, or has failed or wrong ones, on one kind of GPU."""
     missing = report.planned - report.received
-    failed = report.statuses.get("failed", 0)
-    if not missing and not failed:
+    failed, wrong = (report.statuses.get(status, 0) for status in ("failed", "incorrect"))
+    if not missing and not failed and not wrong:
         return
     told = [
         *([f"{missing} of {report.planned} planned results are missing"] if missing else []),
         *([f"{failed} cases failed"] if failed else []),
+        *([f"{wrong} cases are wrong"] if wrong else []),
     ]
     _tell(
         session,
         key=f"nightly {report.night} {report.suite} {report.gpu} {report.commit}",
         kind="nightly",
-        severity="critical" if not report.received else "warning",
+        severity="critical" if wrong or not report.received else "warning",
         subject=f"Night {report.night} ({report.suite}) on {report.gpu}: {', '.join(told)}",
         lines=_cut([f"{count} × {reason}" for reason, count in report.reasons.items()]),
         gpus=[report.gpu],

@@ -2,7 +2,7 @@
 
 version = 1
 name = "acme-kernels"                # before the dot in the names of its kernels
-kernels = ["kernels/w6a8.py"]        # files of the repository, or modules of what is installed
+kernels = ["kernels/w6a8.py"]        # files, or modules at the root, in src/ or installed
 suite = "bench/suite.toml"           # a .toml of the repository, or the name of one of ours
 policy = "bench/policy.toml"         # optional: of `gate perf`
 slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down

@@ -22,6 +22,7 @@ from flexq_bench.repository.worktrees import worktree
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder, only_process, write_atomically
 
+SOURCES = "src"  # modules of a repository lie there, or at its root
 _DONE = "built.json"  # written last: a folder without it is begun anew
 _SHOWN = 200  # characters of what a build said last
 
@@ -44,7 +45,8 @@ class BuiltTree:
     def environment(self, variables: Mapping[str, str] | None = None) -> dict[str, str]:
         """Variables of the processes that run its kernels, over these; None: ours."""
         own = dict(os.environ if variables is None else variables)
-        paths = [str(self.folder), *([str(self.site)] if self.site else [])]
+        places = [self.folder, self.folder / SOURCES, *([self.site] if self.site else [])]
+        paths = [str(place) for place in places if place.is_dir()]
         others = own.get("PYTHONPATH")
         return {**own, "PYTHONPATH": os.pathsep.join([*paths, *([others] if others else [])])}
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE
+from flexq_bench.repository.project_builds import SOURCES
 from flexq_bench.repository.worktrees import repository_of
 from kernels.outside.sources import normalized
 
@@ -83,5 +84,18 @@ def write_first_files(folder: Path) -> list[Path]:
 def _project_file(root: Path) -> str:
     search = ("grep", "--files-with-matches", "--untracked", "--fixed-strings", _API, "--", "*.py")
     found = run_git(root, *search).stdout.splitlines() or [_EXAMPLE]
-    kernels = ", ".join(f'"{name}"' for name in found)
+    kernels = ", ".join(f'"{_source(root, Path(name))}"' for name in found)
     return _PROJECT.format(name=normalized(root.name), kernels=kernels)
+
+
+def _source(root: Path, file: Path) -> str:
+    """A file of a package as a module, whose relative imports then work; others by their path."""
+    top = file.parent
+    while (root / top / "__init__.py").is_file():
+        top = top.parent
+    # Where modules are looked for, see BuiltTree.environment.
+    if top == file.parent or top not in (Path(), Path(SOURCES)):
+        return str(file)
+    inside = file.relative_to(top).with_suffix("")
+    parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
+    return ".".join(parts)

@@ -21,6 +21,7 @@ from flexq_bench.runs.worker import Worker, failed, measure_case, worker_of
 from kernels import registry
 from kernels.contract import Backend
 from kernels.errors import KernelError
+from kernels.outside.sources import KernelSource
 from workloads.case import Case
 
 log = logging.getLogger(__name__)
@@ -93,7 +94,7 @@ class ProcessMeter:
             label: source for source, labels in kernels.labels.items() for label in labels
         }
         self._process: WorkerProcess | None = None
-        self._group: object = None
+        self._group = ""
         described = self._of(None).ask("describe")
         device = {**described["device"]}
         self.backend: Backend = "cpu" if described["backend"] == "cpu" else "cuda"
@@ -146,13 +147,15 @@ class ProcessMeter:
         if self._process is None or self._group != group:
             self._end()
             source = None if case is None else self._source_of.get(case.label)
-            self._process, self._group = self._start(group, () if source is None else (source,))
+            name = "the meter's process" if not group or case is None else _package_of(case)
+            self._process = self._start(name, () if source is None else (source,))
+            self._group = group
         return self._process
 
-    def _start(self, group: str, sources: Sequence[Any]) -> tuple[WorkerProcess, str]:
+    def _start(self, name: str, sources: Sequence[KernelSource]) -> WorkerProcess:
         options = self._options
         process = WorkerProcess(
-            group or "the meter's process",
+            name,
             program_root(),
             (
                 *(sys.executable, "-m", MODULE, "--device", options.device),
@@ -169,7 +172,7 @@ class ProcessMeter:
             process.close()
             raise
         process.allow(options.case_s)
-        return process, group
+        return process
 
     def _end(self) -> None:
         if self._process is not None:
@@ -180,12 +183,20 @@ class ProcessMeter:
         return not self._group_of(case)
 
     def _group_of(self, case: Case) -> str:
-        """The package of a kernel from outside; empty: one of ours."""
+        """What shares a process: a source of kernels from outside, or an installed package; empty:
+        ours."""
         try:
             spec = registry.resolve(case.label, self.backend).spec
         except KernelError:
             return ""
-        return "" if spec.source_hash is None else case.kernel.partition(".")[0]
+        if spec.source_hash is None:
+            return ""
+        source = self._source_of.get(case.label)
+        return _package_of(case) if source is None else source.argument
+
+
+def _package_of(case: Case) -> str:
+    return case.kernel.partition(".")[0]
 
 
 def measured_of(values: Mapping[str, Any]) -> Measured:

@@ -190,11 +190,14 @@ def test_missing_results_of_a_night_are_told(database, receiver, subscribe):
     with database.session() as session:
         events.tell_kind(session, a_report(), at=NOW)
         events.tell_kind(session, a_report("B", received=1, reasons={"no B was there": 2}), at=NOW)
+        events.tell_kind(session, a_report("C", statuses={"ok": 2, "incorrect": 1}), at=NOW)
     sending(database, subscribe())
 
-    (message,) = receiver.messages
+    message, wrong = receiver.messages
     assert message["subject"].endswith("on B: 2 of 3 planned results are missing")
     assert message["text"] == "2 × no B was there"
+    assert wrong["subject"].endswith("on C: 1 cases are wrong")
+    assert (message["severity"], wrong["severity"]) == ("warning", "critical")
 
 
 def test_a_gate_that_fails_is_told_and_one_that_passes_is_not(

@@ -300,7 +300,7 @@ def test_nights_over_the_whole_history_alert_for_the_seeded_commits_alone(
     with open_database(str(database)) as opened, opened.session() as session:
         told = Counter(event.kind for _, event in events_to_address(session))
     # A night each that has a wrong result, and that does not build; the latter has no digest.
-    assert told == {"alert": 2, "nightly": 2, "digest": 29}
+    assert told == {"alert": 2, "improvement": 2, "nightly": 2, "digest": 29}
 
 
 @pytest.mark.slow

@@ -119,11 +119,12 @@ def test_kernels_are_those_of_the_built_tree_under_the_project_s_name(made):
     sha = made.git("rev-parse", "HEAD")
     built = built_tree(open_project(str(made.path)), sha)
 
+    (built.folder / "src").mkdir()
     (source,) = built.sources
     assert source.prefix == "acme-kernels"
     assert source.place == str(built.folder / "fast.py")
     paths = built.environment({"PYTHONPATH": "/theirs"})["PYTHONPATH"].split(":")
-    assert paths == [str(built.folder), "/theirs"]
+    assert paths == [str(built.folder), str(built.folder / "src"), "/theirs"]
 
 
 def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
@@ -199,10 +200,13 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text(KERNEL)
     (tmp_path / "other.py").write_text("")
+    for name in ("src/acme/__init__.py", "src/acme/gemm/__init__.py", "src/acme/gemm/fast.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(KERNEL if name.endswith("fast.py") else "")
 
     write_first_files(tmp_path)
 
-    assert open_project(str(tmp_path)).file.kernels == ("mine.py",)
+    assert open_project(str(tmp_path)).file.kernels == ("mine.py", "acme.gemm.fast")
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
         write_first_files(tmp_path)

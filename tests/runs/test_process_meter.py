@@ -1,0 +1,72 @@
+"""Processes that measure kernels from outside."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexq_bench.measure import Tuning
+from flexq_bench.measure.outside_kernels import Adopted
+from flexq_bench.runs import process_meter
+from flexq_bench.runs.process_meter import ProcessMeter, ProcessOptions
+from kernels import registry
+from kernels.contract import KernelSpec
+from kernels.formats import NumberFormat
+from kernels.outside.described import DescribedKernel
+from kernels.outside.sources import KernelSource
+from workloads.case import Case
+from workloads.gemm import GemmWorkload
+
+DESCRIBED = {
+    "device": {"uuid": "CPU-1", "sku": "A CPU", "kind": "cpu"},
+    "environment": {},
+    "backend": "cpu",
+    "capability": None,
+    "pid": 1,
+}
+
+
+class MadeProcess:
+    """In place of a process; what each was told to load is kept."""
+
+    started: list[tuple[str, ...]]
+
+    def __init__(self, name, tree, command, **options):
+        self.started.append(tuple(command[command.index("--tuning") + 2 :]))
+
+    def ask(self, what, **arguments):
+        return {**DESCRIBED, "placement_medians_us": (), "samples_us": (), "status": "ok"}
+
+    def allow(self, seconds):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def started(monkeypatch):
+    monkeypatch.setattr(MadeProcess, "started", [], raising=False)
+    monkeypatch.setattr(process_meter, "WorkerProcess", MadeProcess)
+    monkeypatch.setattr(process_meter, "measured_of", lambda values: type("", (), values)())
+    yield MadeProcess.started
+    registry.remove(registry.outside_labels())
+
+
+def a_kernel(name):
+    int8 = NumberFormat(8)
+    return DescribedKernel(KernelSpec(name, "cpu", int8, int8, "made", source_hash="0"))
+
+
+def test_each_file_of_a_package_has_a_process_of_its_own(started):
+    registry.add([a_kernel("acme.one"), a_kernel("acme.two")])
+    sources = {KernelSource(f"/{name}.py", "acme"): (f"acme.{name}",) for name in ("one", "two")}
+    options = ProcessOptions("cpu", 0, Tuning.NONE, 1.0, 1.0)
+
+    with ProcessMeter(options, Adopted(sources, {})) as meter:
+        for name in ("one", "one", "two"):
+            meter.measure(Case(f"acme.{name}", GemmWorkload(1, 32, 32)))
+
+    ours, first, second = started
+    assert ours == ()
+    assert first == ("--kernels-from", "acme=/one.py")
+    assert second == ("--kernels-from", "acme=/two.py")
