@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
+from db.records import DeviceInfo
 from flexq_bench.measure import Tuning
 from flexq_bench.measure.outside_kernels import Adopted
 from flexq_bench.runs import process_meter
@@ -17,7 +20,7 @@ from workloads.case import Case
 from workloads.gemm import GemmWorkload
 
 DESCRIBED = {
-    "device": {"uuid": "CPU-1", "sku": "A CPU", "kind": "cpu"},
+    "device": asdict(DeviceInfo("CPU-1", "A CPU", "cpu")),
     "environment": {},
     "backend": "cpu",
     "capability": None,
