@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from enum import StrEnum
@@ -14,7 +14,7 @@ from db.engine import Database
 from db.records import CommitInfo
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.runs.machine import Machine
-from flexq_bench.verdicts import Cause, Compared, Comparer, Confirmation, Judged, Verdict
+from flexq_bench.verdicts import Cause, Comparer, Confirmation, Judged, Verdict
 from flexq_bench.verdicts.nightly import record_night
 from workloads.case import Case
 from workloads.probes import calibrates
@@ -118,21 +118,17 @@ def gate_perf(
     *,
     alerting: bool,
     today: date,
-    on_result: Callable[[Compared], None],
     notes: Sequence[str] = (),
     trusts_head: bool = False,
 ) -> GateReport:
     """Compare the planned cases, store every verdict, and hold them against the policy.
 
     plan: what must come back. comparer: goes through it, a result a case. alerting: as in
-    record_night. today: what waivers expire by. on_result: told of each result as it comes. notes:
-    for the report, on what is judged. trusts_head: whether the comparer measures head with its own
-    program. Raises what the comparer and the database raise; nothing is stored then.
+    record_night. today: what waivers expire by. notes: for the report, on what is judged.
+    trusts_head: whether the comparer measures head with its own program. Raises what the comparer
+    and the database raise; nothing is stored then.
     """
-    received: dict[str, Compared] = {}
-    for compared in comparer(plan):
-        received[compared.case.key] = compared
-        on_result(compared)
+    received = {compared.case.key: compared for compared in comparer(plan)}
     with database.session() as session:
         night = record_night(
             session,

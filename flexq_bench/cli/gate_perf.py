@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from flexq_bench.cli.compare import progress
 from flexq_bench.cli.options import (
     DbOption,
     DeviceOption,
@@ -20,14 +21,13 @@ from flexq_bench.cli.options import (
     KernelsFromOption,
     MarkdownOption,
     PolicyOption,
+    ProcessesOption,
     ProjectOption,
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
-from flexq_bench.cli.progress import progress
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import MissingResultsError
-from flexq_bench.interrupts import ended_by_terminate
 from flexq_bench.runs.command_lines import command
 from flexq_bench.runs.result_files import STDOUT
 from workloads.probes import is_probe
@@ -56,6 +56,7 @@ def perf(
     kernels_from: KernelsFromOption = None,
     project: ProjectOption = None,
     device: DeviceOption = None,
+    processes: ProcessesOption = 6,
     seed: SeedOption = 0,
     trust_head: Annotated[
         bool,
@@ -74,6 +75,7 @@ def perf(
     from db.engine import open_database
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from
     from flexq_bench.cli.project import refuse_beside_project
+    from flexq_bench.measure.ab import InterleaveRules
     from flexq_bench.repository.worktrees import repository_of
 
     use_kernels_from(kernels_from)
@@ -89,23 +91,22 @@ def perf(
     if project is not None:  # probes are this program's on both sides
         machine = replace(machine, project=first.project)
         plan = tuple(case for case in plan if not is_probe(case.kernel))
+    measured = InterleaveRules.with_processes(processes)
     out = console(stderr=as_json == STDOUT)
     with (
         open_database(db) as database,
-        ended_by_terminate(),
-        progress("comparing", len(plan)) as bar,
+        progress(len(plan) * measured.blocks_at_first) as on_block,
     ):
         report = gate_perf(
             rules,
             plan,
-            partial(judged.compare, device=name, seed=seed),
+            partial(judged.compare, device=name, seed=seed, rules=measured, on_block=on_block),
             database,
             machine,
             first,
             second,
             alerting=alert,
             today=datetime.now(UTC).date(),
-            on_result=lambda compared: bar.advance(compared.case.key),
             notes=notes,
             trusts_head=trust_head,
         )

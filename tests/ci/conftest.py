@@ -43,7 +43,6 @@ def gate(database: Database, tmp_path: Path, commits, sha) -> Callable[..., Gate
             commits[sha(2)],
             alerting=alerting,
             today=TODAY,
-            on_result=lambda compared: None,
         )
 
     return run

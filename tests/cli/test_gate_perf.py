@@ -46,9 +46,11 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
     """gate(1.05, "--markdown", …): the kernel takes 1.05 times as long; None: no result."""
 
     def run(ratio, *options, **changes):
-        def compare(repository, base, head, cases, *, device, seed):
+        def compare(repository, base, head, cases, *, device, seed, rules, on_block):
+            run.rules = rules
             for case in cases if ratio is not None else ():
                 steady = is_probe(case.kernel)
+                on_block(case, None)
                 made = compared(case.kernel, 1.0 if steady else ratio, **changes)
                 yield replace(made, case=case, base=base, head=head)
 
@@ -71,6 +73,11 @@ def gate(cli, repository, policy, compared, monkeypatch) -> Callable:
 )
 def test_the_exit_code_is_the_answer(gate, ratio, changes, code):
     assert gate(ratio, **changes).code == code
+
+
+def test_fewer_processes_have_as_many_placements(gate):
+    assert gate(1.0, "--processes", "2").code == ExitCode.PASS
+    assert (gate.rules.processes, gate.rules.placements) == (2, 3)
 
 
 def test_floors_are_compared_and_the_empty_kernel_is_not(gate):

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from flexq_bench.errors import MissingResultsError
-from flexq_bench.measure.ab.case_comparison import CaseComparison, InterleaveRules
+from flexq_bench.measure.ab.case_comparison import CaseComparison, InterleaveRules, OnBlock
 from flexq_bench.measure.ab.experiment import ABExperiment, Side
 from flexq_bench.measure.ab.judged_sides import JudgingDevice, judged_pair
 from flexq_bench.measure.ab.judged_tree import JudgedTree, judged_tree
@@ -34,6 +34,7 @@ def compare_judged(
     device: str = "cuda",
     seed: int = 0,
     rules: InterleaveRules = _DEFAULT_RULES,
+    on_block: OnBlock | None = None,
     command: Sequence[str] | None = None,
 ) -> Iterator[CaseComparison]:
     """As compare_commits, for a head that nobody has reviewed.
@@ -59,7 +60,9 @@ def compare_judged(
         )
         _check_workers(sides, tree, device, rules, command)
         steady = Side(second.name, folder, stack.enter_context(clean_environment()))
-        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed, command=command)
+        experiment = partial(
+            ABExperiment, rules=rules, device=device, seed=seed, command=command, on_block=on_block
+        )
         pair = partial(judged_pair, judge=judge, believes_binary=not tree.runs_code_of_head)
         probes = [(case, case) for case in cases if is_probe(case.kernel)]
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]

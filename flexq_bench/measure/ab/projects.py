@@ -61,6 +61,7 @@ def compare_judged_project(
     device: str = "cuda",
     seed: int = 0,
     rules: InterleaveRules = _DEFAULT_RULES,
+    on_block: OnBlock | None = None,
 ) -> Iterator[CaseComparison]:
     """As compare_judged, for a head of a project that nobody has reviewed.
 
@@ -73,7 +74,7 @@ def compare_judged_project(
         first, second = (
             _side(project, one, stack.enter_context(clean_environment())) for one in (base, head)
         )
-        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed)
+        experiment = partial(ABExperiment, rules=rules, device=device, seed=seed, on_block=on_block)
         pair = partial(judged_pair, judge=judge, believes_binary=False)
         # Probes are ours on both sides and are not judged.
         kernels = [(case, case) for case in cases if not is_probe(case.kernel)]
