@@ -37,7 +37,8 @@ NARROWED = {
     "compare main~5": f"{FEW} --processes 1",
     "compare cublaslt-w8a8": "--m 1 --processes 1",
     "bisect": "--processes 1",
-    "gate perf": "",
+    "gate perf --base": "--policy ../quick.toml --processes 1",
+    "gate perf --project": "--processes 1",
     "gate static": "--kernels flexq-w6a6 --targets sm_86",
     "decode llama": "--help",  # a GPU's
     "accuracy": "--max-tokens 512",
@@ -52,6 +53,11 @@ SMALL_SUITE = """description = "one shape"
 kernels = ["cublas-fp16"]
 m = "1"
 shapes = ["64x64"]
+caches = ["hot"]
+"""
+QUICK_POLICY = """version = 1
+suite = "small.toml"
+slower_percent = 2
 """
 NVBENCH = {
     "devices": [{"id": 0, "name": "NVIDIA H200"}],
@@ -99,6 +105,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (project / "my_kernels.py").write_text(KERNEL_FILE)
     commit(project, "Add a kernel")
     (tree / "gemm.json").write_text(json.dumps(NVBENCH))
+    # Outside of the tree: in it a gate reads what base has.
+    (folder / "quick.toml").write_text(QUICK_POLICY)
+    (folder / "small.toml").write_text(SMALL_SUITE)
     return tree
 
 

@@ -75,11 +75,15 @@ def project():
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+def pins_of(file):
+    lines = (ROOT / file).read_text().replace("\\\n", " ").splitlines()
+    requirements = [Requirement(one.partition(" --")[0]) for one in lines if one[:1] != "#"]
+    return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in requirements}
+
+
 @pytest.fixture
 def pins():
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    requirements = [Requirement(line) for line in lines if not line.startswith("#")]
-    return {canonicalize_name(r.name): str(r.specifier).removeprefix("==") for r in requirements}
+    return pins_of("constraints.txt")
 
 
 def imported_modules(room):
@@ -117,6 +121,15 @@ def test_every_dependency_is_pinned_within_its_bounds(project, pins, extra):
         name = canonicalize_name(requirement.name)
         if not name.startswith("cuda-") and name != "setuptools":
             assert requirement.specifier.contains(pins[name]), name
+
+
+def test_every_pin_but_torch_s_has_a_hash(pins):
+    hashed = "constraints-hashes.txt"
+    entries = re.split(r"\n(?=[^ #])", (ROOT / hashed).read_text())[1:]
+
+    # Which build of torch fits depends on the driver.
+    assert pins_of(hashed) == {name: pin for name, pin in pins.items() if name != "torch"}
+    assert [one for one in entries if "--hash=sha256:" not in one] == []
 
 
 @pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
