@@ -14,7 +14,7 @@ from sqlalchemy import func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.errors import LimitError, NotFoundError, RecordError
-from db.leases import REQUEST_LEASES
+from db.leases import QUEUED, REQUEST_LEASES
 from db.locking import lock_for_writing
 from db.tables import Request, Run
 
@@ -59,13 +59,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRequest:
-    """A request that a server now has. run None: nothing of it was measured yet."""
+    """A request that a server now has. run None: nothing of it was measured yet.
+
+    deaths: servers before it in a row that ended while they held it and stored no result.
+    """
 
     uuid: str
     kind: str
     content: dict[str, Any]
     requester: str
     run: str | None
+    deaths: int
 
 
 def add_request(session: Session, info: RequestInfo, *, limits: Limits) -> None:
@@ -134,6 +138,8 @@ def claim_request(
             Request.content,
             Request.requester,
             Request.started_at,
+            Request.state,
+            Request.deaths,
             Run.uuid.label("run"),
         )
         .outerjoin(Run, Request.run_id == Run.id)
@@ -143,16 +149,33 @@ def claim_request(
     ).one_or_none()
     if oldest is None:
         return None
+    deaths = oldest.deaths + int(oldest.state == REQUEST_LEASES.held)
     REQUEST_LEASES.claim(
-        session, {oldest.id: server}, until=until, started_at=oldest.started_at or at
+        session,
+        {oldest.id: server},
+        until=until,
+        started_at=oldest.started_at or at,
+        deaths=deaths,
     )
-    return ClaimedRequest(oldest.uuid, oldest.kind, oldest.content, oldest.requester, oldest.run)
+    return ClaimedRequest(
+        oldest.uuid, oldest.kind, oldest.content, oldest.requester, oldest.run, deaths
+    )
 
 
 def renew_request(session: Session, uuid: str, server: str, *, until: datetime) -> bool:
-    """Lengthen a server's lease; False: it was cancelled, or another server has it."""
+    """Lengthen a server's lease after a result; False: it was cancelled, or another has it."""
     lock_for_writing(session.connection())
-    return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until)
+    return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until, deaths=0)
+
+
+def return_request(session: Session, uuid: str, server: str) -> None:
+    """Let another server have a request at once; nothing if this one does not hold it."""
+    lock_for_writing(session.connection())
+    session.execute(
+        update(Request)
+        .where(Request.uuid == uuid, Request.server == server, Request.state == REQUEST_LEASES.held)
+        .values(state=QUEUED, lease_until=None)
+    )
 
 
 def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:

@@ -82,6 +82,8 @@ class Request(Base):
     finished_at: Mapped[datetime | None]  # null: it waits or is being measured
     server: Mapped[str | None]  # who serves it; null: nobody yet
     lease_until: Mapped[datetime | None]  # null: nobody serves it
+    # servers in a row that ended while they held it, none of which stored a result
+    deaths: Mapped[int] = mapped_column(BigInteger, server_default="0")
     run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: nothing measured yet
     detail: Mapped[str]  # why it failed or was refused; empty: it was not
 

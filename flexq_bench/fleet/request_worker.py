@@ -7,12 +7,14 @@ import os
 import platform
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from db import queries
 from db.clock import database_time
 from db.engine import Database
+from db.errors import DatabaseError
 from db.locking import lock_for_writing
 from db.records import CommitInfo, Record
 from db.requests import (
@@ -21,11 +23,17 @@ from db.requests import (
     finish_request,
     give_request_run,
     renew_request,
+    return_request,
 )
-from flexq_bench.errors import CancelledError
+from flexq_bench.errors import CancelledError, InfrastructureError, MeasureError
 from flexq_bench.fleet.pool import Kind, Pool, Work
 from flexq_bench.fleet.requests import request_plan
-from flexq_bench.fleet.retry_policy import MEASURING_REFUSALS, PLANNING_REFUSALS
+from flexq_bench.fleet.retry_policy import (
+    MEASURING_REFUSALS,
+    PLANNING_REFUSALS,
+    is_quarantined,
+    quarantine_detail,
+)
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun, new_run, open_run
 from workloads.case import Case
 
@@ -61,8 +69,10 @@ def serve_next(
 ) -> Served | None:
     """Measure the oldest request that fits this kind of device; None: there is none.
 
-    What can't be measured as asked is a failed request, not an exception. Raises what the device
-    and the database raise; the request's lease then runs out, and the next server goes on with it.
+    What can't be measured as asked is a failed request, not an exception, and so is one over which
+    MAX_DEATHS servers died in a row. Raises what the device and the database raise, and
+    KeyboardInterrupt; the next server then goes on with the request, at once or when its lease has
+    run out.
     """
     with database.session() as session:
         lock_for_writing(session.connection())  # the time after waiting for it counts
@@ -84,6 +94,8 @@ def serve_next(
         with open_run(database, planned, commit) as run:
             uuid_of_run = run.info.uuid
             cases = _still_missing(run, request, plan.cases)
+            if is_quarantined(request.deaths):
+                raise MeasureError(quarantine_detail(request.deaths))
             pool.check(cases)
             pool.measure(
                 [Work(run, kind.gpu, cases)], _renewing(database, request, server, on_record)
@@ -92,6 +104,10 @@ def serve_next(
         return _finish(database, request, "failed", uuid_of_run, str(error))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", uuid_of_run, str(error))
+    except (KeyboardInterrupt, InfrastructureError):
+        with suppress(DatabaseError), database.session() as session:
+            return_request(session, request.uuid, server)
+        raise
     return _finish(database, request, "done", uuid_of_run, "")
 
 

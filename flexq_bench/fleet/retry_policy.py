@@ -10,8 +10,9 @@
 A worker that is lost is replaced at once, and after pauses that double if its device fails again.
 After `MAX_FAILURES` in a row nobody waits for the device, but it is still tried.
 
-A request has no limit of attempts: a server that dies leaves it to the next one. It is over when
-its run is complete, when it was cancelled, or when it can't be measured as asked (the refusals
+A server that dies leaves its request to the next one, and one that is stopped or whose device fails
+gives it back. A request is over when its run is complete, when it was cancelled, when `MAX_DEATHS`
+servers in a row died over it without a result, or when it can't be measured as asked (the refusals
 below), which no other server mends.
 """
 
@@ -22,7 +23,7 @@ from flexq_bench.fleet.exit_reasons import is_of_node
 from kernels.errors import KernelError
 from workloads.errors import WorkloadError
 
-MAX_DEATHS = 3  # of one job or evaluation
+MAX_DEATHS = 3  # of one job or evaluation; of a request without a result between them
 MAX_FAILURES = 3  # of one slot, in a row
 LONGEST_PAUSE_S = 60.0
 

@@ -8,8 +8,9 @@ import pytest
 
 from db import queries
 from db.errors import LimitError
+from db.leases import REQUEST_LEASES
 from db.requests import RequestInfo, add_request, cancel_request, renew_request
-from flexq_bench.errors import MeasureError, UsageError
+from flexq_bench.errors import InfrastructureError, MeasureError, UsageError
 from flexq_bench.fleet.request_worker import serve_next
 from flexq_bench.fleet.requests import LIMITS, MAX_CASES, checked_request, submit, sweep_request
 from flexq_bench.runs.sweep import Sweep, sweep_of
@@ -157,6 +158,57 @@ def test_a_server_that_dies_leaves_a_run_that_the_next_one_completes(
     with database.session() as session:
         assert queries.run_by_uuid_prefix(session, row.run).received == 4
     assert len(measured) == 3
+
+
+def dies(database, pool, commit):
+    """A server is killed: nothing of it runs any more, and its lease runs out."""
+    with pytest.raises(SystemExit):
+        served(database, pool, commit)
+    with database.session() as session:
+        [row] = queries.requests(session, states=("running",))
+        assert REQUEST_LEASES.renew(session, [row.server], until=row.created_at)
+
+
+def test_a_request_that_ends_three_servers_is_over_and_the_next_one_is_served(
+    database, a_pool, a_result, commit
+):
+    ask(database)
+    second = ask(database, requester="bob")
+
+    def killed(case):
+        raise SystemExit
+
+    for _ in range(3):
+        dies(database, a_pool(killed), commit)
+    over = served(database, a_pool(killed), commit)
+    after = served(database, a_pool(lambda case: a_result()), commit)
+
+    assert (over.state, over.detail) == (
+        "failed", "quarantined: 3 workers ended while they measured it"
+    )  # fmt: skip
+    assert (after.request, after.state) == (second.uuid, "done")
+    with database.session() as session:
+        assert queries.run_by_uuid_prefix(session, over.run).status == "failed"
+
+
+def test_a_result_between_two_deaths_is_progress(database, a_pool, a_result, commit):
+    ask(database)
+    for _ in range(3):
+        answers = iter([a_result(), SystemExit()])
+        dies(database, a_pool(lambda case, answers=answers: next(answers)), commit)
+    done = served(database, a_pool(lambda case: a_result()), commit)
+
+    assert done.state == "done"
+
+
+def test_a_server_that_is_stopped_gives_its_request_back(database, a_pool, a_result, commit):
+    ask(database)
+    for error in (KeyboardInterrupt(), InfrastructureError("the GPU fell off the bus")) * 2:
+        answers = iter([error])
+        with pytest.raises(type(error)):
+            served(database, a_pool(lambda case, answers=answers: next(answers)), commit)
+
+    assert served(database, a_pool(lambda case: a_result()), commit).state == "done"
 
 
 def test_what_cannot_be_measured_here_is_a_failed_request(database, a_pool, commit):
