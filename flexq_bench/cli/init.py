@@ -9,7 +9,7 @@ import typer
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(help="In a git repository.")] = Path(),
+    folder: Annotated[str, typer.Argument(help="In a git repository.")] = ".",
 ) -> None:
     """Write flexq-bench.toml and a GitHub Actions workflow that gates pull requests.
 
@@ -17,8 +17,11 @@ def init(
     and nothing is written then: exit code 2.
     """
     from flexq_bench.cli.output import console, say
+    from flexq_bench.errors import UsageError
     from flexq_bench.repository.project_files import write_first_files
 
-    for path in write_first_files(folder):
+    if not folder.strip():
+        raise UsageError(f"{folder!r} names nothing: name a folder, or leave it out for this one")
+    for path in write_first_files(Path(folder)):
         say(console(), f"wrote {path}")
     say(console(), "commit them, then: flexq-bench run --project .")

@@ -306,6 +306,7 @@ def _run(run: RunSummary, of_models: ModelResults | None) -> Row:
 
 def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | None) -> list[Row]:
     from db import queries
+    from workloads.models import load_catalog
     from workloads.patterns import check_pattern, matches
 
     if kernel is not None:
@@ -316,7 +317,7 @@ def _series(db: str | None, kernel: str | None, model: str | None, gpu: str | No
         if session and not every:
             known = queries.filter_values(session)
             for kind, name, there_are in (
-                ("model", model, known.models),
+                ("model", model, sorted({*known.models, *load_catalog()})),
                 ("kind of device", gpu, known.gpus),
             ):
                 if name is not None and there_are and name not in there_are:

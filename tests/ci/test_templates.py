@@ -17,7 +17,7 @@ from flexq_bench.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / "ci/github").glob("*.yml"))
-OWN = ROOT / ".github/workflows/tests.yml"
+OWN = sorted((ROOT / ".github/workflows").glob("*.yml"))
 CLUSTER = ROOT / "ci/cluster"
 
 
@@ -55,10 +55,10 @@ def test_actionlint_has_nothing_to_say(tmp_path):
     wrong.write_text(WORKFLOWS[0].read_text().replace("runs-on", "runs-one"))
 
     assert any("runs-one" in line for line in complaints([str(wrong)]))
-    assert complaints([str(path) for path in (*WORKFLOWS, OWN)]) == []
+    assert complaints([str(path) for path in (*WORKFLOWS, *OWN)]) == []
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, OWN], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
 def test_a_workflow_asks_for_few_rights(path):
     workflow = yaml.safe_load(path.read_text())
 
@@ -70,7 +70,7 @@ def test_a_workflow_asks_for_few_rights(path):
             assert "${{" not in step.get("run", "")
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, OWN], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
 def test_a_checkout_leaves_no_token_behind(path):
     for job in yaml.safe_load(path.read_text())["jobs"].values():
         for step in job["steps"]:
@@ -78,7 +78,7 @@ def test_a_checkout_leaves_no_token_behind(path):
                 assert step["with"]["persist-credentials"] is False
 
 
-@pytest.mark.parametrize("path", [*WORKFLOWS, OWN], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*WORKFLOWS, *OWN], ids=lambda path: path.stem)
 def test_an_action_is_named_by_its_commit(path):
     """A tag can be moved to other code by whoever takes over the action's repository."""
     named = re.findall(r"uses: (\S+)(.*)", path.read_text())
@@ -123,6 +123,15 @@ def test_only_the_step_that_comments_has_the_token():
     assert "checkout" not in commenting
     assert "bin/flexq-bench" not in commenting
     assert workflow["jobs"]["comment"]["runs-on"] == "ubuntu-latest"
+
+
+def test_versions_are_audited_by_their_hashes():
+    (audit,) = [path for path in OWN if path.stem == "audit"]
+    workflow = yaml.safe_load(audit.read_text())
+    (command,) = [step["run"] for step in workflow["jobs"]["audit"]["steps"] if "run" in step]
+
+    assert "schedule" in workflow[True]  # YAML's reading of `on`
+    assert re.search(r"pip-audit==[\d.]+ --require-hashes .*-r constraints-hashes.txt", command)
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,10 @@ def test_unknown_names_list_the_nearest_first(cli, database, arguments, says, fi
         ("run", "smoke", "--models", ","),
         ("gate", "static", "--base", "HEAD", "--targets", " "),
         ("decode", "llama-7b", "--scheme", ","),
+        ("init", ""),
     ],
 )
-def test_a_list_without_names_is_not_all_of_them(cli, arguments):
+def test_an_empty_name_is_not_all_of_them_and_no_default(cli, arguments):
     ran = cli(*arguments)
 
     assert ran.code == ExitCode.USAGE

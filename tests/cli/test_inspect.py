@@ -175,6 +175,7 @@ def test_many_series_are_counted_until_they_are_narrowed(cli, database):
     rows = json.loads(cli("list", "series", "--json", "--kernel", "read-*").out)
     assert {row["kernel"] for row in rows} == {"read-6", "read-8"}
     assert "read-6" in cli("list", "series", "--kernel", "read-6").out
+    assert "no model 'x'" in cli("list", "series", "--model", "x").error  # no shape has a model
     ran = cli("list", "series", "--gpu", "none")
     assert ran.code == ExitCode.USAGE
     assert "no kind of device 'none': there is NVIDIA H200" in ran.error

@@ -46,7 +46,8 @@ class Order:
     """database: its URL. log: the file of its lines, each with the seconds of the host's clock.
 
     deaths, hangs: share of measurements that end their worker, or never end. poison: every so
-    many-th result holds what no database stores.
+    many-th result holds what no database stores. busy_s: as busy_timeout_s of open_database; short,
+    so that a lock of seconds is an outage.
     """
 
     database: str
@@ -59,6 +60,7 @@ class Order:
     hangs: float = 0.0
     poison: int = 0
     seed: int = 0
+    busy_s: float = 1.0
 
 
 class SimulatedWorkers:
@@ -137,7 +139,7 @@ def measure(order: Order) -> None:
         logging.getLogger("faults").info("%s %s", record.case, record.status)
 
     with (
-        open_database(order.database, busy_timeout_s=1.0, silence_s=1.5) as database,
+        open_database(order.database, busy_timeout_s=order.busy_s, silence_s=1.5) as database,
         open_run(database, run, COMMIT) as opened,
     ):
         with database.session() as session:

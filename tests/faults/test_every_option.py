@@ -33,6 +33,7 @@ class Program:
     def run(self, arguments: tuple[str, ...]) -> dict[str, Any]:
         process = self._process
         if process is None or process.poll() is not None:
+            self.close()
             process = self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__).with_name("one_input_after_another.py")),
                  str(LONGEST_S)],
@@ -54,8 +55,8 @@ class Program:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
+            with self._process:  # closes its pipes
+                self._process.kill()
 
 
 @pytest.fixture

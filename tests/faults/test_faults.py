@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from db.engine import open_database
+from db.engine import BUSY_TIMEOUT_S, open_database
 from db.exchange import import_file, read_records
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
@@ -75,14 +75,16 @@ def test_coordinator_stopped(bench, number):
 
 
 def test_two_coordinators_of_one_run(bench):
-    first, second = bench.start(), bench.start()
+    # The fault is company, not an outage: on a busy machine a second is short for taking turns.
+    first, second = (bench.start(busy_s=BUSY_TIMEOUT_S) for _ in range(2))
 
-    assert {bench.wait(first[0]), bench.wait(second[0])} == {ExitCode.PASS}
+    codes = {bench.wait(first[0]), bench.wait(second[0])}
+    assert codes == {ExitCode.PASS}, bench.said()
     bench.check()
 
 
 def test_two_coordinators_one_killed(bench):
-    first, second = under_way(bench), bench.start()
+    first, second = under_way(bench), bench.start(busy_s=BUSY_TIMEOUT_S)
     with suppress(ProcessLookupError):
         os.kill(first[0], signal.SIGKILL)
 
