@@ -160,7 +160,8 @@ def accuracy(
     with open_database(db) as database:
         run = new_run(SUITE, "manual", ()) if resume is None else _resumed(database, resume)
         if cluster == NO_CLUSTER:
-            setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
+            with shown_progress(f"loading {model}"):
+                setup = prepare(model, plan, device=device, dtype=dtype, trigger="manual", run=run)
             evaluate = _here(database, setup)
         else:
             check_tasks(plan.tasks, plan.task_data)

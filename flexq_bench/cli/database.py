@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import chain
@@ -26,11 +26,13 @@ from flexq_bench.cli.outside_import import (
     TimeOption,
     import_outside,
 )
+from flexq_bench.cli.progress import progress
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.sweep_text import split_names, split_sizes
 
 if TYPE_CHECKING:
     from db.encoding import AnyRecord
+    from db.records import Record
 
 PATIENCE_S = 3600.0  # for one statement over a large table, which is no sign of a server that hangs
 
@@ -43,7 +45,10 @@ def upgrade(db: DbOption = None, as_json: JsonFlag = False) -> None:
     from db import engine
     from flexq_bench.runs.published_numbers import keep_references
 
-    with engine.open_database(db, check_schema=False, silence_s=PATIENCE_S) as database:
+    with (
+        engine.open_database(db, check_schema=False, silence_s=PATIENCE_S) as database,
+        progress("upgrading"),
+    ):
         before = engine.revision_of(database)
         after = engine.upgrade(database).after
         keep_references(database)
@@ -89,11 +94,15 @@ def import_(
         return
     told.refuse_any()
     done: list[ImportSummary] = []
-    with open_database(db, silence_s=PATIENCE_S) as database:
+    with (
+        open_database(db, silence_s=PATIENCE_S) as database,
+        progress("importing", len(files)) as bar,
+    ):
         keep_references(database)
         for path in files:
             with database.session() as session:
                 done.append(import_file(session, path))
+            bar.advance(path)
             if not as_json:
                 new = f"{done[-1].added} of {done[-1].read} records are new"
                 say(console(), f"{path}: {new} in {database.url}")
@@ -140,9 +149,15 @@ def export(
     from db.exchange import export_records, write_records
     from db.queries import Filters
 
+    def counted(records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            yield record
+            bar.advance()
+
     with (
         open_database(db, read_only=True, silence_s=PATIENCE_S) as database,
         database.session() as session,
+        progress("exporting") as bar,
     ):
         known = queries.filter_values(session)
         filters = Filters(
@@ -157,7 +172,7 @@ def export(
             m=split_sizes(m) or (),
         )
         if format_name is not None:
-            count = write_outside(format_name, file, export_records(session, filters))
+            count = write_outside(format_name, file, counted(export_records(session, filters)))
             if as_json:
                 print_json({"file": file, "format": format_name, "results": count})
             else:
@@ -170,7 +185,7 @@ def export(
         ]
         left_out = len(others) if file.endswith(".parquet") else 0
         records: Iterable[AnyRecord] = chain(
-            export_records(session, filters), [] if left_out else others
+            counted(export_records(session, filters)), [] if left_out else others
         )
         count = write_records(file, records)
     if as_json:
@@ -207,7 +222,10 @@ def prune(
             "prune what? Give --older-than DAYS, or --keep-accepted, or both: else all would go"
         )
     limit = None if older_than is None else datetime.now(UTC) - timedelta(days=older_than)
-    with open_database(db, create=False, silence_s=PATIENCE_S) as database:
+    with (
+        open_database(db, create=False, silence_s=PATIENCE_S) as database,
+        progress("deleting samples"),
+    ):
         with database.session() as session:
             count = prune_samples(session, older_than=limit, keep_accepted=keep_accepted)
         compact(database)

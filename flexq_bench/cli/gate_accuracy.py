@@ -33,6 +33,7 @@ from flexq_bench.cli.options import (
     SeedOption,
 )
 from flexq_bench.cli.output import console, say, show_by_words
+from flexq_bench.cli.progress import progress as shown_progress
 from flexq_bench.cli.report_files import check_files, write_reports
 from flexq_bench.errors import UsageError
 from flexq_bench.interrupts import ended_by_terminate
@@ -139,9 +140,10 @@ def accuracy(
     )
     out = console(stderr=as_json == STDOUT)
     with open_database(db) as database:
-        setup = prepare(
-            model, plan, device=device, dtype=dtype, trigger="gate", each_by_itself=True
-        )
+        with shown_progress(f"loading {model}"):
+            setup = prepare(
+                model, plan, device=device, dtype=dtype, trigger="gate", each_by_itself=True
+            )
         with ended_by_terminate(), progress(setup) as on_unit:
             report = gate_accuracy(
                 rules, setup, database, judged, compared, absent, on_unit=on_unit

@@ -117,10 +117,11 @@ def quantize(
         files = find_model(model)
         source = open_source(files)
         if algorithm.needs_calibration:
-            data = _calibrated(
-                source, load_tokenizer(files), algorithm,
-                calibration, calibration_segments, calibration_length, seed,
-            )  # fmt: skip
+            with progress("reading the calibration"):
+                data = _calibrated(
+                    source, load_tokenizer(files), algorithm,
+                    calibration, calibration_segments, calibration_length, seed,
+                )  # fmt: skip
     with ended_by_terminate(), _progress() as on_block:
         written = quantize_checkpoint(
             source,

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -121,6 +122,18 @@ def test_every_dependency_is_pinned_within_its_bounds(project, pins, extra):
         name = canonicalize_name(requirement.name)
         if not name.startswith("cuda-") and name != "setuptools":
             assert requirement.specifier.contains(pins[name]), name
+
+
+def test_what_a_pinned_package_needs_is_pinned_too(pins):
+    unpinned = set()
+    for name in pins.keys() - {"torch"}:  # whose needs depend on its build
+        with suppress(metadata.PackageNotFoundError):
+            for requirement in map(Requirement, metadata.requires(name) or ()):
+                wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+                if wanted and canonicalize_name(requirement.name) not in pins:
+                    unpinned.add((canonicalize_name(requirement.name), name))
+
+    assert {one for one, _ in unpinned} <= {"setuptools"}, unpinned
 
 
 def test_every_pin_but_torch_s_has_a_hash(pins):
