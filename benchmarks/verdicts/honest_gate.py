@@ -1,4 +1,4 @@
-"""How often the gate lets an honest pull request pass: `gate perf` on a commit that changes nothing.
+"""How often `gate perf` passes an honest pull request: a commit that changes nothing.
 
     python benchmarks/verdicts/honest_gate.py --times 20 --processes 1   # one small shape
     python benchmarks/verdicts/honest_gate.py --times 20 --policy default --device cuda

@@ -23,6 +23,7 @@ from flexq_bench.measure.device import describe_device, describe_environment, fi
 from flexq_bench.measure.nvml import open_handle
 from flexq_bench.repository.provenance import current_commit
 from flexq_bench.runs.lifecycle import new_run
+from flexq_bench.runs.sweep_text import split_names
 from flexq_bench.schemes.registry import resolve
 
 PAPERS_TASKS = "zero-shot"  # stands for all of ZERO_SHOT
@@ -87,8 +88,11 @@ def subjects(
 
 
 def named_tasks(text: str | None) -> tuple[str, ...]:
-    """The tasks of a comma-separated list; `zero-shot` stands for the papers' six."""
-    names = [part.strip() for part in (text or "").split(",") if part.strip()]
+    """The tasks of a comma-separated list; `zero-shot` stands for the papers' six.
+
+    Raises UsageError for a text without names.
+    """
+    names = split_names(text) or ()
     return tuple(
         task for name in names for task in (ZERO_SHOT if name == PAPERS_TASKS else (name,))
     )

@@ -138,7 +138,10 @@ def nightly(
         chosen, commit = opened.suite(suite), opened.revision.commit
         repository: Path | None = opened.project.root
     else:
-        chosen, commit = with_outside(load_suite(suite or "nightly"), None), current_commit()
+        chosen, commit = (
+            with_outside(load_suite("nightly" if suite is None else suite), None),
+            current_commit(),
+        )
         repository = _repository()
     tuning = tuning_of(no_tune=no_tune, retune=retune)
     options = PoolOptions(

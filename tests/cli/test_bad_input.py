@@ -18,6 +18,7 @@ from flexq_bench.cli.report_files import write_reports
 from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 
+TINY = Path(__file__).parents[2] / "examples/models/tiny-llama"
 SHAPE = ("--n", "8", "--k", "8")
 RUN = ("run", "smoke", "--kernels", "cublas-fp16")
 
@@ -33,6 +34,7 @@ RUN = ("run", "smoke", "--kernels", "cublas-fp16")
         (("sweep", "--model", "opt-67b"), "no model 'opt-67b'", "opt-6.7b"),
         (("sweep", *SHAPE, "--kernels", "cublas-w8a8"), "no kernel", "cublaslt-w8a8"),
         (("sweep", *SHAPE, "--stage", "gem"), "no stage 'gem'", "gemm"),
+        (("nightly", ""), "no suite ''", ""),
         (("list", "kernel"), "no list of 'kernel'", "kernels"),
         (("run", "smoke", "--trigger", "nightl"), "no trigger 'nightl'", "manual"),
     ],
@@ -55,6 +57,7 @@ def test_unknown_names_list_the_nearest_first(cli, database, arguments, says, fi
         ("gate", "static", "--base", "HEAD", "--targets", " "),
         ("decode", "llama-7b", "--scheme", ","),
         ("init", ""),
+        ("accuracy", "--model", str(TINY), "--data", str(TINY / "heldout.txt"), "--tasks", " "),
     ],
 )
 def test_an_empty_name_is_not_all_of_them_and_no_default(cli, arguments):
