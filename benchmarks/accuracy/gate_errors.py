@@ -65,8 +65,9 @@ def equal_models(bench: Bench, gates: int) -> dict[str, int]:
 def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, NDArray[np.float64]]:
     """Size of the noise that loses 1 %, and each segment's loss in nats a token."""
     model, tokenizer = bench.original.model, bench.original.tokenizer
-    tokens = text_tokens(read_text(options.data), tokenizer, chosen_bos(None, tokenizer))
     context = bench.original.context(options.context)
+    bos = chosen_bos(None, tokenizer)
+    tokens = text_tokens(read_text(options.data), tokenizer, bos, context)
 
     def losses(share: float) -> NDArray[np.float64]:
         noisy = copy.deepcopy(model)

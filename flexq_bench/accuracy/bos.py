@@ -15,9 +15,9 @@ from typing import Any, get_args
 import torch
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.perplexity import perplexity, text_length
 from flexq_bench.accuracy.results import Bos
-from flexq_bench.accuracy.texts import Text
+from flexq_bench.accuracy.texts import Text, drawn_windows
 
 _LOOKED_AT = 8  # segments whose beginnings are looked at
 _BEGINNING = 32  # tokens of each
@@ -51,17 +51,27 @@ def chosen_bos(requested: Bos | None, tokenizer: Any) -> Bos:
     return requested
 
 
-def text_tokens(text: Text, tokenizer: Any, bos: Bos) -> TextTokens:
-    """Tokens of a whole text. bos: as chosen_bos says."""
-    # A text is longer than any context on purpose; the tokenizer's warning about it is not news.
-    ids = list(tokenizer(text.content, verbose=False).input_ids)
+def text_tokens(text: Text, tokenizer: Any, bos: Bos, context: int) -> TextTokens:
+    """Tokens of a whole text. bos: as chosen_bos says. context: tokens of a segment with its BOS.
+
+    Of drawn windows those that fill the segments; with bos "text" each document begins with it, as
+    in the papers' tables. Raises AccuracyError as drawn_windows.
+    """
     token = tokenizer.bos_token_id
-    if ids and ids[0] == token and _begins_with_bos(tokenizer):
-        ids = ids[1:]
-    if bos == "text":
-        ids = [token, *ids]
-    tokens = torch.tensor(ids, dtype=torch.int64)
-    return TextTokens(tokens, int(token) if bos == "segment" else None)
+    begins = _begins_with_bos(tokenizer)
+
+    def read(content: str) -> list[int]:
+        # A text is longer than any context on purpose; the tokenizer's warning of it is not news.
+        ids = list(tokenizer(content, verbose=False).input_ids)
+        if ids and ids[0] == token and begins:
+            ids = ids[1:]
+        return [token, *ids] if bos == "text" else ids
+
+    before = int(token) if bos == "segment" else None
+    if text.documents:
+        windows = drawn_windows(text, read, text_length(context, before))
+        return TextTokens(torch.tensor(list(windows), dtype=torch.int64).flatten(), before)
+    return TextTokens(torch.tensor(read(text.content), dtype=torch.int64), before)
 
 
 def first_tokens_warning(model: Any, tokenizer: Any, tokens: TextTokens) -> str | None:

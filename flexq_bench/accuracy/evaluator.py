@@ -115,11 +115,12 @@ class Evaluator:
         self._agreements: dict[tuple[str, str], Agreement] = {}
         self._texts = {text.name: text for text in plan.texts}
         self.bos = chosen_bos(plan.bos, loaded.tokenizer)
+        self.context = loaded.context(plan.context)
         self._tokens = {
-            text.name: text_tokens(text, loaded.tokenizer, self.bos) for text in plan.texts
+            text.name: text_tokens(text, loaded.tokenizer, self.bos, self.context)
+            for text in plan.texts
         }
         self._current: _Quantized | None = None
-        self.context = loaded.context(plan.context)
         for tokens in self._tokens.values():
             segments_of(tokens, self.context, plan.max_tokens)
         self.reference = reference

@@ -13,6 +13,7 @@ from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.model_source import quiet_transformers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
+from flexq_bench.schemes.model_map import with_linear_layers
 
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -156,7 +157,7 @@ def _load_weights(files: ModelFiles, dtype: torch.dtype) -> Any:
     # What transformers dequantizes stays marked as quantized, and could not be saved or patched.
     model.config.quantization_config = None
     del model.config.quantization_config
-    return model
+    return with_linear_layers(model)
 
 
 def check_vocabulary(name: str, model: Any, tokenizer: Any) -> None:

@@ -47,7 +47,9 @@ class ModelReference:
     def predictions(self, text: Text, tokens: TextTokens, count: int) -> ReferenceLogits:
         """See Reference."""
         if text.name not in self._tokens:
-            self._tokens[text.name] = text_tokens(text, self._model.tokenizer, self._bos)
+            self._tokens[text.name] = text_tokens(
+                text, self._model.tokenizer, self._bos, self._context
+            )
         own = self._tokens[text.name]
         check_same_tokens(self.name, own, tokens)
         known = self._known.get(text.name)

@@ -5,7 +5,13 @@
 | wikitext | a .raw file; on the hub wikitext2 | rows with their line ends, joined by two newlines |
 | c4 | a .jsonl file: `text`, or `prefix` and `gold_completion`; on the hub c4 | joined by spaces |
 | ptb | a file whose name begins with ptb | lines without their ends, joined by spaces |
+| c4-gptq | as c4, given as c4-gptq:FILE | windows drawn from its long documents |
+| ptb-gptq | as ptb, given as ptb-gptq:FILE | lines joined by two newlines |
 | text | any other file | as it is |
+
+c4 and ptb are that code's newer ways ("c4-new", "ptb-new"); the tables of GPTQ, OmniQuant and most
+later papers have the older ones under these names, c4-gptq and ptb-gptq here: of C4's first
+validation shard and of PTB's validation set.
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +31,22 @@ from flexq_bench.accuracy.errors import AccuracyError
 from workloads.names import unknown
 
 _C4_ROWS = 1100  # of the first validation shard, as GPTQ's code takes them
+DRAWN = "c4-gptq"  # the kind whose windows are drawn
+_DRAWN_WINDOWS, _DRAWN_SEED = 256, 0
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text by name. content_hash: SHA-256 of its file, or of the text that the hub gave."""
+    """A text by name. content_hash: SHA-256 of its file, or of the text that the hub gave.
+
+    documents: those that windows are drawn from (c4-gptq); empty: `content` is read as one row.
+    """
 
     name: str
     kind: str
     content: str
     content_hash: str
+    documents: tuple[str, ...] = ()
 
 
 def read_text(spec: str) -> Text:
@@ -57,13 +70,50 @@ def read_text(spec: str) -> Text:
         name = name or (file.stem if kind == "text" else kind)
     if not content.strip():
         raise AccuracyError(f"{path} holds no text: give another file")
-    return Text(name or kind, kind, content, hashlib.sha256(raw.encode()).hexdigest())
+    documents = tuple(_documents(raw)) if kind == DRAWN else ()
+    hashed = hashlib.sha256(raw.encode()).hexdigest()
+    return Text(name or kind, kind, content, hashed, documents)
 
 
 def tokenize(text: Text, tokenizer: Any) -> torch.Tensor:
-    """tokens [T], int64, with what the tokenizer puts at the beginning, as in GPTQ's code."""
+    """tokens [T], int64, with what the tokenizer puts at the beginning, as in GPTQ's code.
+
+    Raises AccuracyError for a text whose windows are drawn: they have the context's length.
+    """
+    if text.documents:
+        raise AccuracyError(f"{text.name} is {DRAWN}, which is for `accuracy` alone: give c4:FILE")
     # A text is longer than any context on purpose; the tokenizer's warning about it is not news.
     return torch.tensor(tokenizer(text.content, verbose=False).input_ids, dtype=torch.int64)
+
+
+def drawn_windows(
+    text: Text, tokens_of: Callable[[str], list[int]], length: int
+) -> Iterator[list[int]]:
+    """Windows of `length` tokens at random places of long documents: the papers' C4.
+
+    As GPTQ's code (arXiv:2210.17323) draws them, with its seed, so that the same file and tokenizer
+    give the same windows. tokens_of: of one document. A document of just `length` tokens, at which
+    that code ends, is passed over.
+
+    Raises AccuracyError if no document is longer than that.
+    """
+    drawn = random.Random(_DRAWN_SEED)
+    read: dict[int, list[int]] = {}
+    for _ in range(_DRAWN_WINDOWS):
+        while len(read) < len(text.documents) or any(len(ids) > length for ids in read.values()):
+            chosen = drawn.randint(0, len(text.documents) - 1)
+            if chosen not in read:
+                ids = tokens_of(text.documents[chosen])
+                read[chosen] = ids if len(ids) > length else []
+            if read[chosen]:
+                break
+        else:
+            raise AccuracyError(
+                f"no document of {text.name} has more than {length} tokens: give a shorter "
+                "--context, or c4:FILE"
+            )
+        start = drawn.randint(0, len(read[chosen]) - length - 1)
+        yield read[chosen][start : start + length]
 
 
 def _kind_of(file: Path) -> str:
@@ -119,10 +169,16 @@ def _ptb(content: str) -> str:
     return " ".join(line.strip() for line in content.splitlines())
 
 
+def _ptb_gptq(content: str) -> str:
+    return "\n\n".join(line.strip() for line in content.splitlines())
+
+
 _KINDS: dict[str, Callable[[str], str]] = {
     "wikitext": _wikitext,
     "c4": _c4,
     "ptb": _ptb,
+    DRAWN: _c4,
+    "ptb-gptq": _ptb_gptq,
     "text": str,
 }
 _ON_THE_HUB: dict[str, dict[str, Any]] = {

@@ -24,7 +24,7 @@ from flexq_bench.schemes.smoothing import gather, spread, unrounded
 from kernels.formats import ColumnGroup, NumberFormat, Operand, Scaling, assembled, quantize
 
 # Softmax of their product: their own error says little of it.
-_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj")
+_UNCLIPPED = ("q_proj", "k_proj", "qkv_proj", "query_key_value", "c_attn")
 _SMALLEST = 1e-4  # of a channel's mean magnitude, as 0 ** alpha is no scale
 
 

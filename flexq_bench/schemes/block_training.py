@@ -79,6 +79,7 @@ class BlockTrainer:
     site_inputs: which of the block's modules scales can be divided out of.
     start:       scales to start with, by source; an input that isn't there learns none.
     compensated: names of the linear layers that get a rank-one compensation.
+    attention:   name of the attention module, whose second output is its map.
     Raises QuantizeError if a format isn't signed.
     """
 
@@ -95,6 +96,7 @@ class BlockTrainer:
         *,
         norm_offset: float = 0.0,
         head_dim: int = 1,
+        attention: str = "self_attn",
     ) -> None:
         for number in (weight, activation):
             if number is not None:
@@ -107,6 +109,7 @@ class BlockTrainer:
         self._weight, self._activation = weight, activation
         self._options = options
         self._norm_offset, self._head_dim = norm_offset, head_dim
+        self._attention = attention
         self._scales = {
             site_input.source: start[site_input.source].detach().clone().float().requires_grad_()
             for site_input in self._site_inputs
@@ -303,7 +306,7 @@ class BlockTrainer:
                 last[:] = x, fake_quantize(flat, self._activation).view_as(x)
             return (last[1], *inputs[1:])
 
-        handles.append(self._block.get_submodule("self_attn").register_forward_hook(keep_map))
+        handles.append(self._block.get_submodule(self._attention).register_forward_hook(keep_map))
         if rounding and self._activation is not None:
             handles += [
                 self._block.get_submodule(name).register_forward_pre_hook(round_input)

@@ -142,6 +142,7 @@ class LearnedScheme(Scheme):
             self.training(),
             norm_offset=state.layout.names.norm_offset,
             head_dim=head_size(state),
+            attention=state.layout.names.attention,
         )
         return trainer.train(state.original, state.inputs)
 

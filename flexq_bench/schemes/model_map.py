@@ -16,6 +16,8 @@ from torch import nn
 from flexq_bench.schemes.errors import QuantizeError
 from workloads.names import unknown
 
+_CONV_1D = "Conv1D"  # class of transformers that GPT-2 is made of
+
 
 @dataclass(frozen=True, slots=True)
 class SiteInput:
@@ -43,7 +45,8 @@ class Architecture:
     """Names of the parts of one class of transformers.
 
     linears: path of each site within a block, in the order of the forward pass; the last part is
-    its kind. gated: the feed-forward has a gate (GLU). norm_offset: what a norm adds to its weight.
+    its kind, with the one before where two of them end alike. gated: the feed-forward has a gate
+    (GLU). norm_offset: what a norm adds to its weight. attention: name of a block's attention.
     """
 
     blocks: str
@@ -51,13 +54,20 @@ class Architecture:
     site_inputs: tuple[SiteInput, ...]
     gated: bool
     norm_offset: float = 0.0
+    attention: str = "self_attn"
+
+    def kind_of(self, path: str) -> str:
+        """The kind of the site at a path within a block."""
+        last = path.rsplit(".", 1)[-1]
+        alike = sum(other.rsplit(".", 1)[-1] == last for other in self.linears)
+        return last if alike == 1 else ".".join(path.rsplit(".", 2)[-2:])
 
 
 @dataclass(frozen=True, slots=True)
 class LinearSite:
     """A linear layer of a block: weights [n, k]. name: within the model, `model.layers.0.….q_proj`.
 
-    kind: the last part of the name; equal for the same layer of all blocks.
+    kind: see Architecture; equal for the same layer of all blocks.
     """
 
     name: str
@@ -192,6 +202,73 @@ _OPT_350M = replace(
         _OPT.site_inputs[3],
     ),
 )
+# GPT-2: its Conv1D layers, once they are linear ones (`with_linear_layers`). GELU in between.
+_GPT_2 = Architecture(
+    blocks="transformer.h",
+    linears=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+    site_inputs=(
+        SiteInput("ln_1", ("c_attn",), "norm"),
+        SiteInput("attn.c_attn", ("attn.c_proj",), None),
+        SiteInput("ln_2", ("c_fc",), "norm"),
+        SiteInput("mlp.c_fc", ("mlp.c_proj",), None),
+    ),
+    gated=False,
+    attention="attn",
+)
+# Pythia too. Attention and feed-forward read one input, each through a norm of its own.
+_GPT_NEOX = Architecture(
+    blocks="gpt_neox.layers",
+    linears=(
+        "attention.query_key_value",
+        "attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    ),
+    site_inputs=(
+        SiteInput("input_layernorm", ("query_key_value",), "norm"),
+        SiteInput("attention.query_key_value", ("dense",), None),
+        SiteInput("post_attention_layernorm", ("dense_h_to_4h",), "norm"),
+        SiteInput("mlp.dense_h_to_4h", ("dense_4h_to_h",), None),
+    ),
+    gated=False,
+    attention="attention",
+)
+# Phi 1 to 2: attention and feed-forward read the output of one norm.
+_PHI = Architecture(
+    _LLAMA.blocks,
+    (*_LLAMA.linears[:3], "self_attn.dense", "mlp.fc1", "mlp.fc2"),
+    (
+        SiteInput("input_layernorm", ("q_proj", "k_proj", "v_proj", "fc1"), "norm"),
+        SiteInput("self_attn.v_proj", ("dense",), "linear"),
+        SiteInput("mlp.fc1", ("fc2",), None),
+    ),
+    gated=False,
+)
+# Falcon 7B: as Phi. 40B and 180B have two norms, RW models one after the other.
+_FALCON = Architecture(
+    blocks="transformer.h",
+    linears=(
+        "self_attention.query_key_value",
+        "self_attention.dense",
+        "mlp.dense_h_to_4h",
+        "mlp.dense_4h_to_h",
+    ),
+    site_inputs=(
+        SiteInput("input_layernorm", ("query_key_value", "dense_h_to_4h"), "norm"),
+        SiteInput("self_attention.query_key_value", ("dense",), None),
+        SiteInput("mlp.dense_h_to_4h", ("dense_4h_to_h",), None),
+    ),
+    gated=False,
+    attention="self_attention",
+)
+
+
+def _falcon_with_norms(attention: str, feed_forward: str) -> Architecture:
+    first = SiteInput(attention, ("query_key_value",), "norm")
+    second = SiteInput(feed_forward, ("dense_h_to_4h",), "norm")
+    between, last = _FALCON.site_inputs[1:]
+    return replace(_FALCON, site_inputs=(first, between, second, last))
+
 
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
@@ -208,6 +285,10 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": _GEMMA_2,
     "Gemma3ForCausalLM": _GEMMA_2,
     "OPTForCausalLM": _OPT,
+    "GPT2LMHeadModel": _GPT_2,
+    "GPTNeoXForCausalLM": _GPT_NEOX,
+    "PhiForCausalLM": _PHI,
+    "FalconForCausalLM": _FALCON,
 }
 
 
@@ -224,11 +305,36 @@ def map_model(model: nn.Module) -> ModelMap:
     config: Any = model.config
     if names is _OPT and not config.do_layer_norm_before:
         names = _OPT_350M
+    if names is _FALCON:
+        names = _falcon_of(model)
     blocks = int(config.num_hidden_layers)
     sites = tuple(
         _site(model, names, block, path) for block in range(blocks) for path in names.linears
     )
     return ModelMap(architecture, names, sites, blocks, _site_inputs(model, names, sites))
+
+
+def _falcon_of(model: nn.Module) -> Architecture:
+    first = model.get_submodule(f"{_FALCON.blocks}.0")
+    for norms in (("ln_attn", "ln_mlp"), ("input_layernorm", "post_attention_layernorm")):
+        if all(hasattr(first, name) for name in norms):
+            return _falcon_with_norms(*norms)
+    return _FALCON
+
+
+def with_linear_layers(model: nn.Module) -> nn.Module:
+    """The model, each Conv1D of transformers (weights [K, N]) a linear layer of the same function."""
+    for name, module in list(model.named_modules()):
+        if type(module).__name__ == _CONV_1D:
+            weight, bias = module.weight, module.bias
+            assert isinstance(weight, torch.Tensor)
+            assert isinstance(bias, torch.Tensor)
+            k, n = weight.shape
+            linear = nn.Linear(k, n, device="meta", dtype=weight.dtype)
+            linear.weight = nn.Parameter(weight.detach().T.contiguous())
+            linear.bias = nn.Parameter(bias.detach())
+            replace_module(model, name, linear)
+    return model
 
 
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
@@ -237,12 +343,17 @@ def _site(model: nn.Module, names: Architecture, block: int, path: str) -> Linea
         linear = model.get_submodule(name)
     except AttributeError as error:
         raise QuantizeError(f"{type(model).__name__} has no {name} here: {error}") from error
+    if type(linear).__name__ == _CONV_1D:
+        raise QuantizeError(
+            f"{name} is a Conv1D, which a checkpoint can't be made of: `accuracy`, `gate accuracy` "
+            "and `sensitivity` take this model"
+        )
     if not isinstance(linear, nn.Linear) or not linear.weight.dtype.is_floating_point:
         raise QuantizeError(
             f"{name} is a {type(linear).__name__}, not a linear layer of real weights: the model "
             "is quantized already; load the one that it was made from"
         )
-    return LinearSite(name, block, path.rsplit(".", 1)[-1], linear.out_features, linear.in_features)
+    return LinearSite(name, block, names.kind_of(path), linear.out_features, linear.in_features)
 
 
 def _site_inputs(

@@ -44,7 +44,7 @@ def beginning(plain):
 def test_it_goes_before_each_segment_where_the_tokenizer_asks(a_model, beginning):
     model = a_model(vocabulary=512)
     assert chosen_bos(None, beginning) == "segment"
-    tokens = text_tokens(TEXT, beginning, "segment")
+    tokens = text_tokens(TEXT, beginning, "segment", 16)
     assert tokens.bos == beginning.bos_token_id
     found = perplexity(model, tokens.ids, context=16, bos=tokens.bos)
     losses = []
@@ -57,15 +57,15 @@ def test_it_goes_before_each_segment_where_the_tokenizer_asks(a_model, beginning
 
 
 def test_papers_tables_have_it_before_the_first_segment_only(beginning):
-    alone = text_tokens(TEXT, beginning, "none")
-    whole = text_tokens(TEXT, beginning, "text")
+    alone = text_tokens(TEXT, beginning, "none", 16)
+    whole = text_tokens(TEXT, beginning, "text", 16)
     assert whole.bos is None
     assert whole.ids.tolist() == [beginning.bos_token_id, *alone.ids.tolist()]
 
 
 def test_nothing_is_put_where_nothing_is_asked_for(plain):
     assert chosen_bos(None, plain) == "none"
-    tokens = text_tokens(TEXT, plain, "none")
+    tokens = text_tokens(TEXT, plain, "none", 16)
     assert tokens.bos is None
     assert tokens.ids.tolist() == plain(TEXT.content).input_ids
 
@@ -93,7 +93,7 @@ class NeedsBos(torch.nn.Module):
 
 
 def test_a_model_that_looks_trained_with_it_is_warned_about(a_model, plain):
-    tokens = text_tokens(TEXT, plain, "none")
+    tokens = text_tokens(TEXT, plain, "none", 16)
     config = type("Config", (), {"bos_token_id": 0})
     said = first_tokens_warning(NeedsBos(config), plain, tokens)
     assert said is not None

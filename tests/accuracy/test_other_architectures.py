@@ -52,7 +52,21 @@ MODELS = {
         "dropout": 0.0,
     },
 }
-SITES = {"Phi3ForCausalLM": 8, "Starcoder2ForCausalLM": 12, "OPTForCausalLM": 12}
+# Of other layer names and fused layers: GPT-2's Conv1D, Pythia, Phi 2, Falcon.
+FURTHER = {
+    "GPT2LMHeadModel": {"n_inner": 100},
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.5},
+    "PhiForCausalLM": {"head_dim": 16},
+    "FalconForCausalLM": {"ffn_hidden_size": 100, "new_decoder_architecture": True,
+                          "num_kv_heads": 2},
+}  # fmt: skip
+SITES = {"Phi3ForCausalLM": 8, "Starcoder2ForCausalLM": 12, "OPTForCausalLM": 12} | {
+    "GPT2LMHeadModel": 8,
+    "GPTNeoXForCausalLM": 8,
+    "PhiForCausalLM": 12,
+    "FalconForCausalLM": 8,
+}
+LAYERS = ("_proj", "c_fc", "fc1", "fc2", "c_attn", "query_key_value", "dense", "_4h", "_to_h")
 EIGHT_BITS = (
     *("w8a8", "gptq-w8a8", "awq-w8a16", "smoothquant-w8a8", "abq-w8a8[epochs=1]"),
     *("omniquant-w8a8[epochs=1]",),
@@ -80,10 +94,10 @@ def folder(tmp_path, tiny_llama):
     def build(architecture: str) -> str:
         cls = getattr(transformers, architecture)
         torch.manual_seed(0)
-        model = cls(cls.config_class(**(SIZES | MODELS[architecture])))
+        model = cls(cls.config_class(**(SIZES | (MODELS | FURTHER)[architecture])))
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if any(f"{layer}.weight" in name for layer in ("_proj", "c_fc", "fc1", "fc2")):
+                if any(f"{layer}.weight" in name for layer in LAYERS):
                     parameter.mul_(5)  # blocks that matter to what is predicted
                 elif name.endswith("bias"):
                     parameter.normal_(std=0.3)
@@ -97,7 +111,9 @@ def folder(tmp_path, tiny_llama):
     return build
 
 
-@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize(
+    "architecture", [*MODELS, *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)]
+)
 def test_a_model_goes_all_the_way(cli, folder, tiny_llama, tmp_path, architecture):
     model, policy = folder(architecture), tmp_path / "policy.toml"
     where = ("--model", model, "--data", str(tiny_llama / "heldout.txt"), "--device", "cpu")

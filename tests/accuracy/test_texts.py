@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from flexq_bench.accuracy.errors import AccuracyError
-from flexq_bench.accuracy.texts import read_text
+from flexq_bench.accuracy.texts import drawn_windows, read_text, tokenize
 
 
 @pytest.fixture
@@ -46,6 +47,32 @@ def test_a_document_may_hold_line_separators_and_rows_may_be_blank(a_file):
 
 def test_lines_of_ptb_are_joined_by_spaces(a_file):
     assert read_text(a_file("ptb.test.txt", " no it was \n n't \n")).content == "no it was n't"
+
+
+def test_papers_way_of_ptb_joins_lines_by_two_newlines(a_file):
+    path = a_file("ptb.valid.txt", " no it was \n n't \n")
+    assert read_text(f"ptb-gptq:{path}").content == "no it was\n\nn't"
+
+
+def test_papers_way_of_c4_draws_windows_as_gptqs_code_does(a_file):
+    """That code, of the data it reads: random.seed(0), a document, then a place in it, 256 times."""
+    rows = [{"text": " ".join(str(100 * i + j) for j in range(5 * i))} for i in range(9)]
+    text = read_text("c4-gptq:" + a_file("c4.jsonl", "\n".join(map(json.dumps, rows))))
+    documents = [[int(word) for word in row["text"].split()] for row in rows]
+    drawn, expected, length = random.Random(0), [], 7
+    while len(expected) < 256:
+        document = documents[drawn.randint(0, 8)]
+        if len(document) > length:
+            start = drawn.randint(0, len(document) - length - 1)
+            expected.append(document[start : start + length])
+
+    windows = list(drawn_windows(text, lambda one: [int(word) for word in one.split()], length))
+
+    assert windows == expected
+    with pytest.raises(AccuracyError, match="has more than 40 tokens: give a shorter --context"):
+        next(drawn_windows(text, lambda one: [int(word) for word in one.split()], 40))
+    with pytest.raises(AccuracyError, match="for `accuracy` alone"):
+        tokenize(text, None)
 
 
 def test_any_other_file_is_taken_as_it_is(a_file):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.model_map import with_linear_layers
 
 VOCABULARY = 128
 
@@ -63,15 +64,17 @@ def tiny_opt() -> Callable[[], Any]:
 
 
 @pytest.fixture
-def build() -> Callable[[str], Any]:
+def build() -> Callable[..., Any]:
     """build(architecture): a small model of this class of transformers with random weights.
+
+    changes: of its config.
 
     4 blocks, 6 heads on 2 key-value heads where it has them, K of 72 and 100, none a multiple of
     128; every other block attends to 8 tokens only where the architecture knows such blocks.
     """
     import transformers
 
-    def built(architecture: str) -> Any:
+    def built(architecture: str, **changes: Any) -> Any:
         sizes: dict[str, Any] = {
             "hidden_size": 72,
             "num_hidden_layers": 4,
@@ -82,6 +85,12 @@ def build() -> Callable[[str], Any]:
         }
         if architecture == "OPTForCausalLM":
             sizes |= {"ffn_dim": 100, "word_embed_proj_dim": 72}
+        elif architecture == "GPT2LMHeadModel":
+            sizes["n_inner"] = 100
+        elif architecture == "GPTNeoXForCausalLM":
+            sizes |= {"intermediate_size": 100, "rotary_pct": 0.5}
+        elif architecture == "FalconForCausalLM":
+            sizes["ffn_hidden_size"] = 100
         else:
             sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
         if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
@@ -94,7 +103,7 @@ def build() -> Callable[[str], Any]:
         cls = getattr(transformers, architecture, None)
         if cls is None:
             pytest.skip(f"transformers {transformers.__version__} has no {architecture}")
-        return _spread_out(cls(cls.config_class(**sizes)).eval())
+        return with_linear_layers(_spread_out(cls(cls.config_class(**sizes, **changes)).eval()))
 
     return built
 

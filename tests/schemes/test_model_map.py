@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
+from flexq_bench.schemes.model_map import ARCHITECTURES, map_model, with_linear_layers
 from flexq_bench.schemes.registry import resolve
 
 
@@ -61,12 +61,42 @@ def test_every_site_has_one_feed(tiny_llama, tiny_opt):
 
 
 def test_an_unknown_architecture_is_refused_with_those_known():
+    from transformers import BloomConfig, BloomForCausalLM
+
+    model = BloomForCausalLM(BloomConfig(n_layer=1, hidden_size=8, n_head=2, vocab_size=16))
+
+    with pytest.raises(QuantizeError, match=r"architecture 'BloomForCausalLM'.*LlamaForCausalLM"):
+        map_model(model)
+
+
+def test_conv1d_layers_become_linear_ones_of_the_same_function():
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
-
-    with pytest.raises(QuantizeError, match=r"architecture 'GPT2LMHeadModel'.*LlamaForCausalLM"):
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 16, "resid_pdrop": 0}
+    model = GPT2LMHeadModel(GPT2Config(**sizes)).eval()
+    ids = torch.arange(12)[None]
+    before = model(ids).logits
+    with pytest.raises(QuantizeError, match="is a Conv1D"):
         map_model(model)
+
+    torch.testing.assert_close(with_linear_layers(model)(ids).logits, before)
+    assert [site.kind for site in map_model(model).sites] == [
+        "c_attn", "attn.c_proj", "c_fc", "mlp.c_proj",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "feed_forward"),
+    [
+        ({}, "input_layernorm"),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2}, "ln_mlp"),
+        ({"parallel_attn": False}, "post_attention_layernorm"),
+    ],
+)
+def test_falcons_feed_forward_reads_the_norm_that_its_kind_has(build, changes, feed_forward):
+    layout = map_model(build("FalconForCausalLM", **changes))
+    (source,) = [i.source for i in layout.site_inputs if "dense_h_to_4h" in i.kinds]
+    assert source == feed_forward
 
 
 def test_a_model_that_is_quantized_already_is_refused(tiny_llama):
