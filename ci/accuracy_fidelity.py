@@ -9,7 +9,14 @@ from __future__ import annotations
 
 import math
 
-from ci.accuracy_limits import Judged, LimitOutcome, find, shortened, why_broken
+from ci.accuracy_limits import (
+    Judged,
+    LimitOutcome,
+    clearly_beyond,
+    find,
+    shortened,
+    why_broken,
+)
 from ci.accuracy_policy import FidelityLimit
 from ci.gate_perf import Outcome
 from flexq_bench.accuracy import KL, PERPLEXITY, MetricResult
@@ -18,8 +25,13 @@ from flexq_bench.stats import Interval, is_clear, mean_difference_interval
 _NO_DIVERGENCE = 1e-9  # nats: nothing to take a percentage of
 
 
-def judge_fidelity(limit: FidelityLimit, judged: Judged) -> list[LimitOutcome]:
-    """Perplexity and mean KL divergence against what the scheme itself makes of the original."""
+def judge_fidelity(
+    limit: FidelityLimit, judged: Judged, alpha: float | None = None
+) -> list[LimitOutcome]:
+    """Perplexity and mean KL divergence against what the scheme itself makes of the original.
+
+    alpha: probability that a difference of chance alone is taken for one; None: 5 %.
+    """
     checks = {PERPLEXITY: "perplexity", KL: "KL mean"}
     floor = f", or {limit.kl:g} nats" if limit.kl else ""
     words = {
@@ -41,7 +53,9 @@ def judge_fidelity(limit: FidelityLimit, judged: Judged) -> list[LimitOutcome]:
             reason = f"not judged: {judged.unknown or 'nothing to compare with'}"
             outcomes.append(LimitOutcome(judged.scheme, check, Outcome.PASS, reason, words[metric]))
         else:
-            outcomes.append(_judge_own(limit, judged.scheme, check, words[metric], clean, head))
+            outcomes.append(
+                _judge_own(limit, judged.scheme, check, words[metric], clean, head, alpha)
+            )
     return outcomes
 
 
@@ -52,6 +66,7 @@ def _judge_own(
     words: str,
     clean: MetricResult,
     head: MetricResult,
+    alpha: float | None,
 ) -> LimitOutcome:
     clean = shortened(clean, len(head.values))
     own, value = clean.value or 0.0, head.value or 0.0
@@ -73,7 +88,12 @@ def _judge_own(
         change = [100 * end / own for end in ends] if relative else [*ends]
         unit = "%" if relative else "nats"
     outcome, reason = Outcome.PASS, ""
-    if beyond and is_clear(difference):
+    one_sided = None if alpha is None else alpha / 2
+    if (
+        beyond
+        and is_clear(difference)
+        and clearly_beyond(difference, 0.0, len(head.values), one_sided)
+    ):
         outcome = Outcome.REGRESSION
         reason = f"{scheme} of the original has {own:.5g}, this has {value:.5g}"
     elif beyond:

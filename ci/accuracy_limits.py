@@ -30,6 +30,7 @@ from flexq_bench.stats import (
     loss_p_value,
     mean_difference_interval,
     questions_needed,
+    wider_than_95,
 )
 
 _ROUNDING = 1e-9  # of a value against its limit
@@ -303,8 +304,8 @@ def _detectable_points(
     return 100 * share if share < 1 else None
 
 
-def judge_kl(limit: KlLimit, judged: Judged) -> list[LimitOutcome]:
-    """Each limited statistic of the tokens' KL divergences."""
+def judge_kl(limit: KlLimit, judged: Judged, alpha: float | None = None) -> list[LimitOutcome]:
+    """Each limited statistic of the tokens' KL divergences. alpha: see clearly_beyond."""
     wanted = {"mean": KL} | {name: kl_metric(name) for name in KL_QUANTILES}
     return [
         _judge_value(
@@ -315,16 +316,21 @@ def judge_kl(limit: KlLimit, judged: Judged) -> list[LimitOutcome]:
             most,
             unit="nats",
             fewest=fewest_tokens(KL_QUANTILES[name]) if KL_QUANTILES.get(name, 1) < 1 else 0,
+            alpha=alpha,
         )
         for name, metric in wanted.items()
         if (most := getattr(limit, name)) is not None
     ]
 
 
-def judge_agreement(limit: AgreementLimit, judged: Judged) -> list[LimitOutcome]:
-    """Each limited share of equal predictions."""
+def judge_agreement(
+    limit: AgreementLimit, judged: Judged, alpha: float | None = None
+) -> list[LimitOutcome]:
+    """Each limited share of equal predictions. alpha: see clearly_beyond."""
     return [
-        _judge_value(judged, f"{name} agreement of {limit.text}", limit.text, metric, least)
+        _judge_value(
+            judged, f"{name} agreement of {limit.text}", limit.text, metric, least, alpha=alpha
+        )
         for name, metric in (("top1", TOP1), ("top5", TOP5))
         if (least := getattr(limit, name)) is not None
     ]
@@ -339,6 +345,7 @@ def _judge_value(
     *,
     unit: str = "share",
     fewest: int = 0,
+    alpha: float | None = None,
 ) -> LimitOutcome:
     """A value with its interval against the most, or least, that is accepted of it."""
     higher = unit == "share"
@@ -355,8 +362,12 @@ def _judge_value(
     end = interval.low if higher else interval.high
     may_be = end < bound if higher else end > bound + _ROUNDING
     outcome, reason = Outcome.PASS, ""
-    if beyond:
+    segments = len(result.values if whole is None else whole.values)
+    if beyond and clearly_beyond(interval, bound, segments, alpha):
         outcome, reason = Outcome.REGRESSION, f"is {result.value:.4g}"
+    elif beyond:
+        outcome = Outcome.AMBIGUOUS
+        reason = f"is {result.value:.4g}, past the limit within noise: more tokens would tell"
     elif result.n_items < fewest:
         outcome = Outcome.MISSING
         reason = f"needs {fewest:,} tokens, has {result.n_items:,}: give a longer text"
@@ -374,6 +385,20 @@ def _judge_value(
         unit=unit,
         too_few=outcome is Outcome.MISSING,
     )
+
+
+def clearly_beyond(interval: Interval, bound: float, count: int, alpha: float | None) -> bool:
+    """True if an estimate past a bound is so by more than chance does with a probability of alpha.
+
+    interval: of 95 %, from `count` segments. It is widened to that probability as Student's
+    quantiles are; one of no width (a maximum, one segment) is taken as it is. alpha None: any
+    estimate past it is.
+    """
+    end = interval.low if interval.estimate > bound else interval.high
+    reach = abs(interval.estimate - end)
+    if alpha is None or count < 2 or reach == 0:
+        return True
+    return abs(interval.estimate - bound) > reach * wider_than_95(count, alpha)
 
 
 def _interval_of(result: MetricResult) -> Interval:

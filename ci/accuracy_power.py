@@ -144,7 +144,7 @@ class PowerSchedule:
 def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
     """The test of each text with a limit of its perplexity; none, where nothing is to be detected.
 
-    alpha is shared by the texts and tasks (Bonferroni), so it holds for a scheme as a whole.
+    alpha is shared by all limits (Bonferroni), so it holds for a scheme as a whole.
     """
     detect = policy.planned.detect
     if detect is None:
@@ -157,8 +157,28 @@ def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
 
 
 def shared_alpha(policy: AccuracyPolicy) -> float:
-    """The alpha of each planned test of a scheme."""
-    return policy.planned.alpha / max(1, len(policy.perplexities) + len(policy.tasks))
+    """The alpha of each planned test of a scheme: half of it all where there are other limits."""
+    share = 0.5 if _other_limits(policy) else 1.0
+    tests = len(policy.perplexities) + len(policy.tasks)
+    return share * policy.planned.alpha / max(1, tests)
+
+
+def limit_alpha(policy: AccuracyPolicy) -> float | None:
+    """The alpha of each limit that is no planned test; None: nothing is planned, none is spent."""
+    count = _other_limits(policy)
+    if policy.planned.detect is None or count == 0:
+        return None
+    return policy.planned.alpha / 2 / count
+
+
+def _other_limits(policy: AccuracyPolicy) -> int:
+    """Limits of divergence, agreement and fidelity, of which each can fail by chance, too."""
+    named = (
+        (policy.kl, ("mean", *KL_QUANTILES)),
+        (policy.agreement, ("top1", "top5")),
+    )
+    limits = sum(getattr(of, key) is not None for of, keys in named if of for key in keys)
+    return limits + (2 if policy.fidelity is not None else 0)  # of the perplexity and of KL
 
 
 def _text_plan(limit: PerplexityLimit, detect: float, alpha: float, power: float) -> TextPlan:

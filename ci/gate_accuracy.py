@@ -18,7 +18,7 @@ from ci.accuracy_limits import (
     judge_text,
 )
 from ci.accuracy_policy import AccuracyPolicy, ParityLimit, PerplexityLimit
-from ci.accuracy_power import PowerSchedule, TextTest
+from ci.accuracy_power import PowerSchedule, TextTest, limit_alpha
 from ci.gate_perf import Outcome, exit_code_of
 from db.engine import Database
 from flexq_bench.accuracy import (
@@ -285,14 +285,15 @@ class _Gate:
             own,
             unknown,
         )
+        alpha = limit_alpha(policy)
         for limit in policy.perplexities:
             yield judge_text(limit, judged, policy.planned, self._test(judged, limit))
         if policy.kl is not None:
-            yield from judge_kl(policy.kl, judged)
+            yield from judge_kl(policy.kl, judged, alpha)
         if policy.agreement is not None:
-            yield from judge_agreement(policy.agreement, judged)
+            yield from judge_agreement(policy.agreement, judged, alpha)
         if policy.fidelity is not None:
-            yield from judge_fidelity(policy.fidelity, judged)
+            yield from judge_fidelity(policy.fidelity, judged, alpha)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:

@@ -7,10 +7,13 @@ First the gate judges copies of the model that compute the same in another order
 each feed-forward are permuted, seeded, which changes the order of every reduction over them, and
 1 to 8 segments are computed together, where the original's are computed as the gate does. None may
 fail. Then noise of a fitted size makes a model that loses exactly 1 % of the perplexity on the
-text. Its segments' losses are drawn with replacement, a gate's worth at a time, and the share of
-draws that a policy with `detect = 1` catches is compared with its power; the same with the loss
-taken away, with its alpha. Prints one JSON object; ends with exit code 1 if an equal model failed,
-the power is further from the plan than three standard errors, or alpha further above it.
+text. What each of its segments loses is kept, with its tokens' divergences and agreement: gates
+are drawn from these, segments with replacement, each a whole gate with `detect = 1` that looks as
+the gate does. The model as it is is a loss that must be caught: the share of draws that do is
+compared with the power. With the loss taken away, and limits of divergence and agreement that are
+exactly what it has, it is the worst model that must pass: the share of draws in which *any* limit
+fails is compared with alpha. Prints one JSON object; ends with exit code 1 if an equal model
+failed, the power is more than three standard errors below the plan, or alpha above it.
 """
 
 from __future__ import annotations
@@ -28,16 +31,26 @@ import torch
 from corruptions import NOTHING, Bench, add_noise, judged_policy
 from numpy.typing import NDArray
 
-from ci.accuracy_policy import PlannedPower
-from ci.accuracy_power import PILOT
+from ci.accuracy_limits import clearly_beyond
+from ci.accuracy_policy import AccuracyPolicy, PlannedPower
+from ci.accuracy_power import PILOT, limit_alpha, shared_alpha
 from flexq_bench.accuracy import FULL_PRECISION, read_text
+from flexq_bench.accuracy.agreement import Agreement, AgreementMeter, record_reference
 from flexq_bench.accuracy.bos import chosen_bos, text_tokens
 from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.results import KL_QUANTILES
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.stats import Decision, GroupSequentialTest, TestPlan
+from flexq_bench.stats import (
+    Decision,
+    GroupSequentialTest,
+    TestPlan,
+    block_quantile_intervals,
+    mean_difference_interval,
+)
 
 MOST_TOGETHER = 8  # segments
+Losses = NDArray[np.float64]
 LOSS = math.log1p(0.01)  # nats a token: 1 % of the perplexity
 
 
@@ -62,42 +75,75 @@ def equal_models(bench: Bench, gates: int) -> dict[str, int]:
     return codes
 
 
-def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, NDArray[np.float64]]:
-    """Size of the noise that loses 1 %, and each segment's loss in nats a token."""
+def fitted_losses(options: argparse.Namespace, bench: Bench) -> tuple[float, Agreement, Losses]:
+    """Size of the noise that loses 1 %, how its predictions agree, each segment's loss in nats."""
     model, tokenizer = bench.original.model, bench.original.tokenizer
     context = bench.original.context(options.context)
-    bos = chosen_bos(None, tokenizer)
-    tokens = text_tokens(read_text(options.data), tokenizer, bos, context)
+    tokens = text_tokens(read_text(options.data), tokenizer, chosen_bos(None, tokenizer), context)
+    more: dict[str, Any] = {"context": context, "max_tokens": options.max_tokens}
+    reference = record_reference(model, tokens.ids, bos=tokens.bos, **more)
+    base = np.array(reference.result.nll)
 
-    def losses(share: float) -> NDArray[np.float64]:
+    def noisy(share: float) -> tuple[Agreement, Losses]:
         noisy = copy.deepcopy(model)
         with torch.no_grad():
             add_noise(noisy, share)
-        result = perplexity(
-            noisy, tokens.ids, context=context, max_tokens=options.max_tokens, bos=tokens.bos
-        )
-        return np.array(result.nll)
+        meter = AgreementMeter(reference)
+        result = perplexity(noisy, tokens.ids, on_logits=meter, bos=tokens.bos, **more)
+        return meter.result(), np.array(result.nll) - base
 
-    base, low, high = losses(0.0), 0.0, 0.2
-    found = base
-    while high - low > 1e-4:
+    low, high = 0.0, 0.2
+    while high - low > 2e-4:
         middle = (low + high) / 2
-        found = losses(middle) - base
-        low, high = (middle, high) if found.mean() < LOSS else (low, middle)
-    return middle, found - found.mean() + LOSS
+        agreement, losses = noisy(middle)
+        low, high = (middle, high) if losses.mean() < LOSS else (low, middle)
+    return middle, agreement, losses - losses.mean() + LOSS
 
 
-def share_caught(losses: NDArray[np.float64], plan: TestPlan, draws: int) -> float:
-    """Of draws with replacement, each looked at as the gate does."""
-    caught = 0
-    for seed in range(draws):
+class Draws:
+    """Whole gates on segments drawn with replacement, limits exactly at what all segments have."""
+
+    def __init__(self, policy: AccuracyPolicy, agreement: Agreement, losses: Losses) -> None:
+        self._losses, self._agreement = losses, agreement
+        self.plan = TestPlan(LOSS, shared_alpha(policy), policy.planned.power)
+        self._alpha = limit_alpha(policy)
+        named = {} if policy.kl is None else KL_QUANTILES
+        self._shares = [v for k, v in named.items() if getattr(policy.kl, k) is not None]
+        means = {"mean": agreement.kl} if policy.kl is not None and policy.kl.mean else {}
+        for key in ("top1", "top5"):
+            if policy.agreement is not None and getattr(policy.agreement, key) is not None:
+                means[key] = getattr(agreement, key)
+        self._means = {key: np.array(values) for key, values in means.items()}
+        every = np.sort(agreement.token_kl, axis=None)
+        self._quantiles = [every[math.ceil(share * every.size) - 1] for share in self._shares]
+
+    def judge(self, seed: int, lost: float) -> tuple[bool, bool, int]:
+        """Whether the test of the perplexity, and whether any limit fails; segments taken.
+
+        lost: nats a token added to each segment's loss.
+        """
         rng = np.random.default_rng(seed)
-        values, test = rng.choice(losses, PILOT), GroupSequentialTest(plan)
-        while (decision := test.look(values)) is Decision.OPEN:
-            more = max(1, math.ceil(plan.needed(float(values.std(ddof=1))) / 5))
-            values = np.concatenate((values, rng.choice(losses, more)))
-        caught += decision is Decision.ABOVE
-    return caught / draws
+        rows, test = rng.integers(self._losses.size, size=PILOT), GroupSequentialTest(self.plan)
+        while (decision := test.look(self._losses[rows] + lost)) is Decision.OPEN:
+            needed = self.plan.needed(float(self._losses[rows].std(ddof=1)))
+            more = rng.integers(self._losses.size, size=max(1, math.ceil(needed / 5)))
+            rows = np.concatenate((rows, more))
+        above = decision is Decision.ABOVE
+        return above, above or self._limits_fail(rows, seed), rows.size
+
+    def _limits_fail(self, rows: NDArray[np.intp], seed: int) -> bool:
+        for key, values in self._means.items():
+            bound = float(values.mean())
+            found = mean_difference_interval(np.zeros(rows.size), values[rows], seed=seed)
+            beyond = found.estimate > bound if key == "mean" else found.estimate < bound
+            if beyond and clearly_beyond(found, bound, rows.size, self._alpha):
+                return True
+        tokens = self._agreement.token_kl[rows]
+        intervals = block_quantile_intervals(tokens, self._shares, seed=seed)
+        return any(
+            found.estimate > bound and clearly_beyond(found, bound, rows.size, self._alpha)
+            for found, bound in zip(intervals, self._quantiles, strict=True)
+        )
 
 
 def main() -> int:
@@ -115,27 +161,35 @@ def main() -> int:
     bench = Bench(options, judged_policy(options))
     codes = equal_models(bench, options.gates)
     bench.close()
-    size, losses = fitted_losses(options, bench)
     rates = PlannedPower(detect=1.0)
-    plan = TestPlan(LOSS, rates.alpha, rates.power)
-    power = share_caught(losses, plan, options.draws)
-    alpha = share_caught(losses - LOSS, plan, options.draws)
-    near = abs(power - rates.power) <= 3 * _error(rates.power, options.draws)
+    policy = dataclasses.replace(judged_policy(options), planned=rates)
+    size, agreement, losses = fitted_losses(options, bench)
+    gates = Draws(policy, agreement, losses)
+    lossy = [gates.judge(seed, 0.0) for seed in range(options.draws)]
+    equal = [gates.judge(seed, -LOSS) for seed in range(options.draws)]
+    power = sum(above for above, _, _ in lossy) / options.draws
+    alpha = sum(fails for _, fails, _ in equal) / options.draws
+    caught = power >= rates.power - 3 * _error(rates.power, options.draws)
     few = alpha <= rates.alpha + 3 * _error(rates.alpha, options.draws)
+    deviation = float(losses.std(ddof=1))
     found = {
         "equal_models_by_exit_code": codes,
         "noise_of_1_percent": size,
-        "deviation_of_segments": float(losses.std(ddof=1)),
-        "segments_needed": plan.needed(float(losses.std(ddof=1))),
+        "segments": losses.size,
+        "deviation_of_segments": deviation,
+        "segments_needed": gates.plan.needed(deviation),
+        "segments_taken": float(np.mean([taken for _, _, taken in lossy + equal])),
         "draws": options.draws,
         "share_of_losses_caught": power,
         "planned_power": rates.power,
-        "share_of_equal_models_failed": alpha,
+        "share_without_loss_failed": alpha,
+        "share_without_loss_failed_by_perplexity": sum(a for a, _, _ in equal) / options.draws,
         "planned_alpha": rates.alpha,
+        "planned_alpha_of_perplexity": gates.plan.alpha,
     }
     json.dump(found, sys.stdout, indent=2)
     sys.stdout.write("\n")
-    right = set(codes) <= {str(int(ExitCode.PASS))} and near and few
+    right = set(codes) <= {str(int(ExitCode.PASS))} and caught and few
     return 0 if right else 1
 
 

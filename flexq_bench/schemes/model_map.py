@@ -323,7 +323,7 @@ def _falcon_of(model: nn.Module) -> Architecture:
 
 
 def with_linear_layers(model: nn.Module) -> nn.Module:
-    """The model, each Conv1D of transformers (weights [K, N]) a linear layer of the same function."""
+    """The model with each Conv1D of transformers, weights [K, N], replaced by a linear layer."""
     for name, module in list(model.named_modules()):
         if type(module).__name__ == _CONV_1D:
             weight, bias = module.weight, module.bias

@@ -24,11 +24,24 @@ FULL_BITS = 16  # of an operand that is not quantized
 
 @dataclass(frozen=True, slots=True)
 class UniformOptions(SchemeOptions):
-    """Bits of weights and activations; 16: not quantized. group: along K; None: a scale a row."""
+    """Bits of weights and activations; 16: not quantized. group: along K; None: a scale a row.
+
+    per_token: one scale a token for activations, whatever the group of the weights, as DGQ
+    (arXiv:2310.04836) compares itself with others.
+    """
 
     w_bits: int
     a_bits: int
     group: int | None = FLEXQ_GROUP
+    per_token: bool = False
+
+    @property
+    def weight(self) -> NumberFormat:
+        return uniform_format(self.w_bits, self.group)
+
+    @property
+    def activation(self) -> NumberFormat:
+        return uniform_format(self.a_bits, None if self.per_token else self.group)
 
 
 class Uniform(Scheme):
@@ -39,15 +52,11 @@ class Uniform(Scheme):
     options: UniformOptions
 
     def layer_formats(self, kind: str, gated: bool) -> LayerFormats:
-        return LayerFormats(
-            uniform_format(self.options.w_bits, self.options.group),
-            uniform_format(self.options.a_bits, self.options.group),
-        )
+        return LayerFormats(self.options.weight, self.options.activation)
 
     def quantize_block(self, state: QuantizationState, block: int) -> None:
-        options = self.options
         for site in state.layout.of_block(block):
-            round_site(state.model, site, options.w_bits, options.a_bits, options.group)
+            round_to(state.model, site, self.options.weight, self.options.activation)
 
 
 def uniform_format(bits: int, group: int | None) -> NumberFormat:
@@ -59,7 +68,12 @@ def round_site(
     model: nn.Module, site: LinearSite, w_bits: int, a_bits: int, group: int | None
 ) -> None:
     """Quantize one site to symmetric integers, rounded to nearest."""
-    number = NumberFormat(w_bits, group) if w_bits < FULL_BITS else FP16
-    weight = quantize(weight_of(model, site), number)
-    activation = DynamicActivation(NumberFormat(a_bits, group)) if a_bits < FULL_BITS else None
-    quantize_site(model, site, weight, activation)
+    round_to(model, site, uniform_format(w_bits, group), uniform_format(a_bits, group))
+
+
+def round_to(
+    model: nn.Module, site: LinearSite, weight: NumberFormat, activation: NumberFormat
+) -> None:
+    """Round one site to nearest in these formats; dense activations stay as they are."""
+    rounder = None if activation.is_dense else DynamicActivation(activation)
+    quantize_site(model, site, quantize(weight_of(model, site), weight), rounder)

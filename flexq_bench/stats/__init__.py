@@ -5,7 +5,11 @@ sequential test with planned error rates, variance components, device offsets an
 series. What a number means for a commit is decided in `flexq_bench.verdicts`.
 """
 
-from flexq_bench.stats.block_bootstrap import block_quantile_intervals, distinct_blocks
+from flexq_bench.stats.block_bootstrap import (
+    block_quantile_intervals,
+    distinct_blocks,
+    wider_than_95,
+)
 from flexq_bench.stats.bootstrap import Interval, hierarchical_interval, median_interval
 from flexq_bench.stats.change_points import ChangePoint, change_points
 from flexq_bench.stats.device_offsets import DeviceOffset, device_offsets
@@ -56,5 +60,6 @@ __all__ = [
     "ratio_interval",
     "run_noise",
     "variance_components",
+    "wider_than_95",
     "with_run_noise",
 ]

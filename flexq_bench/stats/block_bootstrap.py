@@ -66,6 +66,15 @@ def few_blocks_factor(count: int, confidence: float = 0.95) -> float:
     return student * math.sqrt(count / (count - 1))
 
 
+def wider_than_95(count: int, alpha: float) -> float:
+    """Half-width of an interval that leaves out alpha at one end, over that of 95 %.
+
+    Of the mean of `count` values by Student's quantiles, as few_blocks_factor.
+    """
+    quantiles = stats.t.isf((alpha, 0.025), count - 1)
+    return float(quantiles[0] / quantiles[1])
+
+
 def distinct_blocks(blocks: ArrayLike) -> NDArray[np.intp]:
     """Indices of the rows [blocks, …] that no earlier row equals, in order."""
     rows = np.asarray(blocks)

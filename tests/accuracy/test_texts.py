@@ -55,7 +55,7 @@ def test_papers_way_of_ptb_joins_lines_by_two_newlines(a_file):
 
 
 def test_papers_way_of_c4_draws_windows_as_gptqs_code_does(a_file):
-    """That code, of the data it reads: random.seed(0), a document, then a place in it, 256 times."""
+    """random.seed(0), then 256 times a document, until one is long enough, and a place in it."""
     rows = [{"text": " ".join(str(100 * i + j) for j in range(5 * i))} for i in range(9)]
     text = read_text("c4-gptq:" + a_file("c4.jsonl", "\n".join(map(json.dumps, rows))))
     documents = [[int(word) for word in row["text"].split()] for row in rows]

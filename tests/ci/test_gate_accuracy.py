@@ -167,8 +167,8 @@ def test_a_noisy_improvement_is_no_regression(gate):
 def test_what_the_data_could_have_shown_is_said(gate):
     found = wikitext("fp16", 0), wikitext("w6a6", 0.001, scatter=0.02)
     (judged,) = gate(text_limit("percent = 5"), *found).judged
-    # 4.12 standard errors, of 20 segments that scatter by 2.05 %, less 2.7 for their own scatter
-    assert judged.detectable == pytest.approx(100 * 4.12 * 0.0205 / 17.3**0.5, rel=0.02)
+    # 4.31 standard errors, of 20 segments that scatter by 2.05 %, less 3.2 for their own scatter
+    assert judged.detectable == pytest.approx(100 * 4.31 * 0.0205 / 16.8**0.5, rel=0.02)
 
 
 KL_ROWS = '[kl]\ntext = "wikitext"\n'
@@ -250,6 +250,19 @@ def test_a_regression_is_decided_though_another_limit_lacks_data(gate):
     report = gate(PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\n", *found)
     assert [one.outcome for one in report.judged] == ["missing", "regression"]
     assert report.exit_code == ExitCode.REGRESSION
+
+
+def test_alpha_is_shared_by_all_limits_and_a_limit_within_noise_is_not_passed(gate):
+    """Half of it is the perplexity's, half that of the mean and of the two of fidelity."""
+    limits = PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\n"
+    limits += '[fidelity]\ntext = "wikitext"\npercent = 1\nkl_percent = 8\n'
+    found = wikitext("fp16", 0), wikitext("w6a6", 0.0001, scatter=0.001)
+    # 20 segments that scatter by 0.004: a standard error of 0.0009, t of 1/600 at one end is 3.3
+    for mean, outcome in ((0.0225, "ambiguous"), (0.0245, "regression")):
+        judged = gate(limits, *found, kl(mean, 0.004)).judged
+        of_kl = next(one for one in judged if one.check == "KL mean of wikitext")
+        assert of_kl.outcome == outcome, of_kl
+    assert "alpha 0.5 %" in judged[0].reason
 
 
 def test_a_task_with_ten_questions_is_missing_with_the_number(gate):

@@ -83,6 +83,17 @@ def test_a_scale_a_row_is_what_w8a16_means():
     assert by_kind("w8a16[group=128]", gated=True)["q_proj"] == ""
 
 
+def test_weights_in_groups_meet_activations_of_one_scale_a_token(tiny_llama):
+    model = tiny_llama()
+    scheme = resolve("w4a8[group=32,per_token=true]")
+    scheme.quantize(model)
+
+    layer = model.model.layers[0].self_attn.q_proj.layer
+    assert (layer.weight_format.name, layer.activation_format.name) == ("int4/32", "int8/row")
+    formats = scheme.layer_formats("q_proj", gated=True)
+    assert (formats.weight, formats.activation) == (layer.weight_format, layer.activation_format)
+
+
 @pytest.mark.parametrize(
     ("name", "bits", "base"),
     [

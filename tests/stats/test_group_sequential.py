@@ -41,6 +41,15 @@ def test_both_errors_are_as_planned_over_a_thousand_draws(deviation):
     assert abs(share_above(0.01, deviation, 1000) - 0.95) <= 0.021
 
 
+def test_a_mean_counts_less_where_values_are_skewed_downwards():
+    """As large a t of 42 values, 2.63: just past 0.6 % of Student's."""
+    values = np.random.default_rng(0).gamma(4, 1, 42)
+    standard = (values - values.mean()) / values.std(ddof=1)
+    for skewed, expected in ((standard, Decision.ABOVE), (-standard, Decision.OPEN)):
+        test = GroupSequentialTest(TestPlan(effect=0.6, alpha=0.01, power=0.95))
+        assert test.look(skewed + 2.63 / 42**0.5, last=True) is expected
+
+
 def test_both_errors_are_near_the_plan_over_a_hundred_draws():
     assert share_above(0.0, 0.02, 100) <= 0.05
     assert share_above(0.01, 0.02, 100) >= 0.87
