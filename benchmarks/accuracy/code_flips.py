@@ -1,0 +1,109 @@
+"""Difference of the perplexity through kernels and through the reference that rounding alone makes.
+
+    python benchmarks/accuracy/code_flips.py --model DIR --data FILE [--format fp8/row]
+        [--draws 8] [--context 256] [--max-tokens 7700]
+
+Weights and activations are rounded to one format. An input of a layer that differs in the last bit
+of FP16 gets another code where it lies between two, and a code of few bits is a large step. So the
+reference is computed again with each layer's input multiplied by 1 ± 2^-11 at random, a seed a draw,
+and the scatter of these is what the loss through kernels is held against: through kernels in each
+linear layer alone, and as decode computes all. Prints one JSON object, losses in percent of the
+perplexity; ends with exit code 1 if kernels are further from the draws' mean than three of their
+standard deviations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flexq_bench.accuracy import load_model, read_text
+from flexq_bench.accuracy.as_decode import ModelWeights, compute_as_decode, decoded_architecture
+from flexq_bench.accuracy.bos import chosen_bos, text_tokens
+from flexq_bench.accuracy.kernel_linear import through_kernels
+from flexq_bench.accuracy.perplexity import perplexity
+from flexq_bench.accuracy.setup import best_device
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.uniform import round_to
+from kernels.formats import NumberFormat
+
+_LAST_BIT = 2**-11  # of FP16, relative
+Losses = NDArray[np.float64]
+
+
+def jittered(model: Any, seed: int) -> list[Any]:
+    """Hooks that move each quantized layer's input by a last bit of FP16 at most."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def move(_: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        drawn = 2 * torch.rand(inputs[0].shape, generator=generator) - 1
+        return (inputs[0] * (1 + _LAST_BIT * drawn.to(inputs[0])),)
+
+    layers = (m for m in model.modules() if isinstance(m, FakeQuantizedLinear))
+    return [layer.register_forward_pre_hook(move) for layer in layers]
+
+
+def main() -> int:
+    """Compute, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name in ("--model", "--data"):
+        parser.add_argument(name, required=True)
+    parser.add_argument("--format", default="fp8/row")
+    parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--context", type=int)
+    parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--device", default=best_device())
+    options = parser.parse_args()
+    loaded = load_model(options.model, device=torch.device(options.device))
+    context, bos = loaded.context(options.context), chosen_bos(None, loaded.tokenizer)
+    tokens = text_tokens(read_text(options.data), loaded.tokenizer, bos, context)
+    number = NumberFormat.parse(options.format)
+
+    def losses(model: Any) -> Losses:
+        found = perplexity(
+            model, tokens.ids, context=context, max_tokens=options.max_tokens, bos=tokens.bos
+        )
+        return 100 * np.array(found.nll)
+
+    model = copy.deepcopy(loaded.model)
+    for site in map_model(model).sites:
+        round_to(model, site, number, number)
+    reference = losses(model)
+    drawn: list[float] = []
+    for seed in range(options.draws):
+        hooks = jittered(model, seed)
+        drawn.append(float((losses(model) - reference).mean()))
+        for hook in hooks:
+            hook.remove()
+    through_kernels(model)
+    layers = losses(model) - reference
+    architecture = decoded_architecture(model)
+    if architecture is not None:
+        compute_as_decode(model, ModelWeights(architecture, model), 16)
+    whole = losses(model) - reference
+    mean, deviation = float(np.mean(drawn)), float(np.std(drawn, ddof=1))
+    found = {
+        "format": number.name,
+        "segments": reference.size,
+        "draws_of_last_bits": drawn,
+        "mean_of_draws": mean,
+        "deviation_of_draws": deviation,
+        "kernels_in_linear_layers": float(layers.mean()),
+        "kernels_as_decode": float(whole.mean()),
+        "standard_error_of_segments": float(whole.std(ddof=1) / reference.size**0.5),
+    }
+    json.dump(found, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return int(max(abs(float(x.mean()) - mean) for x in (layers, whole)) > 3 * deviation)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
