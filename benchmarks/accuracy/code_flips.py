@@ -5,7 +5,7 @@
 
 Weights and activations are rounded to one format. An input of a layer that differs in the last bit
 of FP16 gets another code where it lies between two, and a code of few bits is a large step. So the
-reference is computed again with each layer's input multiplied by 1 ± 2^-11 at random, a seed a draw,
+reference is computed again with each layer's input moved by 2^-11 of it at most, a seed a draw,
 and the scatter of these is what the loss through kernels is held against: through kernels in each
 linear layer alone, and as decode computes all. Prints one JSON object, losses in percent of the
 perplexity; ends with exit code 1 if kernels are further from the draws' mean than three of their

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from flexq_bench.schemes.calibration import BlockStream
+from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.graphed_callable import GraphedCallable
 from flexq_bench.schemes.losses import attention_divergence, double_log_cosine
 from flexq_bench.schemes.model_map import SiteInput
@@ -218,6 +219,11 @@ class BlockTrainer:
             hidden.copy_(before)
             work()
             output, attention = results[0].clone(), None
+            if with_maps and results[1] is None:  # Falcon's
+                raise QuantizeError(
+                    f"{type(self._block).__name__} gives no attention maps, which this scheme "
+                    "trains on: take omniquant-wXaY"
+                )
             if with_maps and not targets:
                 room = _room_for_maps(hidden.device)
                 with_maps = results[1].nbytes * len(original.inputs) <= room
