@@ -71,8 +71,8 @@ def wider_than_95(count: int, alpha: float) -> float:
 
     Of the mean of `count` values by Student's quantiles, as few_blocks_factor.
     """
-    quantiles = stats.t.isf((alpha, 0.025), count - 1)
-    return float(quantiles[0] / quantiles[1])
+    freedom = count - 1
+    return float(special.stdtrit(freedom, alpha) / special.stdtrit(freedom, 0.025))
 
 
 def distinct_blocks(blocks: ArrayLike) -> NDArray[np.intp]:
