@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import URL, Engine, create_engine, event
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session as Session  # for those who annotate: SQL stays in here
 from sqlalchemy.pool import QueuePool
@@ -66,6 +67,8 @@ class Database:
     def __init__(self, url: URL, engine: Engine, file: OpenFile | None = None) -> None:
         self._url, self._file = url, file
         self.engine = engine
+        self._watch: Connection | None = None
+        self._watching = threading.Lock()
 
     @property
     def url(self) -> str:
@@ -105,7 +108,24 @@ class Database:
             yield session
             session.rollback()
 
+    def version(self) -> int | None:
+        """A number that changes when another connection commits; None: a server, which has none.
+
+        It says nothing of what this database's own sessions write.
+        """
+        if self._url.drivername != SQLITE:
+            return None
+        with self._watching, translated(self.url):
+            # Numbers of two connections are not comparable: this one is kept.
+            if self._watch is None:
+                self._watch = self.engine.connect()
+            number = self._watch.exec_driver_sql("PRAGMA data_version").scalar_one()
+            self._watch.rollback()
+        return int(number)
+
     def close(self) -> None:
+        if self._watch is not None:
+            self._watch.close()
         self.engine.dispose()
 
     def __enter__(self) -> Self:

@@ -18,7 +18,7 @@ from db.leases import QUEUED, REQUEST_LEASES
 from db.locking import lock_for_writing
 from db.tables import Request, Run
 
-REQUEST_KINDS = ("sweep", "suite")
+REQUEST_KINDS = ("sweep", "suite", "bisect")
 REQUEST_STATES = (
     "queued",  # nobody serves it yet
     "running",  # a server has it until lease_until
@@ -33,7 +33,8 @@ OPEN_REQUEST_STATES = ("queued", "running")
 class RequestInfo:
     """What somebody asks for. content: checked data, plain JSON; gpu: a SKU, empty: any.
 
-    cases: how many results it makes. expected_s None: nothing like it was ever measured.
+    cases: how many results it makes, of a bisection how many comparisons at most. expected_s None:
+    nothing like it was ever measured, or it is a bisection.
     """
 
     uuid: str
@@ -185,6 +186,12 @@ def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
     if run_id is None:
         raise NotFoundError(f"no run {run_uuid} is stored: name another database with --db")
     _set(session, uuid, {"run_id": run_id})
+
+
+def note_request(session: Session, uuid: str, detail: str) -> None:
+    """Say how far a request is. Raises NotFoundError."""
+    lock_for_writing(session.connection())
+    _set(session, uuid, {"detail": detail})
 
 
 def finish_request(

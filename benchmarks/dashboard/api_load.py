@@ -2,7 +2,8 @@
 
 Starts `flexq-bench serve-api` on a database and lets that many readers ask over loopback, each one
 question after the other, for that long; a part of them come with the ETag of their last answer.
-Prints requests, errors and percentiles, and fails on an error or a 95th percentile of 300 ms:
+Prints requests, errors, percentiles and the server's CPU time a request, and fails on an error or
+a 95th percentile of 300 ms:
 
     python benchmarks/dashboard/api_load.py large.sqlite --readers 200 --seconds 60
 """
@@ -19,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 
@@ -36,8 +38,8 @@ PATHS = (
 
 
 @contextmanager
-def served(database: str) -> Iterator[int]:
-    """The port of the API, started and ended as a person does it."""
+def served(database: str) -> Iterator[tuple[int, int]]:
+    """The port and the process of the API, started and ended as a person does it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -52,10 +54,16 @@ def served(database: str) -> Iterator[int]:
             if time.monotonic() > deadline:
                 raise RuntimeError("the API does not answer")
             time.sleep(0.1)
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait(timeout=20)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, user and system."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def reader(number: int, port: int, until: float, waits: list[float]) -> Counter[str]:
@@ -109,14 +117,17 @@ def main() -> None:
     parser.add_argument("--readers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=60.0)
     asked = parser.parse_args()
-    with served(asked.database) as port:
+    with served(asked.database) as (port, pid):
+        before = cpu_seconds(pid)
         waits, statuses = asyncio.run(load(port, asked.readers, asked.seconds))
+        spent_ms = 1e3 * (cpu_seconds(pid) - before) / len(waits)
     middle, high = (float(np.percentile(waits, p)) for p in (50, 95))
     errors = sum(count for status, count in statuses.items() if status not in ("200", "304"))
     loads = " ".join(f"{one:.1f}" for one in os.getloadavg())
     sys.stdout.write(
         f"{asked.readers} readers, {len(waits):,} requests, {errors} errors, median {middle:.0f} "
-        f"ms, 95th percentile {high:.0f} ms; {dict(statuses)}; load {loads}\n"
+        f"ms, 95th percentile {high:.0f} ms; {spent_ms:.2f} ms of the server's CPU a request; "
+        f"{dict(statuses)}; load {loads}\n"
     )
     sys.exit(int(errors > 0 or high >= LIMIT_MS))
 

@@ -37,6 +37,21 @@ def lines(report: BisectReport, repository: Path) -> Iterator[str]:
         yield f"  {suspect[:_SHA]} {subject_of(repository, suspect)}"
 
 
+def line(report: BisectReport) -> str:
+    """The result in one line, for a page: `abcdef1234 made it 4.1 % slower`."""
+    if report.location is None or report.change is None:
+        return "; ".join(lines(report, Path()))
+    size = f"{100 * abs(math.expm1(report.change)):.1f} %"
+    word = f"{size} {'slower' if report.change > 0 else 'faster'}"
+    first, *others = (suspect[:_SHA] for suspect in report.location.suspects)
+    if not others:
+        return f"{first} made it {word}"
+    return (
+        f"one of {len(others) + 1} commits, {first} to {others[-1]}, made it {word}: those before "
+        "the last could not be judged"
+    )
+
+
 def as_plain(report: BisectReport) -> dict[str, Any]:
     """The report as JSON's values; of a search that was not begun, the comparison of the ends."""
     code = int(report.exit_code)

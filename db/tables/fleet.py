@@ -85,7 +85,7 @@ class Request(Base):
     # servers in a row that ended while they held it, none of which stored a result
     deaths: Mapped[int] = mapped_column(BigInteger, server_default="0")
     run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"))  # null: nothing measured yet
-    detail: Mapped[str]  # why it failed or was refused; empty: it was not
+    detail: Mapped[str]  # why it failed, or how far a bisection is and what it found; else empty
 
 
 class TuningChoice(Base):

@@ -48,10 +48,12 @@ def worker(
 ) -> None:
     """Measure the requests in the database one after the other, until it is stopped.
 
-    Each becomes a run with trigger `sweep`, which is never a baseline. A worker that dies loses
+    A sweep or suite becomes a run with trigger `sweep`, which is never a baseline; a bisection
+    compares commits of this clone. A worker that dies loses
     nothing: the next one goes on with its request. Any number of workers may serve one database.
     It ends when its sources change: what started it starts the new ones.
     """
+    from ci.bisect import answered
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.cli.output import console, say
@@ -83,6 +85,7 @@ def worker(
                     current_commit(),
                     name,
                     on_record=lambda record: log.info("%s: %s", record.case, record.status),
+                    search=answered,
                 )
             if served is not None:
                 run = f", run {served.run[:8]}" if served.run else ""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Protocol
 
 from db.records import Record, RunInfo
+from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.runs.lifecycle import OnRecord, OpenRun
 from flexq_bench.runs.machine import Machine
-from flexq_bench.verdicts import Compared
 from kernels.contract import Backend, Capability
 from workloads.case import Case
 
@@ -72,7 +72,7 @@ class Pool(Protocol):
 
     def compare(
         self, gpu: str, repository: Path, base: str, head: str, cases: Sequence[Case]
-    ) -> Sequence[Compared]:
+    ) -> Sequence[CaseComparison]:
         """Compare two commits by interleaved A/B measurement on one device of this kind.
 
         Raises what compare_commits raises, InfrastructureError if no such device is free.

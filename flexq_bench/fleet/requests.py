@@ -6,19 +6,22 @@ numbers. Nothing in it is ever run, imported or opened.
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from db.engine import Session
 from db.queries import capability_of
-from db.requests import Limits, RequestInfo, add_request
+from db.requests import REQUEST_KINDS, Limits, RequestInfo, add_request
 from flexq_bench.errors import UsageError
 from flexq_bench.runs.cost_estimate import read_costs
 from flexq_bench.runs.plan import Plan, build_plan, offered_labels
 from flexq_bench.runs.sweep import Sweep, check_cases, check_fields, sweep_of
 from kernels.contract import Backend, Capability
+from workloads.case import Case
 from workloads.names import unknown
 from workloads.suite import Suite
 from workloads.suites import list_suites, load_suite
@@ -30,8 +33,50 @@ LIMITS = Limits(
     requests=4, cases=4000, cases_of_one=MAX_CASES, requests_of_all=100, cases_of_all=40_000
 )
 _LONGEST_NAME = 80
+BISECT = "bisect"
+MAX_COMPARISONS = 20  # of one bisection; a thousand commits need eleven where each has an answer
+_LONGEST_KEY = 400
+_FULL_SHA = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 # Of a GPU that nothing is known of: one that all kernels run on, so that none is left uncounted.
 _MOST_CAPABLE: Capability = (9, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """A search for the commit after `good` up to `bad` that changed a case. good, bad: full ids."""
+
+    case: Case
+    good: str
+    bad: str
+
+    def as_data(self) -> dict[str, Any]:
+        return {"case": self.case.key, "good": self.good, "bad": self.bad}
+
+
+def bisection_of(data: Mapping[str, Any]) -> Bisection:
+    """A bisection from plain data. Raises UsageError or WorkloadError if it is none."""
+    check_fields(data, ("case", "good", "bad"), "a bisection")
+    ends = [str(data.get(name, "")) for name in ("good", "bad")]
+    for name in ends:
+        if not _FULL_SHA.fullmatch(name):
+            raise UsageError(f"{name!r:.60} is not the full id of a commit")
+    if ends[0] == ends[1]:
+        raise UsageError("good and bad are the same commit: there is nothing to search")
+    return Bisection(Case.from_key(str(data.get("case", ""))[:_LONGEST_KEY]), *ends)
+
+
+def bisect_request(
+    session: Session,
+    bisection: Bisection,
+    *,
+    requester: str,
+    gpu: str,
+    backend: Backend = "cuda",
+) -> RequestInfo:
+    """A request for a bisection, checked but not queued. Raises as `checked_request`."""
+    return checked_request(
+        session, BISECT, bisection.as_data(), requester=requester, gpu=gpu, backend=backend
+    )
 
 
 def sweep_request(
@@ -54,7 +99,8 @@ def checked_request(
 ) -> RequestInfo:
     """A request of this content; `submit` queues it.
 
-    kind: "sweep" (content as Sweep.as_data gives) or "suite" ({"suite": NAME}). gpu: a SKU; empty:
+    kind: "sweep" (content as Sweep.as_data gives), "suite" ({"suite": NAME}) or "bisect" (as
+    Bisection.as_data). gpu: a SKU; empty:
     any. backend: of the GPU asked for, which decides what the kernels are.
     Raises UsageError or WorkloadError if it is not what a request may be, or too large.
     """
@@ -65,15 +111,22 @@ def checked_request(
         )
     if len(gpu) > _LONGEST_NAME or not (gpu == "" or gpu.isprintable()):
         raise UsageError(f"{gpu!r:.60} is no name of a GPU: see `flexq-bench list devices`")
-    plan = request_plan(kind, content, backend, _capability(session, gpu, backend))
+    expected_s = None
+    if kind == BISECT:
+        bisection_of(content)
+        cases = MAX_COMPARISONS
+    else:
+        plan = request_plan(kind, content, backend, _capability(session, gpu, backend))
+        cases = len(plan.cases)
+        expected_s = read_costs(session, gpu or None).total(plan.cases)
     return RequestInfo(
         uuid=str(uuid.uuid4()),
         kind=kind,
         content=dict(content),
         requester=name,
         gpu=gpu,
-        cases=len(plan.cases),
-        expected_s=read_costs(session, gpu or None).total(plan.cases),
+        cases=cases,
+        expected_s=expected_s,
         created_at=datetime.now(UTC),
     )
 
@@ -111,7 +164,7 @@ def _suite(kind: str, content: Mapping[str, Any]) -> tuple[Suite, tuple[str, ...
         if name not in list_suites():
             raise UsageError(unknown("suite", name, list_suites()))
         return load_suite(name), ()
-    raise UsageError(unknown("kind of request", kind, ("sweep", "suite")))
+    raise UsageError(unknown("kind of request", kind, REQUEST_KINDS))
 
 
 def _capability(session: Session, gpu: str, backend: Backend) -> Capability | None:

@@ -1,4 +1,4 @@
-"""The ASGI application of the read API: routes, ETags, and answers that are kept for seconds.
+"""The ASGI application of the read API: routes, ETags, and answers that are kept while they hold.
 
 It opens the database for reading only, and has no route that takes anything but GET and HEAD.
 """
@@ -11,7 +11,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from db.engine import Database
 from db.errors import AmbiguousError, DatabaseError, NotFoundError
@@ -28,30 +29,52 @@ from flexq_bench.errors import FlexqError, UsageError
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
 
-KEPT_S = 5.0  # an answer is computed once in this time, however many ask for it
+KEPT_S = 5.0  # an answer is looked after no more often than this, however many ask for it
 _KEPT = 512  # answers
 _JSON, _SVG = "application/json", "image/svg+xml"
+
+Headers = list[tuple[bytes, bytes]]
+_Content = tuple[int, bytes, str]  # status, body, media type
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
+    """version: of the database that it was computed from; None: that could not be told."""
+
     until: float
+    version: int | None
+    etag: str
     status: int
     body: bytes
-    media_type: str
-    etag: str
+    headers: Headers
+    unchanged: Headers  # of the 304
+
+    async def send_to(self, scope: Scope, send: Send) -> None:
+        asked = next((v for k, v in scope["headers"] if k == b"if-none-match"), b"")
+        same = self.status == 200 and _matches(asked.decode("latin-1"), self.etag)
+        status, headers = (304, self.unchanged) if same else (self.status, self.headers)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"" if same else self.body})
 
 
 class _Answers:
-    """Answers by address. Readers of one address wait for one computation, in a thread."""
+    """Answers by address. Readers of one address wait for one computation, in a thread.
 
-    def __init__(self) -> None:
+    After KEPT_S an answer is computed anew, unless the database says that nobody wrote to it.
+    """
+
+    def __init__(self, version: Callable[[], int | None]) -> None:
+        self._version = version
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._under_way: dict[str, asyncio.Task[_Kept]] = {}
 
-    async def get(self, key: str, compute: Callable[[], tuple[int, bytes, str]]) -> _Kept:
+    def fresh(self, key: str) -> _Kept | None:
         kept = self._kept.get(key)
-        if kept is not None and time.monotonic() < kept.until:
+        return kept if kept is not None and time.monotonic() < kept.until else None
+
+    async def get(self, key: str, compute: Callable[[], _Content]) -> _Kept:
+        kept = self.fresh(key)
+        if kept is not None:
             return kept
         task = self._under_way.get(key)
         if task is None:
@@ -61,82 +84,117 @@ class _Answers:
         # A reader that goes away must not take the answer from the others.
         return await asyncio.shield(task)
 
-    async def _compute(self, key: str, compute: Callable[[], tuple[int, bytes, str]]) -> _Kept:
-        status, body, media_type = await run_in_threadpool(compute)
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        kept = _Kept(time.monotonic() + KEPT_S, status, body, media_type, etag)
+    async def _compute(self, key: str, compute: Callable[[], _Content]) -> _Kept:
+        kept = await run_in_threadpool(self._current, self._kept.get(key), compute)
         self._kept[key] = kept
         self._kept.move_to_end(key)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return kept
 
+    def _current(self, kept: _Kept | None, compute: Callable[[], _Content]) -> _Kept:
+        """The old answer if it still holds, else a new one."""
+        try:
+            version = self._version()  # before reading: what is written meanwhile must be seen
+        except DatabaseError:  # of which the answer tells
+            version = None
+        if kept is not None and kept.status != 503 and kept.version == version is not None:
+            return replace(kept, until=time.monotonic() + KEPT_S)
+        status, body, media_type = compute()
+        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+        unchanged = [
+            (b"etag", etag.encode()),
+            (b"cache-control", f"public, max-age={KEPT_S:.0f}".encode()),
+            (b"access-control-allow-origin", b"*"),
+            (b"x-content-type-options", b"nosniff"),
+        ]
+        headers = [
+            *unchanged,
+            (b"content-type", media_type.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        until = time.monotonic() + KEPT_S
+        return _Kept(until, version, etag, status, body, headers, unchanged)
 
-def api_app(database: Database, *, repository: Path | None = None) -> Starlette:
+
+class _KeptFirst:
+    """Sends an answer that is kept at once, past the routes: these cost more than the answer."""
+
+    def __init__(self, answers: _Answers, routes: ASGIApp) -> None:
+        self._answers, self._routes = answers, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
+            kept = self._answers.fresh(_key(scope))
+            if kept is not None:
+                await kept.send_to(scope, send)
+                return
+        await self._routes(scope, receive, send)
+
+
+class _Answer:
+    """What a route calls: the kept answer of its address, or a new one."""
+
+    def __init__(self, answers: _Answers, compute: Callable[[Request], _Content]) -> None:
+        self._answers, self._compute = answers, compute
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        kept = await self._answers.get(_key(scope), lambda: self._compute(request))
+        await kept.send_to(scope, send)
+
+
+def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     """The application on a database that was opened for reading only.
 
     repository: a git tree in which the badge looks branches up; None: it takes commits alone.
     """
-    answers = _Answers()
-
-    async def answered(request: Request, compute: Callable[[], tuple[int, bytes, str]]) -> Response:
-        # Sorted, so that two spellings of one question are one answer.
-        query = "&".join(f"{k}={v}" for k, v in sorted(request.query_params.multi_items()))
-        kept = await answers.get(f"{request.url.path}?{query}", compute)
-        headers = {
-            "ETag": kept.etag,
-            "Cache-Control": f"public, max-age={KEPT_S:.0f}",
-            "Access-Control-Allow-Origin": "*",
-            "X-Content-Type-Options": "nosniff",
-        }
-        if kept.status == 200 and _matches(request.headers.get("if-none-match"), kept.etag):
-            return Response(status_code=304, headers=headers)
-        return Response(kept.body, kept.status, headers, kept.media_type)
+    # A branch moves without a word in the database.
+    answers = _Answers(database.version if repository is None else lambda: None)
 
     def json_route(one: Endpoint) -> Route:
         adapter: TypeAdapter[Any] = TypeAdapter(one.gives)
 
-        async def endpoint(request: Request) -> Response:
+        def compute(request: Request) -> _Content:
             given = dict(request.query_params) | {
                 name: str(value) for name, value in request.path_params.items()
             }
 
-            def compute() -> tuple[int, bytes, str]:
-                def answer() -> bytes:
-                    asked = one.read(given)
-                    with database.session() as session:
-                        return adapter.dump_json(one.answer(session, asked))
-
-                return _guarded(answer, _JSON)
-
-            return await answered(request, compute)
-
-        return Route(one.path, endpoint, methods=["GET"], name=one.name)
-
-    async def badge(request: Request) -> Response:
-        def compute() -> tuple[int, bytes, str]:
             def answer() -> bytes:
+                asked = one.read(given)
                 with database.session() as session:
-                    return badge_of(session, request.query_params.get("of"), repository).encode()
+                    return adapter.dump_json(one.answer(session, asked))
 
-            return _guarded(answer, _SVG)
+            return _guarded(answer, _JSON)
 
-        return await answered(request, compute)
+        return Route(one.path, _Answer(answers, compute), methods=["GET"], name=one.name)
 
-    async def openapi(request: Request) -> Response:
-        return await answered(request, lambda: (200, json.dumps(document()).encode(), _JSON))
+    def badge(request: Request) -> _Content:
+        def answer() -> bytes:
+            with database.session() as session:
+                return badge_of(session, request.query_params.get("of"), repository).encode()
 
-    return Starlette(
+        return _guarded(answer, _SVG)
+
+    def openapi(request: Request) -> _Content:
+        return 200, json.dumps(document()).encode(), _JSON
+
+    routes = Starlette(
         routes=[
             *map(json_route, ENDPOINTS),
-            Route("/badge.svg", badge, methods=["GET"]),
-            Route("/openapi.json", openapi, methods=["GET"]),
+            Route("/badge.svg", _Answer(answers, badge), methods=["GET"]),
+            Route("/openapi.json", _Answer(answers, openapi), methods=["GET"]),
         ],
         exception_handlers={404: _no_such_address, 405: _only_reading},
     )
+    return _KeptFirst(answers, routes)
 
 
-def _guarded(answer: Callable[[], bytes], media_type: str) -> tuple[int, bytes, str]:
+def _key(scope: Scope) -> str:
+    return f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
+
+
+def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:
     """Status, body and type; an error that a reader can cause or wait out is one line of JSON."""
     try:
         return 200, answer(), media_type
@@ -154,8 +212,8 @@ def _error(words: str) -> bytes:
     return json.dumps({"error": words}).encode()
 
 
-def _matches(asked: str | None, etag: str) -> bool:
-    given = [one.strip().removeprefix("W/") for one in (asked or "").split(",")]
+def _matches(asked: str, etag: str) -> bool:
+    given = [one.strip().removeprefix("W/") for one in asked.split(",")]
     return etag in given or "*" in given
 
 

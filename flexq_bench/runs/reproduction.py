@@ -35,13 +35,10 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
     """How to compare the decision's commits again, find the commit, and see its evidence."""
     arguments = database_arguments(database)
     explain = command("explain", str(alert.id), *arguments)
-    by_history = decision.detector == history_verdict.DETECTOR  # of what is not measured here
-    if decision.base is None or alert.good is None or by_history:
+    if decision.base is None or alert.good is None or not is_reproducible(decision):
         return Reproduction(None, None, explain)
-    label = kernel_label(decision.kernel, decision.variant)
-    case = Case.from_key(
-        f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
-    )
+    case = case_of(decision)
+    label = case.label
     place, suite = _place_in_a_suite(case, f"alert-{alert.id}.toml")
     project = project_arguments(alert)
     compare = command(
@@ -53,6 +50,19 @@ def reproduction(alert: AlertRow, decision: DecisionRow, database: Database) -> 
     commits = ("--good", alert.good.sha[:_SHA], "--bad", alert.bad.sha[:_SHA])
     bisect = command("bisect", str(decision.series_id), *commits, *project, *arguments)
     return Reproduction(compare, bisect, explain, suite)
+
+
+def is_reproducible(decision: DecisionRow) -> bool:
+    """Whether it was measured here, and not by another tool."""
+    return decision.detector != history_verdict.DETECTOR
+
+
+def case_of(decision: DecisionRow) -> Case:
+    """The case that was judged."""
+    label = kernel_label(decision.kernel, decision.variant)
+    return Case.from_key(
+        f"{label} {decision.stage} {decision.cache} m{decision.m}n{decision.n}k{decision.k}"
+    )
 
 
 def project_arguments(alert: AlertRow) -> tuple[str, ...]:

@@ -55,7 +55,7 @@ def dashboard_on(path: Path, *, below: str = "") -> Iterator[str]:
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
     try:
-        wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer")
+        wait_for(lambda: answers(f"{url}/_stcore/health"), f"{url} does not answer", seconds=240)
         yield url
     finally:
         process.terminate()

@@ -83,7 +83,7 @@ def test_a_state_that_needs_a_reason_is_not_set_without_one(alerted, open_triage
 
 def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
     app = open_triage(kernel="flexq-w6a6")
-    next(b for b in app.button if "Measure again" in b.label).click().run()
+    next(b for b in app.button if b.label.startswith("Measure alert")).click().run()
 
     assert "Queued as request" in words(app)
     with alerted.session() as session:
@@ -92,6 +92,23 @@ def test_one_click_queues_what_an_alert_is_about(alerted, open_triage):
     assert request.content["m"] == [8]
     assert (request.gpu, request.state) == (H200, "queued")
     assert table(open_triage(), of="for alert")["state"].tolist() == ["queued"]
+
+
+def test_one_click_queues_a_bisection_of_the_worst_verdict(alerted, open_triage):
+    app = open_triage(kernel="flexq-w6a6")
+    next(b for b in app.button if b.label.startswith("Bisect alert")).click().run()
+
+    assert "Queued as request" in words(app)
+    with alerted.session() as session:
+        (request,) = queries.requests(session)
+        alert = next(one for one in queries.alerts(session) if "flexq-w6a6" in one.kernels)
+    assert (request.kind, request.gpu, request.state) == ("bisect", H200, "queued")
+    assert request.content == {
+        "case": "flexq-w6a6 gemm cold m8n4096k4096",
+        "good": alert.good.sha,
+        "bad": alert.bad.sha,
+    }
+    assert table(open_triage(), of="for alert")["what"].tolist() == ["bisection"]
 
 
 def test_a_read_only_app_has_no_forms(alerted, open_triage, monkeypatch):

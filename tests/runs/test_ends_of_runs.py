@@ -119,7 +119,8 @@ def measured_for_a_request(where, end):
         sweep = Sweep(("flexq-w6a6",), (1,), SHAPES)
         submit(session, sweep_request(session, sweep, requester="ada", backend="cpu"))
     pool = where.pool(lambda case: end())
-    serve_next(where.database, pool, *pool.kinds, where.commit, "me", on_record=lambda record: None)
+    how = {"on_record": lambda record: None, "search": None}
+    serve_next(where.database, pool, *pool.kinds, where.commit, "me", **how)
 
 
 def evaluated(where, end):

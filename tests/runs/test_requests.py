@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
+from ci.bisect import answered
 from db import queries
 from db.errors import LimitError
 from db.leases import REQUEST_LEASES
 from db.requests import RequestInfo, add_request, cancel_request, renew_request
 from flexq_bench.errors import InfrastructureError, MeasureError, UsageError
+from flexq_bench.fleet import request_worker
 from flexq_bench.fleet.request_worker import serve_next
-from flexq_bench.fleet.requests import LIMITS, MAX_CASES, checked_request, submit, sweep_request
+from flexq_bench.fleet.requests import (
+    LIMITS,
+    MAX_CASES,
+    MAX_COMPARISONS,
+    Bisection,
+    bisect_request,
+    bisection_of,
+    checked_request,
+    submit,
+    sweep_request,
+)
 from flexq_bench.runs.sweep import Sweep, sweep_of
+from workloads.case import Case
 from workloads.errors import WorkloadError
 from workloads.suite import Shape
 
@@ -28,9 +42,11 @@ def ask(database, sweep=SWEEP, requester="ada"):
     return request
 
 
-def served(database, pool, commit, on_record=lambda record: None):
+def served(database, pool, commit, on_record=lambda record: None, search=None):
     (kind,) = pool.kinds
-    return serve_next(database, pool, kind, commit, "me", on_record=on_record)
+    return serve_next(
+        database, pool, kind, commit, "me", on_record=on_record, search=search or answered
+    )
 
 
 def test_a_sweep_survives_the_way_through_data():
@@ -246,3 +262,92 @@ def test_one_requester_has_few_requests_at_a_time(database):
     with pytest.raises(LimitError, match="ada has 4 open requests"):
         ask(database)
     ask(database, requester="bob")
+
+
+COMMITS = [f"{number:040x}" for number in range(1, 9)]
+KEY = "flexq-w6a6 gemm cold m1n256k256"
+
+
+@pytest.fixture
+def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
+    """bisected(culprit): serve a bisection of COMMITS, of which that one made the case slower."""
+    monkeypatch.setenv("FLEXQ_BENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(request_worker, "commits_between", lambda *_: COMMITS[1:])
+    monkeypatch.setattr(
+        request_worker, "resolve_pair", lambda _, *ends: [SimpleNamespace(commit=e) for e in ends]
+    )
+    pool = a_pool(None)
+    pool.check = lambda cases: None
+
+    def bisect(culprit, compare=None):
+        def compare_two(gpu, repository, base, head, cases):
+            assert (base, [case.key for case in cases]) == (COMMITS[0], [KEY])
+            return [compared("flexq-w6a6", 1.05 if head >= culprit else 1.0)]
+
+        pool.compare = compare or compare_two
+        wanted = bisection_of({"case": KEY, "good": COMMITS[0], "bad": COMMITS[-1]})
+        with database.session() as session:
+            request = bisect_request(session, wanted, requester="ada", gpu="A CPU")
+            submit(session, request)
+        return request, served(database, pool, commit)
+
+    return bisect
+
+
+def test_a_bisection_that_was_requested_names_the_commit(database, bisected):
+    request, done = bisected(COMMITS[5])
+
+    assert (request.cases, done.state, done.run) == (MAX_COMPARISONS, "done", None)
+    assert done.detail == f"{COMMITS[5][:10]} made it 5.0 % slower"
+    with database.session() as session:
+        assert [row.detail for row in queries.requests(session)] == [done.detail]
+
+
+def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, compared):
+    asked = []
+
+    def compare(gpu, repository, base, head, cases):
+        asked.append(head)
+        with database.session() as session:
+            [row] = queries.requests(session)
+            cancel_request(session, row.uuid, person="bob", at=datetime.now(UTC))
+        return [compared("flexq-w6a6", 1.05)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert (done.state, len(asked)) == ("cancelled", 1)
+
+
+def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared, monkeypatch):
+    monkeypatch.setattr(request_worker, "MAX_COMPARISONS", 3)
+    asked = []
+
+    def compare(gpu, repository, base, head, cases):
+        asked.append(head)
+        if head != COMMITS[-1]:
+            raise UsageError("it does not build")
+        return [compared("flexq-w6a6", 1.05)]
+
+    _, done = bisected(COMMITS[5], compare)
+
+    assert len(asked) == 3
+    assert done.detail.startswith(
+        "one of 7 commits, 0000000000 to 0000000000, made it 5.0 % slower"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"good": "HEAD"}, "'HEAD' is not the full id of a commit"),
+        ({"bad": "--upload-pack=x"}, "is not the full id"),
+        ({"bad": COMMITS[0]}, "the same commit"),
+        ({"case": "@/etc/passwd"}, "not the key of a case"),
+        ({"repository": "/"}, "no field of a bisection 'repository'"),
+    ],
+)
+def test_a_bisection_of_anything_else_is_refused(changes, message):
+    wanted = Bisection(Case.from_key(KEY), COMMITS[0], COMMITS[-1]).as_data()
+
+    with pytest.raises((UsageError, WorkloadError), match=message):
+        bisection_of(wanted | changes)

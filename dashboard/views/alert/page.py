@@ -8,7 +8,8 @@ from datetime import tzinfo
 import pandas as pd
 import streamlit as st
 
-from dashboard.database import current_database, errors_shown
+from dashboard.database import current_database, errors_shown, is_read_only
+from dashboard.shared.alert_requests import show_buttons, show_requests
 from dashboard.shared.controls import Controls
 from dashboard.shared.formatting import (
     alert_title,
@@ -243,6 +244,10 @@ def _show_commands(row: AlertRow, member: DecisionRow, database: Database) -> No
     st.code(again.compare, language=None, wrap_lines=True)
     st.markdown("Find the commit that did it:")
     st.code(again.bisect, language=None, wrap_lines=True)
+    if not is_read_only():
+        st.markdown("Or let a worker do it:")
+        show_buttons(st.container(horizontal=True), database, row, member)
+        show_requests(database, row.id)
 
 
 def _show_events(events: Sequence[AlertEventRow], zone: tzinfo) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import pandas as pd
 import streamlit as st
@@ -13,34 +12,25 @@ from dashboard.database import (
     errors_shown,
     is_read_only,
     write_alert,
-    write_request,
 )
+from dashboard.shared.alert_requests import LISTED, show_buttons, show_requests
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import alert_title, as_text, local_time, zone_named
+from dashboard.shared.formatting import alert_title, as_text, zone_named
 from dashboard.shared.freshness import show_freshness
-from dashboard.shared.links import page_address
 from dashboard.shared.tables import draw_table
 from dashboard.views.triage.tables import assignee, assignment_note, triage_rows
 from db import queries
 from db.decisions import ALERT_STATES, OPEN_STATES, STATES_WITH_A_REASON
 from db.engine import Database
 from db.errors import DatabaseError
-from db.queries import AlertRow, DecisionRow, RequestRow
-from flexq_bench.errors import FlexqError
+from db.queries import AlertRow
 from flexq_bench.runs.alert_level import alert_level, series_of
 from flexq_bench.runs.stored_noise import read_noise
-from flexq_bench.runs.sweep import Sweep
-from kernels.errors import KernelError
-from workloads.case import kernel_label
-from workloads.errors import WorkloadError
-from workloads.suite import Shape
 
 _OPEN, _ALL = "open", "all"
 _KEEP = "(as it is)"
 _SAVED = "triage.saved"
 _LONGEST_NOTE, _LONGEST_NAME = 10_000, 80
-_LISTED_REQUESTS = 20
-_REQUESTER = "triage"
 
 
 def as_page() -> st.Page:
@@ -99,7 +89,7 @@ def _show(controls: Controls, database: Database, known: Sequence[AlertRow]) -> 
     if saved:
         st.success(as_text(saved), icon=":material/check:")
     _bulk_form(shown, {alert_id: len(of) for alert_id, of in events.items()})
-    _measure_again(database, shown)
+    _show_requests(database, shown)
 
 
 def _narrow(
@@ -174,80 +164,11 @@ def _problem(chosen: Sequence[int], state: str, words: str, person: str) -> str:
     return "" if person else "Write your name: people will want to ask you."
 
 
-def _measure_again(database: Database, shown: Sequence[AlertRow]) -> None:
-    """A button for each alert that queues a sweep of what it is about, and how far those are."""
-    st.subheader("Measure again", anchor=False)
-    with database.session() as session:
-        live = queries.workers(session, live=True, limit=_LISTED_REQUESTS)
-        asked = [
-            one
-            for one in queries.requests(session, limit=_LISTED_REQUESTS)
-            if one.requester.startswith(_REQUESTER)
-        ]
-    if not live:
-        st.caption("No worker is alive: what is queued here waits for one (flexq-bench worker).")
-    for row in shown[:_LISTED_REQUESTS]:
-        if st.button(
-            as_text(f"Measure again: {alert_title(row)}"),
-            key=f"again-{row.id}",
-            icon=":material/replay:",
-        ):
-            _queue(database, row)
-    if asked:
-        _progress(asked)
-
-
-def _queue(database: Database, row: AlertRow) -> None:
-    from flexq_bench.fleet.requests import sweep_request  # brings torch
-
-    with database.session() as session:
-        members = queries.alert_decisions(session, row.id)
-    gpu = row.gpus[0] if row.gpus else ""
-    try:
-        with database.session() as session:
-            request = sweep_request(
-                session, _sweep_of(members), requester=f"{_REQUESTER} {row.id}", gpu=gpu
-            )
-        write_request(request)
-    except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
-        st.error(as_text(str(error)))
-        return
-    st.success(
-        as_text(f"Queued as request {request.uuid[:8]}: {request.cases} cases on {gpu}."),
-        icon=":material/check:",
-    )
-
-
-def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
-    """The kernels, shapes and M of the verdicts of an alert."""
-    shapes = sorted({(one.n, one.k) for one in members})
-    return Sweep(
-        tuple(sorted({kernel_label(one.kernel, one.variant) for one in members})),
-        tuple(sorted({one.m for one in members})),
-        tuple(Shape(n, k, layer="", model="") for n, k in shapes),
-    )
-
-
-def _progress(asked: Sequence[RequestRow]) -> None:
-    zone, now = zone_named(st.context.timezone), datetime.now(UTC)
-    rows = [
-        {
-            "request": page_address("sweep", request=one.uuid[:8]),
-            "for alert": one.requester.removeprefix(f"{_REQUESTER} "),
-            "state": one.state,
-            "cases": one.cases,
-            "asked": local_time(one.created_at, zone),
-            "results": page_address("results", run=one.run[:8]) if one.run else None,
-            "why": one.detail,
-        }
-        for one in asked
-        if one.created_at <= now
-    ]
-    draw_table(
-        pd.DataFrame(rows),
-        column_config={
-            "request": st.column_config.LinkColumn(display_text=r"request=(.*)$"),
-            "results": st.column_config.LinkColumn(display_text=r"run=(.*)$"),
-        },
-        key="requests",
-    )
+def _show_requests(database: Database, shown: Sequence[AlertRow]) -> None:
+    """Buttons for each alert, and how far what they queued is."""
+    st.subheader("Measure again, bisect", anchor=False)
+    for row in shown[:LISTED]:
+        line = st.container(horizontal=True, vertical_alignment="center")
+        show_buttons(line, database, row)
+        line.markdown(as_text(alert_title(row)))
+    show_requests(database)

@@ -1,0 +1,165 @@
+"""What an alert's buttons queue for a worker, and how far those requests are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pandas as pd
+import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
+
+from dashboard.database import write_request
+from dashboard.shared.formatting import as_text, local_time, zone_named
+from dashboard.shared.links import page_address
+from dashboard.shared.tables import draw_table
+from db import queries
+from db.engine import Database
+from db.errors import DatabaseError
+from db.queries import AlertRow, DecisionRow, RequestRow
+from db.requests import OPEN_REQUEST_STATES
+from flexq_bench.errors import FlexqError
+from flexq_bench.runs.reproduction import case_of, is_reproducible
+from flexq_bench.runs.sweep import Sweep
+from kernels.errors import KernelError
+from workloads.case import kernel_label
+from workloads.errors import WorkloadError
+from workloads.suite import Shape
+
+LISTED = 20
+_REQUESTER = "triage"
+_LOOKS_EVERY = timedelta(seconds=10)
+
+
+def show_buttons(
+    place: DeltaGenerator, database: Database, row: AlertRow, member: DecisionRow | None = None
+) -> None:
+    """One click queues a sweep of what the alert is about, another one a bisection.
+
+    member: the verdict whose case is bisected; None: the alert's slowest.
+    """
+    if place.button(
+        f"Measure alert {row.id} again", key=f"again-{row.id}", icon=":material/replay:"
+    ):
+        _measure_again(database, row)
+    problem = why_no_bisection(row)
+    if place.button(
+        f"Bisect alert {row.id}",
+        key=f"bisect-{row.id}",
+        icon=":material/account_tree:",
+        disabled=bool(problem),
+        help=problem or "Compare commits between the last good and the first bad one on this GPU.",
+    ):
+        _bisect(database, row, member)
+
+
+def why_no_bisection(row: AlertRow) -> str:
+    """Why nothing can be searched; empty: it can."""
+    if row.good is None:
+        return "It was bad when it was first measured: there is no last good commit."
+    if row.bad.project:
+        return "Commits of another repository: bisect in a clone of it (flexq-bench bisect)."
+    if None not in (orders := (row.good.topo_order, row.bad.topo_order)):
+        first, last = orders
+        if first is not None and last is not None and last - first <= 1:
+            return "No commit lies between the last good and the first bad one."
+    return ""
+
+
+def show_requests(database: Database, alert: int | None = None) -> None:
+    """What was queued from here, of one alert or of all, and what became of it."""
+    asked = _asked(database, alert)
+    with database.session() as session:
+        live = queries.workers(session, live=True, limit=1)
+    if not live:
+        st.caption("No worker is alive: what is queued here waits for one (flexq-bench worker).")
+    if asked:
+        is_open = any(one.state in OPEN_REQUEST_STATES for one in asked)
+        st.fragment(_progress, run_every=_LOOKS_EVERY if is_open else None)(database, alert)
+
+
+def _asked(database: Database, alert: int | None) -> list[RequestRow]:
+    with database.session() as session:
+        requester = None if alert is None else f"{_REQUESTER} {alert}"
+        found = queries.requests(session, requester=requester, limit=LISTED)
+    return [one for one in found if one.requester.startswith(f"{_REQUESTER} ")]
+
+
+def _measure_again(database: Database, row: AlertRow) -> None:
+    from flexq_bench.fleet.requests import sweep_request  # brings torch
+
+    gpu = row.gpus[0] if row.gpus else ""
+    try:
+        with database.session() as session:
+            members = queries.alert_decisions(session, row.id)
+            request = sweep_request(session, _sweep_of(members), requester=_name(row), gpu=gpu)
+        write_request(request)
+    except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
+        st.error(as_text(str(error)))
+        return
+    _say_queued(f"Queued as request {request.uuid[:8]}: {request.cases} cases on {gpu}.")
+
+
+def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> None:
+    from flexq_bench.fleet.requests import Bisection, bisect_request
+
+    assert row.good is not None  # else the button is disabled
+    try:
+        with database.session() as session:
+            of = member or next(iter(queries.alert_decisions(session, row.id)), None)
+            if of is None or not is_reproducible(of):
+                st.error("Another tool measured this: there is nothing to compare commits with.")
+                return
+            wanted = Bisection(case_of(of), row.good.sha, row.bad.sha)
+            request = bisect_request(session, wanted, requester=_name(row), gpu=of.gpu)
+        write_request(request)
+    except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
+        st.error(as_text(str(error)))
+        return
+    _say_queued(
+        f"Queued as request {request.uuid[:8]}: a bisection of {wanted.case.key}, at most "
+        f"{request.cases} comparisons on {of.gpu}."
+    )
+
+
+def _say_queued(words: str) -> None:
+    st.success(as_text(words), icon=":material/check:")
+
+
+def _name(row: AlertRow) -> str:
+    return f"{_REQUESTER} {row.id}"
+
+
+def _sweep_of(members: Sequence[DecisionRow]) -> Sweep:
+    """The kernels, shapes and M of the verdicts of an alert."""
+    shapes = sorted({(one.n, one.k) for one in members})
+    return Sweep(
+        tuple(sorted({kernel_label(one.kernel, one.variant) for one in members})),
+        tuple(sorted({one.m for one in members})),
+        tuple(Shape(n, k, layer="", model="") for n, k in shapes),
+    )
+
+
+def _progress(database: Database, alert: int | None) -> None:
+    zone = zone_named(st.context.timezone)
+    rows = [
+        {
+            "request": page_address("sweep", request=one.uuid[:8]) if one.kind == "sweep" else None,
+            "for alert": one.requester.removeprefix(f"{_REQUESTER} "),
+            "what": "bisection" if one.kind == "bisect" else one.kind,
+            "state": one.state,
+            "result": one.detail,
+            "measured": page_address("results", run=one.run[:8]) if one.run else None,
+            "cases": one.cases if one.kind != "bisect" else None,
+            "asked": local_time(one.created_at, zone),
+        }
+        for one in _asked(database, alert)
+    ]
+    draw_table(
+        pd.DataFrame(rows),
+        column_config={
+            "request": st.column_config.LinkColumn(display_text=r"request=(.*)$"),
+            "measured": st.column_config.LinkColumn(display_text=r"run=(.*)$"),
+        },
+        key="requests",
+    )
