@@ -38,7 +38,10 @@ shown = st.navigation([one.as_page() for one in pages], expanded=True)
 st.set_page_config(page_title=f"{shown.title} · FlexQ Bench", page_icon="⏱️", layout="wide")
 # Streamlit greys captions to a contrast below 4.5; here they say what a number rests on.
 st.html("<style>[data-testid=stCaptionContainer] * { color: inherit; opacity: 1 }"
-        "[data-testid=stCaptionContainer] { color: inherit; opacity: 1 }</style>")  # fmt: skip
+        "[data-testid=stCaptionContainer] { color: inherit; opacity: 1 }"
+        # Tables take the width that Streamlit leaves empty on both sides.
+        "[data-testid=stMainBlockContainer] { padding: 4rem clamp(1rem, 2vw, 3rem) }"
+        "</style>")  # fmt: skip
 with suppress(DatabaseError):  # the page says why it can't be opened
     show_search(current_database())
 shown.run()

@@ -24,6 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
+from browsing import cpu_seconds
+
 LIMIT_MS = 300.0
 PATHS = (
     "/v1/status",
@@ -58,12 +61,6 @@ def served(database: str) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait(timeout=20)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Of a process, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def reader(number: int, port: int, until: float, waits: list[float]) -> Counter[str]:
@@ -118,9 +115,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     asked = parser.parse_args()
     with served(asked.database) as (port, pid):
-        before = cpu_seconds(pid)
+        before = cpu_seconds([pid])
         waits, statuses = asyncio.run(load(port, asked.readers, asked.seconds))
-        spent_ms = 1e3 * (cpu_seconds(pid) - before) / len(waits)
+        spent_ms = 1e3 * (cpu_seconds([pid]) - before) / len(waits)
     middle, high = (float(np.percentile(waits, p)) for p in (50, 95))
     errors = sum(count for status, count in statuses.items() if status not in ("200", "304"))
     loads = " ".join(f"{one:.1f}" for one in os.getloadavg())

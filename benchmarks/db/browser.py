@@ -25,7 +25,7 @@ import numpy as np
 from pages import VIEWS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "dashboard"))
-from browsing import dashboard_on, headless
+from browsing import children_named, dashboard_on, headless
 
 View = tuple[str, dict[str, str | list[str]]]
 TABLE = "[data-testid=stDataFrame] canvas"
@@ -111,19 +111,10 @@ def show_paints(url: str, views: Sequence[View], repetitions: int) -> bool:
 def app_memory_mb() -> float:
     """Proportional set size of this process's children and theirs, but for Chromium's."""
     total = 0
-    for pid in _descendants(os.getpid()):
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        if name.startswith("python"):
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-            total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    for pid in children_named("python"):
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total / 1024
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            yield int(child)
-            yield from _descendants(int(child))
 
 
 def main() -> None:

@@ -17,22 +17,15 @@ _NAMED = 8  # series, in a description
 WIDE = 8  # largest over smallest ratio, from where an axis shows whole decades
 
 
-def log_axis(values: Iterable[float]) -> dict[str, str]:
+def log_axis(values: Iterable[float]) -> dict[str, Any]:
     """A logarithmic axis for these values, > 0: it names 1, 2 and 5 of each decade where they are
-    far apart, since the names of all nine steps would stand on each other."""
-    shown = list(values)
-    is_wide = max(shown, default=1.0) > WIDE * min(shown, default=1.0)
-    return {"type": "log"} | ({"dtick": "D2"} if is_wide else {})
-
-
-def log_ticks(values: Iterable[float]) -> list[float] | None:
-    """1, 2 and 5 of each decade that a log axis with these values shows; None: too few of them,
-    so Plotly chooses. Its own choice over several decades leaves the zeros away."""
-    shown = [*values, 1.0]
-    if max(shown) < WIDE * min(shown):
-        return None
+    far apart, each in full. Plotly's own names of them leave the zeros away."""
+    shown = [value for value in values if value > 0]
+    if max(shown, default=1.0) <= WIDE * min(shown, default=1.0):
+        return {"type": "log"}
     decades = range(math.floor(math.log10(min(shown))), math.ceil(math.log10(max(shown))) + 1)
-    return [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    ticks = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    return {"type": "log", "tickvals": ticks, "ticktext": [f"{tick:,.10g}" for tick in ticks]}
 
 
 def rule(figure: go.Figure, at: float, words: str) -> None:

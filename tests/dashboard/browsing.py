@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,32 @@ def dashboard_on(path: Path, *, below: str = "") -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
     assert not answers(url), "the app outlives its command"
+
+
+def children_named(name: str) -> list[int]:
+    """The processes whose command begins so, among this one's children and theirs."""
+    found, waiting = [], [os.getpid()]
+    while waiting:
+        with suppress(OSError):  # it has ended meanwhile
+            for task in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                children = [int(pid) for pid in (task / "children").read_text().split()]
+                waiting += children
+                for pid in children:
+                    if Path(f"/proc/{pid}/comm").read_text().startswith(name):
+                        found.append(pid)
+    return found
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """What processes have used of processors, user and system; one that has ended counts as 0."""
+    ticks = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def answers(url: str) -> bool:

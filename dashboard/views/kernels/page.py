@@ -168,13 +168,16 @@ def _show_reach(points: pd.DataFrame) -> None:
         )
     )
     table = best.sort_values("median", ascending=False).reset_index()
-    percent = st.column_config.NumberColumn(format="%.1f")
+    columns = {
+        name: st.column_config.NumberColumn(f"{name}, % of floor", format="%.1f")
+        for name in ("lowest", "median", "highest")
+    }
     draw_table(
         table.rename(columns={"label": "kernel", "shapes": "results"}),
-        column_config=dict.fromkeys(("lowest", "median", "highest"), percent),
+        column_config=columns,
         key="roofline-table",
     )
-    st.caption("100 · floor / median (%) over the results drawn: lowest, median, highest.")
+    st.caption("100 · floor / median time of each result that is drawn, by kernel.")
 
 
 def _show_map(controls: Controls, shown: _Shown) -> None:

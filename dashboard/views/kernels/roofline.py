@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars
+from dashboard.shared.charts import GREY, error_bars, log_axis
 from dashboard.shared.colors import Style
 
 _HEIGHT = 480
@@ -73,11 +73,12 @@ def roofline(points: pd.DataFrame, styles: Mapping[str, Style]) -> go.Figure:
         )
     figure.update_xaxes(
         title="arithmetic intensity (operations per byte of weights, log scale)",
-        type="log",
-        dtick="D2",
         showgrid=True,
+        **log_axis(points["intensity"]),
     )
-    figure.update_yaxes(title="10¹² operations a second (TOPS, log scale)", type="log", dtick="D2")
+    figure.update_yaxes(
+        title="10¹² operations a second (TOPS, log scale)", **log_axis(points["reach"])
+    )
     figure.update_layout(
         height=_HEIGHT + _LEGEND_ROW_PX * (len(labels) // _IN_A_LEGEND_ROW),
         margin={"l": 10, "r": 40, "t": 70, "b": 10},

@@ -18,8 +18,8 @@ from workloads.case import kernel_label
 # level_low, level_high: of the 95 % interval of the level, µs. slower: time over the fastest's.
 COLUMNS = (
     *("rank", "label", "median_us", "level_low", "level_high", "slower", "apart"),
-    *("pct_of_floor", "tops", "gb_s", "correct", "error", "configuration", "noisy"),
-    *("history", "samples", "run", "commit", "measured", "noise"),
+    *("pct_of_floor", "tops", "gb_s", "correct", "noisy", "history", "samples", "run"),
+    *("configuration", "error", "commit", "measured", "noise"),
 )
 
 

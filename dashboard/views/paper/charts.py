@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import GREY, error_bars
+from dashboard.shared.charts import GREY, error_bars, log_axis
 
 _OURS = "#0072B2"
 _ROW_PX = 30
@@ -46,7 +46,9 @@ def beside_each_other(frame: pd.DataFrame) -> go.Figure:
         hovertemplate="%{text}<extra>measured here</extra>",
     )
     figure.add_vline(1, line={"color": GREY, "width": 1})
-    figure.update_xaxes(title="ratio (×, log scale)", type="log", dtick="D2")
+    figure.update_xaxes(
+        title="ratio (×, log scale)", **log_axis([*shown["published"], *ours["ours"]])
+    )
     order = list(dict.fromkeys(names))[::-1]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=order)
     figure.update_layout(

@@ -128,21 +128,21 @@ def _frame(database: Database, wanted: Sequence[ReferenceInfo]) -> pd.DataFrame:
 def _show_table(frame: pd.DataFrame) -> None:
     number = st.column_config.NumberColumn
     draw_table(
-        frame,
+        frame.assign(of=frame["of"].where(frame["of"] > 0)),
         height=min(_ROW_PX * (len(frame) + 1) + 3, _MOST_PX),
         column_config={
             "source": "paper",
             "table": "where in it",
             "metric": "what",
             "kernel": st.column_config.TextColumn("kernel or scheme"),
-            "baseline": "over",
+            "baseline": st.column_config.TextColumn("over", width="medium"),
             "m": "M",
             "bound": st.column_config.TextColumn("is", help="empty: a mean or a single value"),
             "published": number("published", format="%.4g", help="not measured here"),
             "hardware": "their hardware",
             "ours": number("ours", format="%.4g", help="empty: the caveats say why"),
             "our_kernel": "our kernel",
-            "of": number("of", help="layers that the published number is over; 0: not known"),
+            "of": number("of", help="layers that the published number is over; empty: not known"),
             "ours_low": number("low", format="%.4g"),
             "ours_high": number("high", format="%.4g"),
             "gpu": "our GPU",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import log_ticks, rule
+from dashboard.shared.charts import log_axis, rule
 from dashboard.shared.colors import Style
 from dashboard.shared.layer_chart import by_layer
 
@@ -24,8 +24,7 @@ def speedup_by_layer(frame: pd.DataFrame, baseline: str, styles: Mapping[str, St
     figure = by_layer(shown[shown["label"] != baseline], "speedup", "×", styles)
     figure.update_yaxes(
         title=f"speed-up over {html.escape(baseline)} (×, log scale)",
-        type="log",
-        tickvals=log_ticks(shown["speedup"]),
+        **log_axis([*shown["speedup"], 1.0]),
     )
     rule(figure, 1.0, f"{html.escape(baseline)} = 1")
     return figure

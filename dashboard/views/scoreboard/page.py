@@ -10,7 +10,7 @@ import streamlit as st
 
 from dashboard.database import current_database, errors_shown, say_that_it_is_empty
 from dashboard.shared.controls import Controls
-from dashboard.shared.formatting import as_code, as_text, zone_named
+from dashboard.shared.formatting import as_code, as_text, stage_in_words, zone_named
 from dashboard.shared.freshness import show_freshness
 from dashboard.shared.tables import draw_table
 from dashboard.views.scoreboard.tables import change_rows, coverage_rows, score_rows
@@ -98,7 +98,7 @@ def _narrow(
     on_gpus = {one.gpu for one in known if one.backend == "cuda"}
     gpu = controls.one(st.sidebar, "gpu", "GPU", [_ANY, *gpus], _ANY)
     stages = sorted({one.stage for one in known})
-    stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0])
+    stage = controls.one(st.sidebar, "stage", "Stage", stages, stages[0], shown=stage_in_words)
     caches = sorted({one.cache for one in known})
     cache = controls.one(st.sidebar, "cache", "Cache", caches, caches[0])
     labels = sorted({kernel_label(one.kernel, one.variant) for one in known})
@@ -191,7 +191,9 @@ def _dataframe(rows: list[dict[str, Any]], key: str) -> None:
             "change": percent,
             "µs": column.NumberColumn(format="%.2f"),
             "trend": column.ImageColumn(help="times over the latest ones; higher is slower"),
-            "covered": column.ProgressColumn(format="%.0f %%", min_value=0, max_value=100),
+            "covered": column.ProgressColumn(
+                format="%.0f %%", min_value=0, max_value=100, color="blue"
+            ),
             "alert": column.LinkColumn(display_text=r"alert=(.*)$", help="the open alert"),
             "history": column.LinkColumn(display_text="history"),
             "samples": column.LinkColumn(display_text="samples"),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import plotly.graph_objects as go
 
-from dashboard.shared.charts import error_bars, lay_out
+from dashboard.shared.charts import error_bars, lay_out, log_axis
 from dashboard.shared.colors import Style
 
 AXES = {"m": "M (tokens)", "n": "N (output features)", "k": "K (input features)"}
@@ -28,7 +28,7 @@ def with_ends(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
     frame: see results_frame.COLUMNS. value: one of VALUES.
     """
-    shown = frame[frame["is_timed"] & frame[value].notna()].copy()
+    shown = frame[frame["is_timed"] & points[value].notna()].copy()
     if value == "median_us":
         ends = shown["ci_low_us"], shown["ci_high_us"]
     elif value == "tops":  # the time's interval the other way round
@@ -71,10 +71,10 @@ def curves(points: pd.DataFrame, styles: Mapping[str, Style], axis: str, value: 
         )
     what, unit = VALUES[value]
     is_share = value == "pct_of_floor"
-    figure.update_xaxes(title=f"{AXES[axis]}, log scale", type="log", dtick="D2")
+    figure.update_xaxes(title=f"{AXES[axis]}, log scale", **log_axis(points[axis]))
     figure.update_yaxes(
         title=f"{what} ({unit}{'' if is_share else ', log scale'})",
-        **({"rangemode": "tozero"} if is_share else {"type": "log", "dtick": "D2"}),
+        **({"rangemode": "tozero"} if is_share else log_axis(points[value])),
     )
     return lay_out(figure, _HEIGHT + _LEGEND_PX * len(figure.data) // 3)
 
