@@ -28,7 +28,7 @@ def with_ends(frame: pd.DataFrame, value: str) -> pd.DataFrame:
 
     frame: see results_frame.COLUMNS. value: one of VALUES.
     """
-    shown = frame[frame["is_timed"] & points[value].notna()].copy()
+    shown = frame[frame["is_timed"] & frame[value].notna()].copy()
     if value == "median_us":
         ends = shown["ci_low_us"], shown["ci_high_us"]
     elif value == "tops":  # the time's interval the other way round
