@@ -49,7 +49,7 @@ def served(database: str) -> Iterator[tuple[int, int]]:
     command = [sys.executable, "-m", "flexq_bench.cli", "serve-api", "--db", database]
     process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while True:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:

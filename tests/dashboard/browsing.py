@@ -43,15 +43,16 @@ THEMES = ["light", pytest.param("dark", marks=pytest.mark.slow)]
 
 
 @contextmanager
-def dashboard_on(path: Path, *, below: str = "") -> Iterator[str]:
+def dashboard_on(path: Path | None, *, below: str = "") -> Iterator[str]:
     """The address of the dashboard, started and ended as a person does it.
 
-    below: the path that a proxy would serve it below.
+    path: of the database; None: the examples. below: the path that a proxy would serve it below.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", "--db", str(path))
+    of = ("--examples",) if path is None else ("--db", str(path))
+    command = (sys.executable, "-m", "flexq_bench.cli", "dashboard", *of)
     options = ["--port", str(port), "--base-path", below]
     process = subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.DEVNULL)
     url = f"http://127.0.0.1:{port}/{below}".rstrip("/")
