@@ -1,7 +1,7 @@
 """Make the pictures of the dashboard that the documents show.
 
-Those of Scoreboard, Leaderboard and Kernels are of the repository's example records, that of Alert
-is of a database that benchmarks/db/fill.py made, since the examples hold no alert:
+Those of Leaderboard and Kernels are of the repository's example records, those of Scoreboard and
+Alert of a database that benchmarks/db/fill.py made, since the examples hold no alert and no history:
 
     python benchmarks/db/fill.py made-up.sqlite --nights 20
     python benchmarks/dashboard/pictures.py --made-up made-up.sqlite
@@ -23,11 +23,10 @@ IMAGES = Path(__file__).parents[2] / "docs" / "images"
 WIDTH_PX = 1500
 # Name: the page with its controls, and the height that is shown, pixels.
 OF_EXAMPLES = {
-    "scoreboard": ("", 900),
     "leaderboard": ("leaderboard?model=llama-2-7b&layer=down_proj", 1300),
     "kernels": ("kernels?view=heat+map", 1100),
 }
-MADE_UP = {"alert": ("alert", 1500)}
+MADE_UP = {"scoreboard": ("", 1100), "alert": ("alert", 1500)}
 _BUSY = "[data-testid=stStatusWidget], [data-testid=stSkeleton], [data-stale=true]"
 _PATIENCE_S = 240
 
@@ -51,7 +50,7 @@ def take(browser: Any, url: str, height: int, file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--made-up", type=Path, help="a database of fill.py, for Alert")
+    parser.add_argument("--made-up", type=Path, help="a database of fill.py")
     parser.add_argument("--out", type=Path, default=IMAGES)
     parser.add_argument("--dark", action="store_true")
     asked = parser.parse_args()

@@ -88,7 +88,7 @@ def _score(row: BoardRow, alert: AlertRow | None, zone: tzinfo) -> dict[str, Any
         "GPU": row.gpu,
         "last week": _percent(row.week),
         "95 % interval": _interval(row.week),
-        "verdict": "nothing a week older" if row.week is None else _MARKS[row.week.verdict],
+        "verdict": "nothing to compare" if row.week is None else _MARKS[row.week.verdict],
         "trend": sparkline([point.ratio for point in row.trend], row.half_width),
         "release": _percent(row.release),
         "95 % interval, release": _interval(row.release),
