@@ -1,7 +1,7 @@
 """Make the pictures of the dashboard that the documents show.
 
-Those of Leaderboard and Kernels are of the repository's example records. Scoreboard and Alert are of
-a database that benchmarks/db/fill.py made, since the examples hold no alert and no nights:
+Those of Leaderboard and Kernels are of the repository's example records. Scoreboard and Alert are
+of a database that benchmarks/db/fill.py made, since the examples hold no alert and no nights:
 
     python benchmarks/db/fill.py made-up.sqlite --nights 20
     python benchmarks/dashboard/pictures.py --made-up made-up.sqlite
