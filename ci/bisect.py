@@ -13,7 +13,6 @@ from db import queries
 from db.engine import open_database
 from flexq_bench.errors import InfrastructureError, UsageError
 from flexq_bench.exit_codes import ExitCode
-from flexq_bench.fleet.request_worker import Question
 from flexq_bench.measure.ab import CaseComparison
 from flexq_bench.measure.device import describe_device, find_device
 from flexq_bench.verdicts import Confirmation, Verdict
@@ -133,26 +132,6 @@ def bisect(
     location = search(good, commits, ask, steps)
     journal.forget()
     return BisectReport(case, good, bad, ends, location, whole)
-
-
-def answered(question: Question) -> str:
-    """The line that answers a bisection that was requested; raises as `bisect`.
-
-    It goes on where a server that died left the same search on this host.
-    """
-    from ci.reports.bisect import line, step_line  # which imports this module
-
-    key, bad = question.case.key, question.commits[-1]
-    report = bisect(
-        question.case,
-        question.good,
-        question.commits,
-        question.compare,
-        Journal("request", key, question.good, bad, question.device),
-        on_step=lambda step: question.on_step(step_line(step)),
-        on_resume=lambda count: question.on_step(f"{count} answers of an interrupted search"),
-    )
-    return line(report)
 
 
 def case_of_series(series: str, db: str | None) -> tuple[Case, str | None]:

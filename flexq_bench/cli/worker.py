@@ -53,7 +53,7 @@ def worker(
     nothing: the next one goes on with its request. Any number of workers may serve one database.
     It ends when its sources change: what started it starts the new ones.
     """
-    from ci.bisect import answered
+    from ci.requested_bisection import answered
     from db.engine import open_database
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.cli.output import console, say

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ci.bisect import answered
+from ci.requested_bisection import answered
 from db import queries
 from db.errors import LimitError
 from db.leases import REQUEST_LEASES
