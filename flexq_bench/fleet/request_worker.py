@@ -142,8 +142,7 @@ def serve_next(
     except CancelledError as error:
         return Served(request.uuid, "cancelled", uuid_of_run, str(error))
     except (KeyboardInterrupt, InfrastructureError):
-        with suppress(DatabaseError), database.session() as session:
-            return_request(session, request.uuid, server)
+        _give_back(database, request, server)
         raise
     return _finish(database, request, "done", uuid_of_run, "")
 
@@ -167,6 +166,8 @@ def _bisect(
 
     try:
         wanted = bisection_of(request.content)
+        if is_quarantined(request.deaths):
+            raise MeasureError(quarantine_detail(request.deaths))
         pool.check([wanted.case])
         repository = repository_of(ROOT)
         good, bad = (one.commit for one in resolve_pair(repository, wanted.good, wanted.bad))
@@ -178,8 +179,11 @@ def _bisect(
         words = search(Question(wanted.case, good, commits, device, compare, on_step))
     except CancelledError as error:
         return Served(request.uuid, "cancelled", None, str(error))
-    except (*PLANNING_REFUSALS, InfrastructureError) as error:
+    except (*PLANNING_REFUSALS, MeasureError, InfrastructureError) as error:
         return _finish(database, request, "failed", None, str(error))
+    except KeyboardInterrupt:
+        _give_back(database, request, server)
+        raise
     return _finish(database, request, "done", None, words)
 
 
@@ -231,6 +235,12 @@ def _renew(database: Database, request: ClaimedRequest, server: str, lease: time
         until = database_time(session) + lease
         if not renew_request(session, request.uuid, server, until=until):
             raise CancelledError(f"request {request.uuid[:8]} was taken back")
+
+
+def _give_back(database: Database, request: ClaimedRequest, server: str) -> None:
+    """Leave the request to the next server, where the database still answers."""
+    with suppress(DatabaseError), database.session() as session:
+        return_request(session, request.uuid, server)
 
 
 def _finish(
