@@ -61,7 +61,7 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         points = queries.series_history(session, series_id, without_sweeps=True)
         last = points[-1].epoch if points else 0
         usable = [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
-        model = level_model([result.median_us for result in usable])
+        model = level_model([result.median_us for result in usable], smallest=SMALLEST_STEP)
         retracted += _retract(session, series_id, usable, model)
         for step in model.steps:
             stored += _store(session, series_id, usable, step, device)

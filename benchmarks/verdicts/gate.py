@@ -1,7 +1,7 @@
 """What a gate answers on made comparisons: its exit codes where nothing changed, and where one did.
 
 Prints the table that docs/statistics.md quotes, from fixed seeds (a minute):
-    python benchmarks/verdicts/gate.py [--looks 2]
+    python benchmarks/verdicts/gate.py [--looks 2] [--processes 1]
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 
 import numpy as np
+from in_processes import in_processes
 from simulate import decide, generator, looks_at
 
 from ci.gate_perf import exit_code_of, outcome_of
@@ -22,6 +23,7 @@ GATES = 200
 LIMITS = [1.0] * 20 + [2.0] * 6  # percent, of the planned cases
 STEP = 0.03  # of one case with the smallest limit
 SIGMAS = (0.002, 0.005, 0.01)
+CODES = ((0, 1, 3), (1, 3))  # that are shown of quiet gates, and of those with a slower case
 KINDS = ("Gaussian", "sticky bimodal", "a third slow", "Student t(2)")
 
 
@@ -37,23 +39,29 @@ def answer(
     )
 
 
+def answers(
+    kind: str, sigma: float, step: float, rules: InterleaveRules
+) -> Counter[ExitCode]:
+    rng = generator("gate", kind, sigma, step)
+    return Counter(answer(kind, sigma, step, rng, rules) for _ in range(GATES))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--looks", type=int, default=InterleaveRules().looks)
-    rules = InterleaveRules(looks=parser.parse_args().looks)
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    rules = InterleaveRules(looks=arguments.looks)
     out = sys.stdout.write
     out("| between processes | quiet: 0 | 1 | 3 | one is 3 % slower: 1 | 3 |\n")
     out("| --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for sigma in SIGMAS:
-        for kind in KINDS:
-            out(f"| {kind}, σ {sigma:.1%} |")
-            for step, codes in ((0.0, (0, 1, 3)), (STEP, (1, 3))):
-                rng = generator("gate", kind, sigma, step)
-                counts = Counter(answer(kind, sigma, step, rng, rules) for _ in range(GATES))
-                for code in codes:
-                    out(f" {counts[ExitCode(code)] / GATES:.1%} |")
-            out("\n")
-            sys.stdout.flush()
+    todo = [(kind, sigma, step) for sigma in SIGMAS for kind in KINDS for step in (0.0, STEP)]
+    rows = in_processes(answers, [(*one, rules) for one in todo], arguments.processes)
+    for (kind, sigma, step), counts in zip(todo, rows, strict=True):
+        out(" " if step else f"| {kind}, σ {sigma:.1%} | ")
+        out(" | ".join(f"{counts[ExitCode(code)] / GATES:.1%}" for code in CODES[bool(step)]))
+        out(" |\n" if step else " |")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

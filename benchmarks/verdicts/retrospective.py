@@ -1,7 +1,7 @@
 """The retrospective pass, night by night: false change points, power, time.
 
 Prints the tables that docs/statistics.md quotes, from fixed seeds:
-    python benchmarks/verdicts/retrospective.py [--series 100]
+    python benchmarks/verdicts/retrospective.py [--series 100] [--processes 1]
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+from in_processes import in_processes
 from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
 from flexq_bench.stats import change_points
+from flexq_bench.stats.level_model import SMALLEST_STEP
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 Draw = Callable[[np.random.Generator, int], Floats]
 
 HISTORY, NIGHTS = 120, 100  # before the nights that are counted, and those
@@ -29,6 +32,7 @@ SIGMA = 0.01
 GAP = 0.12
 SAME = 2  # nights that a finding may move by and be the same
 TIMED = 400
+CHUNK = 10  # series that a process looks at in one go
 
 
 def _memory(rng: np.random.Generator, nights: int) -> Floats:
@@ -69,14 +73,14 @@ KINDS: dict[str, Draw] = {
 
 
 def found(logs: Floats) -> list[int]:
-    return [point.index for point in change_points(20 * np.exp(logs))]
+    return [point.index for point in change_points(20 * np.exp(logs), smallest=SMALLEST_STEP)]
 
 
-def false_rates(kind: str, series: int) -> tuple[float, float]:
-    """Change points that were stored in a night, and that still stand after the last, a 1,000
-    series-nights. None was there: what was stored before the nights that are counted is known."""
+def false_counts(kind: str, numbers: range) -> tuple[int, int]:
+    """Change points that were stored in a night, and that still stand after the last. None was
+    there: what was stored before the nights that are counted is known."""
     stored = standing = 0
-    for number in range(series):
+    for number in numbers:
         rng = np.random.default_rng(zlib.crc32(f"{kind} {number}".encode()))
         logs = KINDS[kind](rng, HISTORY + NIGHTS)
         known = found(logs[:HISTORY])
@@ -86,24 +90,29 @@ def false_rates(kind: str, series: int) -> tuple[float, float]:
             known += [at for at in now if all(abs(at - other) > SAME for other in known)]
         stored += len(known) - before
         standing += len(now)
-    return 1000 * stored / (series * NIGHTS), 1000 * standing / (series * NIGHTS)
+    return stored, standing
 
 
-def power(kind: str, step: float, series: int) -> tuple[float, float]:
-    """Shares of the series whose step is found within 5 nights, and at the end."""
+def power_counts(kind: str, step: float, numbers: range) -> tuple[int, int]:
+    """Series whose step is found within 5 nights, and at the end."""
     early = late = 0
-    for number in range(series):
+    for number in numbers:
         rng = np.random.default_rng(zlib.crc32(f"{kind} {step} {number}".encode()))
         logs = KINDS[kind](rng, LONG)
         logs[STEP_AT:] += np.log1p(step) * (-1) ** number
         looks = [found(logs[: STEP_AT + night]) for night in range(3, WITHIN + 1)]
         early += any(_is_there(look) for look in looks)
         late += _is_there(found(logs))
-    return early / series, late / series
+    return early, late
 
 
 def _is_there(look: list[int]) -> bool:
     return any(abs(at - STEP_AT) <= WITHIN for at in look)
+
+
+def counted(kind: str, step: float, numbers: range) -> tuple[int, int]:
+    """Of a step of 0: what is false."""
+    return power_counts(kind, step, numbers) if step else false_counts(kind, numbers)
 
 
 def times(kind: str) -> tuple[float, float, float]:
@@ -125,17 +134,29 @@ def times(kind: str) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", type=int, default=100)
-    series = parser.parse_args().series
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    series = arguments.series
     found(np.zeros(20))
     out = sys.stdout.write
     out("| noise | stored / 1,000 | standing / 1,000 | 1 % in 5 nights / at the end | 2 % | 5 % |")
     out(" 10,000 x 400 | 5,000 | ratio to PELT |\n| --- |" + " ---: |" * 8 + "\n")
+    todo = [
+        (kind, step, range(first, min(first + CHUNK, series)))
+        for kind in KINDS
+        for step in (0.0, *STEPS)
+        for first in range(0, series, CHUNK)
+    ]
+    results = in_processes(counted, todo, arguments.processes)
+    sums: dict[tuple[str, float], Ints] = {}
+    for (kind, step, _), counts in zip(todo, results, strict=True):
+        sums[kind, step] = sums.get((kind, step), np.zeros(2, dtype=np.int64)) + counts
     for kind in KINDS:
-        stored, standing = false_rates(kind, series)
+        stored, standing = 1000 * sums[kind, 0.0] / (series * NIGHTS)
         out(f"| {kind} | {stored:.2f} | {standing:.2f} |")
         for step in STEPS:
-            early, late = power(kind, step, series)
-            out(f" {early:.0%} / {late:.0%} |")
+            early, late = sums[kind, step] / series
+            out(f" {early:.1%} / {late:.1%} |")
         all_short, one_long, ratio = times(kind)
         out(f" {all_short:.0f} s | {one_long:.2f} s | {ratio:.2f} |\n")
         sys.stdout.flush()

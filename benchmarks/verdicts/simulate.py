@@ -2,7 +2,7 @@
 
 Prints the tables that docs/statistics.md quotes, from fixed seeds; with fewer looks, what they
 miss:
-    python benchmarks/verdicts/simulate.py [--looks 2]
+    python benchmarks/verdicts/simulate.py [--looks 2] [--processes 1]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import zlib
 
 import numpy as np
+from in_processes import in_processes
 from noise import KINDS, PROCESS_SIGMA, PROCESSES, SIGMA, comparison, nightly
 from numpy.lib.stride_tricks import sliding_window_view
 from rules import LONGEST, SIMPLE
@@ -168,17 +169,19 @@ def two_stage(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--looks", type=int, default=InterleaveRules().looks)
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
     # What `nightly`, `gate perf` and `compare` do.
-    rules = InterleaveRules(looks=parser.parse_args().looks)
+    rules = InterleaveRules(looks=arguments.looks)
     out = sys.stdout.write
     out("| rule | noise | false alerts / 1,000 | 2 % in 5 nights | 5 % in 1 night | candidates |")
     out(" pairs |\n| --- | --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for sigma in (PROCESS_SIGMA, SIGMA):
-        for kind in (*KINDS, *PROCESSES):
-            false, at_two, at_five, candidates, pairs = two_stage(kind, sigma, rules)
-            out(f"| two-stage, process σ {sigma:.1%} | {kind} | {false:.2f} | {at_two:.1%} | ")
-            out(f"{at_five:.1%} | {candidates:.1%} | {pairs:.0f} |\n")
-            sys.stdout.flush()
+    todo = [(kind, sigma) for sigma in (PROCESS_SIGMA, SIGMA) for kind in (*KINDS, *PROCESSES)]
+    rows = in_processes(two_stage, [(*one, rules) for one in todo], arguments.processes)
+    for (kind, sigma), (false, at_two, at_five, candidates, pairs) in zip(todo, rows, strict=True):
+        out(f"| two-stage, process σ {sigma:.1%} | {kind} | {false:.2f} | {at_two:.1%} | ")
+        out(f"{at_five:.1%} | {candidates:.1%} | {pairs:.0f} |\n")
+        sys.stdout.flush()
     for rule in SIMPLE:
         for kind in KINDS:
             false, at_two, at_five = simple(rule, kind, generator(rule, kind))

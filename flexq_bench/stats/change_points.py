@@ -34,14 +34,14 @@ class ChangePoint:
 
 
 def change_points(
-    values: ArrayLike, *, significance: float = SIGNIFICANCE
+    values: ArrayLike, *, significance: float = SIGNIFICANCE, smallest: float = 0.0
 ) -> tuple[ChangePoint, ...]:
     """The changes of level of a series, oldest first: the steps of its `level_model`.
 
     A drift, a switch between two modes and a spell of 5 values or fewer are no change points. The
-    model says more of them. Raises ValueError if values is not one-dimensional.
+    model says more of them. smallest: step that counts, a fraction of the level. Raises ValueError if values is not one-dimensional.
     """
     return tuple(
         ChangePoint(one.index, one.before, one.after, one.relative_change, one.p_value)
-        for one in level_model(values, significance=significance).steps
+        for one in level_model(values, significance=significance, smallest=smallest).steps
     )

@@ -15,8 +15,9 @@ from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Boundary, Fit, fit_step
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 # Chance of a step where there is none, in one look at one series.
 SIGNIFICANCE = 0.002
-# The smallest step of a history: a fraction of the level. What a comparison must exceed to alert
-# is `flexq_bench.verdicts.alert_rule`'s.
+# The smallest step of a stored history of times: a fraction of the level, and five times the least
+# noise of such a series. Values of unknown units have no such limit. What a comparison must exceed
+# to alert is `flexq_bench.verdicts.alert_rule`'s.
 SMALLEST_STEP = 0.005
 STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
 LONGEST_SPELL = 5  # values; longer, and it was a level
@@ -133,7 +134,7 @@ def level_model(
     values: ArrayLike,
     *,
     significance: float = SIGNIFICANCE,
-    smallest: float = SMALLEST_STEP,
+    smallest: float = 0.0,
 ) -> LevelModel:
     """The steps, drifts, modes and spells that explain a series together.
 
@@ -141,7 +142,7 @@ def level_model(
     are looked at, others are taken as they are. Fewer than 13 usable ones, or equal ones, have no
     step: never an error. A level holds for 3 values or more and 10 come before the first step.
     significance: chance of a step in noise alone, in one look at the whole series. smallest: step
-    that counts, a fraction of the level. Raises ValueError if values is not one-dimensional.
+    that counts, a fraction of the level; a fifth of it is taken for noise in any case. Raises ValueError if values is not one-dimensional.
 
     Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`.
     """
@@ -150,7 +151,7 @@ def level_model(
     if usable.size < FEWEST_POINTS or float(np.ptp(usable)) == 0:
         return LevelModel(size)
     scaled, scale = _scaled(usable)
-    modes = find_modes(scaled)
+    modes = find_modes(scaled, least_noise=smallest / 5)
     single = scaled if modes is None else scaled - modes.gap * modes.slow
     fit = fit_steps(single, significance=significance, smallest=smallest)
     bounds, spells = _without_spells(fit, significance)

@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 
 from flexq_bench.stats.level_model import (
     SIGNIFICANCE,
-    SMALLEST_STEP,
     Drift,
     LevelModel,
     ModeSwitch,
@@ -33,7 +32,7 @@ class LevelTracker:
     """
 
     def __init__(
-        self, *, significance: float = SIGNIFICANCE, smallest: float = SMALLEST_STEP
+        self, *, significance: float = SIGNIFICANCE, smallest: float = 0.0
     ) -> None:
         self._significance, self._smallest = significance, smallest
         self._recent: list[float] = []

@@ -15,6 +15,7 @@ SCALE_FLOOR = 0.002
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
 MAX_AUTOCORRELATION = 0.8
+_SAME_VALUE = 1e-12  # of the largest one: nearer values differ by rounding of their arithmetic
 _TRIMMED_TO_SIGMA = 1.263  # of a Gaussian without its largest tenth
 
 
@@ -57,7 +58,17 @@ def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
     return cleaned
 
 
-def difference_scale(logs: Floats) -> float:
+def resolution_scale(values: Floats) -> float:
+    """Sigma of rounding: values [n] are known no better than their smallest distance tells.
+
+    Of a uniform error of one tick, its width over sqrt(12).
+    """
+    distinct = np.diff(np.unique(values))
+    distinct = distinct[distinct > _SAME_VALUE * float(np.abs(values).max())]
+    return float(distinct.min()) / float(np.sqrt(12)) if distinct.size else 0.0
+
+
+def difference_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     """Sigma of independent noise from differences of neighbours, ticks and modes among it.
 
     The larger of the median absolute difference and the root mean square of all but the largest
@@ -65,12 +76,12 @@ def difference_scale(logs: Floats) -> float:
     """
     moved = np.sort(np.abs(np.diff(logs)))
     if moved.size < 3:
-        return SCALE_FLOOR / 2
+        return floor
     # A short series, too, may have a step, and a spell with its two.
     kept = moved[: moved.size - max(moved.size // 10, min(3, moved.size // 4))]
     middle = MAD_TO_SIGMA * float(moved[moved.size // 2])
     trimmed = _TRIMMED_TO_SIGMA * float(np.sqrt(np.mean(kept * kept)))
-    return max(middle, trimmed, SCALE_FLOOR / 2 * float(np.sqrt(2))) / float(np.sqrt(2))
+    return max(middle, trimmed, floor * float(np.sqrt(2))) / float(np.sqrt(2))
 
 
 def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
@@ -80,7 +91,7 @@ def step_proof_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     return float(robust_scale(np.diff(logs), floor=floor * np.sqrt(2))) / float(np.sqrt(2))
 
 
-def step_proof_autocorrelation(logs: Floats) -> float:
+def step_proof_autocorrelation(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:
     """Lag-1 autocorrelation phi of AR(1) noise, in [0, 0.8], from differences of neighbours.
 
     Their own lag-1 correlation is -(1 - phi)/2, and a few steps hardly move it once differences
@@ -89,7 +100,7 @@ def step_proof_autocorrelation(logs: Floats) -> float:
     difference = np.diff(logs)
     if difference.size < 3:
         return 0.0
-    limit = 3 * float(robust_scale(difference, floor=SCALE_FLOOR))
+    limit = 3 * float(robust_scale(difference, floor=2 * floor))
     difference = np.clip(difference, -limit, limit)
     power = float(difference @ difference)
     if power == 0:

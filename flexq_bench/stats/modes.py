@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from flexq_bench.stats.log_series import SCALE_FLOOR, Floats, Ints
+from flexq_bench.stats.log_series import Floats, Ints, resolution_scale
 
 FEWEST_HOPS = 5  # there and back is a change and its repair, and so it may be twice
 LARGEST_VISIT = 25  # values, the median of: longer visits are levels
@@ -50,8 +50,10 @@ class Modes:
         return (np.flatnonzero(self.slow[1:] != self.slow[:-1]) + 1).astype(np.int64)
 
 
-def find_modes(values: Floats) -> Modes | None:
+def find_modes(values: Floats, *, least_noise: float = 0.0) -> Modes | None:
     """The two modes of a series [n], whatever its steps are; None: it has none.
+
+    least_noise: sigma of a value in one mode that is taken for noise in any case.
 
     Modes are told by hops: differences of neighbours that are of one size, far beyond those of all
     others, and undo each other. Of a random walk, or of a level that changes and is repaired, they
@@ -59,7 +61,7 @@ def find_modes(values: Floats) -> Modes | None:
     least, where a value costs its squared distance to the nearer of base and base + gap (up to a
     limit, as an outlier; Fearnhead and Rigaill 2019), and a change of base a penalty.
     """
-    hop = _hop(values)
+    hop = _hop(values, max(least_noise, resolution_scale(values)))
     if hop is None:
         return None
     gap, sigma = hop
@@ -76,7 +78,7 @@ def find_modes(values: Floats) -> Modes | None:
     return Modes(slow, gap, _memory(slow))
 
 
-def _hop(values: Floats) -> tuple[float, float] | None:
+def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
     """The size of hops between two modes, and sigma of a value in one; None: no such hops."""
     moved = np.diff(values)
     size = np.abs(moved)
@@ -85,9 +87,9 @@ def _hop(values: Floats) -> tuple[float, float] | None:
     least = _between_two_classes(size)
     large = size > least
     small = size[~large]
-    noise = max(float(np.sqrt(np.mean(small * small))), SCALE_FLOOR)
+    noise = max(float(np.sqrt(np.mean(small * small))), 2 * floor)
     gap = float(np.median(size[large]))
-    if gap < _HOP_SIGMAS * noise:
+    if noise == 0 or gap < _HOP_SIGMAS * noise:
         return None
     hops = large & (np.abs(size - gap) < max(4 * noise, gap / 8))
     same = np.count_nonzero(hops)
@@ -152,16 +154,23 @@ def _nearest_alias(
 ) -> tuple[Floats, Bools]:
     """Where a base shows hardly more than one mode: the one that makes the smaller step.
 
-    What is in the other one there is an outlier.
+    What is in the other one there is an outlier. The first base that shows both modes says which is
+    which for those before it, too.
     """
     base = base.copy()
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))
-    for start, stop in pairwise(starts[1:]):
-        share = float(slow[start:stop].mean())
-        if _BOTH_MODES < share < 1 - _BOTH_MODES:
+    bounds = np.concatenate(([0], np.flatnonzero(np.diff(base)) + 1, [base.size]))
+    parts = list(pairwise(bounds.tolist()))
+    shares = [float(slow[start:stop].mean()) for start, stop in parts]
+    sure = [_BOTH_MODES < share < 1 - _BOTH_MODES for share in shares]
+    anchor = sure.index(True) if True in sure else 0
+    order = [(at, at + 1) for at in range(anchor - 1, -1, -1)]
+    order += [(at, at - 1) for at in range(anchor + 1, len(parts))]
+    for at, neighbour in order:
+        if sure[at]:
             continue
-        step = base[start] - base[start - 1]
-        other = step + (gap if share > 0.5 else -gap)
+        start, stop = parts[at]
+        step = base[start] - base[parts[neighbour][0]]
+        other = step + (gap if shares[at] > 0.5 else -gap)
         if abs(other) + sigma < abs(step):
             base[start:stop] += other - step
     return base, np.abs(values - base - gap) < np.abs(values - base)

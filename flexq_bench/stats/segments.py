@@ -149,16 +149,18 @@ def partition(sums: Sums, places: Ints, penalty: float, line_penalty: float) -> 
     return [int(bounds[at]) for at in reversed(found)]
 
 
-def settle(values: Floats, segments: list[Segment], memory: float) -> list[int]:
+def settle(
+    values: Floats, segments: list[Segment], memory: float, *, first: int = SHORTEST_SEGMENT
+) -> list[int]:
     """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
 
     The levels stay; squares are of what AR(1) memory leaves over, so that a wandering night beside
-    the step does not pull it along.
+    the step does not pull it along. first: the earliest place of a boundary.
     """
     moved = [0]
     for left, right in pairwise(segments):
         at = right.start
-        low = max(moved[-1] + SHORTEST_SEGMENT, at - _REACH, (left.start + at) // 2)
+        low = max(first, moved[-1] + SHORTEST_SEGMENT, at - _REACH, (left.start + at) // 2)
         high = min(right.stop - SHORTEST_SEGMENT, at + _REACH, (at + right.stop + 1) // 2)
         if low < high:
             time = np.arange(low, high + 1)

@@ -10,10 +10,10 @@ from scipy import special
 
 from flexq_bench.stats.log_series import (
     MAX_AUTOCORRELATION,
-    SCALE_FLOOR,
     Floats,
     autocorrelation,
     difference_scale,
+    resolution_scale,
     robust_scale,
     step_proof_autocorrelation,
     without_spikes,
@@ -37,11 +37,14 @@ _SURROUNDINGS = 60  # values on either side of a step that tell how noisy it is 
 _SHARED = 8.0  # values' worth of the other side's variance in that of a side
 # Standard errors that memory may be longer than it looks.
 _DOUBT = 1.0
+_PHI_DOUBT = 1.0  # the same of the estimate from differences, which is only a lower bound
 # By how many variances a step has to explain its surroundings better than a straight line does.
 _BEYOND_A_LINE = 4.0
 _BEYOND_A_BEND = 10.0
 _BEND_REACH = 15  # values between a boundary and the bend that explains it instead
 _CLIP_SIGMAS = 3.5
+_STEP_SIGMAS = 5.0  # the smallest step that counts, in the smallest noise
+_NO_NOISE = 1e-6  # of all that the values span
 # Independent places of a step in a series of n values: n times this (calibrated by
 # benchmarks/verdicts/simulate.py --calibrate).
 _TRIALS_A_VALUE = 4.0
@@ -78,21 +81,24 @@ def fit_steps(values: Floats, *, significance: float, smallest: float) -> Fit:
 
     A step differs from the noise about it by Student's t with the variance of either side and its
     AR(1) memory, allowing for every place where it might have been, and explains what is there
-    better than a straight line. smallest: effect that counts.
+    better than a straight line. smallest: effect that counts; noise is a fifth of it at least.
     """
-    first = _fit(without_spikes(values, difference_scale(values)), significance, smallest)
+    floor = max(smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values)))
+    spikeless = without_spikes(values, difference_scale(values, floor=floor))
+    first = _fit(spikeless, significance, smallest, floor)
     residuals = residuals_of(values, list(first.segments))
-    limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=SCALE_FLOOR / 2))
+    limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
     # What is in no segment of its own is an outlier, as many as there are of them in a row.
-    return _fit(values - residuals + np.clip(residuals, -limit, limit), significance, smallest)
+    clipped = values - residuals + np.clip(residuals, -limit, limit)
+    return _fit(clipped, significance, smallest, floor)
 
 
-def _fit(cleaned: Floats, significance: float, smallest: float) -> Fit:
-    sigma = difference_scale(cleaned)
+def _fit(cleaned: Floats, significance: float, smallest: float, floor: float) -> Fit:
+    sigma = difference_scale(cleaned, floor=floor)
     sums = Sums(cleaned)
-    phi = step_proof_autocorrelation(cleaned)
+    phi = step_proof_autocorrelation(cleaned, floor=floor)
     # As long as memory may well be is for the tests: the search rather proposes one too many.
     least = max(phi - float(np.sqrt(2 / cleaned.size)), 0.0)
     inflation = (1 + least) / (1 - least)
@@ -104,7 +110,7 @@ def _fit(cleaned: Floats, significance: float, smallest: float) -> Fit:
     bounds = partition(sums, places, _PENALTY * unit, _LINE_PENALTY * unit)
     bounds = _stepped(sums, bounds, _LINE_PENALTY * unit)
     unit *= (1 - least) / inflation / (1 - phi) * (1 + phi) / (1 - phi)
-    return _tested(cleaned, sums, bounds, unit, significance, smallest, phi)
+    return _tested(cleaned, sums, bounds, unit, significance, smallest, phi, floor)
 
 
 def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
@@ -133,13 +139,16 @@ def _tested(
     significance: float,
     smallest: float,
     phi: float,
+    floor: float,
 ) -> Fit:
     """The least likely boundary goes until all of them pass."""
     line = _SURE_LINE_PENALTY * unit
     segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
     residuals = residuals_of(cleaned, segments)
-    memory = max(_memory(residuals, len(segments)), phi)
-    tested = [_test(sums, residuals, segments, i, memory) for i in range(len(segments) - 1)]
+    # Too many segments leave no memory over, and differences of neighbours do not see them.
+    shortest = phi - _PHI_DOUBT * float(np.sqrt(2 / cleaned.size))
+    memory = max(_memory(residuals, segments), shortest)
+    tested = [_test(sums, residuals, segments, i, memory, floor) for i in range(len(segments) - 1)]
     while tested:
         excess = [
             one.p_value / significance if abs(one.effect) >= smallest else np.inf for one in tested
@@ -155,14 +164,16 @@ def _tested(
         segments[worst : worst + 2] = [merged]
         residuals = residuals_of(cleaned, segments)
         del tested[worst]
-        memory = max(_memory(residuals, len(segments)), phi)
-        tested = [_test(sums, residuals, segments, i, memory) for i in range(len(segments) - 1)]
+        memory = max(_memory(residuals, segments), shortest)
+        tested = [_test(sums, residuals, segments, i, memory, floor) for i in range(len(segments) - 1)]
     if tested:
-        bounds = settle(cleaned, segments, _memory(residuals, len(segments)))
+        bounds = settle(
+            cleaned, segments, _memory(residuals, segments), first=POINTS_BEFORE_FIRST
+        )
         segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
         residuals = residuals_of(cleaned, segments)
         tested = [
-            replace(_test(sums, residuals, segments, i, memory), p_value=one.p_value)
+            replace(_test(sums, residuals, segments, i, memory, floor), p_value=one.p_value)
             for i, one in enumerate(tested)
         ]
         tested = [
@@ -170,7 +181,7 @@ def _tested(
             for i, one in enumerate(tested)
         ]
     spread = float(np.sqrt(np.mean(residuals * residuals)))
-    return Fit(tuple(segments), tuple(tested), cleaned, max(spread, SCALE_FLOOR / 2), memory)
+    return Fit(tuple(segments), tuple(tested), cleaned, max(spread, floor), memory)
 
 
 def _is_kink(sums: Sums, segments: list[Segment], position: int, unit: float) -> bool:
@@ -208,7 +219,12 @@ def _bends(
 
 
 def _test(
-    sums: Sums, residuals: Floats, segments: list[Segment], position: int, memory: float
+    sums: Sums,
+    residuals: Floats,
+    segments: list[Segment],
+    position: int,
+    memory: float,
+    floor: float,
 ) -> Boundary:
     left, right = segments[position], segments[position + 1]
     at = right.start
@@ -219,12 +235,10 @@ def _test(
     sizes = before.size, after.size
     freedom = max(sizes[0] + sizes[1] - 2, 1)
     pooled = (squares[0] + squares[1]) / freedom
-    floor = (SCALE_FLOOR / 2) ** 2
     variances = [
-        max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor)
+        max((square + _SHARED * pooled) / (size - 1 + _SHARED), floor * floor)
         for square, size in zip(squares, sizes, strict=True)
     ]
-    inflation = (1 + memory) / (1 - memory)
     error = sum(
         variance * (4.0 if one.slope else 1.0) / _effective(one.size, memory)
         for variance, one in zip(variances, (left, right), strict=True)
@@ -232,11 +246,24 @@ def _test(
     t = abs(effect) / float(np.sqrt(error))
     p_value = 2 * float(special.stdtr(freedom, -t))
     p_value = min(1.0, p_value * _TRIALS_A_VALUE * sums.size)
-    if not (left.slope or right.slope) and min(left.size, right.size) > 5:
-        line = sums.fit(left.start, right.stop, 0.0).residual
-        if line - left.residual - right.residual < _BEYOND_A_LINE * max(variances) * inflation:
+    if not (left.slope or right.slope) and min(left.size, right.size) > 5 and p_value < 1.0:
+        line = sums.fit(left.start, right.stop, 0.0)
+        about_line = residuals[left.start : right.stop] + (left.level - line.level)
+        about_line[left.size :] += right.level - left.level
+        about_line -= line.slope * np.arange(about_line.size)
+        saved = _innovations(about_line, memory) - _innovations(
+            residuals[left.start : right.stop], memory
+        )
+        # The variance of what memory does not tell of the next value.
+        if saved < _BEYOND_A_LINE * max(variances) * (1 - memory * memory):
             p_value = 1.0
     return Boundary(at, effect, p_value)
+
+
+def _innovations(residuals: Floats, memory: float) -> float:
+    """Sum of squares of what AR(1) memory leaves over."""
+    rest = residuals[1:] - memory * residuals[:-1]
+    return float(rest @ rest)
 
 
 def _effective(size: int, memory: float) -> float:
@@ -246,8 +273,9 @@ def _effective(size: int, memory: float) -> float:
     return size / max(inflation, 1.0)
 
 
-def _memory(residuals: Floats, levels: int) -> float:
+def _memory(residuals: Floats, segments: list[Segment]) -> float:
     """AR(1) memory of what segments leave over: as long as it may well be, in [0, 0.8]."""
-    phi = autocorrelation(residuals, levels=levels)
+    fitted = len(segments) + sum(bool(one.slope) for one in segments)
+    phi = autocorrelation(residuals, levels=fitted)
     error = float(np.sqrt((1 - phi * phi) / residuals.size))
     return min(phi + _DOUBT * error, MAX_AUTOCORRELATION)

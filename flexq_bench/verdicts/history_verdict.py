@@ -67,7 +67,7 @@ def steps(values: Sequence[float], direction: str) -> list[Step]:
             log_ratio=worse,
             p_value=point.p_value,
         )
-        for point in change_points(values)
+        for point in change_points(values, smallest=SMALLEST_STEP)
         for worse in [_worse(point.mean_before, point.mean_after, direction)]
     ]
 

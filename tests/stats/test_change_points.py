@@ -143,10 +143,12 @@ def test_a_step_of_both_modes_is_the_only_change():
     assert found.relative_change == pytest.approx(265 / 229 - 1, abs=0.003)
 
 
-def test_no_step_before_10_values_none_shorter_than_3_none_below_half_a_percent():
-    assert change_points(a_series((100, 9), (110, 40), sigma=0.001)) == ()
+def test_no_step_before_10_values_none_shorter_than_3_none_below_the_smallest_that_counts():
+    small = a_series((100, 40), (100.4, 40), sigma=0.0005)
+    assert all(p.index >= 10 for p in change_points(a_series((100, 9), (110, 40), sigma=0.001)))
     assert change_points(a_series((100, 40), (110, 2), sigma=0.001)) == ()
-    assert change_points(a_series((100, 40), (100.4, 40), sigma=0.0005)) == ()
+    assert change_points(small, smallest=0.005) == ()
+    assert [p.index for p in change_points(small)] == [40]
     assert [p.index for p in change_points(a_series((100, 10), (110, 3), sigma=0.001))] == [10]
 
 

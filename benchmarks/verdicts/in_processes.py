@@ -1,0 +1,20 @@
+"""Rows of a simulation, several at a time: each draws from generators of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+
+def in_processes(
+    row: Callable[..., Any], arguments: Iterable[tuple[Any, ...]], processes: int
+) -> Iterator[Any]:
+    """row(*arguments) of each, in their order. One process: in this one."""
+    todo = list(arguments)
+    if processes == 1:
+        yield from (row(*one) for one in todo)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        futures = [pool.submit(row, *one) for one in todo]
+        yield from (future.result() for future in futures)
