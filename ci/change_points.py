@@ -17,24 +17,22 @@ from db.queries import HistoryPoint
 from db.records import CommitInfo, DeviceInfo
 from db.verdict_store import add_decision
 from flexq_bench.stats.level_model import (
-    SIGNIFICANCE,
-    SMALLEST_STEP,
     LevelModel,
     Step,
     level_model,
 )
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
+from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
 from flexq_bench.verdicts import Cause, Verdict
 
 NAME = "retrospective"
 # Raise it with every change that can give the same history other change points.
-VERSION = 3
+VERSION = 4
 PARAMETERS = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
-    "significance": SIGNIFICANCE,
-    "smallest_step": SMALLEST_STEP,
+    "significance": HISTORY_RULES.significance,
+    "smallest_step": HISTORY_RULES.smallest,
 }
 _REACH = SHORTEST_SEGMENT - 1  # results that a step may move by and be the same
 _NEARBY = 10
@@ -61,7 +59,7 @@ def store_change_points(session: Session, run_uuid: str, device: DeviceInfo) -> 
         points = queries.series_history(session, series_id, without_sweeps=True)
         last = points[-1].epoch if points else 0
         usable = [p for p in points if p.epoch == last and p.topo_order is not None][-_LONGEST:]
-        model = level_model([result.median_us for result in usable], smallest=SMALLEST_STEP)
+        model = level_model([result.median_us for result in usable], HISTORY_RULES)
         retracted += _retract(session, series_id, usable, model)
         for step in model.steps:
             stored += _store(session, series_id, usable, step, device)

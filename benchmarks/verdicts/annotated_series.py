@@ -113,9 +113,7 @@ def _excursions(rng: np.random.Generator, size: int) -> tuple[Floats, list[Step]
     return added, [one for one in steps if one[0] < size]
 
 
-def _marks(
-    rng: np.random.Generator, steps: list[Step], sigmas: Floats, size: int
-) -> list[int]:
+def _marks(rng: np.random.Generator, steps: list[Step], sigmas: Floats, size: int) -> list[int]:
     eye = _VISIBLE * float(np.exp(rng.normal(0, 0.35)))
     marks: set[int] = set()
     for at, jump, holds in steps:
@@ -132,10 +130,8 @@ def _in_units(rng: np.random.Generator, values: Floats) -> Floats:
     """Times, rates, or values about zero; some in few distinct ones."""
     share = float(np.exp(rng.uniform(np.log(0.002), np.log(0.08))))  # sigma of the level
     scale = float(np.exp(rng.uniform(-3, 12)))
-    if rng.random() < 0.1:
-        made = scale * values
-    else:
-        made = scale * np.maximum(1 + share * values, 0.02)
+    is_signed = rng.random() < 0.1
+    made = scale * (values if is_signed else np.maximum(1 + share * values, 0.02))
     if rng.random() < 0.2:
         tick = float(np.median(np.abs(np.diff(made)))) * rng.uniform(0.3, 2) or 1.0
         made = np.round(made / tick) * tick

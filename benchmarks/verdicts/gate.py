@@ -39,9 +39,7 @@ def answer(
     )
 
 
-def answers(
-    kind: str, sigma: float, step: float, rules: InterleaveRules
-) -> Counter[ExitCode]:
+def answers(kind: str, sigma: float, step: float, rules: InterleaveRules) -> Counter[ExitCode]:
     rng = generator("gate", kind, sigma, step)
     return Counter(answer(kind, sigma, step, rng, rules) for _ in range(GATES))
 

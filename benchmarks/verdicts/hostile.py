@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flexq_bench.stats import change_points
-from flexq_bench.stats.level_model import SMALLEST_STEP
+from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Draw = Callable[[np.random.Generator, int], Floats]
@@ -159,7 +159,7 @@ def found(kind: str, draw: Draw, nights: int, step: float, number: int) -> list[
     logs[STEP_AT:] += np.log1p(step) * (-1) ** number
     if draw is between_ticks:
         logs = on_ticks(logs)
-    return [point.index for point in change_points(20 * np.exp(logs), smallest=SMALLEST_STEP)]
+    return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
 
 
 def false_share(kind: str, draw: Draw, nights: int) -> float:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from yardsticks import kernel_pelt
 
 from flexq_bench.stats import change_points
-from flexq_bench.stats.level_model import SMALLEST_STEP
+from flexq_bench.stats.steps import HISTORY_RULES
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -73,7 +73,7 @@ KINDS: dict[str, Draw] = {
 
 
 def found(logs: Floats) -> list[int]:
-    return [point.index for point in change_points(20 * np.exp(logs), smallest=SMALLEST_STEP)]
+    return [point.index for point in change_points(20 * np.exp(logs), HISTORY_RULES)]
 
 
 def false_counts(kind: str, numbers: range) -> tuple[int, int]:

@@ -30,6 +30,7 @@ class _Source:
     labels: dict[str, Sequence[Any]]
     doubts: Sequence[str] = ()
     caveat: str = ""  # what a change means here; empty: what it always does
+    is_stored: bool = False  # a series of the database: times that are known well
 
 
 def detect(
@@ -94,14 +95,15 @@ def _from_database(series: int, db: str | None) -> _Source:
     }
     values = tuple(point.median_us for point in points)
     caveat = f"{projects[series]}'s: {history_verdict.CAVEAT}" if series in projects else ""
-    return _Source(f"series {series}", values, labels, caveat=caveat)
+    return _Source(f"series {series}", values, labels, caveat=caveat, is_stored=True)
 
 
 def _show(source: _Source, as_json: bool) -> None:
     from flexq_bench.stats.level_model import FEWEST_POINTS, level_model, usable_values
+    from flexq_bench.stats.steps import ANY_SERIES, HISTORY_RULES
 
     usable = usable_values(source.values)[0].size
-    model = level_model(source.values)
+    model = level_model(source.values, HISTORY_RULES if source.is_stored else ANY_SERIES)
     rows = [
         {
             "index": step.index,

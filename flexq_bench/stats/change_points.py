@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.level_model import SIGNIFICANCE, level_model
+from flexq_bench.stats.level_model import level_model
+from flexq_bench.stats.steps import ANY_SERIES, StepRules
 
 # The smallest change that counts in comparisons: as a fraction of the level before, and as a log
 # ratio.
@@ -33,15 +34,13 @@ class ChangePoint:
     p_value: float
 
 
-def change_points(
-    values: ArrayLike, *, significance: float = SIGNIFICANCE, smallest: float = 0.0
-) -> tuple[ChangePoint, ...]:
+def change_points(values: ArrayLike, rules: StepRules = ANY_SERIES) -> tuple[ChangePoint, ...]:
     """The changes of level of a series, oldest first: the steps of its `level_model`.
 
-    A drift, a switch between two modes and a spell of 5 values or fewer are no change points. The
-    model says more of them. smallest: step that counts, a fraction of the level. Raises ValueError if values is not one-dimensional.
+    A drift, a switch between two modes and a spell of 3 values are no change points. The
+    model says more of them. Raises ValueError if values is not one-dimensional.
     """
     return tuple(
         ChangePoint(one.index, one.before, one.after, one.relative_change, one.p_value)
-        for one in level_model(values, significance=significance, smallest=smallest).steps
+        for one in level_model(values, rules).steps
     )

@@ -10,17 +10,18 @@ from numpy.typing import ArrayLike
 from flexq_bench.stats.log_series import Floats, Ints
 from flexq_bench.stats.modes import Modes, find_modes
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST, Boundary, Fit, fit_steps
+from flexq_bench.stats.steps import (
+    ANY_SERIES,
+    POINTS_BEFORE_FIRST,
+    Boundary,
+    Fit,
+    StepRules,
+    fit_steps,
+)
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
-# Chance of a step where there is none, in one look at one series.
-SIGNIFICANCE = 0.002
-# The smallest step of a stored history of times: a fraction of the level, and five times the least
-# noise of such a series. Values of unknown units have no such limit. What a comparison must exceed
-# to alert is `flexq_bench.verdicts.alert_rule`'s.
-SMALLEST_STEP = 0.005
 STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
-LONGEST_SPELL = 5  # values; longer, and it was a level
+LONGEST_SPELL = 3  # values; longer, and it was a level
 _DRIFT_SIGMAS = 5.0
 _SMALLEST_DRIFT = 0.01  # from its onset to its end
 _SAME_STEP = 3  # values that two findings of one step lie apart at most
@@ -130,19 +131,14 @@ def usable_values(values: ArrayLike) -> tuple[Floats, Ints]:
     return array[index], index.astype(np.int64)
 
 
-def level_model(
-    values: ArrayLike,
-    *,
-    significance: float = SIGNIFICANCE,
-    smallest: float = 0.0,
-) -> LevelModel:
+def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     """The steps, drifts, modes and spells that explain a series together.
 
     values: [n], any unit and sign; NaN and infinities are gaps. Of positive values the logarithms
-    are looked at, others are taken as they are. Fewer than 13 usable ones, or equal ones, have no
-    step: never an error. A level holds for 3 values or more and 10 come before the first step.
-    significance: chance of a step in noise alone, in one look at the whole series. smallest: step
-    that counts, a fraction of the level; a fifth of it is taken for noise in any case. Raises ValueError if values is not one-dimensional.
+    are looked at, others are taken as they are. Fewer than 8 usable ones, or equal ones, have no
+    step: never an error. A level holds for 3 values or more and 5 come before the first step.
+    rules: by default those for values of any origin; `HISTORY_RULES` are for times of this project.
+    Raises ValueError if values is not one-dimensional.
 
     Segments of a level or a line: `segments`; the test of each step: `steps`; modes: `modes`.
     """
@@ -151,15 +147,15 @@ def level_model(
     if usable.size < FEWEST_POINTS or float(np.ptp(usable)) == 0:
         return LevelModel(size)
     scaled, scale = _scaled(usable)
-    modes = find_modes(scaled, least_noise=smallest / 5)
+    modes = find_modes(scaled, least_noise=rules.smallest / 5)
     single = scaled if modes is None else scaled - modes.gap * modes.slow
-    fit = fit_steps(single, significance=significance, smallest=smallest)
-    bounds, spells = _without_spells(fit, significance)
+    fit = fit_steps(single, rules)
+    bounds, spells = _without_spells(fit, rules.significance)
     steps = [_step(fit, at, scale, index) for at in bounds]
     if modes is not None and modes.memory < STICKY:
         # Where each value draws its mode, how often it is drawn may change as well.
-        mixed = fit_steps(scaled, significance=significance, smallest=smallest)
-        others, _ = _without_spells(mixed, significance)
+        mixed = fit_steps(scaled, rules)
+        others, _ = _without_spells(mixed, rules.significance)
         apart = [
             at
             for at in others

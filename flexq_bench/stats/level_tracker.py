@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.level_model import (
-    SIGNIFICANCE,
     Drift,
     LevelModel,
     ModeSwitch,
@@ -18,6 +17,7 @@ from flexq_bench.stats.level_model import (
     Step,
     level_model,
 )
+from flexq_bench.stats.steps import ANY_SERIES, StepRules
 
 _WINDOW = 400  # values at the end that are always looked at again
 _Indexed = TypeVar("_Indexed", Step, ModeSwitch)
@@ -31,10 +31,8 @@ class LevelTracker:
     `level_model`.
     """
 
-    def __init__(
-        self, *, significance: float = SIGNIFICANCE, smallest: float = 0.0
-    ) -> None:
-        self._significance, self._smallest = significance, smallest
+    def __init__(self, rules: StepRules = ANY_SERIES) -> None:
+        self._rules = rules
         self._recent: list[float] = []
         self._settled = LevelModel(0)
 
@@ -58,7 +56,7 @@ class LevelTracker:
         return _joined(self._settled, self._look())
 
     def _look(self) -> LevelModel:
-        return level_model(self._recent, significance=self._significance, smallest=self._smallest)
+        return level_model(self._recent, self._rules)
 
     def _settle(self) -> None:
         model = self._look()

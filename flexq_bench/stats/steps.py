@@ -28,7 +28,7 @@ from flexq_bench.stats.segments import (
     settle,
 )
 
-POINTS_BEFORE_FIRST = 10
+POINTS_BEFORE_FIRST = 5
 # Costs of a boundary and of a slope, times ln(n) variances. The search proposes, the tests decide.
 _PENALTY = 2.5
 _LINE_PENALTY = 1.0
@@ -48,6 +48,34 @@ _NO_NOISE = 1e-6  # of all that the values span
 # Independent places of a step in a series of n values: n times this (calibrated by
 # benchmarks/verdicts/simulate.py --calibrate).
 _TRIALS_A_VALUE = 4.0
+
+
+# Chance of a step where there is none, in one look at one series.
+SIGNIFICANCE = 0.002
+# The smallest step of a stored history of times: a fraction of the level. What a comparison must
+# exceed to alert is `flexq_bench.verdicts.alert_rule`'s.
+SMALLEST_STEP = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class StepRules:
+    """What counts as a step.
+
+    significance: chance of one in noise alone, in one look at the whole series. smallest: effect, a
+    fraction of the level; a fifth of it is taken for noise in any case. most_counted: independent
+    values by which a level is known at best. A level that nobody controls wanders, so that more of
+    them would tell it from another one that people call the same.
+    """
+
+    significance: float = SIGNIFICANCE
+    smallest: float = 0.0
+    most_counted: float = 30.0
+
+
+ANY_SERIES = StepRules()  # of any origin and unit
+# Of times that the protocol measures, with known noise and a unit: what people are told of them is
+# confirmed by a comparison.
+HISTORY_RULES = StepRules(smallest=SMALLEST_STEP, most_counted=float("inf"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +104,28 @@ class Fit:
     memory: float
 
 
-def fit_steps(values: Floats, *, significance: float, smallest: float) -> Fit:
+def fit_steps(values: Floats, rules: StepRules) -> Fit:
     """Segments of a series [n >= 2 shortest segments], and the steps between them.
 
     A step differs from the noise about it by Student's t with the variance of either side and its
     AR(1) memory, allowing for every place where it might have been, and explains what is there
-    better than a straight line. smallest: effect that counts; noise is a fifth of it at least.
+    better than a straight line.
     """
-    floor = max(smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values)))
+    floor = max(
+        rules.smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values))
+    )
     spikeless = without_spikes(values, difference_scale(values, floor=floor))
-    first = _fit(spikeless, significance, smallest, floor)
+    first = _fit(spikeless, rules, floor)
     residuals = residuals_of(values, list(first.segments))
     limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
     # What is in no segment of its own is an outlier, as many as there are of them in a row.
     clipped = values - residuals + np.clip(residuals, -limit, limit)
-    return _fit(clipped, significance, smallest, floor)
+    return _fit(clipped, rules, floor)
 
 
-def _fit(cleaned: Floats, significance: float, smallest: float, floor: float) -> Fit:
+def _fit(cleaned: Floats, rules: StepRules, floor: float) -> Fit:
     sigma = difference_scale(cleaned, floor=floor)
     sums = Sums(cleaned)
     phi = step_proof_autocorrelation(cleaned, floor=floor)
@@ -110,7 +140,7 @@ def _fit(cleaned: Floats, significance: float, smallest: float, floor: float) ->
     bounds = partition(sums, places, _PENALTY * unit, _LINE_PENALTY * unit)
     bounds = _stepped(sums, bounds, _LINE_PENALTY * unit)
     unit *= (1 - least) / inflation / (1 - phi) * (1 + phi) / (1 - phi)
-    return _tested(cleaned, sums, bounds, unit, significance, smallest, phi, floor)
+    return _tested(cleaned, sums, bounds, unit, rules, phi, floor)
 
 
 def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
@@ -136,22 +166,29 @@ def _tested(
     sums: Sums,
     bounds: list[int],
     unit: float,
-    significance: float,
-    smallest: float,
+    rules: StepRules,
     phi: float,
     floor: float,
 ) -> Fit:
     """The least likely boundary goes until all of them pass."""
     line = _SURE_LINE_PENALTY * unit
+
+    def tests() -> list[Boundary]:
+        return [
+            _test(sums, residuals, segments, i, memory, floor, rules.most_counted)
+            for i in range(len(segments) - 1)
+        ]
+
     segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
     residuals = residuals_of(cleaned, segments)
     # Too many segments leave no memory over, and differences of neighbours do not see them.
     shortest = phi - _PHI_DOUBT * float(np.sqrt(2 / cleaned.size))
     memory = max(_memory(residuals, segments), shortest)
-    tested = [_test(sums, residuals, segments, i, memory, floor) for i in range(len(segments) - 1)]
+    tested = tests()
     while tested:
         excess = [
-            one.p_value / significance if abs(one.effect) >= smallest else np.inf for one in tested
+            one.p_value / rules.significance if abs(one.effect) >= rules.smallest else np.inf
+            for one in tested
         ]
         excess = [
             min(value, 1.0) if _is_kink(sums, segments, i, unit) else value
@@ -165,16 +202,13 @@ def _tested(
         residuals = residuals_of(cleaned, segments)
         del tested[worst]
         memory = max(_memory(residuals, segments), shortest)
-        tested = [_test(sums, residuals, segments, i, memory, floor) for i in range(len(segments) - 1)]
+        tested = tests()
     if tested:
-        bounds = settle(
-            cleaned, segments, _memory(residuals, segments), first=POINTS_BEFORE_FIRST
-        )
+        bounds = settle(cleaned, segments, _memory(residuals, segments), first=POINTS_BEFORE_FIRST)
         segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
         residuals = residuals_of(cleaned, segments)
         tested = [
-            replace(_test(sums, residuals, segments, i, memory, floor), p_value=one.p_value)
-            for i, one in enumerate(tested)
+            replace(again, p_value=one.p_value) for again, one in zip(tests(), tested, strict=True)
         ]
         tested = [
             replace(one, p_value=1.0) if _bends(cleaned, segments, i, residuals, memory) else one
@@ -225,6 +259,7 @@ def _test(
     position: int,
     memory: float,
     floor: float,
+    most_counted: float,
 ) -> Boundary:
     left, right = segments[position], segments[position + 1]
     at = right.start
@@ -240,7 +275,9 @@ def _test(
         for square, size in zip(squares, sizes, strict=True)
     ]
     error = sum(
-        variance * (4.0 if one.slope else 1.0) / _effective(one.size, memory)
+        variance * 4.0 / _effective(one.size, memory)
+        if one.slope
+        else variance / min(_effective(one.size, memory), most_counted)
         for variance, one in zip(variances, (left, right), strict=True)
     )
     t = abs(effect) / float(np.sqrt(error))

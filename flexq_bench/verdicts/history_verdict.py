@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexq_bench.stats.change_points import SMALLEST_CHANGE, SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.level_model import SIGNIFICANCE, SMALLEST_STEP
 from flexq_bench.stats.segments import SHORTEST_SEGMENT
-from flexq_bench.stats.steps import POINTS_BEFORE_FIRST
+from flexq_bench.stats.steps import HISTORY_RULES, POINTS_BEFORE_FIRST
 from flexq_bench.verdicts.verdict import Cause, Verdict
 
 DETECTOR = "history"
 # Raise it with every change that can give the same history another verdict.
-DETECTOR_VERSION = 1
+DETECTOR_VERSION = 2
 PARAMETERS: dict[str, Any] = {
     "points_before_first": POINTS_BEFORE_FIRST,
     "shortest_segment": SHORTEST_SEGMENT,
-    "significance": SIGNIFICANCE,
-    "smallest_step": SMALLEST_STEP,
+    "significance": HISTORY_RULES.significance,
+    "smallest_step": HISTORY_RULES.smallest,
     "smallest_change": SMALLEST_CHANGE,
 }
 CAVEAT = "by history alone, no interleaved comparison confirms it"
@@ -67,7 +66,7 @@ def steps(values: Sequence[float], direction: str) -> list[Step]:
             log_ratio=worse,
             p_value=point.p_value,
         )
-        for point in change_points(values, smallest=SMALLEST_STEP)
+        for point in change_points(values, HISTORY_RULES)
         for worse in [_worse(point.mean_before, point.mean_after, direction)]
     ]
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from flexq_bench.stats.change_points import SMALLEST_LOG_RATIO, change_points
-from flexq_bench.stats.level_model import FEWEST_POINTS, SMALLEST_STEP
+from flexq_bench.stats.level_model import FEWEST_POINTS
 from flexq_bench.stats.log_series import (
     SCALE_FLOOR,
     SPIKE_SIGMAS,
@@ -19,6 +19,7 @@ from flexq_bench.stats.log_series import (
     step_proof_scale,
     without_spikes,
 )
+from flexq_bench.stats.steps import HISTORY_RULES
 from flexq_bench.verdicts.alert_rule import CLOCK_TOLERANCE
 
 _FEWEST_FOR_DRIFT = 20
@@ -131,7 +132,7 @@ def drift(values: ArrayLike) -> float | None:
     residual = float(line @ line)
     if abs(change) < SMALLEST_LOG_RATIO or residual >= _best_step_residual(logs):
         return None
-    steps = [point.index for point in change_points(np.exp(logs), smallest=SMALLEST_STEP)]
+    steps = [point.index for point in change_points(np.exp(logs), HISTORY_RULES)]
     if steps and _criterion(_levels_residual(logs, steps), 2 * len(steps) + 1, logs.size) < (
         _criterion(residual, 2, logs.size)
     ):
@@ -157,7 +158,7 @@ def clock_explains(values: ArrayLike, clocks_mhz: ArrayLike, index: int) -> bool
 
 
 def _shape(values: Floats, clocks: Floats | None) -> tuple[Pattern, int | None]:
-    points = change_points(values, smallest=SMALLEST_STEP)
+    points = change_points(values, HISTORY_RULES)
     odd = spikes(values)
     tail = _fresh_tail(values)
     if clocks is not None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from flexq_bench.stats import change_points
+from flexq_bench.stats.steps import HISTORY_RULES
 
 
 def a_series(*levels: tuple[float, int], sigma: float = 0.01, seed: int = 1) -> np.ndarray:
@@ -147,7 +148,7 @@ def test_no_step_before_10_values_none_shorter_than_3_none_below_the_smallest_th
     small = a_series((100, 40), (100.4, 40), sigma=0.0005)
     assert all(p.index >= 10 for p in change_points(a_series((100, 9), (110, 40), sigma=0.001)))
     assert change_points(a_series((100, 40), (110, 2), sigma=0.001)) == ()
-    assert change_points(small, smallest=0.005) == ()
+    assert change_points(small, HISTORY_RULES) == ()
     assert [p.index for p in change_points(small)] == [40]
     assert [p.index for p in change_points(a_series((100, 10), (110, 3), sigma=0.001))] == [10]
 
