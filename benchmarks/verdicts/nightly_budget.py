@@ -1,16 +1,22 @@
 """The nightly trigger under its budget: 1,194 series, 14 % of them with two speeds 12 % apart.
 
-One series has a step; by evidence (`verdicts.budget`) and, beside it, by the size of the change:
-    python benchmarks/verdicts/nightly_budget.py
+One series, or some of a family, has a step; by evidence (`verdicts.budget`) and, beside it, by the
+size of the change:
+    python benchmarks/verdicts/nightly_budget.py [--processes 1]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+import zlib
 
 import numpy as np
+from in_processes import in_processes
 from numpy.typing import NDArray
+from simulate import decide, pairs_of
 
+from flexq_bench.measure.ab import InterleaveRules
 from flexq_bench.verdicts import Comparison, Verdict, confirm, trigger
 from flexq_bench.verdicts.alert_rule import HISTORY_RESULTS
 from flexq_bench.verdicts.budget import Surprise, ranked, surprise
@@ -19,8 +25,11 @@ Floats = NDArray[np.float64]
 SERIES, TWO_SPEEDS, GAP, SIGMA = 1194, 0.14, 0.115, 0.003
 BUDGET = 50
 FAMILIES = 12
-TRIALS = 30
-PAIRS, BLOCKS = 12, 2  # of a comparison: pairs of processes, blocks on each
+TRIALS = 60
+STEPS = (0.01, 0.02, 0.03, 0.05)
+BLOCKS = 2  # on each of the processes of a comparison
+RULES = InterleaveRules()
+SECONDS_A_PAIR = 20.0  # H200: 8 to 12 s a process, nearly all of it its start
 
 
 def nights(rng: np.random.Generator, count: int) -> Floats:
@@ -43,55 +52,86 @@ def order(logs: Floats, families: NDArray[np.int64], *, by_size: bool) -> list[i
     return ranked(surprises)
 
 
-def is_confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> bool:
-    offsets = SIGMA * rng.standard_normal((2, PAIRS))
-    offsets += GAP * (rng.random((2, PAIRS)) < 0.5) * two_speeds
+def confirmed(rng: np.random.Generator, shift: float, *, two_speeds: bool) -> tuple[bool, int]:
+    """Whether a comparison is slower or faster, and the pairs of processes that it takes."""
+    known = pairs_of(RULES)
+    offsets = SIGMA * rng.standard_normal((2, known[-1]))
+    offsets += GAP * (rng.random(offsets.shape) < 0.5) * two_speeds
     offsets[1] += shift
-    blocks = np.repeat(offsets, BLOCKS, axis=1) + 0.002 * rng.standard_normal((2, BLOCKS * PAIRS))
-    base, head = np.exp(blocks)
-    found = confirm(Comparison(base, head, np.repeat(np.arange(PAIRS), BLOCKS)))
-    return found.verdict in (Verdict.SLOWER, Verdict.FASTER)
+    scatter = 0.002 * rng.standard_normal((2, BLOCKS * known[-1]))
+    base, head = np.exp(np.repeat(offsets, BLOCKS, axis=1) + scatter)
+    pair = np.repeat(np.arange(known[-1]), BLOCKS)
+    looks = [
+        confirm(Comparison(base[pair < most], head[pair < most], pair[pair < most]))
+        for most in known
+    ]
+    ((found, pairs),) = decide([looks], RULES)
+    return found.verdict in (Verdict.SLOWER, Verdict.FASTER), pairs
 
 
-def found_within(
-    rng: np.random.Generator, step: float, most: int, *, two_speeds: bool, by_size: bool
-) -> tuple[bool, int]:
-    """Whether a step is compared and confirmed in so many nights; candidates of the first."""
+def trial(
+    number: int, step: float, most: int, slowed: int, two_speeds: bool, by_size: bool
+) -> tuple[bool, int, float]:
+    """Whether a step of `slowed` series of one family is found in one of them in so many nights;
+    candidates of the first night, and pairs of processes that a comparison of an innocent takes."""
+    rng = np.random.default_rng(
+        zlib.crc32(f"{number} {step} {most} {slowed} {two_speeds}".encode())
+    )
     shift = float(np.log1p(step))
     logs = nights(rng, HISTORY_RESULTS + most)
-    target = 0 if two_speeds else SERIES - 1
-    logs[target, HISTORY_RESULTS:] += shift
     families = rng.integers(FAMILIES, size=SERIES)
-    candidates = 0
+    is_two = np.arange(SERIES) < TWO_SPEEDS * SERIES
+    able = np.flatnonzero((is_two == two_speeds) & (families == 0))
+    targets = able[:slowed]
+    logs[targets, HISTORY_RESULTS:] += shift
+    candidates, is_any_found = 0, False
+    innocents: list[int] = []
     for night in range(most):
         first = order(logs[:, night : HISTORY_RESULTS + night + 1], families, by_size=by_size)
         candidates = candidates or len(first)
-        if target in first[:BUDGET] and is_confirmed(rng, shift, two_speeds=two_speeds):
-            return True, candidates
-    return False, candidates
+        for at in first[:BUDGET]:
+            is_slowed = bool(np.isin(at, targets))
+            if not is_slowed and night:
+                continue
+            is_found, pairs = confirmed(rng, shift * is_slowed, two_speeds=bool(is_two[at]))
+            is_any_found |= is_slowed and is_found
+            if not is_slowed:
+                innocents.append(pairs)
+        if is_any_found:
+            break
+    return is_any_found, candidates, float(np.mean(innocents))
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--processes", type=int, default=1)
+    processes = parser.parse_args().processes
     out = sys.stdout.write
-    out("| series | nights | order | candidates a night | compared | 2 % | 3 % | 5 % |\n")
-    out("| --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for two_speeds, most in ((False, 1), (True, 5)):
-        for by_size in (True, False):
-            name, way = (
-                ("two speeds" if two_speeds else "quiet"),
-                ("size" if by_size else "evidence"),
-            )
-            shares, counts = [], []
-            for step in (0.02, 0.03, 0.05):
-                rng = np.random.default_rng(round(1000 * step) + most)
-                trials = [
-                    found_within(rng, step, most, two_speeds=two_speeds, by_size=by_size)
-                    for _ in range(TRIALS)
-                ]
-                shares.append(f"{np.mean([one for one, _ in trials]):.0%}")
-                counts += [count for _, count in trials]
-            out(f"| {name} | {most} | {way} | {np.mean(counts):.0f} | {BUDGET} | ")
-            out(" | ".join(shares) + " |\n")
+    out(
+        "| slowed | nights | order | candidates a night | compared | pairs of processes | GPU min |"
+    )
+    out(" 1 % | 2 % | 3 % | 5 % |\n| --- | ---: | --- |" + " ---: |" * 8 + "\n")
+    rows = [
+        ("one quiet series", 1, 1, False),
+        ("one quiet series", 5, 1, False),
+        ("ten quiet ones of a family", 5, 10, False),
+        ("one of two speeds", 5, 1, True),
+    ]
+    for name, most, slowed, two_speeds in rows:
+        for by_size in (True, False) if most == 1 else (False,):
+            todo = [
+                (number, step, most, slowed, two_speeds, by_size)
+                for step in STEPS
+                for number in range(TRIALS)
+            ]
+            found, counts, pairs = np.array(list(in_processes(trial, todo, processes))).T
+            shares = found.reshape(len(STEPS), TRIALS).mean(axis=1)
+            compared = min(BUDGET, counts.mean())
+            taken = compared * pairs.mean()
+            way = "size" if by_size else "evidence"
+            out(f"| {name} | {most} | {way} | {counts.mean():.0f} | {compared:.0f} | {taken:.0f} |")
+            out(f" {taken * SECONDS_A_PAIR / 60:.0f} | ")
+            out(" | ".join(f"{share:.0%}" for share in shares) + " |\n")
             sys.stdout.flush()
 
 

@@ -78,7 +78,8 @@ def confirm(comparison: Comparison) -> Confirmation:
     noise floor, and its lower bound is above 0. faster: the mirror image. same: both bounds are
     within the smallest change. Otherwise ambiguous: more placements would tell. Where processes run
     at either of two speeds (`process_modes`), fast ones are compared with fast ones and slow ones
-    with slow ones, and a change of how many are slow is a verdict of its own.
+    with slow ones, and a change of how many are slow is a verdict of its own if the mean of all
+    changes by as much.
     no-data: fewer than 10 blocks or 5 placements are left without those that are not positive
     numbers or whose clocks disagree by more than 1 %. Raises ValueError if lengths differ.
     """
@@ -103,11 +104,12 @@ def confirm(comparison: Comparison) -> Confirmation:
     reason = _reason(verdict, estimate, low, high)
     if modes is not None:
         reason = f"{reason}; {modes.in_words}"
-        if verdict not in (Verdict.SLOWER, Verdict.FASTER) and modes.p_value < SHARE_SIGNIFICANCE:
+        overall, *bounds, _ = _student(means)
+        is_settled = verdict in (Verdict.SLOWER, Verdict.FASTER)
+        if not is_settled and modes.p_value < SHARE_SIGNIFICANCE and abs(overall) >= smallest:
             # Each speed may be what it was: that more of the processes are slow is slower.
-            more = modes.slow_head / modes.head.size > modes.slow_base / modes.base.size
-            verdict = Verdict.SLOWER if more else Verdict.FASTER
-            estimate, low, high, _ = _student(means)
+            verdict = Verdict.SLOWER if overall > 0 else Verdict.FASTER
+            estimate, (low, high) = overall, bounds
             p_value = modes.p_value
     cause = Cause.NONE
     if verdict in (Verdict.SLOWER, Verdict.FASTER):

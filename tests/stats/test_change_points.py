@@ -144,9 +144,9 @@ def test_a_step_of_both_modes_is_the_only_change():
     assert found.relative_change == pytest.approx(265 / 229 - 1, abs=0.003)
 
 
-def test_no_step_before_10_values_none_shorter_than_3_none_below_the_smallest_that_counts():
+def test_no_step_before_5_values_none_shorter_than_3_none_below_the_smallest_that_counts():
     small = a_series((100, 40), (100.4, 40), sigma=0.0005)
-    assert all(p.index >= 10 for p in change_points(a_series((100, 9), (110, 40), sigma=0.001)))
+    assert all(p.index >= 5 for p in change_points(a_series((100, 4), (110, 40), sigma=0.001)))
     assert change_points(a_series((100, 40), (110, 2), sigma=0.001)) == ()
     assert change_points(small, HISTORY_RULES) == ()
     assert [p.index for p in change_points(small)] == [40]

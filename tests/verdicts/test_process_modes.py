@@ -11,13 +11,20 @@ from flexq_bench.verdicts.process_modes import process_modes
 PAIRS = 12
 
 
-def comparison(seed: int, *, shift: float = 0.0, slow=(0.5, 0.5), gap: float = 0.115) -> Comparison:
+def comparison(
+    seed: int,
+    *,
+    shift: float = 0.0,
+    slow: tuple[float, float] = (0.5, 0.5),
+    gap: float = 0.115,
+    scatter: float = 0.002,
+) -> Comparison:
     """Two blocks in each of 12 pairs of processes; slow: chances of the modes of base and head."""
     rng = np.random.default_rng(seed)
-    offsets = 0.002 * rng.standard_normal((2, PAIRS))
+    offsets = scatter * rng.standard_normal((2, PAIRS))
     offsets += gap * (rng.random((2, PAIRS)) < np.array(slow)[:, None])
     offsets[1] += shift
-    blocks = np.repeat(offsets, 2, axis=1) + 0.001 * rng.standard_normal((2, 2 * PAIRS))
+    blocks = np.repeat(offsets, 2, axis=1) + scatter / 2 * rng.standard_normal((2, 2 * PAIRS))
     base, head = 100 * np.exp(blocks)
     return Comparison(base, head, np.repeat(np.arange(PAIRS), 2))
 
@@ -44,6 +51,18 @@ def test_more_slow_processes_are_slower_though_each_speed_stayed():
     assert sum(one.verdict is Verdict.SLOWER for one in found) >= 17
     assert sum(one.verdict is Verdict.FASTER for one in found) == 0
     assert any("of 12 of the head" in one.reason for one in found)
+
+
+def test_more_slow_processes_are_not_slower_where_the_mean_changes_by_less_than_counts():
+    found = [
+        confirm(comparison(seed, slow=(0.2, 0.95), gap=0.0115, scatter=0.0004))
+        for seed in range(20)
+    ]
+
+    assert all(
+        one.log_ratio >= one.smallest_change for one in found if one.verdict is Verdict.SLOWER
+    )
+    assert any(one.modes is not None and one.modes.p_value < 0.001 for one in found)
 
 
 @pytest.mark.parametrize("slow", [(0.0, 1.0), (0.0, 0.0)])
