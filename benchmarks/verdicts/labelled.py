@@ -1,6 +1,7 @@
 """F1 and covering of change point detectors on labelled series, with the scorer of TCPDBench.
 
     python benchmarks/verdicts/labelled.py                    # series that are made here
+    python benchmarks/verdicts/labelled.py --annotated        # made as a database's CI has them
     python benchmarks/verdicts/labelled.py --tcpd FOLDER      # public ones, docs/statistics.md
 
 FOLDER holds annotations.json (indices by series and annotator) and, anywhere below, <series>.json
@@ -18,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from annotated_series import annotated_series
 from made_series import NOISES, made_series
 from numpy.typing import NDArray
 from yardsticks import DETECTORS
@@ -28,6 +30,8 @@ Labelled = tuple[str, Floats, Annotations]
 
 MARGIN = 5
 SERIES = 40  # of each noise
+ANNOTATED = 200
+_SHORT = 120  # values
 NEAR = 5  # a finding this far from every annotator's is false
 
 
@@ -95,6 +99,25 @@ def made() -> Iterator[Labelled]:
             yield noise, values, {"made": places}
 
 
+def annotated() -> Iterator[Labelled]:
+    """The odd numbers: rules were tuned on even ones."""
+    for number in range(1, 2 * ANNOTATED, 2):
+        values, marks = annotated_series(number)
+        yield "short" if values.size < _SHORT else "long", values, marks
+
+
+def among_annotators(series: Sequence[Labelled]) -> tuple[float, float]:
+    """F1 and covering of each annotator, judged by the others."""
+    scores = [
+        (f1(others, own), covering(others, own, values.size))
+        for _, values, marks in series
+        for name, own in marks.items()
+        for others in [{other: marks[other] for other in marks if other != name}]
+        if others
+    ]
+    return tuple(np.mean(scores, axis=0).tolist()) if scores else (float("nan"), float("nan"))
+
+
 def score(series: Sequence[Labelled]) -> None:
     out = sys.stdout.write
     groups = list(dict.fromkeys(name for name, _, _ in series))
@@ -122,6 +145,9 @@ def score(series: Sequence[Labelled]) -> None:
         by_group[name] = {
             group: float(np.mean([one[1] for one in scores if one[0] == group])) for group in groups
         }
+    of_people = among_annotators(series)
+    if np.isfinite(of_people[0]):
+        out(f"| an annotator by the others | {of_people[0]:.3f} | {of_people[1]:.3f} | | |\n")
     out(f"\n| F1 | {' | '.join(by_group)} |\n| --- |{' ---: |' * len(by_group)}\n")
     for group in groups:
         cells = " | ".join(f"{means[group]:.3f}" for means in by_group.values())
@@ -131,8 +157,12 @@ def score(series: Sequence[Labelled]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tcpd", type=Path, metavar="FOLDER")
-    folder = parser.parse_args().tcpd
-    score(list(made() if folder is None else public(folder)))
+    parser.add_argument("--annotated", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.annotated:
+        score(list(annotated()))
+    else:
+        score(list(made() if arguments.tcpd is None else public(arguments.tcpd)))
 
 
 if __name__ == "__main__":
