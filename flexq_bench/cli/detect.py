@@ -56,9 +56,9 @@ def detect(
 ) -> None:
     """Show where the level of a series changed, and what else it is made of.
 
-    A level holds for three values or more, ten come before the first change, and a change is 0.5 %
-    or more. A drift, switches between two levels and spells of up to five values are no changes:
-    they are named. Indices count from 0. What is empty or NaN is a gap.
+    A level holds for three values or more and five come before the first change. In a stored series
+    a change is 0.5 % or more. A drift, switches between two levels and spells of three values are
+    no changes: they are named. Indices count from 0. What is empty or NaN is a gap.
     """
     if column is not None and csv is None:
         raise UsageError(f"--column {column} is of a CSV: give --csv FILE, or leave it out")

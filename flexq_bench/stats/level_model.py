@@ -21,6 +21,7 @@ from flexq_bench.stats.steps import (
 
 FEWEST_POINTS = POINTS_BEFORE_FIRST + SHORTEST_SEGMENT
 STICKY = 1 / 3  # memory of the mode from which on a switch is worth a word
+_MEMORY_ERRORS = 1.5  # by which it is below that, before a change of how often is looked for
 LONGEST_SPELL = 3  # values; longer, and it was a level
 _DRIFT_SIGMAS = 5.0
 _SMALLEST_DRIFT = 0.01  # from its onset to its end
@@ -152,7 +153,7 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     fit = fit_steps(single, rules)
     bounds, spells = _without_spells(fit, rules.significance)
     steps = [_step(fit, at, scale, index) for at in bounds]
-    if modes is not None and modes.memory < STICKY:
+    if modes is not None and modes.memory + _MEMORY_ERRORS * modes.memory_error < STICKY:
         # Where each value draws its mode, how often it is drawn may change as well.
         mixed = fit_steps(scaled, rules)
         others, _ = _without_spells(mixed, rules.significance)

@@ -33,11 +33,13 @@ class Modes:
     """slow: [n] whether a value is in the upper mode. gap: of the two, in the unit of the values.
 
     memory: lag-1 autocorrelation of the mode: about 0 where each value draws its own.
+    memory_error: its standard error.
     """
 
     slow: Bools
     gap: float
     memory: float
+    memory_error: float
 
     @property
     def share(self) -> float:
@@ -75,7 +77,7 @@ def find_modes(values: Floats, *, least_noise: float = 0.0) -> Modes | None:
             break
     if not _are_modes(values, base, slow, gap, sigma):
         return None
-    return Modes(slow, gap, _memory(slow))
+    return Modes(slow, gap, *_memory(slow))
 
 
 def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
@@ -192,7 +194,10 @@ def _are_modes(values: Floats, base: Floats, slow: Bools, gap: float, sigma: flo
     return bool(np.mean(about[rarer] <= near) >= _NEAR_SHARE and np.mean(about > gap / 4) < 0.1)
 
 
-def _memory(slow: Bools) -> float:
-    """From hops that are followed by their opposite, so that a change of how often is no memory."""
+def _memory(slow: Bools) -> tuple[float, float]:
+    """From hops that are followed by their opposite, so that a change of how often is no memory;
+    and its standard error, of a binomial share."""
     moved = np.diff(slow.astype(np.float64))
-    return 1 + 2 * float(moved[1:] @ moved[:-1]) / float(moved @ moved)
+    hops = float(moved @ moved)
+    undone = -float(moved[1:] @ moved[:-1]) / hops
+    return 1 - 2 * undone, 2 * float(np.sqrt(undone * (1 - undone) / hops))

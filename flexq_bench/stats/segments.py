@@ -15,6 +15,7 @@ SHORTEST_LINE = 20  # values: on fewer, a line passes for a step, and a step for
 _LENGTH_RATIO = 1.5  # between the lengths of windows that are tried: a finer grid finds no more
 _MOST_CANDIDATES = 1200
 _REACH = 15  # values that a boundary is moved by at most
+_BOUND_SIGMAS = 3.0  # of a value that is no outlier
 _CANDIDATE_SIGMAS = 1.2  # below the largest contrast that chance makes
 
 Columns = tuple[Floats, Floats]
@@ -150,13 +151,21 @@ def partition(sums: Sums, places: Ints, penalty: float, line_penalty: float) -> 
 
 
 def settle(
-    values: Floats, segments: list[Segment], memory: float, *, first: int = SHORTEST_SEGMENT
+    values: Floats,
+    segments: list[Segment],
+    memory: float,
+    sigma: float,
+    *,
+    first: int = SHORTEST_SEGMENT,
 ) -> list[int]:
     """Boundaries of segments, each moved to where it fits best between its neighbours' middles.
 
     The levels stay; squares are of what AR(1) memory leaves over, so that a wandering night beside
-    the step does not pull it along. first: the earliest place of a boundary.
+    the step does not pull it along, and bounded (Fearnhead and Rigaill 2019), so that an outlier
+    does not. values: [n], outliers among them. sigma: of one value. first: the earliest place of a
+    boundary.
     """
+    most = (_BOUND_SIGMAS * sigma) ** 2 * (1 - memory * memory)
     moved = [0]
     for left, right in pairwise(segments):
         at = right.start
@@ -169,9 +178,9 @@ def settle(
                 - (one.level + one.slope * (np.arange(low - 1, high + 1) - one.start))
                 for one in (left, right)
             ]
-            before = (about[0][1:] - memory * about[0][:-1]) ** 2
-            after = (about[1][1:] - memory * about[1][:-1]) ** 2
-            jump = (about[1][1:] - memory * about[0][:-1]) ** 2
+            before = np.minimum((about[0][1:] - memory * about[0][:-1]) ** 2, most)
+            after = np.minimum((about[1][1:] - memory * about[1][:-1]) ** 2, most)
+            jump = np.minimum((about[1][1:] - memory * about[0][:-1]) ** 2, most)
             # The cost of a step at low + i: values before it, the one that jumps, those after it.
             left_cost = np.concatenate(([0.0], np.cumsum(before)[:-1]))
             right_cost = np.cumsum(after[::-1])[::-1] - after

@@ -19,6 +19,7 @@ from flexq_bench.stats.log_series import (
     without_spikes,
 )
 from flexq_bench.stats.segments import (
+    SHORTEST_LINE,
     SHORTEST_SEGMENT,
     Segment,
     Sums,
@@ -45,9 +46,9 @@ _BEND_REACH = 15  # values between a boundary and the bend that explains it inst
 _CLIP_SIGMAS = 3.5
 _STEP_SIGMAS = 5.0  # the smallest step that counts, in the smallest noise
 _NO_NOISE = 1e-6  # of all that the values span
-# Independent places of a step in a series of n values: n times this (calibrated by
-# benchmarks/verdicts/simulate.py --calibrate).
-_TRIALS_A_VALUE = 4.0
+# Independent places of a step whose shorter side has m of n values: n / m times this. Short sides
+# have many places, and a look every night sees new ones (benchmarks/verdicts/retrospective.py).
+_TRIALS = 48.0
 
 
 # Chance of a step where there is none, in one look at one series.
@@ -115,17 +116,18 @@ def fit_steps(values: Floats, rules: StepRules) -> Fit:
         rules.smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values))
     )
     spikeless = without_spikes(values, difference_scale(values, floor=floor))
-    first = _fit(spikeless, rules, floor)
+    first = _fit(values, spikeless, rules, floor)
     residuals = residuals_of(values, list(first.segments))
     limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
     # What is in no segment of its own is an outlier, as many as there are of them in a row.
     clipped = values - residuals + np.clip(residuals, -limit, limit)
-    return _fit(clipped, rules, floor)
+    return _fit(values, clipped, rules, floor)
 
 
-def _fit(cleaned: Floats, rules: StepRules, floor: float) -> Fit:
+def _fit(values: Floats, cleaned: Floats, rules: StepRules, floor: float) -> Fit:
+    """Of values [n], by what is left of them without outliers, cleaned [n]."""
     sigma = difference_scale(cleaned, floor=floor)
     sums = Sums(cleaned)
     phi = step_proof_autocorrelation(cleaned, floor=floor)
@@ -139,8 +141,9 @@ def _fit(cleaned: Floats, rules: StepRules, floor: float) -> Fit:
     places = places[places >= POINTS_BEFORE_FIRST]
     bounds = partition(sums, places, _PENALTY * unit, _LINE_PENALTY * unit)
     bounds = _stepped(sums, bounds, _LINE_PENALTY * unit)
+    bounds = _straightened(sums, bounds, _LINE_PENALTY * unit, _PENALTY * unit)
     unit *= (1 - least) / inflation / (1 - phi) * (1 + phi) / (1 - phi)
-    return _tested(cleaned, sums, bounds, unit, rules, phi, floor)
+    return _tested(values, cleaned, sums, bounds, unit, rules, phi, floor)
 
 
 def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
@@ -161,7 +164,30 @@ def _stepped(sums: Sums, bounds: list[int], line_penalty: float) -> list[int]:
     return stepped
 
 
+def _straightened(sums: Sums, bounds: list[int], line_penalty: float, penalty: float) -> list[int]:
+    """Bounds, without a short piece between two lines that one step explains as well."""
+    left = list(bounds)
+    at = 1
+    while at + 2 < len(left):
+        start, low, high, stop = left[at - 1 : at + 3]
+        three = [sums.fit(a, b, line_penalty) for a, b in pairwise((start, low, high, stop))]
+        if three[0].slope * three[2].slope > 0 and high - low < 2 * SHORTEST_LINE:
+            places = np.arange(
+                max(start + SHORTEST_LINE, low - SHORTEST_SEGMENT),
+                min(stop - SHORTEST_LINE, high + SHORTEST_SEGMENT) + 1,
+            )
+            before = sums.residuals(np.full_like(places, start), places)[1]
+            after = sums.residuals(places, np.full_like(places, stop))[1]
+            two = before + after
+            if two.size and two.min() < sum(one.residual for one in three) + penalty:
+                left[at : at + 2] = [int(places[two.argmin()])]
+                continue
+        at += 1
+    return left
+
+
 def _tested(
+    values: Floats,
     cleaned: Floats,
     sums: Sums,
     bounds: list[int],
@@ -204,7 +230,13 @@ def _tested(
         memory = max(_memory(residuals, segments), shortest)
         tested = tests()
     if tested:
-        bounds = settle(cleaned, segments, _memory(residuals, segments), first=POINTS_BEFORE_FIRST)
+        bounds = settle(
+            values,
+            segments,
+            _memory(residuals, segments),
+            max(float(np.sqrt(np.mean(residuals * residuals))), floor),
+            first=POINTS_BEFORE_FIRST,
+        )
         segments = [sums.fit(a, b, line) for a, b in pairwise(bounds)]
         residuals = residuals_of(cleaned, segments)
         tested = [
@@ -282,7 +314,7 @@ def _test(
     )
     t = abs(effect) / float(np.sqrt(error))
     p_value = 2 * float(special.stdtr(freedom, -t))
-    p_value = min(1.0, p_value * _TRIALS_A_VALUE * sums.size)
+    p_value = min(1.0, p_value * _TRIALS * sums.size / min(left.size, right.size))
     if not (left.slope or right.slope) and min(left.size, right.size) > 5 and p_value < 1.0:
         line = sums.fit(left.start, right.stop, 0.0)
         about_line = residuals[left.start : right.stop] + (left.level - line.level)

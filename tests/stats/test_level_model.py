@@ -89,13 +89,13 @@ def test_a_change_of_how_often_the_slow_mode_is_drawn_is_a_change():
 
 def test_a_few_slow_values_are_a_spell_once_the_level_is_back():
     logs = noise(80, 5)
-    logs[50:54] += 0.05
+    logs[50:53] += 0.05
 
-    running, over = level_model(np.exp(logs[:54])), level_model(np.exp(logs))
+    running, over = level_model(np.exp(logs[:53])), level_model(np.exp(logs))
 
     assert [one.index for one in running.steps] == [50]
     assert over.steps == ()
-    assert [(one.start, one.stop) for one in over.spells] == [(50, 54)]
+    assert [(one.start, one.stop) for one in over.spells] == [(50, 53)]
 
 
 @pytest.mark.parametrize("offset", [-5.0, 0.0, 0.5])
