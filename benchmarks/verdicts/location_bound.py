@@ -1,0 +1,73 @@
+"""How often a step can be placed within ±5 nights at all, by one who knows the noise model.
+
+Two oracles of Gaussian noise with known sigma and AR(1) memory, series and steps as in
+`retrospective.py`. One knows the levels too and names the place whose ±5 nights hold most of the
+posterior: no detector does better. The other has to estimate levels, and a drift: least squares of
+whitened values.
+    python benchmarks/verdicts/location_bound.py [--series 1000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+from retrospective import LONG, SIGMA, STEP_AT, STEPS, WITHIN
+
+Floats = NDArray[np.float64]
+
+_ENDS = 10  # nights at either end without a step
+
+
+def whitened(columns: Floats, memory: float) -> Floats:
+    """[n, k] of which AR(1) noise has become independent."""
+    rest = columns - memory * np.roll(columns, 1, axis=0)
+    rest[0] = columns[0] * np.sqrt(1 - memory**2)
+    return rest
+
+
+def shares(memory: float, slope: float, step: float, series: int) -> tuple[float, float]:
+    """Of series whose step is placed within ±5 nights, by either oracle."""
+    rng = np.random.default_rng(round(1e4 * step) + round(100 * memory))
+    places = np.arange(_ENDS, LONG - _ENDS)
+    time = np.arange(LONG)
+    after = (time[:, None] >= places).astype(np.float64)
+    known = whitened(np.log1p(step) * after, memory)
+    sigma = SIGMA * np.sqrt(1 - memory**2)
+    nuisance = np.ones((LONG, 1)) if not slope else np.stack([np.ones(LONG), time / LONG], axis=1)
+    basis, _ = np.linalg.qr(whitened(nuisance, memory))
+    free = whitened(after, memory)
+    free -= basis @ (basis.T @ free)
+    free /= np.sqrt((free * free).sum(axis=0))
+    told = estimated = 0
+    for _ in range(series):
+        innovations = sigma * rng.standard_normal(LONG)
+        innovations += known[:, STEP_AT - _ENDS]
+        log_posterior = -((innovations[:, None] - known) ** 2).sum(axis=0) / (2 * sigma**2)
+        posterior = np.exp(log_posterior - log_posterior.max())
+        held = np.convolve(posterior, np.ones(2 * WITHIN + 1), "same")
+        told += abs(int(places[held.argmax()]) - STEP_AT) <= WITHIN
+        estimated += abs(int(places[np.abs(free.T @ innovations).argmax()]) - STEP_AT) <= WITHIN
+    return told / series, estimated / series
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--series", type=int, default=1000)
+    series = parser.parse_args().series
+    out = sys.stdout.write
+    out("| noise | step | levels and noise known | noise known |\n| --- | ---: | ---: | ---: |\n")
+    for name, memory, slope in (
+        ("independent", 0.0, 0.0),
+        ("AR(1) 0.5", 0.5, 0.0),
+        ("drift 0.1 % a night", 0.0, 0.001),
+    ):
+        for step in STEPS:
+            told, estimated = shares(memory, slope, step, series)
+            out(f"| {name} | {step:.0%} | {told:.1%} | {estimated:.1%} |\n")
+
+
+if __name__ == "__main__":
+    main()
