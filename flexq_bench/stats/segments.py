@@ -162,7 +162,7 @@ def settle(
 
     The levels stay; squares are of what AR(1) memory leaves over, so that a wandering night beside
     the step does not pull it along, and bounded (Fearnhead and Rigaill 2019), so that an outlier
-    does not. values: [n], outliers among them. sigma: of one value. first: the earliest place of a
+    does not. values: [n], not clipped. sigma: of one value. first: the earliest place of a
     boundary.
     """
     most = (_BOUND_SIGMAS * sigma) ** 2 * (1 - memory * memory)

@@ -116,18 +116,18 @@ def fit_steps(values: Floats, rules: StepRules) -> Fit:
         rules.smallest / _STEP_SIGMAS, resolution_scale(values), _NO_NOISE * float(np.ptp(values))
     )
     spikeless = without_spikes(values, difference_scale(values, floor=floor))
-    first = _fit(values, spikeless, rules, floor)
+    first = _fit(spikeless, spikeless, rules, floor)
     residuals = residuals_of(values, list(first.segments))
     limit = _CLIP_SIGMAS * float(robust_scale(residuals, floor=floor))
     if float(np.abs(residuals).max()) <= limit:
         return first
     # What is in no segment of its own is an outlier, as many as there are of them in a row.
     clipped = values - residuals + np.clip(residuals, -limit, limit)
-    return _fit(values, clipped, rules, floor)
+    return _fit(spikeless, clipped, rules, floor)
 
 
 def _fit(values: Floats, cleaned: Floats, rules: StepRules, floor: float) -> Fit:
-    """Of values [n], by what is left of them without outliers, cleaned [n]."""
+    """Segments of cleaned [n]; steps are placed by values [n], without spikes and not clipped."""
     sigma = difference_scale(cleaned, floor=floor)
     sums = Sums(cleaned)
     phi = step_proof_autocorrelation(cleaned, floor=floor)
