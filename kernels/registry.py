@@ -24,7 +24,7 @@ from kernels.cuda import abq, btc, flexq, fp16
 from kernels.cuda import probes as cuda_probes
 from kernels.cuda.cublas import dense as cuda_dense
 from kernels.cuda.cublas import fp8, gemmex, int8_sums
-from kernels.cuda.imma import atom, dual_grained, four_bit
+from kernels.cuda.imma import atom, dual_grained, four_bit, two_level
 from kernels.cuda.imma import gemm as imma
 from kernels.cuda.weight_only import gemm as weight_only
 from kernels.cuda.weight_only import minifloat
@@ -158,10 +158,15 @@ _ENTRIES: tuple[_Entry, ...] = (
     *(
         _Entry(
             kernel_label("dgq-w4a8", variant),
-            cpu=partial(cpu_dgq.DualGrainedGemm, variant),
+            cpu=partial(cpu_dgq.DualGrainedGemm, "dgq-w4a8", 4, variant),
             cuda=partial(dual_grained.DualGrainedGemm, variant),
         )
         for variant in ("", "static")
+    ),
+    _Entry(
+        "dual-w6a8",
+        cpu=partial(cpu_dgq.DualGrainedGemm, "dual-w6a8", 6),
+        cuda=two_level.TwoLevelGemm,
     ),
     _Entry(
         "group-w4a8",

@@ -120,7 +120,7 @@ def specs(entry: LayerEntry) -> dict[str, Spec]:
             found["weight_shape"] = (torch.int64, (2,))
         if head != k:
             found["weight_tail"] = (torch.int8, (n, k - head))
-        if number.kind in ("asymmetric", "dual"):
+        if number.has_zero_points:
             packed = (torch.int32, (words_of(n, number.bits), groups))
             found["weight_zero_point"] = (
                 (torch.int8, (n, groups)) if entry.storage == INT else packed
@@ -160,7 +160,8 @@ def _stored_format(operand: Operand) -> NumberFormat:
 def _base(entry: LayerEntry) -> int:
     """The code that is stored as 0."""
     number = entry.format
-    return -(1 << (number.bits - 1)) if number.kind in ("symmetric", "mixed") else 0
+    signed = number.kind in ("symmetric", "mixed", "dual") and not number.has_zero_points
+    return -(1 << (number.bits - 1)) if signed else 0
 
 
 def _encode_codes(operand: Operand, number: NumberFormat, entry: LayerEntry) -> Tensors:

@@ -10,6 +10,7 @@ import torch
 
 from kernels.contract import LinearKernel
 from kernels.formats import NumberFormat, Operand
+from kernels.formats.dual_grained import TOP_SIX_BIT_SCALE
 from kernels.formats.mixed import (
     GROUP,
     HEAD_BITS,
@@ -36,7 +37,7 @@ _EXTREME_FRACTION = 0.03  # of the codes each: the lowest, the highest and zero
 # Codes up to this, on so few k, keep |sum| at or below 2,048, where FP16 holds every integer.
 _SMALL_CODE = 2
 _SMALL_TERMS = 256
-_DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained codes are 0 … 15
+_DUAL_MIDDLE = 8  # code of zero with a zero point of -8; dual-grained 4-bit codes are 0 … 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +143,11 @@ def small_sum_inputs(
         ones = torch.ones(rows, groups, dtype=torch.float16, device=device)
         small = (codes * keep).to(torch.int8)
         if fmt.kind == "dual":
-            middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
-            codes_up = small + _DUAL_MIDDLE
-            return Operand(codes_up, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
+            middle = None
+            if fmt.has_zero_points:
+                middle = torch.full_like(ones, -_DUAL_MIDDLE, dtype=torch.int8)
+                small += _DUAL_MIDDLE
+            return Operand(small, ones, fmt.bits, fmt.group, middle, row_scales=ones[:, :1])
         return Operand(small, ones, fmt.bits, fmt.group)
 
     x = draw(gemm.m, kernel.spec.activation, terms)
@@ -174,6 +177,12 @@ def _full_range(
         device=device,
     )
     scales = torch.exp2(exponents.float()).half()
+    if fmt.kind == "dual" and not fmt.has_zero_points:
+        whole = torch.randint(
+            1, TOP_SIX_BIT_SCALE + 1, scales.shape, generator=generator, device=device
+        )
+        values = codes.to(torch.int8)
+        return Operand(values, whole.half(), fmt.bits, fmt.group, row_scales=scales[:, :1])
     if fmt.kind == "dual":
         zeros = torch.randint(
             -2 * _DUAL_MIDDLE + 1, 1, scales.shape, generator=generator, device=device
@@ -225,7 +234,7 @@ def _mixed(k: int, draw: Callable[[int, NumberFormat], Operand]) -> Operand:
 def _limits(fmt: NumberFormat) -> tuple[int, int]:
     """Lowest and highest code; dual-grained ones less the code in their middle."""
     low, high = fmt.limits
-    middle = _DUAL_MIDDLE if fmt.kind == "dual" else 0
+    middle = _DUAL_MIDDLE if fmt.kind == "dual" and fmt.has_zero_points else 0
     return low - middle, high - middle
 
 

@@ -1,4 +1,7 @@
-"""DGQ on a CPU (arXiv 2310.04836): int8 weights from codes and group scales, one integer GEMM."""
+"""DGQ on a CPU (arXiv 2310.04836): int8 weights from codes and group scales, one integer GEMM.
+
+And `dual-w6a8`, the same with codes of 6 bits.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,22 @@ from kernels.contract import (
     checked_scales,
 )
 from kernels.formats import NumberFormat, Operand
-from kernels.formats.dual_grained import int8_values
+from kernels.formats.dual_grained import CODE_BITS, int8_values
 from kernels.formats.symmetric_quantization import quantize_static
 
 
 class DualGrainedGemm(LinearKernel):
-    """`dgq-w4a8` and `[static]`: int8 sums over all of K, then the scales of token and feature."""
+    """`dgq-w4a8`, its `[static]`, `dual-w6a8`: int8 sums over all of K, scaled once."""
 
-    def __init__(self, variant: str = "") -> None:
+    def __init__(self, name: str, bits: int, variant: str = "") -> None:
         self.spec = KernelSpec(
-            name="dgq-w4a8",
+            name=name,
             variant=variant,
             backend="cpu",
-            weight=NumberFormat(4, 128, kind="dual"),
+            weight=NumberFormat(bits, 128, kind="dual"),
             activation=NumberFormat(8),
-            summary="DGQ's W4A8 in torch: weights made int8 with their group's scale"
+            summary=f"{'DGQ' if bits == CODE_BITS else 'two-level'} W{bits}A8 in torch: "
+            "weights made int8 with their group's scale"
             + (", activations with one static scale" if variant else ""),
         )
 

@@ -1,9 +1,12 @@
-"""Dual-grained quantization: 4-bit codes, INT8 scales of groups, FP16 scales of rows (DGQ).
+"""Dual-grained quantization: integer scales of groups, FP16 scales of rows (DGQ).
 
 DGQ (arXiv 2310.04836, section 3.2): W = S1 · S2 · (code + zero point), with S2 and the zero point
 of a group and S1 of a whole row. S2 · (code + zero point) fits int8, so that an int8 GEMM can sum
 over all of K: whoever makes codes sees to that. Rounding to nearest leaves room in S1; DGQ's search
 (`flexq_bench.schemes`) limits codes.
+
+Its codes have 4 bits. With 6 there are no zero points: codes lie in -31 … 31 and S2 in 1 … 4, so
+that S2 · code is 124 at most.
 """
 
 from __future__ import annotations
@@ -11,12 +14,15 @@ from __future__ import annotations
 import torch
 
 from kernels.errors import ShapeError
-from kernels.formats.grouping import check_matrix, in_groups
+from kernels.formats.grouping import check_matrix, in_groups, safe_divisor
 from kernels.formats.operand import Operand
+from kernels.formats.symmetric_quantization import scales_to
 
 CODE_BITS = 4
 TOP_CODE = (1 << CODE_BITS) - 1
 LARGEST_INT8 = 127
+SIX_BITS, TOP_SIX_BIT_CODE, TOP_SIX_BIT_SCALE = 6, 31, 4
+LARGEST_SIX_BIT_PRODUCT = TOP_SIX_BIT_CODE * TOP_SIX_BIT_SCALE
 # A row's largest magnitude becomes this many of S1. A scale S2 is then at most 16, and rounding to
 # a multiple of it moves a value by at most 8: never past 127.
 _SPAN = 119
@@ -52,16 +58,51 @@ def quantize_dual_grained(matrix: torch.Tensor, group: int = 128) -> Operand:
     )
 
 
+def quantize_six_bits(matrix: torch.Tensor, group: int = 128) -> Operand:
+    """Quantize [rows, K] to codes -31 … 31 by rounding to the nearest, halves to even.
+
+    S1 = fp16(max|row| / 124). Per group S2 = ceil(max / (31 · S1)) in 1 … 4, code =
+    round(x / (S1 · S2)). A row whose S1 is zero has values of zero.
+
+    Raises as quantize_dual_grained.
+    """
+    check_matrix(matrix, group)
+    rows, k = matrix.shape
+    work = in_groups(matrix.double(), group)
+    row_scales = scales_to(work.abs().amax(dim=(1, 2)).unsqueeze(1), LARGEST_SIX_BIT_PRODUCT)
+    units = work / safe_divisor(row_scales, work.dtype).unsqueeze(2)
+    scales = (units.abs().amax(dim=2) / TOP_SIX_BIT_CODE).ceil().clamp(1, TOP_SIX_BIT_SCALE)
+    codes = six_bit_codes(units, scales.unsqueeze(2)).view(rows, -1)[:, :k]
+    return Operand(
+        codes.to(torch.int8).contiguous(), scales.half(), SIX_BITS, group, row_scales=row_scales
+    )
+
+
+def six_bit_codes(units: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The nearest codes of values in units of S1, for scales S2 that broadcast."""
+    return (units / scales).round().clamp(-TOP_SIX_BIT_CODE, TOP_SIX_BIT_CODE)
+
+
 def int8_values(operand: Operand) -> torch.Tensor:
     """S2 · (code + zero point), int8 [rows, K]: what an int8 tensor core is given.
 
     Raises ShapeError if one lies outside -128 … 127, or a code, scale or zero point is none.
     """
     scales, zeros = operand.scales, operand.zero_points
-    if scales is None or zeros is None:
+    six_bits = operand.bits == SIX_BITS
+    if scales is None or (zeros is None) != six_bits:
         raise ShapeError("need dual-grained codes, with zero points and scales of groups")
-    checks = (("codes", operand.values, 0, TOP_CODE), ("zero points", zeros, -TOP_CODE, 0))
-    for name, tensor, lowest, highest in (*checks, ("scales of groups", scales, 0, LARGEST_INT8)):
+    checks = [
+        ("codes", operand.values, -TOP_SIX_BIT_CODE, TOP_SIX_BIT_CODE),
+        ("scales of groups", scales, 1, TOP_SIX_BIT_SCALE),
+    ]
+    if zeros is not None:
+        checks = [
+            ("codes", operand.values, 0, TOP_CODE),
+            ("zero points", zeros, -TOP_CODE, 0),
+            ("scales of groups", scales, 0, LARGEST_INT8),
+        ]
+    for name, tensor, lowest, highest in checks:
         whole = tensor.double()
         if bool(((whole < lowest) | (whole > highest) | (whole != whole.round())).any()):
             raise ShapeError(f"{name} must be integers in {lowest} … {highest}")
@@ -70,7 +111,10 @@ def int8_values(operand: Operand) -> torch.Tensor:
         wide = of_group.to(torch.int32).repeat_interleave(operand.group_length, dim=1)
         return wide[:, : operand.k]
 
-    products = per_value(scales) * (operand.values.to(torch.int32) + per_value(zeros))
+    shifted = operand.values.to(torch.int32)
+    if zeros is not None:
+        shifted += per_value(zeros)
+    products = per_value(scales) * shifted
     low, high = int(products.min()), int(products.max())
     if low < -128 or high > 127:
         raise ShapeError(

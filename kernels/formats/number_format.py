@@ -20,6 +20,7 @@ import torch
 from kernels.errors import ShapeError
 from kernels.formats import fused_rounding
 from kernels.formats.asymmetric import asymmetric_scaling
+from kernels.formats.dual_grained import CODE_BITS
 from kernels.formats.grouping import (
     check_finite,
     check_shape,
@@ -47,7 +48,7 @@ _BITS: dict[Kind, tuple[int, ...]] = {
     "balanced": tuple(range(3, 10)),
     "float": (5, 6, 8),
     "normal": (4,),
-    "dual": (4,),
+    "dual": (4, 6),
     "mixed": tuple(range(2, 9)),
     "dense": (16, 32),
 }
@@ -132,8 +133,13 @@ class NumberFormat:
         return self.kind not in ("dense", "float", "normal")
 
     @property
+    def has_zero_points(self) -> bool:
+        """True if codes have no sign, and groups a zero point that is added to them."""
+        return self.kind == "asymmetric" or (self.kind == "dual" and self.bits == CODE_BITS)
+
+    @property
     def limits(self) -> tuple[int, int]:
-        """Lowest and highest integer code; of mixed ones those of 4 bits, of dual ones 0 and 15.
+        """Lowest and highest integer code; of mixed ones those of 4 bits.
 
         Raises ShapeError if codes are not integers.
         """
@@ -143,7 +149,9 @@ class NumberFormat:
             top: int = 2 ** (self.bits - 2)
             return -top, top
         low, high = code_limits(self.bits)
-        return (0, high - low) if self.kind in ("asymmetric", "dual") else (low, high)
+        if self.has_zero_points:
+            return 0, high - low
+        return (-high, high) if self.kind == "dual" else (low, high)
 
     def columns(self, k: int) -> tuple[ColumnGroup, ...]:
         """The groups of K columns, the last one possibly shorter."""

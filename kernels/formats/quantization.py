@@ -8,7 +8,7 @@ import torch
 
 from kernels.errors import ShapeError
 from kernels.formats.asymmetric import asymmetric_types, quantize_asymmetric
-from kernels.formats.dual_grained import quantize_dual_grained
+from kernels.formats.dual_grained import quantize_dual_grained, quantize_six_bits
 from kernels.formats.fp8 import quantize_e4m3
 from kernels.formats.minifloat import quantize_minifloat
 from kernels.formats.mixed import TAIL_BITS, quantize_mixed
@@ -67,7 +67,8 @@ def _quantize_rows(
             return quantize_e4m3(matrix)
         return quantize_minifloat(matrix, number.bits, number.group)
     if number.kind == "dual" and number.group is not None and number.clip == 1:
-        return quantize_dual_grained(matrix, number.group)
+        dual = quantize_dual_grained if number.has_zero_points else quantize_six_bits
+        return dual(matrix, number.group)
     if number.kind == "mixed" and number.group is not None:
         return quantize_mixed(matrix, order, bits=number.bits, group=number.group, clip=number.clip)
     if number.kind == "asymmetric":

@@ -6,6 +6,8 @@
 // stages of a ring in shared memory. Two consumer warpgroups multiply, each 64 rows with all tokens of the block.
 // A consumer widens its weights in registers and takes the tokens in GRANULES: while the tensor cores are at a
 // granule of one warpgroup, the other converts and scales its sums. Named barriers keep their order.
+// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K, all tokens at once. While they are
+// at one group, a warpgroup widens the next one's weights; no barrier is between the warpgroups.
 //
 // Issue slots are the bottleneck: while int8 tensor cores work, a scheduler issues next to nothing else
 // (docs/kernels/flexq-imma.md). BIASED sums begin at the bits of a float in whose binade sums up to 2^22
@@ -32,7 +34,6 @@ constexpr int STAGES = GRANULES == 1 ? 6 : 4;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(!DUAL_GRAINED, "sums of a group are converted");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
 // Registers of a consumer's thread and of a producer's; together they are all of an SM's.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
@@ -134,7 +135,9 @@ struct TokenScales {
 
 struct Weights {
   uint32_t a[MMAS][4];
+#if !DUAL_GRAINED
   float top, bottom;  // scales of rows lane/4 and lane/4 + 8
+#endif
 };
 
 __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper_tail) {
@@ -143,9 +146,25 @@ __device__ inline Weights widened(uint32_t stage, int tile, int lane, bool upper
   Weights weights;
 #pragma unroll
   for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+#if !DUAL_GRAINED
   weights.top = packed.scale[0], weights.bottom = packed.scale[1];
+#endif
   return weights;
 }
+
+#if DUAL_GRAINED
+// Start to add a group's products of 64 rows and all tokens.
+__device__ inline void multiply(Sum (&total)[GRANULES][GRANULE / 2], const uint32_t (&a)[MMAS][4], uint64_t tokens) {
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < MMAS; ++i) {
+    const uint64_t of_step = advance_descriptor(tokens, i * MMA_K);
+    if constexpr (GRANULES == 2) wgmma_s8_k32(total[0], total[1], a[i], of_step);
+    else wgmma_s8_k32(total[0], a[i], of_step, true);
+  }
+  wgmma_commit();
+}
+#endif
 
 __device__ inline void multiply(Sums& sums, uint32_t (&a)[MMAS][4], uint64_t tokens) {
   sums.touch();
@@ -184,31 +203,65 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, float
   }
 }
 
+// A warp has read a stage, whose barrier in every block that shares tokens is `empty`.
+__device__ inline void leave_stage(uint32_t empty, int lane) {
+  __syncwarp();
+  if constexpr (SHARERS > 1) {
+    if (lane < SHARERS) mbarrier_arrive_remote(empty, lane);
+  } else {
+    if (lane == 0) mbarrier_arrive(empty);
+  }
+}
+
+// Two neighbouring tokens' scales; past M_PAD zeros.
+__device__ inline float2 scales_of_two(const float* sx, int token, int m) {
+  const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
+  return token < m_padded ? load_written(reinterpret_cast<const float2*>(sx + token)) : make_float2(0.0f, 0.0f);
+}
+
 // A warp's 16 rows of all tokens, through its own shared memory, so that a token's 16 are written at once.
-__device__ inline void write_warp(const float (&total)[GRANULES][GRANULE / 2], uint32_t out, const half_bits* bias,
+__device__ inline void write_warp(const Sum (&total)[GRANULES][GRANULE / 2], uint32_t out, const half_bits* bias,
                                   half_bits* y, const Grid& grid, int first_feature, int first_token,
-                                  [[maybe_unused]] const float* sx, const half_bits* sn) {
+                                  [[maybe_unused]] const float* sx, [[maybe_unused]] const half_bits* sn) {
   const int lane = threadIdx.x % 32;
   const bool wide = grid.n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
   float b[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i)
     b[i] = bias == nullptr ? 0.0f : half_to_float(bias[min(first_feature + lane / 4 + 8 * i, grid.n - 1)]);
+#if DUAL_GRAINED
+  float of_feature[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) of_feature[i] = half_to_float(sn[min(first_feature + lane / 4 + 8 * i, grid.n - 1)]);
+#endif
 #pragma unroll
   for (int c = 0; c < TOKENS / 64; ++c) {
+#if DUAL_GRAINED
+    float2 of_tokens[8];  // of each two once, for both rows
+#pragma unroll
+    for (int j = 0; j < 8; ++j)
+      of_tokens[j] = scales_of_two(sx, first_token + (c * 8 + j) * MMA_TOKENS + lane % 4 * 2, grid.m);
+#endif
 #pragma unroll
     for (int q = 0; q < 4; ++q) {  // 16 tokens
       uint32_t words[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // rows 8 * (i % 2), tokens 8 * (i / 2)
-        const int tile = c * 8 + q * 2 + i / 2, token = first_token + tile * 8 + lane % 4 * 2;
-        const float* t = &total[tile * 4 / (GRANULE / 2)][tile * 4 % (GRANULE / 2) + i % 2 * 2];
+        const int tile = c * 8 + q * 2 + i / 2;
+        [[maybe_unused]] const int token = first_token + tile * 8 + lane % 4 * 2;
+        const Sum* t = &total[tile * 4 / (GRANULE / 2)][tile * 4 % (GRANULE / 2) + i % 2 * 2];
         half_bits h[2];
+#if DUAL_GRAINED
+        const float2 of_two = of_tokens[q * 2 + i / 2];
+        h[0] = float_to_half(static_cast<float>(t[0]) * of_feature[i % 2] * of_two.x + b[i % 2]);
+        h[1] = float_to_half(static_cast<float>(t[1]) * of_feature[i % 2] * of_two.y + b[i % 2]);
+#else
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int inside = min(token + e, grid.m - 1);
           h[e] = float_to_half(scaled_output(t[e], inside, 0, sx, sn) + b[i % 2]);
         }
+#endif
         words[i] = h[0] | static_cast<uint32_t>(h[1]) << 16;
       }
       const uint32_t to = out + q * 512 + (lane / 16 * 8 + lane % 8) * 32 + lane / 8 % 2 * 16;
@@ -288,11 +341,40 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     const Grid grid(m, n, k);
     const Parts parts{grid, shares, cluster};
     const int warpgroup = warp / 4;
-    const Bias begins(bias_at, lane);
     Stage stage;
+#if !DUAL_GRAINED
+    const Bias begins(bias_at, lane);
     if (warpgroup == WARPGROUPS - 1) named_barrier_arrive(1, 256);
+#endif
     Part part;
     for (int number = 0; parts.find(part, number); ++number) {
+#if DUAL_GRAINED
+      Sum total[GRANULES][GRANULE / 2] = {};
+      Weights weights[2];  // of the group that is multiplied and of the one that is widened
+      uint32_t done = 0;   // of the group before
+      const auto add_group = [&](Weights& of_group, bool first) {
+        const uint32_t at = ring + stage.slot * STAGE_BYTES;
+        mbarrier_wait(full + stage.slot * 8, stage.parity);
+        of_group = widened(at, warp, lane, false);
+        multiply(total, of_group.a, swizzled_descriptor(at));
+        wgmma_wait<1>();  // the group before: its stage and its weights may be written again
+        if (!first) leave_stage(done, lane);
+        done = empty + stage.slot * 8;
+        stage.next();
+      };
+      int step = part.from;
+      for (; step + 1 < part.to; step += 2) {
+        add_group(weights[0], step == part.from);
+        add_group(weights[1], false);
+      }
+      if (step < part.to) add_group(weights[0], step == part.from);
+      wgmma_wait<0>();
+#pragma unroll
+      for (int g = 0; g < GRANULES; ++g)
+#pragma unroll
+        for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(total[g][i])::"memory");
+      leave_stage(done, lane);
+#else
       float total[GRANULES][GRANULE / 2] = {};
       Sums sums;
       if constexpr (BIASED)
@@ -322,13 +404,9 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
           add_scaled(total[g], sums, top, bottom, scales, begins);
         }
         at = next;
-        __syncwarp();
-        if constexpr (SHARERS > 1) {
-          if (lane < SHARERS) mbarrier_arrive_remote(done, lane);
-        } else {
-          if (lane == 0) mbarrier_arrive(done);
-        }
+        leave_stage(done, lane);
       }
+#endif
       parts.find(part, number = opaque(number));  // not kept in registers meanwhile
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
       if constexpr (SPLIT) {
@@ -346,7 +424,9 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
                  first_token, sx, sn);
     }
+#if !DUAL_GRAINED
     if (warpgroup == 0) named_barrier_sync(1, 256);  // the last warpgroup's arrival
+#endif
   }
   if constexpr (SHARERS > 1) cluster_sync();  // nobody's barriers go while another arrives at them
 }

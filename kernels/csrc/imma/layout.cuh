@@ -7,7 +7,8 @@
 //   W_BITS 6   bytes    0 .. 1535   uint4 [3][32 lanes]: twelve words, three for the four operand words of an MMA
 //   W_BITS 4   bytes    0 .. 1023   uint4 [2][32 lanes]: eight words, a nibble a weight
 //   scales     uint32 [8] a tile, one for rows r and r + 8 together
-//              two halves; DUAL_GRAINED: bytes scale, zero point, scale, zero point, each int8
+//              two halves; DUAL_GRAINED: bytes scale, zero point, scale, zero point, each int8; W_BITS 6: two
+//              integers of 16 bits
 //
 // Lane l holds rows l/4 and l/4 + 8 and the 32 neighbouring k from 32·(l%4): a sum over k may be taken
 // in any order, and this one makes a lane's activations 32 neighbouring bytes of a token's row.
@@ -15,7 +16,7 @@
 // 32·(l%4) + 8·(o/4) + 4·(o%4/2).
 //   W_BITS 6   o%4 < 3: the upper six bits of each byte of word 3·(o/4) + o%4. o%4 = 3: the lower two bits of each
 //              byte of these three words, the highest first. So three of four operands are one mask away, and
-//              four take nine instructions
+//              four take nine instructions. DUAL_GRAINED: the lower six bits and the upper two, ten instructions
 //   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. So a word is eight neighbouring k
 //              of a row, and the words themselves are A operands of the int4 tensor core.
 //
@@ -32,7 +33,8 @@
 //
 // DUAL_GRAINED (DGQ, arXiv 2310.04836): nibbles are unsigned; the operand is scale·(nibble + zero point),
 // which the packer keeps within int8. Four at once: with 128 added each is a digit in 0 .. 255, so one
-// multiplication and one addition of words can't carry from one into the next.
+// multiplication and one addition of words can't carry from one into the next. 6 bits: the same with a scale of
+// 1 .. 4 and a zero point of -32 everywhere, so that scale·code always fits.
 #pragma once
 #include "imma/mma_order.cuh"
 #include "ptx/memory.cuh"
@@ -53,7 +55,7 @@
 #define A_GROUPED !DUAL_GRAINED
 #endif
 static_assert(W_BITS == 6 || W_BITS == 4, "6- or 4-bit weights");
-static_assert(W_BITS == 4 || (!INT8_TAIL && !DUAL_GRAINED), "nibbles only");
+static_assert(W_BITS == 4 || !INT8_TAIL, "nibbles only");
 static_assert(!DUAL_GRAINED || !A_GROUPED, "sums over all of K have one scale a token");
 
 constexpr int GROUP = 128;  // values of k that share one scale
@@ -122,8 +124,12 @@ struct WeightTile {
 #if DUAL_GRAINED
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+#if W_BITS == 6
+      factor[i] = i == 0 ? scales & 0xFFFFu : scales >> 16, offset[i] = 0x80808080u - factor[i] * 0x20202020u;
+#else
       const int s = static_cast<int8_t>(scales >> (16 * i)), zero = static_cast<int8_t>(scales >> (16 * i + 8));
       factor[i] = s, offset[i] = static_cast<uint32_t>(s * zero + 128) * 0x01010101u;
+#endif
     }
 #else
     scale[0] = half_to_float(static_cast<half_bits>(scales));
@@ -143,19 +149,32 @@ struct WeightTile {
   }
 #endif
 
+#if DUAL_GRAINED
+  // Four weights of row lane/4 + 8 * row from their unsigned codes.
+  __device__ inline uint32_t scaled(uint32_t codes, int row) const {
+    return (codes * factor[row] + offset[row]) ^ 0x80808080u;
+  }
+#endif
+
   // One A operand register of MMA o/4; o is a compile-time constant after unrolling.
   __device__ inline uint32_t operand(int o) const {
 #if W_BITS == 6
     const uint32_t* of_mma = words + o / 4 * 3;
+#if DUAL_GRAINED
+    if (o % 4 < 3) return scaled(of_mma[o % 4] & 0x3F3F3F3Fu, o % 2);
+    const uint32_t first_two = selected_bits<0xC0C0C0C0u>(of_mma[0], of_mma[1] >> 2);
+    return scaled(selected_bits<0xF0F0F0F0u>(first_two, of_mma[2] >> 4) >> 2 & 0x3F3F3F3Fu, o % 2);
+#else
     if (o % 4 < 3) return of_mma[o % 4] & 0xFCFCFCFCu;
     const uint32_t upper = selected_bits<0xC0C0C0C0u>(of_mma[0] << 6, of_mma[1] << 4);
     return selected_bits<0xF0F0F0F0u>(upper, of_mma[2] << 2) & 0xFCFCFCFCu;
+#endif
 #else
     const uint32_t word = words[o / 4 * 2 + o % 2];
     const bool is_upper = o % 4 >= 2;
 #if DUAL_GRAINED
     const uint32_t codes = (is_upper ? word >> 4 : word) & 0x0F0F0F0Fu;
-    return (codes * factor[o % 2] + offset[o % 2]) ^ 0x80808080u;
+    return scaled(codes, o % 2);
 #elif INT8_TAIL
     return ((is_upper ? word : word << 4) & 0xF0F0F0F0u) | filler;
 #else

@@ -67,19 +67,20 @@ struct Parts {
 
 // Store a warpgroup's partial sums of 64 rows, for the block that has the first groups of this output tile; then
 // set `flag` to the number of this launch.
-__device__ inline void store_partial_sums(const float (&total)[GRANULES][GRANULE / 2], float* share, int* flag,
+__device__ inline void store_partial_sums(const Sum (&total)[GRANULES][GRANULE / 2], float* share, int* flag,
                                           int launch, int barrier) {
 #pragma unroll
   for (int i = 0; i < TOKENS / 2; i += 4) {
-    const float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] = make_float4(t[0], t[1], t[2], t[3]);
+    const Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+    reinterpret_cast<float4*>(share)[i / 4 * THREADS + threadIdx.x] =
+        make_float4(bits_of(t[0]), bits_of(t[1]), bits_of(t[2]), bits_of(t[3]));
   }
   named_barrier_sync(barrier, 128);
   if (threadIdx.x % 128 == 0) release_flag(flag, launch);
 }
 
 // Wait for `flag` and add another block's partial sums.
-__device__ inline void add_partial_sums(float (&total)[GRANULES][GRANULE / 2], const float* share, const int* flag,
+__device__ inline void add_partial_sums(Sum (&total)[GRANULES][GRANULE / 2], const float* share, const int* flag,
                                  int launch, int barrier) {
   if (threadIdx.x % 128 == 0)
     while (acquire_flag(flag) != launch) {
@@ -88,7 +89,7 @@ __device__ inline void add_partial_sums(float (&total)[GRANULES][GRANULE / 2], c
 #pragma unroll
   for (int i = 0; i < TOKENS / 2; i += 4) {
     const float4 other = load_uncached(reinterpret_cast<const float4*>(share) + i / 4 * THREADS + threadIdx.x);
-    float* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
-    t[0] += other.x, t[1] += other.y, t[2] += other.z, t[3] += other.w;
+    Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+    t[0] += sum_of(other.x), t[1] += sum_of(other.y), t[2] += sum_of(other.z), t[3] += sum_of(other.w);
   }
 }

@@ -226,6 +226,8 @@ FLEXQ = Candidates(_few("six_bits"), _costs("flexq"), TimedShapes("imma", "flexq
 _NIBBLES = TimedShapes("imma", "nibbles")  # 4-bit weights whose groups are scaled one by one
 ATOM = Candidates(_few("four_bits"), _costs("atom"), _NIBBLES)
 GROUP_SCALED = Candidates(_few("four_bits"), _costs("group"), _NIBBLES)
+# Few tokens: losses of flexq-imma's, which reads as many bytes.
+TWO_LEVEL = Candidates(_few("six_bits"), _costs("dual"), FLEXQ.timed)
 DUAL_GRAINED = Candidates(
     _few("four_bits"), _costs("dgq"), TimedShapes("imma", "dual-grained"), many_rows=10.0
 )

@@ -75,11 +75,7 @@ class DualGrainedGemm(TokenScaledGemm):
     def pack_weight(self, weight: Operand) -> PackedOperand:
         scales = checked_scales(weight, self.spec.weight)
         int8_values(weight)
-        if weight.k > _LONGEST_K:
-            raise ShapeError(
-                f"{self.spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
-                f"{weight.k:,}: pick group-w4a8, or split the layer along K"
-            )
+        check_longest_k(self.spec, weight.k, "group-w4a8")
         assert weight.zero_points is not None  # int8_values has looked
         assert weight.row_scales is not None  # checked_scales has
         # Past K, zero: as a code, that is what the zero point takes away again.
@@ -88,7 +84,7 @@ class DualGrainedGemm(TokenScaledGemm):
         pairs = torch.stack([scales.to(torch.int8), weight.zero_points], dim=2)
         buffers = {
             "tiles": tile_nibbles(torch.cat([weight.values, past], dim=1)),
-            "scales": _tile_pairs(pairs),
+            "scales": tile_pairs(pairs),
             "features": weight.row_scales[:, 0].contiguous(),
         }
         return PackedOperand(buffers, weight.rows, weight.k)
@@ -139,8 +135,17 @@ class DualGrainedGemm(TokenScaledGemm):
         return [WidenedConfig(config.algorithm) for config in known]
 
 
-def _tile_pairs(pairs: torch.Tensor) -> torch.Tensor:
-    """Scale and zero point int8 [N, K/128, 2] as [N/16, K/128, 8, 2, 2]: rows 8 apart together."""
+def check_longest_k(spec: KernelSpec, k: int, instead: str) -> None:
+    """Raise ShapeError if int32 might not hold sums over all of K."""
+    if k > _LONGEST_K:
+        raise ShapeError(
+            f"{spec.label} sums in int32, so K may be at most {_LONGEST_K:,}, got "
+            f"{k:,}: pick {instead}, or split the layer along K"
+        )
+
+
+def tile_pairs(pairs: torch.Tensor) -> torch.Tensor:
+    """Two int8 of each group [N, K/128, 2] as [N/16, K/128, 8, 2, 2]: rows 8 apart together."""
     rows, groups, _ = pairs.shape
     row_tiles = -(-rows // MMA_ROWS)
     whole = padded(pairs.reshape(rows, -1), row_tiles * MMA_ROWS, groups * 2)

@@ -1,0 +1,69 @@
+"""`dual-w6a8`: 6-bit codes that become int8 with their group's scale, an integer of 1 to 4.
+
+Of no paper: DGQ's two levels (arXiv 2310.04836; dual_grained.py) with 6 bits. Sums are integers
+over all of K, scaled once; csrc/imma/group_gemm*.cu widen weights in registers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernels.contract import KernelSpec, PackedOperand, checked_scales
+from kernels.cuda.cublas.dense import padded
+from kernels.cuda.imma.configuration_choice import TWO_LEVEL
+from kernels.cuda.imma.configurations import GROUP, MMA_ROWS, TileFormat
+from kernels.cuda.imma.dual_grained import check_longest_k, tile_pairs
+from kernels.cuda.imma.four_bit import TokenScaledGemm
+from kernels.formats import NumberFormat, Operand
+from kernels.formats.dual_grained import SIX_BITS, int8_values
+
+_ZERO = 32  # the unsigned code that stands for 0
+
+
+class TwoLevelGemm(TokenScaledGemm):
+    """`dual-w6a8`."""
+
+    tiles = TileFormat(SIX_BITS, dual_grained=True, a_grouped=False)
+    choice = TWO_LEVEL
+    spec = KernelSpec(
+        name="dual-w6a8",
+        backend="cuda",
+        weight=NumberFormat(SIX_BITS, GROUP, kind="dual"),
+        activation=NumberFormat(8),
+        summary="6-bit weights made int8 with their group's scale of 1 to 4, one integer sum over K",
+        overlaps_launches=True,
+    )
+
+    def pack_weight(self, weight: Operand) -> PackedOperand:
+        scales = checked_scales(weight, self.spec.weight)
+        int8_values(weight)
+        check_longest_k(self.spec, weight.k, "flexq[w6a8]")
+        assert weight.row_scales is not None  # checked_scales has looked
+        of_groups = scales.to(torch.int8)
+        buffers = {
+            "tiles": tile_sixes(weight.values),
+            # An integer of 16 bits for each row.
+            "scales": tile_pairs(torch.stack([of_groups, torch.zeros_like(of_groups)], dim=2)),
+            "features": weight.row_scales[:, 0].contiguous(),
+        }
+        return PackedOperand(buffers, weight.rows, weight.k)
+
+
+def tile_sixes(codes: torch.Tensor) -> torch.Tensor:
+    """Codes [N,K] of 6 bits as the W_BITS 6, DUAL_GRAINED tiles of csrc/imma/layout.cuh.
+
+    uint8 [N/16, K/128, bytes of a tile], both rounded up with codes of zero.
+    """
+    row_tiles, groups = -(-codes.shape[0] // MMA_ROWS), -(-codes.shape[1] // GROUP)
+    whole = padded(codes, row_tiles * MMA_ROWS, groups * GROUP).add(_ZERO).to(torch.uint8)
+    # A row is half·8 + of_lane; a k of a group is 32·quarter + 8·mma + 4·upper + byte.
+    split = whole.view(row_tiles, 2, 8, groups, 4, 4, 2, 4)
+    tile, half, of_lane, group, quarter, mma, upper, byte = range(8)
+    operands = split.permute(tile, group, of_lane, quarter, mma, upper, half, byte)
+    operands = operands.reshape(row_tiles, groups, 32, 4, 4, 4)
+    # Of the four operands of an MMA the last one has two bits above each byte of the others.
+    words, last = operands[..., :3, :].contiguous(), operands[..., 3, :]
+    for i in range(3):
+        words[..., i, :] |= (last >> (4 - 2 * i) & 3) << SIX_BITS
+    of_lanes = words.view(row_tiles, groups, 32, 3, 16)  # 16 bytes: one load of a lane
+    return of_lanes.transpose(2, 3).reshape(row_tiles, groups, -1)
