@@ -109,6 +109,26 @@ __device__ inline void prefetch_features(const half_bits* sn, int n) {
   if (threadIdx.x < ROW_TILES * MMA_ROWS / SECTOR && feature < n) prefetch_to_l2(sn + feature);
 }
 
+// The scales of a thread's first outputs, asked for before the last steps of K: the epilogue need not wait for them.
+// DGQ's kernels do without, as they were timed.
+constexpr bool SCALES_EARLY = DUAL_GRAINED && W_BITS == 6;
+struct EarlyScales {
+  float of_token[2] = {}, of_feature[2] = {};
+
+  __device__ inline EarlyScales() {}
+  // Of share `share`, as the epilogue divides them.
+  __device__ inline EarlyScales(const Operands& op, int share, int n, const float* sx, const half_bits* sn) {
+    const int of_lane = share % 32, j = share / 32 % COL_TILES, r = share / 32 / COL_TILES;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = op.first_token + j * MMA_TOKENS + of_lane % 4 * 2 + i;
+      const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i * 8;
+      if (token < op.m) of_token[i] = load_written(sx + token);
+      if (feature < n) of_feature[i] = half_to_float(load_early(sn + feature));
+    }
+  }
+};
+
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
 flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const float* sx, const half_bits* bias,
            half_bits* y, int m, int n, int k, [[maybe_unused]] const half_bits* sn) {
@@ -148,6 +168,11 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
 #pragma unroll
   for (int i = 0; i < AHEAD; ++i)
     if (first_step + i * STRIDE < steps) load_small(queue[i], op, first_step + i * STRIDE);
+  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
+  const int first_share = rank * WARPS * 32 + threadIdx.x;
+  [[maybe_unused]] EarlyScales early;
+  if constexpr (SCALES_EARLY)
+    if (first_share < SHARES) early = EarlyScales(op, first_share, n, sx, sn);
   int slot = 0;
   const auto multiply = [&](int step, const Small& now, Small& last) {
     cp_async_wait<STAGES - 2>();
@@ -234,14 +259,15 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   cp_async_wait<0>();
   __syncthreads();
   float4* red = reinterpret_cast<float4*>(shared);
-  constexpr int SHARES = ROW_TILES * COL_TILES * 32;
 #pragma unroll
   for (int r = 0; r < ROW_TILES; ++r)
 #pragma unroll
     for (int j = 0; j < COL_TILES; ++j)
       red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
   sync_k_split();
-  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
+  for (int share = first_share; share < SHARES; share += STRIDE * 32) {
+    if constexpr (SCALES_EARLY)
+      if (share != first_share) early = EarlyScales(op, share, n, sx, sn);
     Share sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {
@@ -254,7 +280,9 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
       const int feature = (op.first_tile + r) * MMA_ROWS + of_lane / 4 + i / 2 * 8;
       if (token < m && feature < n) {
         const float b = bias == nullptr ? 0.0f : half_to_float(bias[feature]);
-        const float value = scaled_output(sum.of[i], token, feature, sx, sn);
+        const float value = SCALES_EARLY
+                                ? static_cast<float>(sum.of[i]) * early.of_feature[i / 2] * early.of_token[i % 2]
+                                : scaled_output(sum.of[i], token, feature, sx, sn);
         y[static_cast<long long>(token) * n + feature] = float_to_half(value + b);
       }
     }

@@ -10,6 +10,7 @@
 //
 // Sums of a group begin at the bits of a float in whose binade sums up to 2^22 stay (block_tile.cuh): they need no
 // conversion, and an FFMA begins them again, which is issued in every cycle; a conversion in every second.
+// DUAL_GRAINED: integers add up in the tensor cores' accumulators over all of K.
 #if !defined(ROW_WARPGROUPS) || !defined(K_WARPGROUPS) || !defined(TOKENS) || !defined(STAGES) || \
     !defined(K_SPLIT) || !defined(RESIDENT)
 #error "ROW_WARPGROUPS, K_WARPGROUPS, TOKENS, STAGES, K_SPLIT and RESIDENT choose the kernel"
@@ -25,7 +26,6 @@ constexpr int OUT_PARTS = K_WARPGROUPS;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(!DUAL_GRAINED, "sums of a group are scaled");
 constexpr int LAG = 2;  // rounds of a set until the stages of one are requested again
 static_assert(STAGES > LAG * K_WARPGROUPS, "what a set waits for has been requested");
 constexpr int GRANULE = 64, GRANULES = TOKENS / GRANULE;  // tokens of one MMA
@@ -56,7 +56,9 @@ struct Sums {
 
 struct Weights {
   uint32_t a[MMAS][4];
+#if !DUAL_GRAINED
   float scale[2];  // of rows lane/4 and lane/4 + 8
+#endif
 
   // Keeps their registers from being written before.
   __device__ inline void touch() {
@@ -70,7 +72,9 @@ __device__ inline void widen(Weights& weights, uint32_t stage, int tile, int lan
   const WeightTile packed(stage + TILES_AT + tile * TILE_BYTES, scales, lane, upper_tail);
 #pragma unroll
   for (int o = 0; o < OPERAND_WORDS; ++o) weights.a[o / 4][o % 4] = packed.operand(o);
+#if !DUAL_GRAINED
   weights.scale[0] = packed.scale[0], weights.scale[1] = packed.scale[1];
+#endif
 }
 
 __device__ inline void multiply(Sums& sums, Weights& weights, uint32_t tokens) {
@@ -82,6 +86,7 @@ __device__ inline void multiply(Sums& sums, Weights& weights, uint32_t tokens) {
   wgmma_commit();
 }
 
+#if !DUAL_GRAINED
 // The product of a whole number and a half, rounded once: the same bits as by a conversion.
 __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const Weights& weights, uint32_t token_scales,
                                   int lane) {
@@ -101,6 +106,7 @@ __device__ inline void add_scaled(float (&total)[GRANULE / 2], Sums& sums, const
     }
   }
 }
+#endif
 
 // Requests of a stage, by a thread that multiplies as well: a warp of its own would take as many registers as each of
 // the others, and one scheduler would have one more.
@@ -155,12 +161,14 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
   __syncwarp();
 
   const int tile = warp % TILES, set = warp / TILES;
+#if !DUAL_GRAINED
   float total[GRANULES][GRANULE / 2] = {};
+#endif
   Sums sums[GRANULES];
 #pragma unroll
   for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
-    for (int i = 0; i < GRANULE / 2; ++i) sums[g].of[i] = BIAS_BITS;
+    for (int i = 0; i < GRANULE / 2; ++i) sums[g].of[i] = DUAL_GRAINED ? 0 : BIAS_BITS;
   Slot<K_WARPGROUPS> slot{set};
   Slot<1> freed{0};
   for (int i = set; i < mine; i += K_WARPGROUPS, slot.next()) {
@@ -189,7 +197,9 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
       else wgmma_wait<0>();
       sums[g].touch();
       if (g + 1 == GRANULES) weights.touch();
+#if !DUAL_GRAINED
       add_scaled(total[g], sums[g], weights, stage + TOKEN_SCALES_AT + g * GRANULE * 4, lane);
+#endif
     }
     __syncwarp();
     if (lane == 0) mbarrier_arrive(empty + slot.index * 8);
@@ -202,7 +212,12 @@ flexq_imma_cluster(const __grid_constant__ TensorMap w, const __grid_constant__ 
 #pragma unroll
     for (int i = 0; i < GRANULE / 2; ++i) {
       const int token = g * GRANULE + i / 4 * MMA_TOKENS + lane % 4 * 2 + i % 2;
-      out[token * OUT_STRIDE + tile * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = bits_of(total[g][i]);
+#if DUAL_GRAINED
+      const Sum sum = sums[g].of[i];
+#else
+      const Sum sum = total[g][i];
+#endif
+      out[token * OUT_STRIDE + tile * MMA_ROWS + lane / 4 + i % 4 / 2 * 8] = bits_of(sum);
     }
   write_out(reinterpret_cast<const float*>(shared), bias, y, m, n, first_tile, first_token, rank, sx, sn);
 }

@@ -17,6 +17,8 @@
 // output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums, in
 // the order of k. It waits for blocks with lower numbers only, which get an SM first: no deadlock.
 // SHARERS neighbouring blocks, a cluster, have the same tokens; each loads a part and multicasts it to all.
+// SPLIT 1: stream-K. SPLIT 2, 4, DUAL_GRAINED only: so many neighbouring blocks, a cluster, have a range of K each
+// of one output tile, and reduce through distributed shared memory, each the sums of some tokens.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "GRANULES, SHARERS and SPLIT choose the kernel"
 #endif
@@ -24,6 +26,8 @@ constexpr int K_SPLIT = 1, OUT_PARTS = 1, WARPGROUPS = 2, GRANULE = 128;
 constexpr int THREADS = WARPGROUPS * 128;  // of consumers
 constexpr int TILES = WARPGROUPS * 4, TOKENS = GRANULES * GRANULE;
 constexpr int STAGES = GRANULES == 1 ? 6 : 4;
+constexpr bool STREAM_K = SPLIT == 1;
+constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1;  // blocks of a cluster that divide K
 #include "imma/block_tile.cuh"
 #include "imma/stream_k.cuh"
 #include "ptx/cluster.cuh"
@@ -34,6 +38,7 @@ constexpr int STAGES = GRANULES == 1 ? 6 : 4;
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
+static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0), "clusters over K");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
 // Registers of a consumer's thread and of a producer's; together they are all of an SM's.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
@@ -47,7 +52,7 @@ constexpr bool BIASED = A_GROUPED && GRANULES == 1;
 // Scales of tokens are loaded while the tensor cores work. With SPLIT the compiler otherwise places half of the
 // conversions before the first scale and groups the resets of the sums: 3 % slower. Without SPLIT it does not, and
 // loading early would be 2 to 3 % slower.
-constexpr bool SCALES_AHEAD = BIASED && SPLIT;
+constexpr bool SCALES_AHEAD = BIASED && STREAM_K;
 
 struct Stage {
   int slot = 0;
@@ -213,6 +218,42 @@ __device__ inline void leave_stage(uint32_t empty, int lane) {
   }
 }
 
+// The block of a cluster over K that reduces and writes the c-th 64 tokens.
+__device__ inline int owner_of(int c) { return c / (TOKENS / 64 / K_PARTS); }
+
+// The k_rank-th range of K of a whole output.
+__device__ inline Part of_cluster(const Part& whole, int k_rank) {
+  return {whole.output, whole.to * k_rank / K_PARTS, whole.to * (k_rank + 1) / K_PARTS};
+}
+
+#if DUAL_GRAINED
+// Add up the sums of a cluster over K: those of the tokens that are this block's. The ring holds the others'.
+__device__ inline void reduce_over_k(Sum (&total)[GRANULES][GRANULE / 2], float4* ring, int k_rank) {
+  constexpr int CHUNK = 32;  // sums of a thread that are of 64 tokens
+  named_barrier_sync(1, THREADS);  // both warpgroups have read the last stages
+#pragma unroll
+  for (int c = 0; c < TOKENS / 64; ++c)
+    if (owner_of(c) != k_rank)
+#pragma unroll
+      for (int i = c * CHUNK; i < (c + 1) * CHUNK; i += 4) {
+        const Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+        ring[i / 4 * THREADS + threadIdx.x] = make_float4(bits_of(t[0]), bits_of(t[1]), bits_of(t[2]), bits_of(t[3]));
+      }
+  cluster_sync();
+#pragma unroll
+  for (int c = 0; c < TOKENS / 64; ++c)
+    if (owner_of(c) == k_rank)
+      for (int other = 1; other < K_PARTS; ++other)
+#pragma unroll
+        for (int i = c * CHUNK; i < (c + 1) * CHUNK; i += 4) {
+          const float4 sums = load_cluster(shared_address(ring + i / 4 * THREADS + threadIdx.x),
+                                           (k_rank + other) % K_PARTS);
+          Sum* t = &total[i / (GRANULE / 2)][i % (GRANULE / 2)];
+          t[0] += sum_of(sums.x), t[1] += sum_of(sums.y), t[2] += sum_of(sums.z), t[3] += sum_of(sums.w);
+        }
+}
+#endif
+
 // Two neighbouring tokens' scales; past M_PAD zeros.
 __device__ inline float2 scales_of_two(const float* sx, int token, int m) {
   const int m_padded = (m + MMA_TOKENS - 1) / MMA_TOKENS * MMA_TOKENS;
@@ -222,7 +263,8 @@ __device__ inline float2 scales_of_two(const float* sx, int token, int m) {
 // A warp's 16 rows of all tokens, through its own shared memory, so that a token's 16 are written at once.
 __device__ inline void write_warp(const Sum (&total)[GRANULES][GRANULE / 2], uint32_t out, const half_bits* bias,
                                   half_bits* y, const Grid& grid, int first_feature, int first_token,
-                                  [[maybe_unused]] const float* sx, [[maybe_unused]] const half_bits* sn) {
+                                  [[maybe_unused]] const float* sx, [[maybe_unused]] const half_bits* sn,
+                                  [[maybe_unused]] int k_rank) {
   const int lane = threadIdx.x % 32;
   const bool wide = grid.n % 8 == 0 && reinterpret_cast<uint64_t>(y) % 16 == 0;
   float b[2];
@@ -236,6 +278,8 @@ __device__ inline void write_warp(const Sum (&total)[GRANULES][GRANULE / 2], uin
 #endif
 #pragma unroll
   for (int c = 0; c < TOKENS / 64; ++c) {
+    if constexpr (K_PARTS > 1)
+      if (owner_of(c) != k_rank) continue;
 #if DUAL_GRAINED
     float2 of_tokens[8];  // of each two once, for both rows
 #pragma unroll
@@ -298,7 +342,8 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
   extern __shared__ __align__(SWIZZLE_BYTES) unsigned char shared[];
   const uint32_t ring = shared_address(shared), full = ring + BARRIERS_AT, empty = full + STAGES * 8;
   const uint32_t bias_at = empty + STAGES * 8;
-  const int cluster = (gridDim.x - 1 - blockIdx.x) / SHARERS, rank = blockIdx.x % SHARERS;
+  const int cluster = (gridDim.x - 1 - blockIdx.x) / (SHARERS * K_PARTS), rank = blockIdx.x % SHARERS;
+  [[maybe_unused]] const int k_rank = blockIdx.x % K_PARTS;
   const int warp = warp_uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
 
   let_next_kernel_start();
@@ -326,7 +371,8 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       Stage stage;
       Part part;
       bool waits = true;  // weights are constant; activations may be what the previous kernel just wrote
-      for (int number = 0; parts.find(part, number); ++number)
+      for (int number = 0; parts.find(part, number); ++number) {
+        if constexpr (K_PARTS > 1) part = of_cluster(part, k_rank);
         for (int step = part.from; step < part.to; ++step) {
           mbarrier_wait(empty + stage.slot * 8, stage.parity ^ 1);
           producer.load_weights(stage.slot, part.output, step);
@@ -334,8 +380,10 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
           producer.load_tokens(stage.slot, part.output, step);
           stage.next();
         }
+      }
     }
     __syncwarp();
+    if constexpr (K_PARTS > 1) cluster_sync();  // that of reduce_over_k
   } else {
     setmaxnreg_increase<MORE_REGISTERS>();
     const Grid grid(m, n, k);
@@ -349,6 +397,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
     Part part;
     for (int number = 0; parts.find(part, number); ++number) {
 #if DUAL_GRAINED
+      if constexpr (K_PARTS > 1) part = of_cluster(part, k_rank);
       Sum total[GRANULES][GRANULE / 2] = {};
       Weights weights[2];  // of the group that is multiplied and of the one that is widened
       uint32_t done = 0;   // of the group before
@@ -373,7 +422,8 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
       for (int g = 0; g < GRANULES; ++g)
 #pragma unroll
         for (int i = 0; i < GRANULE / 2; ++i) asm volatile("" : "+r"(total[g][i])::"memory");
-      leave_stage(done, lane);
+      if (part.from < part.to) leave_stage(done, lane);
+      if constexpr (K_PARTS > 1) reduce_over_k(total, reinterpret_cast<float4*>(shared), k_rank);
 #else
       float total[GRANULES][GRANULE / 2] = {};
       Sums sums;
@@ -409,7 +459,7 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
 #endif
       parts.find(part, number = opaque(number));  // not kept in registers meanwhile
       const int first_token = grid.first_token(part.output), first_tile = grid.first_tile(part.output, rank);
-      if constexpr (SPLIT) {
+      if constexpr (STREAM_K) {
         const int barrier = 1 + WARPGROUPS + warpgroup;
         const auto share = [&](int c) { return partial_sums + (c * SHARERS + rank) * SHARE_FLOATS; };
         const auto flag = [&](int c) { return flags + (c * SHARERS + rank) * WARPGROUPS + warpgroup; };
@@ -422,11 +472,12 @@ flexq_imma_bulk(const __grid_constant__ TensorMap w, const __grid_constant__ Ten
             add_partial_sums(total, share(c), flag(c), launch, barrier);
       }
       write_warp(total, ring + OUT_AT + warp * WARP_OUT_BYTES, bias, y, grid, (first_tile + warp) * MMA_ROWS,
-                 first_token, sx, sn);
+                 first_token, sx, sn, k_rank);
     }
 #if !DUAL_GRAINED
     if (warpgroup == 0) named_barrier_sync(1, 256);  // the last warpgroup's arrival
 #endif
   }
-  if constexpr (SHARERS > 1) cluster_sync();  // nobody's barriers go while another arrives at them
+  // Nobody's barriers go while another arrives at them, nor sums while another reads them.
+  if constexpr (SHARERS * K_PARTS > 1) cluster_sync();
 }

@@ -1,7 +1,7 @@
 // imma/stream_k.cuh: stream-K for persistent thread blocks, one an SM: the division of the steps of K of output
 // tiles among them, and the reduction of their partial sums.
 //
-// The including source defines TOKENS, TILES, GRANULES, GRANULE, WARPGROUPS, THREADS, SHARERS and SPLIT first.
+// The including source defines TOKENS, TILES, GRANULES, GRANULE, WARPGROUPS, THREADS, SHARERS and STREAM_K first.
 #pragma once
 #include "imma/layout.cuh"
 #include "ptx/synchronization.cuh"
@@ -49,7 +49,7 @@ struct Parts {
   // Whether there is part `number`.
   __device__ inline bool find(Part& part, int number) const {
     part.from = 0, part.to = grid.steps;
-    if constexpr (SPLIT) {
+    if constexpr (STREAM_K) {
       const int begin = begin_of(cluster), end = begin_of(cluster + 1);
       if (begin < end) {
         const int first = __umulhi(begin, shares.inverse), last = __umulhi(end - 1, shares.inverse);

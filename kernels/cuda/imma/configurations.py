@@ -223,7 +223,8 @@ class ClusterConfig(Config):
 @dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
     """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
-    tokens; split: 1 where blocks share output tiles (stream-K)."""
+    tokens; split: 1 where blocks share output tiles (stream-K), 2 or 4 where so many blocks of a
+    cluster divide the K of one."""
 
     granules: int
     sharers: int
@@ -263,9 +264,23 @@ class PersistentConfig(Config):
         """Dynamic shared memory of a block: ring, outputs, barriers and constants."""
         return _ring_bytes(self, tiles) + _PERSISTENT_OUT_BYTES + self.stages * 16 + 32
 
+    @property
+    def k_parts(self) -> int:
+        """Blocks of a cluster that divide the K of an output tile."""
+        return max(self.split, 1)
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a cluster."""
+        return self.sharers * self.k_parts
+
     def shares(self, m: int, n: int, steps: int, sms: int) -> Shares:
         """Division of output tiles of so many steps of K among the blocks of a GPU."""
         outputs = -(-n // (self.rows * self.sharers)) * -(-m // self.tokens)
+        if self.k_parts > 1:
+            waves = -(-outputs * self.k_parts // sms)
+            longest = waves * (-(-steps // self.k_parts) + _OUTPUT_STEPS + _ADDED_STEPS)
+            return Shares(outputs * self.k_parts, 0, 0, 0, 0, longest)
         splits = self.split and steps >= 2 * LEAST_STEPS
         most = outputs * steps // LEAST_STEPS if splits else outputs
         clusters = min(most, sms // self.sharers)

@@ -131,7 +131,7 @@ class ImmaGemm(LinearKernel):
                 shares.longer,
                 shares.inverse,
             )
-            grid, cluster = (shares.blocks, 1, 1), c.sharers
+            grid, cluster = (shares.blocks, 1, 1), c.cluster
         else:
             operands = (
                 self._tensor_maps(x, w, c.rows, c.tokens, c.tokens)
