@@ -1,8 +1,11 @@
-"""DGQ's search for dual-grained weights: group scales and zero points first, row scales after them.
+"""Searches for dual-grained weights: scales of groups and of rows, of 4 bits (DGQ) and of 6.
 
 Zhang et al., "Dual Grained Quantization", arXiv 2310.04836. Section 3.3 searches in two phases:
 each group's real scale S' and zero point for itself, then each row's S1 with S2 = round(S' / S1).
 Both minimise the squared error of the layer's output. The format is `kernels.formats.dual_grained`.
+
+`search_six_bits` has integers of 1 to 4 for groups to choose from, so that it chooses them anew for
+each row scale it tries: phase 1 within phase 2.
 
 No library has this format: AutoGPTQ, llm-compressor and optimum know one real scale a group.
 """
@@ -14,7 +17,15 @@ from dataclasses import dataclass
 import torch
 
 from kernels.formats import Operand
-from kernels.formats.dual_grained import CODE_BITS, LARGEST_INT8, TOP_CODE
+from kernels.formats.dual_grained import (
+    CODE_BITS,
+    LARGEST_INT8,
+    LARGEST_SIX_BIT_PRODUCT,
+    SIX_BITS,
+    TOP_CODE,
+    TOP_SIX_BIT_SCALE,
+    six_bit_codes,
+)
 from kernels.formats.grouping import in_groups, safe_divisor
 from kernels.formats.symmetric_quantization import scales_to
 
@@ -56,6 +67,55 @@ def search_dual_grained(
     work, moments = weight.float(), hessian.to(weight.device).float()
     scales, zero_points = _search_groups(work, moments, group, options.group_shares)
     return _search_rows(work, moments, scales, zero_points, group, options.row_shares)
+
+
+def search_six_bits(
+    weight: torch.Tensor,
+    hessian: torch.Tensor | None,
+    group: int,
+    row_shares: tuple[float, ...],
+) -> Operand:
+    """Quantize weights [N, K] to codes of 6 bits, for the least error of the layer's output.
+
+    hessian: second moments of the inputs, [K, K], Σ x xᵀ; None: for the least error of the weights.
+    row_shares: of a row's largest weight that 124 of its scale span, tried in turn.
+
+    Deterministic: the first of equals wins. Raises ValueError if FP16 can't carry a scale.
+    """
+    work = weight.float()
+    moments = None if hessian is None else hessian.to(weight.device).float()
+    blocks = in_groups(work, group).transpose(0, 1)  # [groups, N, group]: padding is exact
+    local = None
+    if moments is not None:
+        local = torch.stack([part[:, i] for i, part in enumerate(_square(moments, group))])
+    largest = work.abs().amax(dim=1, keepdim=True)
+    best = _Best.of(largest)
+    for share in row_shares:
+        row_scale = scales_to(largest, LARGEST_SIX_BIT_PRODUCT, share).float()
+        scales, codes = _best_groups(blocks, local, row_scale)
+        values = (codes * scales).transpose(0, 1).reshape(len(work), -1)[:, : work.shape[1]]
+        best.offer(_error(work - values * row_scale, moments), row_scale, row_scale)
+    scales, codes = _best_groups(blocks, local, best.first)
+    codes = codes.transpose(0, 1).reshape(len(work), -1)[:, : work.shape[1]]
+    return Operand(
+        codes.to(torch.int8).contiguous(),
+        scales.squeeze(2).T.half().contiguous(),
+        SIX_BITS,
+        group,
+        row_scales=best.first.half(),
+    )
+
+
+def _best_groups(
+    blocks: torch.Tensor, local: torch.Tensor | None, row_scale: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Phase 1: scales S2 [groups, N, 1] and codes [groups, N, group], given each row's scale."""
+    units = blocks / safe_divisor(row_scale, blocks.dtype)
+    best = _Best.of(units[..., :1])
+    for scale in range(1, TOP_SIX_BIT_SCALE + 1):
+        s2 = torch.full_like(best.first, scale)
+        best.offer(_error(units - six_bit_codes(units, s2) * s2, local), s2, s2)
+    return best.first, six_bit_codes(units, best.first)
 
 
 def _search_groups(
@@ -144,6 +204,13 @@ def _per_column(per_group: torch.Tensor, group: int, k: int) -> torch.Tensor:
 def _output_error(difference: torch.Tensor, moments: torch.Tensor) -> torch.Tensor:
     """Squared error of each output, [..., N, 1]: d H dᵀ for each row d of difference."""
     return ((difference @ moments) * difference).sum(dim=-1, keepdim=True)
+
+
+def _error(difference: torch.Tensor, moments: torch.Tensor | None) -> torch.Tensor:
+    """Squared error of each output, or of the weights of a row, [..., N, 1]."""
+    if moments is not None:
+        return _output_error(difference, moments)
+    return difference.square().sum(dim=-1, keepdim=True)
 
 
 @dataclass(slots=True)

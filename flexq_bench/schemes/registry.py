@@ -31,6 +31,7 @@ from flexq_bench.schemes.omniquant import OmniQuant
 from flexq_bench.schemes.own_schemes import OwnScheme, own_schemes, scheme_of, use_schemes_from
 from flexq_bench.schemes.scheme import Scheme, SchemeOptions
 from flexq_bench.schemes.smoothquant import SmoothQuant, SmoothQuantOptions
+from flexq_bench.schemes.two_level import TwoLevel, TwoLevelOptions
 from flexq_bench.schemes.uniform import FULL_BITS, Uniform, UniformOptions
 from flexq_bench.schemes.zeroquant import SmallFloat, SmallFloatOptions
 from kernels.decoder import KV_BITS
@@ -174,6 +175,13 @@ _FAMILIES: tuple[_Family, ...] = (
         lambda bits: DgqOptions(),
         ("dgq-w4a8", "dgq-w4a8[static=true]", "dgq-w4a8[search=false]"),
         "4-bit groups that lift to INT8 rows, outlier channels clipped",
+    ),
+    _Family(
+        r"dual-w6a8",
+        TwoLevel,
+        lambda bits: TwoLevelOptions(),
+        ("dual-w6a8", "dual-w6a8[search=weight]"),
+        "6-bit groups that lift to INT8 rows by an integer of 1 to 4",
     ),
     _Family(
         r"atom-w(?P<w>[2-8])a(?P<a>[2-8])",

@@ -39,7 +39,7 @@ VOCABULARY = 512  # of tiny-llama's tokenizer
 SCHEMES = (
     *("flexq-w6ax", "w6a6", "w6a8", "w4a16", "w8a16", "gptq-w4a16", "awq-w4a16[steps=4]"),
     *("smoothquant-w8a8", "abq-w6a6[epochs=1]", "omniquant-w6a6[epochs=1]", "fp6", "fp5"),
-    *("dgq-w4a8[group_steps=3,row_steps=3]", "atom-w4a4"),
+    *("dgq-w4a8[group_steps=3,row_steps=3]", "dual-w6a8[row_steps=3]", "atom-w4a4"),
 )
 PROMPT, NEW = 9, 12
 

@@ -23,6 +23,7 @@ FORMATS = {
     "fp6-w6a16": (NumberFormat(6, kind="float"), None),
     "fp5-w5a16": (NumberFormat(5, kind="float"), None),
     "dgq-w4a8": (NumberFormat(4, 128, kind="dual"), NumberFormat(8)),
+    "dual-w6a8": (NumberFormat(6, 128, kind="dual"), NumberFormat(8)),
 }
 
 

@@ -37,6 +37,7 @@ SAYABLE = {
 OWN = {
     "a last group that is shorter": ("int6/96", None),
     "dual-grained": ("dual4/128", INT8),
+    "dual-grained, 6 bits": ("dual6/128", INT8),
     "mixed": ("mixed4/128", DynamicActivation(NumberFormat(4, 128, "mixed"))),
     "a small float": ("fp6/row", None),
     "clipped activations": ("int4/128", DynamicActivation(NumberFormat(8, clip=0.9))),

@@ -32,6 +32,7 @@ weight_formats = st.one_of(
     st.builds(
         NumberFormat, st.just(4), st.sampled_from([7, 128]), st.sampled_from(["dual", "mixed"])
     ),
+    st.builds(NumberFormat, st.just(6), st.sampled_from([7, 128]), st.just("dual")),
     st.just(NumberFormat(16, kind="dense")),
 )
 clips = st.floats(0.1, 1)
@@ -75,6 +76,7 @@ SCHEMES = (
     *("flexq-w6ax", "w4a16", "w8a16", "fp5", "fp6[gptq=true]", "gptq-w3a16", "awq-w4a16"),
     *("smoothquant-w8a8", "omniquant-w6a6[epochs=1]", "abq-w2*a8[epochs=1]", "atom-w4a4+kv4"),
     *("dgq-w4a8[row_steps=8]", "dgq-w4a8[static=true,search=false]", "flexq-w6ax[a8_budget=0.25]"),
+    "dual-w6a8[row_steps=2]",
 )
 
 

@@ -49,6 +49,7 @@ QUICK = {
     "omniquant": "epochs=1",
     "abq": "epochs=1",
     "dgq-w4a8": "group_steps=3,row_steps=3",
+    "dual-w6a8": "row_steps=3",
     "awq": "steps=4,clip_steps=2",
 }
 # Beside the examples of the registry: in formats that a kernel has.

@@ -54,7 +54,7 @@ def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
 
 
 @pytest.mark.parametrize(
-    "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6", "dgq-w4a8", "atom-w4a4"]
+    "scheme", ["flexq-w6ax", "smoothquant-w8a8", "fp6", "dgq-w4a8", "dual-w6a8", "atom-w4a4"]
 )
 def test_quantized_logits_are_those_of_the_codes(small: Small, scheme: str) -> None:
     ids = prompts(2, 10, CPU)

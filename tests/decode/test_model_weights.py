@@ -177,7 +177,8 @@ def test_the_papers_models_take_the_memory_that_their_formats_say() -> None:
 
 
 @pytest.mark.parametrize(
-    "label", ["atom-w4a4", "dgq-w4a8", "w8a16", "w4a16", "fp6-w6a16", "cublaslt-w8a8", "fp16"]
+    "label",
+    ["atom-w4a4", "dgq-w4a8", "dual-w6a8", "w8a16", "w4a16", "fp6-w6a16", "cublaslt-w8a8", "fp16"],
 )
 def test_the_memory_of_a_layer_is_what_its_kernel_packs(label: str) -> None:
     n, k = 256, 1024

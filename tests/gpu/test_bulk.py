@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import operands
 import pytest
 import torch
 
 from kernels.contract import LinearKernel
-from kernels.cuda.imma.configuration_choice import FLEXQ
+from kernels.cuda.imma.configuration_choice import FLEXQ, TWO_LEVEL
 from kernels.cuda.imma.configurations import ClusterConfig, PersistentConfig, WgmmaConfig
 from kernels.formats import Operand
+from kernels.formats.dual_grained import int8_values
 from kernels.reference import reference_gemm
 from kernels.registry import resolve
 from kernels.runtime.gpu import current_gpu
@@ -97,6 +100,36 @@ def _assert_right_at_every_launch(
     near = 1e-3 * reference.y.abs() + 1e-5 * reference.magnitude + 2.0**-24
     assert all(torch.equal(out, outs[0]) for out in outs)
     assert bool((off <= near[fits]).all())
+
+
+BY_TMA = [c for c in TWO_LEVEL.every() if isinstance(c, PersistentConfig | ClusterConfig)]
+
+
+@pytest.mark.parametrize("config", BY_TMA, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"),
+    [(33, 72, 100), (129, 1, 129), (257, 1000, 4096), (300, 136, 300), (700, 4104, 2048)],
+)
+def test_one_integer_sum_over_k_is_exact_in_every_configuration(
+    config: PersistentConfig | ClusterConfig, m: int, n: int, k: int
+) -> None:
+    kernel = linear_kernel("dual-w6a8")
+    x = operands.unit_operand(operands.random_codes(m, k, 8, seed=m), 8, None, 2.0**-7)
+    w = operands.random_weight(kernel.spec.weight, n, k, seed=n)
+    packed_x, packed_w = (
+        kernel.pack_activation(x.to("cuda")),
+        kernel.pack_weight(replace(w, row_scales=w.row_scales * 2.0**-7).to("cuda")),
+    )
+    bias = torch.linspace(-1, 1, n).half()
+    outs = [torch.full((m, n), torch.nan, dtype=torch.float16, device="cuda") for _ in range(3)]
+
+    for out in outs:
+        kernel.gemm(packed_x, packed_w, out, bias=bias.to("cuda"), config=config)
+
+    sums = operands.int_gemm(x.values, int8_values(w))
+    assert int(sums.abs().max()) < 2**24
+    expected = (sums.float() * 2.0**-14 + bias.float()).half()
+    assert all(torch.equal(out.cpu(), expected) for out in outs)
 
 
 @pytest.mark.parametrize("config", [*PERSISTENT, *CLUSTERS], ids=str)

@@ -36,6 +36,7 @@ SCHEMES = (
     "w4a16",
     "fp6",
     "dgq-w4a8",
+    "dual-w6a8",
     "atom-w4a4",
 )
 

@@ -42,7 +42,8 @@ def random_weight(fmt: NumberFormat, n: int, k: int, *, seed: int) -> Operand:
     """Codes of any format over its whole range; scales that keep every product exact."""
     if fmt.kind == "dual":
         assert fmt.group is not None
-        return random_dual_grained(n, k, fmt.group, seed=seed)
+        dual = random_dual_grained if fmt.has_zero_points else random_two_level
+        return dual(n, k, fmt.group, seed=seed)
     if fmt.kind == "balanced":
         codes = random_codes(n, k, fmt.bits, seed=seed).clamp(-BALANCED_TOP, BALANCED_TOP)
         return unit_operand(codes, fmt.bits, fmt.group)
@@ -84,6 +85,15 @@ def random_dual_grained(n: int, k: int, group: int, *, seed: int) -> Operand:
     scales = ((draws * torch.tensor(most)).long() + 1).half()
     ones = torch.ones(n, 1, dtype=torch.float16)
     return Operand(codes, scales, 4, group, zeros.to(torch.int8), row_scales=ones)
+
+
+def random_two_level(n: int, k: int, group: int, *, seed: int) -> Operand:
+    """Codes -31 … 31 and integer scales of groups 1 … 4; rows of 1."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = random_codes(n, k, 6, seed=seed).clamp(min=-31)
+    scales = torch.randint(1, 5, (n, -(-k // group)), generator=generator).half()
+    ones = torch.ones(n, 1, dtype=torch.float16)
+    return Operand(codes, scales, 6, group, row_scales=ones)
 
 
 def rescaled(operand: Operand, *, seed: int) -> Operand:

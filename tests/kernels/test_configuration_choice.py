@@ -6,7 +6,13 @@ from itertools import product
 
 import pytest
 
-from kernels.cuda.imma.configuration_choice import DUAL_GRAINED, FLEXQ, choose, waves_of
+from kernels.cuda.imma.configuration_choice import (
+    DUAL_GRAINED,
+    FLEXQ,
+    TWO_LEVEL,
+    choose,
+    waves_of,
+)
 from kernels.cuda.imma.configurations import (
     SIX_BITS,
     ClusterConfig,
@@ -32,12 +38,13 @@ def test_every_shape_gets_one_of_the_configurations_that_the_gpu_can_run(sms, in
 
 
 @pytest.mark.parametrize("in_mma_order", [False, True])
-def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(in_mma_order):
+@pytest.mark.parametrize("candidates", [DUAL_GRAINED, TWO_LEVEL], ids=["dgq", "dual"])
+def test_many_tokens_of_dual_grained_weights_get_one_of_their_own(candidates, in_mma_order):
     for m in (33, 40, 64, 100, 512, 4096):
-        can_run = DUAL_GRAINED.for_tokens(m, in_mma_order=in_mma_order)
+        can_run = candidates.for_tokens(m, in_mma_order=in_mma_order)
         can_run = [c for c in can_run if not isinstance(c, ImmaConfig)]
         for n, k in SHAPES:
-            chosen = choose(can_run, GemmWorkload(m, n, k), 132, DUAL_GRAINED)
+            chosen = choose(can_run, GemmWorkload(m, n, k), 132, candidates)
             assert chosen in can_run
             assert not isinstance(chosen, WgmmaConfig) or chosen.stages > 2
 

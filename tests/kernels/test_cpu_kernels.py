@@ -30,6 +30,7 @@ KERNELS = (
     "fp5-w5a16",
     "dgq-w4a8",
     "dgq-w4a8[static]",
+    "dual-w6a8",
     "group-w4a8",
     "atom-w4a4",
     "abq-w2*a8",

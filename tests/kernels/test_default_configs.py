@@ -22,7 +22,7 @@ SHAPES = [
     (28672, 8192),
 ]
 TOKENS = (1, 5, 9, 17, 33, 100)
-LABELS = ("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "flexq-imma-w6a8")
+LABELS = ("dgq-w4a8", "dgq-w4a8[static]", "group-w4a8", "atom-w4a4", "flexq-imma-w6a8", "dual-w6a8")
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""4-bit weights for int8 tensor cores: formats, layout and what lanes make of it, without a GPU."""
+"""Weights for int8 tensor cores: formats, layout and what lanes make of it, without a GPU.
+
+Nibbles, and the 6-bit codes that become int8 with their group's scale.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ WORD = 0xFFFFFFFF
 
 
 def lanes_words(packed: PackedOperand, lane: int) -> torch.Tensor:
-    """The eight words int64 [tiles, groups, 8] that a lane loads of each tile."""
+    """The words int64 [tiles, groups, 8 or 12] that a lane loads of each tile."""
     tiles = packed.buffers["tiles"].view(torch.int32)
-    vectors = tiles.view(*tiles.shape[:2], 2, 32, 4).to(torch.int64) & WORD
-    return vectors[:, :, :, lane].reshape(*tiles.shape[:2], 8)
+    vectors = tiles.view(*tiles.shape[:2], -1, 32, 4).to(torch.int64) & WORD
+    return vectors[:, :, :, lane].reshape(*tiles.shape[:2], -1)
 
 
 def signed_bytes(words: torch.Tensor) -> torch.Tensor:
@@ -93,6 +96,35 @@ def test_four_dual_grained_weights_at_once_are_int8_weights(n: int, k: int) -> N
     assert not found[:, k:].any()
 
 
+@pytest.mark.parametrize(("n", "k"), [(16, 128), (37, 300), (1, 1)])
+def test_four_two_level_weights_at_once_are_int8_weights(n: int, k: int) -> None:
+    kernel = resolve("dual-w6a8", "cuda")
+    assert isinstance(kernel, LinearKernel)
+    weight = operands.random_two_level(n, k, GROUP, seed=n)
+
+    packed = kernel.pack_weight(weight)
+
+    factors = packed.buffers["scales"].view(torch.int16).long()  # [tiles, groups, 8, 2, 1]
+
+    def operand(words: torch.Tensor, lane: int, o: int) -> torch.Tensor:
+        first, second, third = words[:, :, o // 4 * 3 : o // 4 * 3 + 3].unbind(-1)
+        if o % 4 < 3:
+            codes = words[:, :, o // 4 * 3 + o % 4] & 0x3F3F3F3F
+        else:
+            upper = [word >> 6 & 0x03030303 for word in (first, second, third)]
+            codes = upper[0] << 4 | upper[1] << 2 | upper[2]
+        factor = factors[:, :, lane // 4, o % 2, 0]
+        return signed_bytes((codes * factor + 0x80808080 - factor * 0x20202020) ^ 0x80808080)
+
+    found = collected(packed, operand)
+    assert weight.scales is not None
+    assert torch.equal(
+        found[:n, :k], weight.scales.long()[:, torch.arange(k) // GROUP] * weight.values.long()
+    )
+    assert not found[n:].any()
+    assert not found[:, k:].any()
+
+
 def test_dual_grained_quantization_keeps_values_within_int8_and_close() -> None:
     matrix = torch.randn(9, 300, generator=torch.Generator().manual_seed(5)).half()
     matrix[3, :128] = matrix[3, :128].abs()  # a group of one sign
@@ -145,10 +177,29 @@ def test_what_is_no_dual_grained_code_is_refused(field: str, value: float, messa
         int8_values(replace(good, **{field: changed}))
 
 
-def test_dual_grained_sums_are_exact_on_the_cpu() -> None:
-    kernel = resolve("dgq-w4a8", "cpu")
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [("values", -32, "codes"), ("scales", 5, "scales"), ("scales", 0, "scales")],
+)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_what_is_no_two_level_code_is_refused(
+    backend: str, field: str, value: float, message: str
+) -> None:
+    kernel = resolve("dual-w6a8", backend)  # type: ignore[arg-type]
     assert isinstance(kernel, LinearKernel)
-    w = operands.random_dual_grained(21, 300, GROUP, seed=2)
+    good = operands.random_two_level(2, 130, GROUP, seed=1)
+    changed = getattr(good, field).clone()
+    changed[0, 0] = value
+
+    with pytest.raises(ShapeError, match=message):
+        kernel.pack_weight(replace(good, **{field: changed}))
+
+
+@pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
+def test_dual_grained_sums_are_exact_on_the_cpu(label: str) -> None:
+    kernel = resolve(label, "cpu")
+    assert isinstance(kernel, LinearKernel)
+    w = operands.random_weight(kernel.spec.weight, 21, 300, seed=2)
     x = operands.unit_operand(operands.random_codes(5, 300, 8, seed=3), 8, None, 2.0**-10)
     out = torch.empty(5, 21).half()
 
@@ -165,11 +216,12 @@ def test_an_operand_refuses_zero_points_of_another_shape() -> None:
         Operand(codes, scales, 4, GROUP, torch.zeros(2, 2, dtype=torch.int8))
 
 
-def test_k_past_what_int32_sums_is_refused() -> None:
-    kernel = resolve("dgq-w4a8", "cuda")
+@pytest.mark.parametrize("label", ["dgq-w4a8", "dual-w6a8"])
+def test_k_past_what_int32_sums_is_refused(label: str) -> None:
+    kernel = resolve(label, "cuda")
     assert isinstance(kernel, LinearKernel)
-    longest = operands.random_dual_grained(1, 131071, GROUP, seed=1)
-    too_long = operands.random_dual_grained(1, 131072, GROUP, seed=1)
+    longest = operands.random_weight(kernel.spec.weight, 1, 131071, seed=1)
+    too_long = operands.random_weight(kernel.spec.weight, 1, 131072, seed=1)
 
     kernel.pack_weight(longest)
     with pytest.raises(ShapeError, match="at most 131,071, got 131,072"):

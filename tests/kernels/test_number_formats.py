@@ -202,6 +202,7 @@ def test_formats_that_make_no_sense_are_refused(
         (NumberFormat(4, 64, "normal"), "nf4/64"),
         (NumberFormat(3, None, "balanced"), "balanced3/row"),
         (NumberFormat(4, 128, "dual"), "dual4/128"),
+        (NumberFormat(6, 128, "dual"), "dual6/128"),
         (NumberFormat(4, 128, "mixed"), "mixed4/128"),
         (FP16, "fp16"),
     ],
@@ -224,6 +225,7 @@ def test_what_names_no_format_is_refused(name: str) -> None:
         (NumberFormat(4, None, "asymmetric"), (0, 15)),
         (NumberFormat(3, None, "balanced"), (-2, 2)),
         (NumberFormat(4, 128, "dual"), (0, 15)),
+        (NumberFormat(6, 128, "dual"), (-31, 31)),
     ],
 )
 def test_integer_codes_lie_within_the_formats_limits(

@@ -25,6 +25,7 @@ SCHEMES = (
     "abq-w6a6[epochs=1]",
     "dgq-w4a8[row_steps=8]",
     "dgq-w4a8[static=true,search=false]",
+    "dual-w6a8[row_steps=2]",
     "atom-w4a4[group=16]",
 )
 
@@ -161,6 +162,7 @@ def test_options_that_make_no_sense_are_refused_in_one_line():
     "name",
     [
         "dgq-w4a8[group=0]",
+        "dual-w6a8[search=no]",
         "gptq-w4a16[damping=inf]",
         "atom-w4a4[group=none]",
         "atom-w4a4[weight_clip=0]",

@@ -32,6 +32,7 @@ FORMATS = {
     "abq-w6a6[epochs=1]": {("int6/row", "int6/row")},
     "omniquant-w6a6[epochs=1]": {("int6/row", "int6/row")},
     "dgq-w4a8[row_steps=8]": {("dual4/128", "int8/row")},
+    "dual-w6a8[row_steps=2]": {("dual6/128", "int8/row")},
     "atom-w4a4": {("mixed4/128", "mixed4/128")},
     "fp6": {("fp6/row", "fp16")},
     "fp5": {("fp5/row", "fp16")},
@@ -211,6 +212,7 @@ class OneBlockAtATime:
     [
         *("flexq-w6ax", "flexq-w6ax[a8_budget=0.25]", "gptq-w4a16", "awq-w4a16", "fp6"),
         *("smoothquant-w6a6[alpha=none]", "dgq-w4a8[row_steps=8]", "atom-w4a4[group=16]"),
+        "dual-w6a8[search=none]",
         *("omniquant-w6a6[epochs=1]", "omniquant-w4a16[epochs=1]", "abq-w6a6[epochs=1]"),
     ],
 )

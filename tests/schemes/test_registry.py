@@ -26,6 +26,7 @@ def by_kind(name: str, *, gated: bool) -> dict[str, str]:
         (INT8, INT8, "cublaslt-w8a8"),
         (NumberFormat(8, kind="float"), NumberFormat(8, kind="float"), "cublaslt-fp8"),
         (NumberFormat(4, 128, "dual"), INT8, "dgq-w4a8"),
+        (NumberFormat(6, 128, "dual"), INT8, "dual-w6a8"),
         (NumberFormat(4, 128), INT8, "group-w4a8"),
         (NumberFormat(4, 128, "mixed", 0.85), NumberFormat(4, 128, "mixed", 0.9), "atom-w4a4"),
         (NumberFormat(3), NumberFormat(5), "abq-w3a5"),

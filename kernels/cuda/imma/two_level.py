@@ -30,7 +30,7 @@ class TwoLevelGemm(TokenScaledGemm):
         backend="cuda",
         weight=NumberFormat(SIX_BITS, GROUP, kind="dual"),
         activation=NumberFormat(8),
-        summary="6-bit weights made int8 with their group's scale of 1 to 4, one integer sum over K",
+        summary="6-bit weights made int8 with their group's scale, one integer sum over all of K",
         overlaps_launches=True,
     )
 
