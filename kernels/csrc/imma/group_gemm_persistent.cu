@@ -17,7 +17,7 @@
 // output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums, in
 // the order of k. It waits for blocks with lower numbers only, which get an SM first: no deadlock.
 // SHARERS neighbouring blocks, a cluster, have the same tokens; each loads a part and multicasts it to all.
-// SPLIT 1: stream-K. SPLIT 2, 4, DUAL_GRAINED only: so many neighbouring blocks, a cluster, have a range of K each
+// SPLIT 1: stream-K. SPLIT 2 to 4, DUAL_GRAINED only: so many neighbouring blocks, a cluster, have a range of K each
 // of one output tile, and reduce through distributed shared memory, each the sums of some tokens.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "GRANULES, SHARERS and SPLIT choose the kernel"
@@ -38,7 +38,7 @@ constexpr int K_PARTS = SPLIT > 1 ? SPLIT : 1;  // blocks of a cluster that divi
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
 
-static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 % K_PARTS == 0), "clusters over K");
+static_assert(K_PARTS == 1 || (DUAL_GRAINED && SHARERS == 1 && TOKENS / 64 >= K_PARTS), "clusters over K");
 constexpr int BLOCK_WARPS = THREADS / 32 + 4;  // with the producer's warpgroup
 // Registers of a consumer's thread and of a producer's; together they are all of an SM's.
 constexpr int MORE_REGISTERS = 232, FEWER_REGISTERS = 40;
@@ -219,7 +219,7 @@ __device__ inline void leave_stage(uint32_t empty, int lane) {
 }
 
 // The block of a cluster over K that reduces and writes the c-th 64 tokens.
-__device__ inline int owner_of(int c) { return c / (TOKENS / 64 / K_PARTS); }
+__device__ inline int owner_of(int c) { return c * K_PARTS / (TOKENS / 64); }
 
 // The k_rank-th range of K of a whole output.
 __device__ inline Part of_cluster(const Part& whole, int k_rank) {

@@ -223,7 +223,7 @@ class ClusterConfig(Config):
 @dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
     """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
-    tokens; split: 1 where blocks share output tiles (stream-K), 2 or 4 where so many blocks of a
+    tokens; split: 1 where blocks share output tiles (stream-K), 2 to 4 where so many blocks of a
     cluster divide the K of one."""
 
     granules: int
