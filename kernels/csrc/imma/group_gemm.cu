@@ -169,10 +169,11 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
   for (int i = 0; i < AHEAD; ++i)
     if (first_step + i * STRIDE < steps) load_small(queue[i], op, first_step + i * STRIDE);
   constexpr int SHARES = ROW_TILES * COL_TILES * 32;
-  const int first_share = rank * WARPS * 32 + threadIdx.x;
   [[maybe_unused]] EarlyScales early;
-  if constexpr (SCALES_EARLY)
+  if constexpr (SCALES_EARLY) {
+    const int first_share = rank * WARPS * 32 + threadIdx.x;
     if (first_share < SHARES) early = EarlyScales(op, first_share, n, sx, sn);
+  }
   int slot = 0;
   const auto multiply = [&](int step, const Small& now, Small& last) {
     cp_async_wait<STAGES - 2>();
@@ -265,9 +266,9 @@ flexq_imma(const unsigned char* w, const uint32_t* sw, const int8_t* x, const fl
     for (int j = 0; j < COL_TILES; ++j)
       red[warp * SHARES + (r * COL_TILES + j) * 32 + lane] = total[r][j].bits();
   sync_k_split();
-  for (int share = first_share; share < SHARES; share += STRIDE * 32) {
+  for (int share = rank * WARPS * 32 + threadIdx.x; share < SHARES; share += STRIDE * 32) {
     if constexpr (SCALES_EARLY)
-      if (share != first_share) early = EarlyScales(op, share, n, sx, sn);
+      if (share >= STRIDE * 32) early = EarlyScales(op, share, n, sx, sn);
     Share sum = {};
 #pragma unroll
     for (int from = 0; from < STRIDE; ++from) {

@@ -17,8 +17,8 @@
 // output tiles (stream_k.cuh). The block with the first groups of a shared output tile reduces the partial sums, in
 // the order of k. It waits for blocks with lower numbers only, which get an SM first: no deadlock.
 // SHARERS neighbouring blocks, a cluster, have the same tokens; each loads a part and multicasts it to all.
-// SPLIT 1: stream-K. SPLIT 2 to 4, DUAL_GRAINED only: so many neighbouring blocks, a cluster, have a range of K each
-// of one output tile, and reduce through distributed shared memory, each the sums of some tokens.
+// SPLIT 1: stream-K. SPLIT 2, DUAL_GRAINED only: two neighbouring blocks, a cluster, have half of K each of one
+// output tile, and reduce through distributed shared memory, each the sums of half of the tokens.
 #if !defined(GRANULES) || !defined(SHARERS) || !defined(SPLIT)
 #error "GRANULES, SHARERS and SPLIT choose the kernel"
 #endif

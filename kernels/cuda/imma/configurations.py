@@ -223,8 +223,8 @@ class ClusterConfig(Config):
 @dataclass(frozen=True, slots=True)
 class PersistentConfig(Config):
     """A block is 128 rows by granules of 128 tokens; sharers: blocks of a cluster that share
-    tokens; split: 1 where blocks share output tiles (stream-K), 2 to 4 where so many blocks of a
-    cluster divide the K of one."""
+    tokens; split: 1 where blocks share output tiles (stream-K), 2 where two blocks of a cluster
+    have half of the K of one each."""
 
     granules: int
     sharers: int
