@@ -16,7 +16,7 @@
 // 32·(l%4) + 8·(o/4) + 4·(o%4/2).
 //   W_BITS 6   o%4 < 3: the upper six bits of each byte of word 3·(o/4) + o%4. o%4 = 3: the lower two bits of each
 //              byte of these three words, the highest first. So three of four operands are one mask away, and
-//              four take nine instructions. DUAL_GRAINED: the lower six bits and the upper two, ten instructions
+//              four take nine instructions. DUAL_GRAINED: the lower six bits and the upper two, as many
 //   W_BITS 4   word 2·(o/4) + o%2, in the upper nibbles where o%4 >= 2. So a word is eight neighbouring k
 //              of a row, and the words themselves are A operands of the int4 tensor core.
 //
