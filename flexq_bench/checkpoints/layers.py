@@ -29,6 +29,7 @@ from flexq_bench.checkpoints.packing import pack_codes, unpack_codes, words_of
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels.errors import ShapeError
 from kernels.formats import FP16, NumberFormat, Operand, format_of
+from kernels.formats.dual_grained import SIX_BITS, TOP_SIX_BIT_SCALE
 from kernels.formats.minifloat import minifloat_codes, minifloat_numbers
 
 Tensors = dict[str, torch.Tensor]
@@ -294,6 +295,14 @@ def _no_permutation(entry: LayerEntry, order: torch.Tensor) -> bool:
     return not torch.equal(order.sort().values.cpu(), torch.arange(k, dtype=torch.int32))
 
 
+def _no_group_integer(entry: LayerEntry, scale: torch.Tensor) -> bool:
+    if scale.dtype != torch.int8:
+        return False
+    low, high = (int(bound) for bound in torch.aminmax(scale))
+    six_bits = entry.format.bits == SIX_BITS
+    return low < six_bits or (six_bits and high > TOP_SIX_BIT_SCALE)
+
+
 _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...] = (
     ("weight", _has_nan, "holds NaN"),
     ("input_scale", lambda entry, scale: float(scale) <= 0, "is zero in FP16"),
@@ -305,7 +314,7 @@ _FAULTS: tuple[tuple[str, Callable[[LayerEntry, torch.Tensor], bool], str], ...]
     ),
     (
         "weight_scale",
-        lambda entry, scale: scale.dtype == torch.int8 and int(scale.min()) < 0,
-        "of dual-grained groups is negative",
+        _no_group_integer,
+        "of dual-grained groups is negative, or of 6 bits no integer of 1 to 4",
     ),
 )

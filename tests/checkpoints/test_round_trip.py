@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from same_layers import same_layer, same_tensor
 
-from flexq_bench.checkpoints import CheckpointWriter, StoredScheme, open_checkpoint
+from flexq_bench.checkpoints import (
+    CheckpointError,
+    CheckpointWriter,
+    StoredScheme,
+    open_checkpoint,
+)
+from flexq_bench.checkpoints.layers import encode
 from flexq_bench.checkpoints.model_source import open_source
 from flexq_bench.checkpoints.quantizing import quantize_checkpoint
 from flexq_bench.schemes.activations import DynamicActivation, StaticActivation
@@ -70,6 +76,15 @@ def test_layers_of_every_format_and_shape(number, activation, rows, k, biased, d
         again = open_checkpoint(folder).layer("model.layers.0.some_proj")
 
     assert same_layer(again, layer)
+
+
+@pytest.mark.parametrize("scale", [0, 5, -1])
+def test_an_integer_of_a_group_past_what_six_bits_have_is_refused(scale):
+    operand = quantize(torch.ones(3, 200), NumberFormat(6, 128, "dual"))
+    operand.scales[1, 1] = scale
+
+    with pytest.raises(CheckpointError, match="1 to 4"):
+        encode(QuantizedLayer(operand, None))
 
 
 SCHEMES = (
