@@ -13,7 +13,8 @@ tuning was than the fastest, each shape judged as if it were in no table. `table
 kernel's table in kernels/cuda/*/timed_shapes; layers of papers are left out of it, so that they,
 too, are shapes that the choice has not seen. `fit` prints new costs for
 kernels/cuda/imma/candidates.toml, and what they lose on shapes that they were
-not fitted to. `select` prints a greedy choice of candidates among all that were timed.
+not fitted to; those of clusters are fitted to their times. `select` prints a greedy choice of
+candidates among all that were timed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import random
 import re
 import statistics
@@ -41,6 +43,7 @@ from kernels.cuda.imma.configuration_choice import (
     Cost,
     ManyConfig,
     choose,
+    cost_us,
     read_us,
     waves_of,
 )
@@ -74,6 +77,8 @@ SMALLEST, LARGEST = 2e6, 240e6  # weights of a layer
 PAPERS = ("paper-fig10", "paper-fp6")
 LARGEST_LOSS = 1.0  # in a greedy choice: of a configuration that was not timed, too
 
+COSTS = ("start_us", "alone_us", "each_us")
+FEWEST_TIMES = 10  # of a configuration, for a fit to them
 OLD_NAME = "BulkConfig(", "PersistentConfig("  # in older files
 
 Times = dict[GemmWorkload, dict[Config, float]]
@@ -303,7 +308,7 @@ def fit(times: Times, sms: int, kernel: str) -> None:
     parts = (
         (TiledConfig, {gemm: timed for gemm, timed in few.items() if gemm.n > border}),
         (
-            WgmmaConfig | ClusterConfig | PersistentConfig,
+            WgmmaConfig | PersistentConfig,
             {gemm: timed for gemm, timed in times.items() if gemm.m > MOST_NATURAL},
         ),
     )
@@ -314,6 +319,32 @@ def fit(times: Times, sms: int, kernel: str) -> None:
         fitted = say_unseen(of_kind).reshape(-1, 3)
         for config, (start, alone, each) in zip(of_kind.configs, fitted, strict=True):
             say(f"{config}: ({start:.3g}, {alone:.3g}, {each:.3g})")
+    for config, cost in found.choice.costs.items():
+        if isinstance(config, ClusterConfig):
+            own = {gemm: timed[config] for gemm, timed in times.items() if config in timed}
+            if len(own) >= FEWEST_TIMES:
+                found_us = fit_times(config, cost, own, sms, found.tiles)
+                say(f"{config}: ({', '.join(f'{us:.3g}' for us in found_us)})")
+
+
+def fit_times(
+    config: ManyConfig, cost: Cost, us: Mapping[GemmWorkload, float], sms: int, tiles: TileFormat
+) -> np.ndarray:
+    """Costs of one configuration by least squares of the logarithms of its times.
+
+    Of those that were timed at too few shapes for a fit to what the choice loses.
+    """
+    waves = {gemm: waves_of(config, cost, gemm, sms, tiles) for gemm in us}
+    known = np.log([cost.start_us, cost.alone_us, cost.each_us])
+
+    def error(logs: np.ndarray) -> float:
+        tried = replace(cost, **dict(zip(COSTS, np.exp(logs), strict=True)))
+        off = [math.log(cost_us(tried, waves[gemm], gemm) / us[gemm]) for gemm in us]
+        return float(np.mean(np.square(off)) + 1e-3 * np.mean((logs - known) ** 2))
+
+    begun = (known, known + np.array([-1.0, 0.2, 0.2]))
+    best = min((minimize(error, x, method="Nelder-Mead") for x in begun), key=lambda r: r.fun)
+    return np.asarray(np.exp(best.x))
 
 
 def say_unseen(samples: CostSamples) -> np.ndarray:

@@ -41,7 +41,6 @@ MOST_FEW = 64  # from here on the kernel for few tokens never won
 LEAST_MANY = 16  # up to here the tiled kernel never won
 MOST_NATURAL = 32  # more tokens have the order of warpgroup MMA, where there is one
 MOST_CLUSTER = 64  # at 128 the kernel with a ring by TMA and clusters over K won nowhere
-LEAST_CLUSTER_ROWS = 4096  # of weights: fewer were not timed, so that it is not the untuned choice
 
 _REGISTERS = 65536  # of an SM
 _SM_SHARED_BYTES, _BLOCK_SHARED_BYTES = 227 * 1024, 1024  # usable; reserved for each block
@@ -132,9 +131,7 @@ def choose(
         return cost_us(cost, waves_of(config, cost, gemm, sms, tiles), gemm)
 
     few = [c for c in configs if isinstance(c, ImmaConfig)]
-    known = gemm.n >= LEAST_CLUSTER_ROWS
     many = [c for c in configs if not isinstance(c, ImmaConfig)]
-    many = [c for c in many if known or not isinstance(c, ClusterConfig)]
     rows_an_sm = gemm.n / MMA_ROWS / sms
     if few and (not many or (gemm.m <= MOST_NATURAL and rows_an_sm <= candidates.many_rows)):
         return choose_by_timed_shapes(few, gemm, sms, candidates.timed, unseen=unseen)
