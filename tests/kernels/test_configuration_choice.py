@@ -71,13 +71,13 @@ def test_tokens_in_the_order_of_the_mma_have_only_the_warpgroup_kernels():
 @pytest.mark.parametrize(
     ("m", "n", "k", "kind"),
     [
-        (64, 768, 5760, WgmmaConfig),
+        (64, 1024, 4352, ClusterConfig),
         (128, 4096, 4096, WgmmaConfig),
         (128, 28672, 8192, PersistentConfig),
         (2048, 8192, 28672, PersistentConfig),
     ],
 )
-def test_persistent_blocks_run_where_they_were_faster(m, n, k, kind):
+def test_each_kernel_for_many_tokens_runs_where_it_was_faster(m, n, k, kind):
     chosen = choose(FLEXQ.for_tokens(m, in_mma_order=True), GemmWorkload(m, n, k), 132, FLEXQ)
 
     assert isinstance(chosen, kind)
