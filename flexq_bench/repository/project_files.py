@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.git import run_git
 from flexq_bench.repository.project import FILE
 from flexq_bench.repository.project_builds import SOURCES
+from flexq_bench.repository.provenance import PACKAGES
 from flexq_bench.repository.worktrees import repository_of
 from kernels.outside.sources import normalized
 
@@ -82,9 +84,13 @@ def write_first_files(folder: Path) -> list[Path]:
 
 
 def _project_file(root: Path) -> str:
-    search = ("grep", "--files-with-matches", "--untracked", "--fixed-strings", _API, "--", "*.py")
-    found = run_git(root, *search).stdout.splitlines() or [_EXAMPLE]
-    kernels = ", ".join(f'"{_source(root, Path(name))}"' for name in found)
+    # -z: names as they are, which git quotes otherwise.
+    search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
+    names = run_git(root, *search, "--", "*.py").stdout.split("\0")
+    # A virtual environment that is not ignored has the program itself.
+    found = [name for name in names if name and "site-packages" not in Path(name).parts]
+    sources = [_source(root, Path(name)) for name in found or [_EXAMPLE]]
+    kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
     return _PROJECT.format(name=normalized(root.name), kernels=kernels)
 
 
@@ -98,4 +104,7 @@ def _source(root: Path, file: Path) -> str:
         return str(file)
     inside = file.relative_to(top).with_suffix("")
     parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
+    # Under the names of our packages ours are found, and a hyphen is no part of a module's name.
+    if parts[0] in PACKAGES or not all(map(str.isidentifier, parts)):
+        return str(file)
     return ".".join(parts)

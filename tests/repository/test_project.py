@@ -200,13 +200,25 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     git(tmp_path, "init", "-q")
     (tmp_path / "mine.py").write_text(KERNEL)
     (tmp_path / "other.py").write_text("")
-    for name in ("src/acme/__init__.py", "src/acme/gemm/__init__.py", "src/acme/gemm/fast.py"):
+    files = (
+        'brück "e.py',  # git quotes it, TOML too
+        ".venv/lib/site-packages/flexq_bench/api.py",  # of no kernel
+        "kernels/fast.py",  # beside ours of that name
+        "src/acme/gemm/fast.py",
+        "src/acme/gemm/not-a-module.py",
+    )
+    for folder in ("kernels", "src/acme", "src/acme/gemm"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "__init__.py").touch()
+    for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(KERNEL if name.endswith("fast.py") else "")
+        (tmp_path / name).write_text(KERNEL)
 
     write_first_files(tmp_path)
 
-    assert open_project(str(tmp_path)).file.kernels == ("mine.py", "acme.gemm.fast")
+    assert set(open_project(str(tmp_path)).file.kernels) == {
+        *("mine.py", files[0], files[2], "acme.gemm.fast", files[4])
+    }
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
         write_first_files(tmp_path)
