@@ -7,19 +7,20 @@ another process (`flexq_bench.measure.ab.judged_sides`).
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 from functools import cache
-from pathlib import Path
 from types import CodeType, FrameType
 
-from kernels.outside.foreign_code import is_foreign
+from kernels.outside.foreign_code import is_foreign, is_importing
 
 _READS = (
     *("sys._getframe", "sys._current_frames", "sys.settrace", "sys.setprofile"),
     *("gc.get_objects", "gc.get_referrers", "gc.get_referents"),
 )
 _ATTRIBUTES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-_MEMORY = ("/proc/self/mem", "/proc/thread-self/mem")
+_MEMORY = re.compile("/proc/.*/mem")  # of this process or of one of its threads
 _BETWEEN = ("inspect.py", "traceback.py")  # of the standard library: they read for who calls them
 
 
@@ -55,7 +56,8 @@ def _add_hook() -> None:
 
 def _hear(event: str, arguments: tuple[object, ...]) -> None:
     # Called for every event of the process: nothing may be slow or raise.
-    if not _Heard.is_on or _Heard.first:
+    # What is read while code is imported is not counted: decorators look at who they decorate.
+    if not _Heard.is_on or _Heard.first or is_importing():
         return
     what = _what(event, arguments)
     if not what:
@@ -64,7 +66,7 @@ def _hear(event: str, arguments: tuple[object, ...]) -> None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_between(frame.f_code):
         frame = frame.f_back
-    if frame is not None and is_foreign(Path(frame.f_code.co_filename)):
+    if frame is not None and is_foreign(frame.f_code.co_filename):
         _Heard.first = what
     _Heard.is_on = True
 
@@ -74,8 +76,9 @@ def _what(event: str, arguments: tuple[object, ...]) -> str:
         return event
     if event == "object.__getattr__" and arguments[-1] in _ATTRIBUTES:
         return str(arguments[-1])
-    if event == "open" and arguments[0] in _MEMORY:
-        return str(arguments[0])
+    if event == "open" and isinstance(arguments[0], str | bytes | os.PathLike):
+        path = os.fsdecode(arguments[0])
+        return path if _MEMORY.fullmatch(path) else ""
     return ""
 
 

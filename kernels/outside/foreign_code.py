@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
+# Python and this program may lie under the folder of a file of kernels, for example a home folder.
+_OWN = (
+    Path(sysconfig.get_path("stdlib")),
+    *(Path(__file__).parents[2] / name for name in ("db", "flexq_bench", "kernels", "workloads")),
+)
 _places: set[Path] = set()
 _calls: dict[Callable[[], object], None] = {}
+_imports: list[None] = []  # one for each that goes on
 
 
 def before_import(call: Callable[[], object]) -> None:
@@ -19,15 +28,34 @@ def about_to_import() -> None:
         call()
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Meanwhile modules of others are imported, which a module of a known place may begin too."""
+    _imports.append(None)
+    try:
+        yield
+    finally:
+        _imports.pop()
+
+
+def is_importing() -> bool:
+    return bool(_imports)
+
+
 def add_place(place: Path) -> None:
     """Know a file, or a folder of files, as code of others."""
-    _places.add(place.resolve())
+    _places.update((place.absolute(), place.resolve()))  # code has the name that it was found by
+    is_foreign.cache_clear()
 
 
-def is_foreign(file: Path) -> bool:
+@cache
+def is_foreign(file: str) -> bool:
     """Whether a file is known as code of others; a virtual environment beside it is not."""
-    return any(
-        file == place
-        or (file.is_relative_to(place) and "site-packages" not in file.relative_to(place).parts)
-        for place in _places
+    path = Path(file)
+    return any(_lies_in(path, place) for place in _places) and not any(
+        _lies_in(path, own) for own in _OWN
     )
+
+
+def _lies_in(path: Path, place: Path) -> bool:
+    return path.is_relative_to(place) and "site-packages" not in path.relative_to(place).parts

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kernels.errors import SourceError
+from kernels.outside.foreign_code import importing
 
 _SUFFIXES = {".py", ".cu", ".cuh", ".cpp", ".h", ".hpp", ".so", ".toml", ".json"}
 _HASH_DIGITS = 16
@@ -195,7 +196,8 @@ def guarded_import(what: str) -> Iterator[None]:
     exit_now = os._exit
     os._exit = _refuse_exit  # type: ignore[assignment]  # its type says that it never returns
     try:
-        yield
+        with importing():
+            yield
     except (SourceError, KeyboardInterrupt):
         raise
     except SystemExit as error:

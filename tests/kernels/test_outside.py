@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from flexq_bench.measure import Meter
 from flexq_bench.measure.inputs import realistic_inputs
 from kernels import registry
 from kernels.errors import SourceError
+from kernels.outside import foreign_code
 from kernels.outside.described import DescribedKernel, spec_as_plain, spec_of_plain
 from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
@@ -213,6 +215,23 @@ def test_a_file_is_written_anew_where_a_machine_has_another_one(a_file, tmp_path
     assert kernel.spec.name == "my-kernels.copied"
 
 
+def test_code_of_others_is_what_lies_there_but_for_python_and_this_program(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_code, "_places", set())
+    (tmp_path / "files").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "files")
+
+    foreign_code.add_place(tmp_path / "link")
+    for name in ("files", "link"):
+        assert foreign_code.is_foreign(str(tmp_path / name / "mine.py"))
+    assert not foreign_code.is_foreign(str(tmp_path / "link/.venv/site-packages/numpy/a.py"))
+    assert not foreign_code.is_foreign(str(tmp_path / "beside.py"))
+
+    foreign_code.add_place(Path("/"))  # a home folder may have them all
+    assert foreign_code.is_foreign(str(tmp_path / "beside.py"))
+    for module in (textwrap, foreign_code, api):
+        assert not foreign_code.is_foreign(module.__file__)
+
+
 def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkeypatch, caplog):
     (tmp_path / "acme_fast.py").write_text(textwrap.dedent(RIGHT))
     info = tmp_path / "acme_kernels-1.0.dist-info"
@@ -221,6 +240,7 @@ def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkey
     points = "[flexq_bench.kernels]\nfast = acme_fast\nlost = no_such_module_of_acme\n"
     (info / "entry_points.txt").write_text(points)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(foreign_code, "_calls", {})  # a watch would be on for the tests after this
 
     labels = [kernel.spec.label for kernel in load_installed()]
 

@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from flexq_bench.measure import clocks, linear_buffers, tampering
+from kernels.outside import foreign_code
 from kernels.outside.loading import load, load_installed
 from kernels.outside.sources import KernelSource
 
 PREAMBLE = """
 import gc
 import inspect
+import os
 import sys
 import threading
 import time
@@ -185,6 +187,11 @@ def kernel(x, w, out):
         "def kernel(x, w, out): exec('inspect.currentframe()', globals()) or compute(x, w, out)",
         f"{READ} (sys._getframe)",
     ),
+    "memory of the process as a file": (
+        "def kernel(x, w, out): open(f'/proc/{os.getpid()}/mem', 'rb').close() or "
+        "compute(x, w, out)",
+        f"{READ} (/proc/",
+    ),
     "expected results that are overwritten": (
         """
 def kernel(x, w, out):
@@ -277,7 +284,10 @@ def test_so_is_one_of_an_installed_package(measured, name):
 
 
 @pytest.mark.parametrize("loaded", [loaded_file, loaded_package])
-def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loaded):
-    result = measured(HONEST, loaded)
+def test_an_honest_kernel_is_right_and_nothing_is_found_replaced(measured, loaded, tmp_path):
+    foreign_code.add_place(tmp_path)  # as by another module of the package
+    looks_at_import = "inspect.currentframe()\n"
+
+    result = measured(looks_at_import + HONEST, loaded)
 
     assert (result.status, result.detail) == ("ok", "")
