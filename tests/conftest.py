@@ -76,6 +76,19 @@ def one_scan_for_components() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def toolchain() -> None:
+    """Skips where this machine can't compile and disassemble."""
+    from kernels.errors import KernelError
+    from kernels.runtime.machine_code import resources
+    from kernels.runtime.nvrtc import Build, compile_build
+
+    try:
+        resources(compile_build(Build.of("cublas/rows.cu"), "sm_90"))
+    except KernelError as error:
+        pytest.skip(str(error))
+
+
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Any]:
     """A new SQLite database with our tables, open."""

@@ -244,6 +244,7 @@ class InThisProcess(Loader):
         return getattr(self, what)(**arguments)
 
 
+@pytest.mark.usefixtures("toolchain")
 def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_of(
     cli, tmp_path, git, monkeypatch
 ):
