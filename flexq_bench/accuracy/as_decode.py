@@ -119,7 +119,7 @@ class _Forward:
     """What stands for the forward method of a model of transformers."""
 
     def __init__(self, decoder: TextDecoder) -> None:
-        self._decoder = decoder
+        self.decoder = decoder
 
     def __call__(
         self,
@@ -140,7 +140,7 @@ class _Forward:
         if logits_to_keep not in (0, 1):
             raise AccuracyError(f"logits of the last {logits_to_keep} tokens: all there are, or 1")
         cache = self._cache(past_key_values)
-        state = cache.state_of(self._decoder, *input_ids.shape)
+        state = cache.state_of(self.decoder, *input_ids.shape)
         last_only, keep = logits_to_keep == 1, use_cache or past_key_values is not None
         try:
             logits = self._read(input_ids, attention_mask, state, last_only=last_only)
@@ -163,10 +163,10 @@ class _Forward:
     ) -> torch.Tensor:
         own = None if mask is None else mask[:, -ids.shape[1] :].bool()
         if own is None or bool(own.all()):
-            return self._decoder.read(ids, state, last_only=last_only)
+            return self.decoder.read(ids, state, last_only=last_only)
         order = own.logical_not().int().argsort(dim=1, stable=True)  # a text's own tokens first
         counts = own.sum(dim=1)
-        logits = self._decoder.read(ids.gather(1, order), state, counts=counts, last_only=last_only)
+        logits = self.decoder.read(ids.gather(1, order), state, counts=counts, last_only=last_only)
         if last_only:
             return logits
         back = order.argsort(dim=1)[..., None].expand_as(logits)
