@@ -144,7 +144,8 @@ class PowerSchedule:
 def text_plans(policy: AccuracyPolicy) -> Mapping[str, TextPlan]:
     """The test of each text with a limit of its perplexity; none, where nothing is to be detected.
 
-    alpha is shared by all limits (Bonferroni), so it holds for a scheme as a whole.
+    alpha is shared with the limits of divergence and agreement (Bonferroni), so it holds for a
+    scheme as a whole. Those of fidelity have none: see ci.accuracy_fidelity.
     """
     detect = policy.planned.detect
     if detect is None:
@@ -172,13 +173,12 @@ def limit_alpha(policy: AccuracyPolicy) -> float | None:
 
 
 def _other_limits(policy: AccuracyPolicy) -> int:
-    """Limits of divergence, agreement and fidelity, of which each can fail by chance, too."""
+    """Limits of divergence and agreement, of which each can fail by chance, too."""
     named = (
         (policy.kl, ("mean", *KL_QUANTILES)),
         (policy.agreement, ("top1", "top5")),
     )
-    limits = sum(getattr(of, key) is not None for of, keys in named if of for key in keys)
-    return limits + (2 if policy.fidelity is not None else 0)  # of the perplexity and of KL
+    return sum(getattr(of, key) is not None for of, keys in named if of for key in keys)
 
 
 def _text_plan(limit: PerplexityLimit, detect: float, alpha: float, power: float) -> TextPlan:

@@ -293,7 +293,7 @@ class _Gate:
         if policy.agreement is not None:
             yield from judge_agreement(policy.agreement, judged, alpha)
         if policy.fidelity is not None:
-            yield from judge_fidelity(policy.fidelity, judged, alpha)
+            yield from judge_fidelity(policy.fidelity, judged)
         for task in policy.tasks:
             yield judge_task(task, judged, policy)
         if scheme in self._parities:
