@@ -30,10 +30,11 @@ from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, Endpoint, document
 
 KEPT_S = 5.0  # an answer is looked after no more often than this, however many ask for it
-_KEPT = 512  # answers
+_KEPT, _KEPT_BYTES = 512, 64 << 20  # answers, and their bodies together
 _JSON, _SVG = "application/json", "image/svg+xml"
 
 Headers = list[tuple[bytes, bytes]]
+_Key = tuple[str, bytes]  # path and query, apart: each may hold the other's `?`
 _Content = tuple[int, bytes, str]  # status, body, media type
 
 
@@ -65,14 +66,15 @@ class _Answers:
 
     def __init__(self, version: Callable[[], int | None]) -> None:
         self._version = version
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()
-        self._under_way: dict[str, asyncio.Task[_Kept]] = {}
+        self._kept: OrderedDict[_Key, _Kept] = OrderedDict()
+        self._bytes = 0
+        self._under_way: dict[_Key, asyncio.Task[_Kept]] = {}
 
-    def fresh(self, key: str) -> _Kept | None:
+    def fresh(self, key: _Key) -> _Kept | None:
         kept = self._kept.get(key)
         return kept if kept is not None and time.monotonic() < kept.until else None
 
-    async def get(self, key: str, compute: Callable[[], _Content]) -> _Kept:
+    async def get(self, key: _Key, compute: Callable[[], _Content]) -> _Kept:
         kept = self.fresh(key)
         if kept is not None:
             return kept
@@ -84,12 +86,14 @@ class _Answers:
         # A reader that goes away must not take the answer from the others.
         return await asyncio.shield(task)
 
-    async def _compute(self, key: str, compute: Callable[[], _Content]) -> _Kept:
+    async def _compute(self, key: _Key, compute: Callable[[], _Content]) -> _Kept:
         kept = await run_in_threadpool(self._current, self._kept.get(key), compute)
+        old = self._kept.pop(key, None)
+        self._bytes += len(kept.body) - (0 if old is None else len(old.body))
         self._kept[key] = kept
-        self._kept.move_to_end(key)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
+        while len(self._kept) > _KEPT or self._bytes > _KEPT_BYTES:
+            _, oldest = self._kept.popitem(last=False)
+            self._bytes -= len(oldest.body)
         return kept
 
     def _current(self, kept: _Kept | None, compute: Callable[[], _Content]) -> _Kept:
@@ -190,8 +194,8 @@ def api_app(database: Database, *, repository: Path | None = None) -> ASGIApp:
     return _KeptFirst(answers, routes)
 
 
-def _key(scope: Scope) -> str:
-    return f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
+def _key(scope: Scope) -> _Key:
+    return scope["path"], scope["query_string"]
 
 
 def _guarded(answer: Callable[[], bytes], media_type: str) -> _Content:

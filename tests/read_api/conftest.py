@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -67,7 +68,7 @@ async def _ask(app: Any, method: str, target: str, headers: dict[str, str]) -> A
     scope = {
         "type": "http",
         "method": method,
-        "path": file,
+        "path": unquote(file),
         "raw_path": file.encode(),
         "query_string": query.encode(),
         "headers": [(k.replace("_", "-").encode(), v.encode()) for k, v in headers.items()],

@@ -14,10 +14,12 @@ from jsonschema import Draft202012Validator
 from made_results import H200, a_record, a_run
 
 from db import queries
-from db.engine import open_database
+from db.engine import Database, open_database
+from db.errors import DatabaseError
 from db.records import DeviceInfo
 from db.store import add_record
 from flexq_bench.errors import UsageError
+from flexq_bench.read_api import app
 from flexq_bench.read_api.badge import badge_of
 from flexq_bench.read_api.endpoints import ENDPOINTS, document
 from flexq_bench.runs.machine import Machine
@@ -34,6 +36,13 @@ ADDRESSES = [
     f"/v1/runs/{a_run().uuid[:8]}/results",
     "/v1/results/latest",
 ]
+
+
+def raises(error):
+    def fail(*_):
+        raise error
+
+    return fail
 
 
 def plain(answer):
@@ -134,6 +143,63 @@ def test_what_did_not_change_is_not_sent_again(path, ask):
     assert (again.status, again.body) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
     assert other.status == 200
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The bodies that were computed, where each answer is looked after whenever it is asked for."""
+    bodies, guarded = [], app._guarded
+
+    def counted(answer, media_type):
+        made = guarded(answer, media_type)
+        bodies.append(made[1])
+        return made
+
+    monkeypatch.setattr(app, "_guarded", counted)
+    monkeypatch.setattr(app, "KEPT_S", 0.0)
+    return bodies
+
+
+def test_an_answer_holds_until_somebody_writes(path, ask, computed):
+    first, again = ask("/v1/runs"), ask("/v1/runs")
+    assert (again.body, again.headers, len(computed)) == (first.body, first.headers, 1)
+
+    with open_database(str(path)) as database, database.session() as session:
+        add_record(session, a_record(a_run("another"), median_us=80.0))
+    newer = ask("/v1/runs", if_none_match=first.headers["etag"])
+
+    assert (newer.status, len(computed)) == (200, 2)
+    assert newer.body != first.body
+    assert ask("/v1/runs", if_none_match=newer.headers["etag"]).status == 304
+
+
+@pytest.mark.parametrize("version", [lambda _: None, raises(DatabaseError("it is locked"))])
+def test_where_no_version_can_be_told_an_answer_is_computed_anew(
+    computed, monkeypatch, request, version
+):
+    """Of a server, which has none, and of a file that can't be read at the moment."""
+    monkeypatch.setattr(Database, "version", version)
+    ask = request.getfixturevalue("ask")
+    statuses = [ask("/v1/status").status for _ in range(2)]
+
+    assert (statuses, len(computed)) == ([200, 200], 2)
+
+
+def test_answers_are_kept_within_bounds(ask, computed, monkeypatch):
+    size = len(ask("/v1/runs").body)
+    monkeypatch.setattr(app, "_KEPT_BYTES", size + 1)
+    ask("/v1/runs?limit=9")
+    assert ask("/v1/runs").status == 200
+
+    assert len(computed) == 3
+
+
+def test_a_question_mark_in_a_path_is_not_a_query(ask):
+    """/v1/runs%3Flimit=1? and /v1/runs?limit=1? are two addresses."""
+    asked = ask("/v1/runs?limit=1?")
+    path = ask("/v1/runs%3Flimit=1?")
+
+    assert (asked.status, path.status) == (422, 404)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "TRACE"])
