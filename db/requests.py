@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, or_, select, update
+from sqlalchemy import ColumnElement, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from db.errors import LimitError, NotFoundError, RecordError
@@ -163,19 +163,23 @@ def claim_request(
     )
 
 
-def renew_request(session: Session, uuid: str, server: str, *, until: datetime) -> bool:
-    """Lengthen a server's lease after a result; False: it was cancelled, or another has it."""
+def renew_request(
+    session: Session, uuid: str, server: str, *, until: datetime, has_result: bool = True
+) -> bool:
+    """Lengthen a server's lease; False: the request was cancelled, or another has it.
+
+    has_result: it got on since its lease began, so servers that died before don't count.
+    """
     lock_for_writing(session.connection())
-    return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until, deaths=0)
+    changes = {"deaths": 0} if has_result else {}
+    return REQUEST_LEASES.renew(session, [server], Request.uuid == uuid, until=until, **changes)
 
 
 def return_request(session: Session, uuid: str, server: str) -> None:
     """Let another server have a request at once; nothing if this one does not hold it."""
     lock_for_writing(session.connection())
     session.execute(
-        update(Request)
-        .where(Request.uuid == uuid, Request.server == server, Request.state == REQUEST_LEASES.held)
-        .values(state=QUEUED, lease_until=None)
+        update(Request).where(*_held_by(server, uuid)).values(state=QUEUED, lease_until=None)
     )
 
 
@@ -188,10 +192,10 @@ def give_request_run(session: Session, uuid: str, run_uuid: str) -> None:
     _set(session, uuid, {"run_id": run_id})
 
 
-def note_request(session: Session, uuid: str, detail: str) -> None:
-    """Say how far a request is. Raises NotFoundError."""
+def note_request(session: Session, uuid: str, server: str, detail: str) -> None:
+    """Say how far a request is; nothing if this server does not hold it."""
     lock_for_writing(session.connection())
-    _set(session, uuid, {"detail": detail})
+    session.execute(update(Request).where(*_held_by(server, uuid)).values(detail=detail))
 
 
 def finish_request(
@@ -222,6 +226,11 @@ def cancel_request(session: Session, uuid: str, *, person: str, at: datetime) ->
         raise RecordError(f"request {uuid[:8]} is {state} already: there is nothing to cancel")
     detail = f"cancelled by {person}"
     _set(session, uuid, {"state": "cancelled", "detail": detail, "finished_at": at})
+
+
+def _held_by(server: str, uuid: str) -> tuple[ColumnElement[bool], ...]:
+    held = Request.state == REQUEST_LEASES.held
+    return Request.uuid == uuid, Request.server == server, held
 
 
 def _set(session: Session, uuid: str, values: Mapping[str, Any]) -> None:

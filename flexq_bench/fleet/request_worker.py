@@ -156,13 +156,10 @@ def _bisect(
     search: Search,
 ) -> Served:
     """Search in this clone for the commit that was asked for; its line is the request's detail."""
-    steps = 0
 
     def on_step(line: str) -> None:
-        nonlocal steps
-        steps += 1
         with database.session() as session:
-            note_request(session, request.uuid, f"{steps} comparisons done, the last: {line}")
+            note_request(session, request.uuid, server, line)
 
     try:
         wanted = bisection_of(request.content)
@@ -203,7 +200,8 @@ def _comparing(
         nonlocal done
         if done >= MAX_COMPARISONS:
             raise UsageError(f"{MAX_COMPARISONS} comparisons are done, a request has no more")
-        _renew(database, request, server, COMPARISON_LEASE)
+        # Before an answer, so that a comparison that ends its server counts as its death.
+        _renew(database, request, server, COMPARISON_LEASE, has_result=done > 0)
         done += 1
         (compared,) = pool.compare(kind.gpu, repository, wanted.good, commit, [wanted.case])
         return compared
@@ -229,11 +227,18 @@ def _renewing(
     return renew
 
 
-def _renew(database: Database, request: ClaimedRequest, server: str, lease: timedelta) -> None:
+def _renew(
+    database: Database,
+    request: ClaimedRequest,
+    server: str,
+    lease: timedelta,
+    *,
+    has_result: bool = True,
+) -> None:
     """Say that this server is at it. Raises CancelledError if the request was taken back."""
     with database.session() as session:
         until = database_time(session) + lease
-        if not renew_request(session, request.uuid, server, until=until):
+        if not renew_request(session, request.uuid, server, until=until, has_result=has_result):
             raise CancelledError(f"request {request.uuid[:8]} was taken back")
 
 

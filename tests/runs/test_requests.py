@@ -180,6 +180,10 @@ def dies(database, pool, commit):
     """A server is killed: nothing of it runs any more, and its lease runs out."""
     with pytest.raises(SystemExit):
         served(database, pool, commit)
+    lapse(database)
+
+
+def lapse(database):
     with database.session() as session:
         [row] = queries.requests(session, states=("running",))
         assert REQUEST_LEASES.renew(session, [row.server], until=row.created_at)
@@ -291,6 +295,7 @@ def bisected(database, a_pool, commit, compared, monkeypatch, tmp_path):
             submit(session, request)
         return request, served(database, pool, commit)
 
+    bisect.pool = pool
     return bisect
 
 
@@ -316,6 +321,43 @@ def test_a_bisection_is_taken_back_between_two_comparisons(database, bisected, c
     _, done = bisected(COMMITS[5], compare)
 
     assert (done.state, len(asked)) == ("cancelled", 1)
+    with database.session() as session:
+        [row] = queries.requests(session)
+    assert row.detail == "cancelled by bob"
+
+
+def test_a_bisection_that_ends_three_servers_is_over(database, bisected, commit, compared):
+    """Of the commit that does it: the answer of the first comparison is in the journal."""
+
+    def killed(gpu, repository, base, head, cases):
+        if head != COMMITS[-1]:
+            raise SystemExit
+        return [compared("flexq-w6a6", 1.05)]
+
+    with pytest.raises(SystemExit):
+        bisected(COMMITS[5], killed)
+    lapse(database)
+    for _ in range(2):
+        dies(database, bisected.pool, commit)
+
+    over = served(database, bisected.pool, commit)
+    assert (over.state, over.detail) == (
+        "failed", "quarantined: 3 workers ended while they measured it"
+    )  # fmt: skip
+
+
+def test_a_bisection_that_is_stopped_goes_back(database, bisected, commit, compared):
+    answers = iter([KeyboardInterrupt()])
+
+    def stopped(*_):
+        for error in answers:
+            raise error
+        return [compared("flexq-w6a6", 1.05)]
+
+    with pytest.raises(KeyboardInterrupt):
+        bisected(COMMITS[5], stopped)
+
+    assert served(database, bisected.pool, commit).state == "done"
 
 
 def test_a_bisection_has_an_end_where_no_commit_has_an_answer(bisected, compared, monkeypatch):
