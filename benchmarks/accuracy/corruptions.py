@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import BatchEncoding
 
 from ci.accuracy_policy import AccuracyPolicy, load_accuracy_policy

@@ -255,7 +255,7 @@ def test_a_regression_is_decided_though_another_limit_lacks_data(gate):
 
 
 def test_alpha_is_shared_by_limits_and_one_past_its_limit_within_noise_is_undecided(gate):
-    """Half of it is the perplexity's, half that of the mean and of the maximum. Fidelity has none."""
+    """Half is the perplexity's, half that of the mean and of the maximum; fidelity has none."""
     limits = PLANNED + text_limit("percent = 2") + KL_ROWS + "mean = 0.02\nmax = 9\n"
     limits += '[fidelity]\ntext = "wikitext"\npercent = 1\nkl_percent = 8\n'
     found = wikitext("fp16", 0), wikitext("w6a6", 0.0001, scatter=0.001)
