@@ -111,6 +111,10 @@ def _bisect(database: Database, row: AlertRow, member: DecisionRow | None) -> No
                 st.error("Another tool measured this: there is nothing to compare commits with.")
                 return
             wanted = Bisection(case_of(of), row.good.sha, row.bad.sha)
+            for one in queries.requests(session, states=OPEN_REQUEST_STATES, requester=_name(row)):
+                if one.content == wanted.as_data():  # its comparisons take hours
+                    st.info(f"Request {one.uuid[:8]} asks for this bisection: it is {one.state}.")
+                    return
             request = bisect_request(session, wanted, requester=_name(row), gpu=of.gpu)
         write_request(request)
     except (FlexqError, WorkloadError, KernelError, DatabaseError) as error:
