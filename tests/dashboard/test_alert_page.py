@@ -56,7 +56,11 @@ def fill(app: AppTest, *, state: str | None = None, note: str = "", person: str 
         next(box for box in app.selectbox if box.label == "State").set_value(state)
     app.text_area[0].set_value(note)
     app.text_input[0].set_value(person)
-    app.button[0].click().run()
+    return save(app)
+
+
+def save(app: AppTest) -> AppTest:
+    next(button for button in app.button if button.label == "Save").click().run()
     assert not app.exception, app.exception
     return app
 
@@ -345,7 +349,7 @@ def test_who_fills_in_the_form_meanwhile_is_told_and_keeps_the_words(alerted, op
     assert app.text_area[0].value == "on it"
     assert "Bo" in table(app, of="by")["by"].tolist()
 
-    app.button[0].click().run()
+    save(app)
 
     assert alert_of(alerted).note == "on it"
 
