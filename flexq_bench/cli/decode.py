@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -170,7 +171,8 @@ def decode(
     from flexq_bench.cli.measuring import backend_of
     from flexq_bench.decode.case import Setup
     from flexq_bench.decode.checkpoint_cache import CalibrationText
-    from flexq_bench.decode.runs import Serving
+    from flexq_bench.decode.measurement import cases_of
+    from flexq_bench.decode.runs import Serving, serving_cases
     from flexq_bench.fleet import device_name
     from flexq_bench.measure.device import find_device
     from flexq_bench.runs.result_files import ResultFiles
@@ -197,10 +199,6 @@ def decode(
     files = ResultFiles(as_json)
     # All that may be wrong is read before a model is quantized, which takes minutes.
     find_device(where)
-    sizes = split_sizes(batch) or (), prompt, split_sizes(new) or ()
-    wanted = Serving(
-        split_sizes(batch_limit) or (), memory_gib, requests, longest, lengths, step_tokens
-    )
     setup = Setup(
         model,
         schemes,
@@ -209,8 +207,17 @@ def decode(
         processes or (3 if where.startswith("cuda") else 1),
         seed,
         tuning_of(no_tune=no_tune, retune=retune),
-        quantized(model, schemes, where, seed, text),
     )
     if serve:
-        raise typer.Exit(decoding.serve(setup, wanted, resume, db, files))
-    raise typer.Exit(decoding.decode(setup, *sizes, resume, db, files))
+        limits = split_sizes(batch_limit) or ()
+        wanted = Serving(limits, memory_gib, requests, longest, lengths, step_tokens)
+        servings = serving_cases(setup, wanted)
+        capacity = servings[0].capacity
+    else:
+        decodes = cases_of(setup, split_sizes(batch) or (), prompt, split_sizes(new) or ())
+        capacity = min(case.capacity for case in decodes)
+    checkpoints = quantized(model, schemes, where, seed, text, capacity=capacity)
+    setup = replace(setup, checkpoints=checkpoints)
+    if serve:
+        raise typer.Exit(decoding.serve(setup, servings, resume, db, files))
+    raise typer.Exit(decoding.decode(setup, decodes, resume, db, files))

@@ -12,7 +12,7 @@ import typer
 
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.cli.output import console, say
-from flexq_bench.decode.architecture import of_catalog, of_config
+from flexq_bench.decode.architecture import check_capacity, of_catalog, of_config
 from flexq_bench.decode.case import FULL_PRECISION, CachedScheme, check_cache, read_scheme
 from flexq_bench.decode.checkpoint_cache import CalibrationText, CheckpointCache, key_of
 from flexq_bench.decode.rounded_weights import runnable_formats
@@ -71,26 +71,36 @@ def quantized(
     device: str,
     seed: int,
     calibration: CalibrationText | None,
+    *,
+    capacity: int,
 ) -> dict[str, str]:
     """Folder of the checkpoint of each scheme; none for fp16, random weights and checkpoints.
 
     Each is quantized by `flexq-bench quantize`, in a process of its own that leaves no memory in
-    use, unless it was before. Raises UsageError, before anything is quantized, for a scheme without
-    a kernel or without the calibration data that it needs.
+    use, unless it was before. capacity: tokens of the shortest sequence. Raises UsageError, before
+    anything is quantized, for a scheme without a kernel or without the calibration data that it
+    needs, and where every sequence is longer than the model's context.
     """
     if is_a_checkpoint(model):
         return {}
     path, catalog = Path(model), load_catalog()
     chosen = {of.scheme: resolve(of.scheme) for of in schemes if of.scheme != FULL_PRECISION}
     if model in catalog:
+        architecture = of_catalog(catalog[model])
+        check_capacity(capacity, architecture.dimensions.context, model)
         for scheme in chosen.values():
-            runnable_formats(scheme, of_catalog(catalog[model]))
+            runnable_formats(scheme, architecture)
         return {}
-    if not is_there(path) or not chosen:
+    if not is_there(path):
         return {}
     files = model_at(path)
+    if files.gguf is None:  # of a GGUF file it is known when it has been read
+        architecture = of_config(files.config(), files.name)
+        check_capacity(capacity, architecture.dimensions.context, model)
+        for scheme in chosen.values():
+            runnable_formats(scheme, architecture)
     for scheme in chosen.values():
-        _check(scheme, files, calibration)
+        _check_calibration(scheme, calibration)
     cache = CheckpointCache()
     return {
         name: str(_checkpoint(cache, files, model, scheme, device, seed, calibration))
@@ -98,9 +108,7 @@ def quantized(
     }
 
 
-def _check(scheme: Scheme, files: ModelFiles, calibration: CalibrationText | None) -> None:
-    if files.gguf is None:  # of a GGUF file it is known when it has been read
-        runnable_formats(scheme, of_config(files.config(), files.name))
+def _check_calibration(scheme: Scheme, calibration: CalibrationText | None) -> None:
     if scheme.needs_calibration and calibration is None:
         raise UsageError(
             f"{scheme.name}: calibration data are needed: give --calibration FILE, or the name of "

@@ -13,14 +13,13 @@ from db.records import RunInfo
 from flexq_bench.cli.output import console, say, show_whole
 from flexq_bench.cli.progress import progress
 from flexq_bench.decode import report
-from flexq_bench.decode.case import Setup
-from flexq_bench.decode.measurement import cases_of, count_lacking
+from flexq_bench.decode.case import DecodeCase, Setup
+from flexq_bench.decode.measurement import count_lacking
+from flexq_bench.decode.records import ServingCase
 from flexq_bench.decode.runs import (
-    Serving,
     measure_decodes,
     measure_servings,
     run_to_measure,
-    serving_cases,
     stored_decodes,
     stored_servings,
 )
@@ -37,15 +36,12 @@ log = logging.getLogger(__name__)
 
 def decode(
     setup: Setup,
-    batches: tuple[int, ...],
-    prompt_tokens: int,
-    new_tokens: tuple[int, ...],
+    cases: Sequence[DecodeCase],
     resume: str | None,
     db: str | None,
     files: ResultFiles,
 ) -> int:
     """Decode every case, and say how the schemes compare; the exit code."""
-    cases = cases_of(setup, batches, prompt_tokens, new_tokens)
     wanted = {case.key: setup.wanted(case) for case in cases}
     keys = list(wanted)
     records: dict[str, DecodeRecord] = {}
@@ -75,10 +71,13 @@ def decode(
 
 
 def serve(
-    setup: Setup, wanted: Serving, resume: str | None, db: str | None, files: ResultFiles
+    setup: Setup,
+    cases: Sequence[ServingCase],
+    resume: str | None,
+    db: str | None,
+    files: ResultFiles,
 ) -> int:
     """Serve the same requests under every scheme and batch limit; the exit code."""
-    cases = serving_cases(setup, wanted)
     records: dict[str, ServingRecord] = {}
     keys = [case.key(setup) for case in cases]
 

@@ -56,6 +56,15 @@ class Architecture:
         return torch.stack([angles.cos(), angles.sin()], dim=-1).to(device)
 
 
+def check_capacity(capacity: int, context: int, model: str) -> None:
+    """Raise UsageError if sequences are longer than the model's context."""
+    if capacity > context:
+        raise UsageError(
+            f"{model} has a context of {context} tokens, and prompt and answer make {capacity}: "
+            "ask for fewer"
+        )
+
+
 def of_catalog(model: ModelSpec) -> Architecture:
     """A model of the catalog. Its eps and angles don't matter to speed: those of LLaMA.
 

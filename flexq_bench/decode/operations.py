@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from flexq_bench.decode import profile
+from flexq_bench.decode.architecture import check_capacity
 from flexq_bench.decode.case import check_cache, open_model
 from flexq_bench.decode.decoder import Model
 from flexq_bench.decode.engine import Engine
@@ -259,12 +260,3 @@ class DecodeWorkerOperations:
             return None
         torch.cuda.synchronize(self.device)
         return self._nvml.energy_j()
-
-
-def check_capacity(capacity: int, context: int, model: str) -> None:
-    """Raise UsageError if sequences are longer than the model's context."""
-    if capacity > context:
-        raise UsageError(
-            f"{model} has a context of {context} tokens, and prompt and answer make {capacity}: "
-            "ask for fewer"
-        )

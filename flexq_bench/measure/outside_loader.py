@@ -23,6 +23,7 @@ from kernels.errors import SourceError
 from kernels.outside.described import spec_as_plain
 from kernels.outside.loading import load
 from kernels.outside.sources import KernelSource
+from workloads.patterns import matches
 
 
 class Loader:
@@ -34,18 +35,24 @@ class Loader:
         specs = [spec_as_plain(kernel.spec) for kernel in loaded.kernels]
         return {"specs": specs, "printed": loaded.printed}
 
-    def machine_code(self, source: str, targets: list[str], out: str) -> dict[str, Any]:
+    def machine_code(
+        self, source: str, targets: list[str], out: str, patterns: list[str] | None
+    ) -> dict[str, Any]:
         """Cubins of the kernels that tell of one, as files in `out`; of others why they don't
-        compile. Raises SourceError."""
+        compile; the labels of all. patterns: of the labels to compile; None: all of them. Raises
+        SourceError."""
+        loaded = load(KernelSource.of_argument(source)).kernels
+        kernels = [kernel for kernel in loaded if kernel.spec.backend != "cpu"]
         compiled: list[dict[str, str]] = []
-        for kernel in load(KernelSource.of_argument(source)).kernels:
-            if kernel.spec.backend == "cpu":
+        for kernel in kernels:
+            label = kernel.spec.label
+            if patterns is not None and not any(matches(one, label) for one in patterns):
                 continue
             for target in targets:
                 with suppress(_NoCodeError):
-                    answer = {"kernel": kernel.spec.label, "target": target}
+                    answer = {"kernel": label, "target": target}
                     compiled.append(answer | _compiled(kernel, target, Path(out)))
-        return {"compiled": compiled}
+        return {"compiled": compiled, "labels": [kernel.spec.label for kernel in kernels]}
 
 
 class _NoCodeError(Exception):

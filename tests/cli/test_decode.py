@@ -179,6 +179,12 @@ def test_what_can_not_be_is_one_line_and_a_usage_error(
     too_long = cli("decode", str(model), "--scheme", "fp16", "--new", "999", "--backend", "cpu")
     assert (too_long.code, "context of 256 tokens" in too_long.error) == (2, True)
 
+    # With a scheme that would be quantized first, which takes minutes for a large model.
+    lengths = ("--serve", "--lengths", str(tmp_path / "missing.csv"))
+    missing = cli("decode", str(model), "--scheme", "flexq-w6ax", *lengths, "--backend", "cpu")
+    assert (missing.code, "missing.csv" in missing.error) == (2, True)
+    assert "quantized" not in missing.err
+
 
 def record(token_ms: float, parts: dict[str, float], **given: object) -> DecodeRecord:
     listed = tuple({"part": name, "count": 1, "us": us} for name, us in parts.items())

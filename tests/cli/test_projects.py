@@ -262,15 +262,17 @@ def test_a_static_gate_compares_the_machine_code_that_kernels_of_a_project_tell_
         git(root, "commit", "-q", "--allow-empty", "-m", tag)
         git(root, "tag", tag)
 
-    def gate(head):
+    def gate(head, *more):
         static = ("gate", "static", "--project", str(root), "--base", "base", "--head", head)
-        return cli(*static, "--targets", "sm_90", "--json", str(report))
+        return cli(*static, "--targets", "sm_90", "--json", str(report), *more)
 
     assert gate("same").code == 0
     spills = gate("spills")
     assert spills.code == 1, spills.err
     assert "acme.fast" in spills.out
     assert gate("breaks").code == 4
+    unknown = gate("breaks", "--kernels", "acme.slow")
+    assert (unknown.code, "there is acme.fast" in unknown.error) == (2, True)
 
 
 @pytest.mark.slow  # 30 nights

@@ -129,9 +129,13 @@ def compare_revisions(
             ),
             strict=True,
         )
+        # Before builds are listed, which takes many times as long.
+        labels = [label for revision in revisions for label in revision.labels()]
+        check_patterns("kernel", patterns or (), labels)
         listed = [revision.builds() for revision in revisions]
         old, new = (chosen_builds(builds, patterns) for builds in listed)
-        check_patterns(patterns or (), [build for builds in listed for build in builds])
+        with_code = [label for builds in listed for build in builds for label in _labels(build)]
+        check_patterns("kernel with code of ours", patterns or (), with_code)
         out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         return comparison_of_builds(
             names, (old, new), targets, lambda work: _compile(revisions, work, out, on_progress)
@@ -242,12 +246,12 @@ def _labels(listed: ListedBuild) -> tuple[str, ...]:
     return (*listed.kernels, *listed.default_of)
 
 
-def check_patterns(patterns: Sequence[str], builds: Iterable[ListedBuild]) -> None:
-    """Raise UsageError for a pattern that no kernel matches."""
-    labels = sorted({label for build in builds for label in _labels(build)})
+def check_patterns(kind: str, patterns: Sequence[str], labels: Iterable[str]) -> None:
+    """Raise UsageError for a pattern that no label matches. kind: of what they are."""
+    known = sorted(set(labels))
     for pattern in patterns:
-        if not any(matches(pattern, label) for label in labels):
-            raise UsageError(unknown("kernel with code of ours", pattern, labels))
+        if not any(matches(pattern, label) for label in known):
+            raise UsageError(unknown(kind, pattern, known))
 
 
 def _compile(

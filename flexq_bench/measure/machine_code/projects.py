@@ -14,7 +14,6 @@ from flexq_bench.measure.machine_code.comparison import (
     OnProgress,
     RevisionComparison,
     check_patterns,
-    chosen_builds,
     comparison_of_builds,
 )
 from flexq_bench.measure.machine_code.revision_builds import Compiled, ListedBuild
@@ -45,14 +44,17 @@ def compare_project_code(
     """
     with ExitStack() as stack:
         codes = []
+        labels: list[str] = []
         for at, one in enumerate((base, head)):
-            codes.append(_compiled(stack, project, one, targets, is_trusted=at == 0))
+            found, compiled = _compiled(stack, project, one, targets, patterns, is_trusted=at == 0)
+            labels += found
+            codes.append(compiled)
             on_progress(at + 1, 2)
+        check_patterns("kernel", patterns or (), labels)
         old, new = ({c.build.build.name: c.build for c in side.values()} for side in codes)
-        check_patterns(patterns or (), (*old.values(), *new.values()))
         return comparison_of_builds(
             (_name(base), _name(head)),
-            (chosen_builds(old.values(), patterns), chosen_builds(new.values(), patterns)),
+            (old, new),
             targets,
             lambda _work: (codes[0], codes[1]),
         )
@@ -67,14 +69,17 @@ def _compiled(
     project: Project,
     revision: ProjectRevision,
     targets: Sequence[str],
+    patterns: Sequence[str] | None,
     *,
     is_trusted: bool,
-) -> dict[tuple[str, str], Compiled]:
-    """What each kernel compiles to, by label and target; of a head nobody keeps anything."""
+) -> tuple[list[str], dict[tuple[str, str], Compiled]]:
+    """The labels of all kernels, and what each that matches a pattern compiles to, by label and
+    target; of a head nobody keeps anything."""
     variables = None if is_trusted else stack.enter_context(clean_environment())
     built = built_tree(project, revision.checkout, variables=variables)
     out = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     answers: list[dict[str, str]] = []
+    labels: list[str] = []
     for source in built.sources:
         name = f"{revision.commit.sha[:10]} {Path(source.place).name}"
         environment = built.environment(variables)
@@ -87,10 +92,12 @@ def _compiled(
                     source=source.argument,
                     targets=list(targets),
                     out=str(out),
+                    patterns=patterns if patterns is None else list(patterns),
                 )
             except RefusedError as error:
                 raise InfrastructureError(str(error)) from error
         answers += reply["compiled"]
+        labels += reply["labels"]
     by_label: dict[str, list[dict[str, str]]] = {}
     for answer in answers:
         by_label.setdefault(answer["kernel"], []).append(answer)
@@ -108,4 +115,4 @@ def _compiled(
             code = (out / answer["code"]).read_bytes() if "code" in answer else None
             cubin = None if code is None else Cubin(label, target, code)
             compiled[label, target] = Compiled(build, target, cubin, answer.get("error", ""))
-    return compiled
+    return labels, compiled

@@ -48,23 +48,28 @@ class Compiled:
 
 
 class Revision:
-    """A revision's process: it lists its builds once, then compiles once what `start` is given."""
+    """A revision's process: it lists its labels, then its builds, then compiles what `start` is
+    given; each once."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self.name = process.name
         self._process = process
-        # Before anybody waits for it: two revisions list their builds at the same time.
-        process.send("list_builds", shapes=[[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
+        # Before anybody waits for it: two revisions import their packages at the same time.
+        process.send("list_labels")
         self._builds: tuple[ListedBuild, ...] = ()
         self._work: tuple[tuple[ListedBuild, str], ...] = ()
         self._out = process.tree
 
+    def labels(self) -> tuple[str, ...]:
+        """Labels of its CUDA kernels, in seconds; it goes on to list their builds, which takes
+        longer. Raises InfrastructureError if it can't list them."""
+        labels = tuple(self._listing("kernels")["labels"])
+        self._process.send("list_builds", shapes=[[g.m, g.n, g.k] for g in DEFAULT_SHAPES])
+        return labels
+
     def builds(self) -> tuple[ListedBuild, ...]:
-        """Every build of every CUDA kernel. Raises InfrastructureError if it can't list them."""
-        listing = self._process.receive()
-        if "error" in listing:
-            raise InfrastructureError(f"{self.name} can't list its builds: {listing['error']}")
-        described = enumerate(listing["builds"])
+        """Every build of every CUDA kernel; after `labels`. Raises as that."""
+        described = enumerate(self._listing("builds")["builds"])
         self._builds = tuple(self._listed(index, build) for index, build in described)
         return self._builds
 
@@ -87,6 +92,12 @@ class Revision:
             else:
                 code = (self._out / answer["code"]).read_bytes()
                 yield Compiled(build, target, Cubin(build.build.source, target, code))
+
+    def _listing(self, what: str) -> dict[str, Any]:
+        listing = self._process.receive()
+        if "error" in listing:
+            raise InfrastructureError(f"{self.name} can't list its {what}: {listing['error']}")
+        return listing
 
     def _listed(self, index: int, described: dict[str, Any]) -> ListedBuild:
         block = described["block"]

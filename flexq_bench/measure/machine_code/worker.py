@@ -2,8 +2,9 @@
 
 Run as a script by its path, so that nothing but the standard library and the packages of the
 revision are imported: `worker.py FOLDER`, FOLDER the revision's checkout. Requests and replies have
-the form of flexq_bench.measure.worker_messages, and two operations:
+the form of flexq_bench.measure.worker_messages, and three operations:
 
+    list_labels. One reply, sooner than that of list_builds: {"labels": [...]} or {"error": ...}.
     list_builds, shapes: [[m, n, k], ...]. One reply: {"builds": [...]} or {"error": ...}.
     compile, out: FOLDER, work: [[index, target], ...]. A reply for each item, {"index", "target",
     "code": file name} or {"index", "target", "error"}; indices are those of the list.
@@ -32,10 +33,14 @@ def main(folder: str) -> None:
     replies: Iterable[dict[str, Any]]
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "list_builds":
+        if request["do"] in ("list_labels", "list_builds"):
             try:
-                builds = _builds(Path(folder), request["shapes"])
-                replies = [{"builds": [_described(*item) for item in builds.items()]}]
+                registry = _registry(Path(folder))
+                if request["do"] == "list_labels":
+                    replies = [{"labels": list(registry.labels("cuda"))}]
+                else:
+                    builds = _builds(registry, request["shapes"])
+                    replies = [{"builds": [_described(*item) for item in builds.items()]}]
             except Exception as error:
                 text = " ".join(str(error).split())
                 replies = [{"error": f"{type(error).__name__}: {text}"}]
@@ -47,13 +52,19 @@ def main(folder: str) -> None:
             answers.write(json.dumps({"id": request["id"], "reply": reply}) + "\n")
 
 
-def _builds(folder: Path, shapes: list[list[int]]) -> dict[Any, dict[str, list[str]]]:
-    """Each build with the kernels that have it, and with those of which it is the default."""
+def _registry(folder: Path) -> Any:
+    """The revision's module of kernels."""
     from kernels import registry
-    from workloads.gemm import GemmWorkload
 
     if not Path(registry.__file__).is_relative_to(folder):
         raise ImportError(f"kernels was imported from {registry.__file__}, not from {folder}")
+    return registry
+
+
+def _builds(registry: Any, shapes: list[list[int]]) -> dict[Any, dict[str, list[str]]]:
+    """Each build with the kernels that have it, and with those of which it is the default."""
+    from workloads.gemm import GemmWorkload
+
     builds: dict[Any, dict[str, list[str]]] = {}
     for label in registry.labels("cuda"):
         kernel = registry.resolve(label, "cuda")
