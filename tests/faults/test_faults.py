@@ -24,7 +24,7 @@ from flexq_bench.errors import UsageError
 from flexq_bench.exit_codes import INTERRUPTED, ExitCode
 from flexq_bench.runs.resume import read_unfinished
 from tests.faults.conftest import OURS, Bench, Launcher
-from tests.faults.fleet_process import COMMIT
+from tests.faults.fleet_process import COMMIT, TIMES
 from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.timeout(180)
@@ -101,16 +101,22 @@ def test_records_that_cannot_be_stored(bench):
 
 
 def test_resume_beside_a_live_fleet(bench):
-    pid, _ = under_way(bench)
-    with open_database(bench.direct) as database:
-        refused = 0
-        with suppress(UsageError):
-            read_unfinished(database, bench.run, None, COMMIT, repetitions=False)
-            refused -= 1
-        refused += 1
+    # So slow that the run is not over when it is looked at, and stopped, so that it stays so.
+    pid, _ = under_way(bench, seconds=0.2)
+    os.kill(pid, signal.SIGSTOP)
+    said = []
+    try:
+        with open_database(bench.direct) as database:
+            for pause_s in (0.0, TIMES.lease + 0.5):  # with leases, and after they ran out
+                time.sleep(pause_s)
+                with pytest.raises(UsageError) as refused:
+                    read_unfinished(database, bench.run, None, COMMIT, repetitions=False)
+                said.append(str(refused.value))
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
+    assert f"process {pid} on this host measures run" in said[1]
     assert bench.wait(pid) == ExitCode.PASS
-    assert refused == 1, "a run under leases of a fleet was offered to another process"
     bench.check()
 
 

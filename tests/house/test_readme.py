@@ -28,7 +28,7 @@ FEW = "--kernels cublas-fp16 --m 1"
 NARROWED = {
     "run smoke": FEW,
     "run paper-fig10": f"{FEW} --layers o_proj",
-    "sweep --m": "--m 1 --n 64 --k 64",
+    "sweep --m 1": "--m 1 --n 64 --k 64",  # not --model
     "sweep --model": f"{FEW} --layers o_proj",
     "sweep --like": "--kernels cublas-fp16",
     "sweep --kernels-from": "--n 64 --k 64",
