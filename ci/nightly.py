@@ -10,8 +10,8 @@ import logging
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,9 +102,11 @@ def measure_night(
     commit: CommitInfo,
     rules: Rules,
     *,
-    on_record: OnRecord,
+    progress: Callable[[int], AbstractContextManager[OnRecord]],
 ) -> list[NightInfo]:
     """Measure what the night still lacks on the kinds that are there; the nights begun or gone on.
+
+    progress: given the number of cases that are to come, what is called with each result.
 
     A kind that is done at this commit is left as it is. Kinds that earlier nights had and that are
     gone become runs without a device.
@@ -130,7 +132,8 @@ def measure_night(
                 Work(run, kind.gpu, tuple(case for case in plan.cases if case.key in missing))
             )
         if planned:
-            pool.measure(planned, on_record)
+            with progress(sum(len(work.cases) for work in planned)) as on_record:
+                pool.measure(planned, on_record)
     measured = {one.run.info.uuid for one in planned}
     for info in nights:
         if info.run in measured:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -125,7 +125,14 @@ class Bench:
         commit = current_commit()
         pool.repeat = repeat
         try:
-            begun = measure_night(self._database, pool, suite, commit, rules, on_record=on_record)
+            begun = measure_night(
+                self._database,
+                pool,
+                suite,
+                commit,
+                rules,
+                progress=lambda _: nullcontext(on_record),
+            )
             if gpus > 1 and repeat == 1:
                 reports = [conclude(self._database, pool, info, commit, rules) for info in begun]
                 self.summary.setdefault("reports", []).extend(map(asdict, reports))

@@ -93,13 +93,22 @@ def bisect(
     if fresh:
         journal.forget()
     out = console(stderr=as_json)
+    # The ends and a binary search between them; more, where commits are skipped.
+    left = 1 + (len(commits) - 1).bit_length()
 
     def compare(commit: str) -> CaseComparison:
-        with progress(rules.blocks_at_first) as on_block:
+        nonlocal left
+        with progress(rules.blocks_at_first * left) as on_block:
             (compared,) = by(
                 first, commit, [case], device=name, seed=seed, rules=rules, on_block=on_block
             )
+        left = max(left - 1, 1)
         return compared
+
+    def resumed(count: int) -> None:
+        nonlocal left
+        left = max(left - count, 1)
+        say(out, f"going on with {count} answers of an interrupted search")
 
     try:
         report = find_change(
@@ -109,9 +118,7 @@ def bisect(
             compare,
             journal,
             on_step=lambda step: say(out, reports.step_line(step)),
-            on_resume=lambda count: say(
-                out, f"going on with {count} answers of an interrupted search"
-            ),
+            on_resume=resumed,
         )
     except KeyboardInterrupt:
         say(console(stderr=True), "interrupted: the same command goes on where this one was")

@@ -116,6 +116,7 @@ def nightly(
     from flexq_bench.cli.measuring import backend_of, progress
     from flexq_bench.cli.output import console, say
     from flexq_bench.cli.outside import code_with_failures, use_kernels_from, with_outside
+    from flexq_bench.cli.progress import progress as shown_progress
     from flexq_bench.cli.project import refuse_beside_project, use_project
     from flexq_bench.fleet import PoolOptions, open_pool
     from flexq_bench.interrupts import ended_by_terminate
@@ -161,12 +162,16 @@ def nightly(
         rules = Rules(name, repository, canaries, comparisons, alerting=alert)
         told_as = chosen.name if opened is None else f"{opened.project.name} {chosen.name}"
         try:
-            with open_pool(database, options, commit) as pool, progress(None) as advance:
+            with open_pool(database, options, commit) as pool:
                 present = [kind.gpu for kind in pool.kinds]
-                nights = measure_night(database, pool, chosen, commit, rules, on_record=advance)
+                nights = measure_night(database, pool, chosen, commit, rules, progress=progress)
                 if opened is None:
                     _remember_releases(database, rules.repository)
-                reports = [conclude(database, pool, info, commit, rules) for info in nights]
+                reports = []
+                with shown_progress("comparing", len(nights)) as bar:
+                    for info in nights:
+                        reports.append(conclude(database, pool, info, commit, rules))
+                        bar.advance(f"comparing: {info.gpu}")
             if opened is None:  # a gap of a project is filled by a night at its commit
                 _backfill(database, options, db, chosen.name, present, rules, backfill)
             _conclude_all(database, name, told_as, reports, alerting=alert)

@@ -37,6 +37,7 @@ from workloads.case import Case
 
 _STEP_S = 0.5  # at most between two exchanges: what is due by the clock is not later than this
 _LOOK_S = 1.0  # between two looks at jobs that another coordinator holds
+_LOOK_REST = 20  # further times what a look took
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +100,7 @@ class Coordinator:
         self._choices: dict[tuple[str, str], list[ChoiceInfo]] = {}
         self._returning: dict[int, tuple[Job, ReadyWorker]] = {}
         self._elsewhere = False  # another coordinator holds leases on jobs of these works
+        self._is_outdated = False  # a job of the backlog was another coordinator's, or done
         self._next_beat = self._next_look = 0.0
 
     @property
@@ -278,7 +280,7 @@ class Coordinator:
             elif flushed is None:
                 self._kinds[assigned.ready.gpu].backlog.put_back(job)
             else:
-                self._elsewhere = True
+                self._elsewhere = self._is_outdated = True
         if flushed is None:
             return
         for record in flushed.stored.values():
@@ -360,17 +362,19 @@ class Coordinator:
         return (
             self._elsewhere
             and self._clock() >= self._next_look
-            and not any(kind.backlog for kind in self._kinds.values())
+            # Else each job that another one has done meanwhile would cost an exchange.
+            and (self._is_outdated or not any(kind.backlog for kind in self._kinds.values()))
         )
 
     def _look(self) -> None:
         """Read which jobs are open: those that nobody holds become the backlog."""
-        self._next_look = self._clock() + _LOOK_S
+        began = self._clock()
+        self._next_look = began + _LOOK_S
         ours = {assigned.job.id for assigned in self._assigned.values() if assigned.job}
         ours |= self._returning.keys() | self._buffer.unwritten_jobs
         now = self._buffer.read(database_time)
         waiting: dict[str, list[Job]] = {gpu: [] for gpu in self._kinds}
-        self._elsewhere = False
+        self._elsewhere = self._is_outdated = False
         for uuid, work in self._works.items():
             rows = self._buffer.read(
                 partial(queries.jobs_of, run_uuid=uuid, states=OPEN_JOB_STATES)
@@ -389,6 +393,7 @@ class Coordinator:
                 waiting[work.gpu].append(Job(row.id, uuid, case, row.repetition, expected))
         for gpu, jobs in waiting.items():
             self._kinds[gpu].backlog = Backlog(jobs)
+        self._next_look += _LOOK_REST * (self._clock() - began)  # of 100,000 jobs it takes long
 
     def _is_over(self) -> bool:
         held = any(assigned.job for assigned in self._assigned.values())

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from test_nightly import SUITE, MadePool
+from test_nightly import SUITE, MadePool, unseen
 
 from ci.nightly import Rules, conclude, measure_night
 from db import queries
@@ -25,7 +25,7 @@ def a_night(database, commits, sha, compared):
         commit = replace(commits[sha(order)], sha=name, project=project)
         pool = MadePool(database, commit, compared, us=us, gpus=(gpu,))
         rules = Rules(f"2025-11-{order:02}", None, canaries=0, candidates=0)
-        nights = measure_night(database, pool, SUITE, commit, rules, on_record=lambda record: None)
+        nights = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
         [report] = [conclude(database, pool, info, commit, rules) for info in nights]
         return report
 

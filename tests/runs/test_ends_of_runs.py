@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +110,12 @@ def measured_on_a_cluster(where, end):
 def measured_by_a_nightly_run(where, end):
     rules = Rules("2025-11-01", None)
     measure_night(
-        where.database, OneKind(end), SMALL, where.commit, rules, on_record=lambda record: None
+        where.database,
+        OneKind(end),
+        SMALL,
+        where.commit,
+        rules,
+        progress=lambda total: nullcontext(lambda record: None),
     )
 
 
