@@ -33,12 +33,8 @@ from workloads.suite import Group, Shape, Suite
 SUITE = Suite("made", "", "", (Group(("flexq-w6a6",), (1,), (Shape(256, 256, "o_proj"),)),))
 KEY = "flexq-w6a6 gemm cold m1n256k256"
 IDENTITY = (
-    "protocol_version",
-    "input_distribution",
-    "kernel_version",
-    "weight_bits",
-    "act_bits",
-    "group",
+    *("protocol_version", "input_distribution", "kernel_version"),
+    *("weight_bits", "act_bits", "group"),
 )
 
 
@@ -67,8 +63,7 @@ class MadePool:
             for case in one.cases:
                 self.measured.append((one.gpu, case.key))
                 machine = self.machine(one.gpu)
-                series = machine.series_of(case)  # as that of its verdicts
-                identity = {name: series[name] for name in IDENTITY}
+                identity = {name: machine.series_of(case)[name] for name in IDENTITY}
                 found = Measured("ok", "", 0, median_us=self.us, **identity)
                 record = build_record(case, found, one.run.info, self.commit, machine.device, {})
                 one.run.add(record)
@@ -101,8 +96,8 @@ def a_night(database, commits, sha, compared, monkeypatch):
         commit = commits[sha(order)]
         pool = pool or MadePool(database, commit, compared, us, gpus)
         rules = Rules(name or f"2025-11-{order:02}", Path(), canaries=canaries, **options)
-        nights = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
-        return pool, [conclude(database, pool, info, commit, rules) for info in nights]
+        infos = measure_night(database, pool, SUITE, commit, rules, progress=unseen)
+        return pool, [conclude(database, pool, info, commit, rules) for info in infos]
 
     return run
 
