@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from flexq_bench.stats.log_series import Floats, Ints
+from flexq_bench.stats.log_series import SAME_VALUE, Floats, Ints
 from flexq_bench.stats.modes import Modes, find_modes
 from flexq_bench.stats.segments import SHORTEST_SEGMENT, Segment
 from flexq_bench.stats.steps import (
@@ -145,7 +145,9 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
-    if usable.size < FEWEST_POINTS or float(np.ptp(usable)) == 0:
+    if usable.size < FEWEST_POINTS:
+        return LevelModel(size)
+    if float(np.ptp(usable)) <= SAME_VALUE * float(np.abs(usable).max()):
         return LevelModel(size)
     scaled, scale = _scaled(usable)
     modes = find_modes(scaled, least_noise=rules.smallest / 5)

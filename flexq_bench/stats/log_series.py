@@ -15,7 +15,8 @@ SCALE_FLOOR = 0.002
 SPIKE_SIGMAS = 5.0
 _SPIKE_WINDOW = 5  # a median of 5 passes a step unchanged and no run of 1 or 2 values
 MAX_AUTOCORRELATION = 0.8
-_SAME_VALUE = 1e-12  # of the largest one: nearer values differ by rounding of their arithmetic
+SAME_VALUE = 1e-12  # of the largest one: nearer values differ by rounding of their arithmetic
+_RETURNS = 2  # runs of each value, on average, from which on values are rounded
 _TRIMMED_TO_SIGMA = 1.263  # of a Gaussian without its largest tenth
 
 
@@ -61,11 +62,16 @@ def without_spikes(logs: Floats, sigma: float | None = None) -> Floats:
 def resolution_scale(values: Floats) -> float:
     """Sigma of rounding: values [n] are known no better than their smallest distance tells.
 
-    Of a uniform error of one tick, its width over sqrt(12).
+    Of a uniform error of one tick, its width over sqrt(12). 0 where values don't return again and
+    again: those of a few steady levels tell how far levels are apart, and nothing of a tick.
     """
-    distinct = np.diff(np.unique(values))
-    distinct = distinct[distinct > _SAME_VALUE * float(np.abs(values).max())]
-    return float(distinct.min()) / float(np.sqrt(12)) if distinct.size else 0.0
+    same = SAME_VALUE * float(np.abs(values).max())
+    ticks = np.diff(np.sort(values))
+    ticks = ticks[ticks > same]
+    runs = 1 + int(np.count_nonzero(np.abs(np.diff(values)) > same))
+    if not ticks.size or runs <= _RETURNS * (ticks.size + 1):
+        return 0.0
+    return float(ticks.min()) / float(np.sqrt(12))
 
 
 def difference_scale(logs: Floats, *, floor: float = SCALE_FLOOR / 2) -> float:

@@ -88,6 +88,8 @@ def _hop(values: Floats, floor: float) -> tuple[float, float] | None:
         return None
     least = _between_two_classes(size)
     large = size > least
+    if not large.any():
+        return None
     small = size[~large]
     noise = max(float(np.sqrt(np.mean(small * small))), 2 * floor)
     gap = float(np.median(size[large]))

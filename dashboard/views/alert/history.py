@@ -20,6 +20,7 @@ from db.engine import Session
 from db.queries import AlertRow, DecisionRow, HistoryPoint, SeriesName
 from flexq_bench.stats import change_points
 from flexq_bench.stats.level_model import FEWEST_POINTS
+from flexq_bench.stats.steps import HISTORY_RULES
 
 _ALIKE = (
     *("kernel", "kernel_version", "variant", "backend", "stage", "cache", "metric", "unit"),
@@ -78,7 +79,7 @@ def _change_points(frame: pd.DataFrame) -> list[_Step]:
     steps = []
     for _, part in frame.groupby("epoch", sort=False):
         rows = part.reset_index(drop=True)
-        for change in change_points(rows["value"].to_numpy()):
+        for change in change_points(rows["value"].to_numpy(), HISTORY_RULES):
             row = rows.iloc[change.index]
             steps.append(
                 _Step(int(row["place"]), str(row["commit"]), change.relative_change, change.p_value)
