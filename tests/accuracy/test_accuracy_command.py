@@ -54,6 +54,7 @@ def test_a_record_says_what_its_number_depends_on(accuracy, stored):
         "a_bits": 6,
         "group": 128,
         "kv_bits": 16,
+        "per_token": False,
     }
     assert record.parameters["observed"]["tokens_per_s"] > 0
     assert record.environment["transformers"]
@@ -160,15 +161,15 @@ def test_two_texts_of_one_name_are_a_mistake(accuracy, tiny_llama):
 def test_an_architecture_without_a_layer_map_is_refused(accuracy, tmp_path, tiny_llama):
     import shutil
 
-    from transformers import GPT2Config, GPT2LMHeadModel
+    from transformers import BloomConfig, BloomForCausalLM
 
-    config = GPT2Config(vocab_size=512, n_embd=32, n_layer=1, n_head=2, n_positions=256)
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt2")
+    config = BloomConfig(vocab_size=512, hidden_size=32, n_layer=1, n_head=2)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tiny_llama / name, tmp_path / "gpt2" / name)
-    ran = accuracy(model=tmp_path / "gpt2")
+        shutil.copy(tiny_llama / name, tmp_path / "bloom" / name)
+    ran = accuracy(model=tmp_path / "bloom")
     assert ran.code == ExitCode.USAGE
-    assert "no layer map for the architecture 'GPT2LMHeadModel'" in ran.error
+    assert "no layer map for the architecture 'BloomForCausalLM'" in ran.error
 
 
 def test_what_failed_is_tried_again_when_a_run_goes_on(accuracy, stored, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from kernels.runtime import nvrtc
 from kernels.runtime.nvrtc import Build, compile_build
 
-BUILD, OTHER = Build.of("probes/empty.cu"), Build.of("probes/empty.cu", OTHER=1)
+BUILD, OTHER = Build.of("probes/spin.cu"), Build.of("probes/spin.cu", OTHER=1)
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(
         nvrtc,
         "_run_nvrtc",
-        lambda source, options: compiled.append(source) or str(options).encode(),
+        lambda text, source, options: compiled.append(source) or str(options).encode(),
     )
     compiled = []
     return tmp_path / "cubin", compiled

@@ -64,7 +64,7 @@ def test_two_workers_of_one_machine_compile_a_build_once(
 ) -> None:
     runs: list[str] = []
 
-    def slow_nvrtc(source: str, options: tuple[str, ...]) -> bytes:
+    def slow_nvrtc(text: bytes, source: str, options: tuple[str, ...]) -> bytes:
         runs.append(source)
         time.sleep(0.2)
         return b"machine code"

@@ -64,6 +64,8 @@ def test_half_precision_models_of_any_architecture_can_be_quantized(
 ):
     names = ("awq-w4a16", "smoothquant-w6a6", "abq-w4a8[epochs=1]", "atom-w4a4[group=16]")
     for place, name in enumerate(names):
+        if architecture == "FalconForCausalLM" and name.startswith("abq"):
+            continue  # its attention gives no maps to train on, and says so
         dtype = (torch.float16, torch.bfloat16)[(place // 2 + turn) % 2]
         model = build(architecture).to(dtype)
         resolve(name).quantize(model, calibration)

@@ -37,7 +37,7 @@ def test_it_does_not_wait_for_itself_to_be_done_with_the_device(tmp_path, git, m
     project = open_project(str(theirs))
     head = revision(project, "HEAD")
     rules = InterleaveRules(processes=1, placements=5, looks=1)
-    case = Case("acme.dense", GemmWorkload(1, 16, 16))
+    case = Case("acme.dense", GemmWorkload(1, 64, 64))
 
     (compared,) = compare_project(project, head, head, [case], device="cpu", rules=rules)
 
