@@ -420,7 +420,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     bench = Bench(options, judged_policy(options))
     say(_HEAD)
-    missed, last = [], {}
+    missed: list[dict[str, Any]] = []
+    last: dict[tuple[str, str], float] = {}  # of each corruption and scheme, its mean KL
     with options.out.open("w") if options.out else tempfile.TemporaryFile("w") as out:
         for corruption, size, scheme in judgements(options):
             report, tokens = bench.judge(corruption, size, scheme)
