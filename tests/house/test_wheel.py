@@ -121,5 +121,5 @@ def test_installed_program_makes_a_database_and_stores_a_run_in_it(installed):
 
     records = [json.loads(line) for line in lines.splitlines()]
     assert {record["kernel"] for record in records} >= {"flexq-w6a6", "read-6"}
-    assert {record["status"] for record in records} == {"ok"}
+    assert {record["status"] for record in records} <= {"ok", "noisy"}
     assert all(record["commit"].startswith("pkg-1.") for record in records)
