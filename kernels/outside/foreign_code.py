@@ -24,7 +24,7 @@ def before_import(call: Callable[[], object]) -> None:
 
 
 def about_to_import() -> None:
-    for call in _calls:
+    for call in list(_calls):  # one may import a module that asks for a call of its own
         call()
 
 

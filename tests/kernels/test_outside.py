@@ -252,3 +252,20 @@ def test_installed_packages_bring_kernels_by_their_entry_points(tmp_path, monkey
 def test_everything_public_is_there_and_versioned():
     assert api.API_VERSION == 1
     assert all(hasattr(api, name) for name in api.__all__)
+
+
+def test_what_is_called_before_an_import_may_ask_for_a_call_itself(monkeypatch):
+    """As the command line does: it imports what watches only then, and that asks to be called."""
+    monkeypatch.setattr(foreign_code, "_calls", {})
+    called = []
+
+    def first():
+        called.append("first")
+        foreign_code.before_import(lambda: called.append("second"))
+
+    foreign_code.before_import(first)
+    foreign_code.about_to_import()
+
+    assert called[0] == "first"
+    foreign_code.about_to_import()
+    assert called.count("second") == 1
