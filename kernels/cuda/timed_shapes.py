@@ -137,19 +137,19 @@ def choose_by_timed_shapes(
     """
     col_tiles = configs[0].col_tiles
     token_blocks = -(-gemm.m // (_TOKENS * col_tiles))
-    # Each block of tokens has the blocks of all rows once more: to an SM they are more rows. More
-    # than were timed lose what the most did.
-    most = max((n for n, _ in load_losses(timed)[col_tiles].shapes), default=0)
-    rows = max(gemm.n, min(token_blocks * gemm.n, most))
-    expected = _expected(timed, col_tiles, rows, gemm.k, sms, unseen)
+    expected = _expected(timed, col_tiles, token_blocks, gemm.n, gemm.k, sms, unseen)
     return min(configs, key=lambda config: expected.get(settings_of(config), math.inf))
 
 
 @lru_cache(maxsize=4096)
 def _expected(
-    timed: TimedShapes, col_tiles: int, n: int, k: int, sms: int, unseen: bool
+    timed: TimedShapes, col_tiles: int, token_blocks: int, n: int, k: int, sms: int, unseen: bool
 ) -> Mapping[Settings, float]:
-    return _interpolation(timed, col_tiles).expected(n, k, sms, unseen=unseen)
+    # Each block of tokens has the blocks of all rows once more: to an SM they are more rows. More
+    # than were timed lose what the most did.
+    most = max((rows for rows, _ in load_losses(timed)[col_tiles].shapes), default=0)
+    rows = max(n, min(token_blocks * n, most))
+    return _interpolation(timed, col_tiles).expected(rows, k, sms, unseen=unseen)
 
 
 @cache
