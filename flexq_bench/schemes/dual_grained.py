@@ -93,17 +93,21 @@ def search_six_bits(
     for share in row_shares:
         row_scale = scales_to(largest, LARGEST_SIX_BIT_PRODUCT, share).float()
         scales, codes = _best_groups(blocks, local, row_scale)
-        values = (codes * scales).transpose(0, 1).reshape(len(work), -1)[:, : work.shape[1]]
+        values = _rows_of(codes * scales, work.shape[1])
         best.offer(_error(work - values * row_scale, moments), row_scale, row_scale)
     scales, codes = _best_groups(blocks, local, best.first)
-    codes = codes.transpose(0, 1).reshape(len(work), -1)[:, : work.shape[1]]
     return Operand(
-        codes.to(torch.int8).contiguous(),
+        _rows_of(codes, work.shape[1]).to(torch.int8).contiguous(),
         scales.squeeze(2).T.half().contiguous(),
         SIX_BITS,
         group,
         row_scales=best.first.half(),
     )
+
+
+def _rows_of(blocks: torch.Tensor, k: int) -> torch.Tensor:
+    """Groups [groups, N, group] as a matrix [N, K], without its padding."""
+    return blocks.transpose(0, 1).flatten(1)[:, :k]
 
 
 def _best_groups(

@@ -145,9 +145,7 @@ def level_model(values: ArrayLike, rules: StepRules = ANY_SERIES) -> LevelModel:
     """
     usable, index = usable_values(values)
     size = int(np.asarray(values).size)
-    if usable.size < FEWEST_POINTS:
-        return LevelModel(size)
-    if float(np.ptp(usable)) <= SAME_VALUE * float(np.abs(usable).max()):
+    if usable.size < FEWEST_POINTS or np.ptp(usable) <= SAME_VALUE * np.abs(usable).max():
         return LevelModel(size)
     scaled, scale = _scaled(usable)
     modes = find_modes(scaled, least_noise=rules.smallest / 5)

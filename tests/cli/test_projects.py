@@ -224,7 +224,7 @@ extern "C" __global__ void product(float* y, int n) {
     machine_code=lambda target: compile_cuda(SOURCE, target),
 )
 def fast(x, w, out):
-    raise NotImplementedError
+    out.copy_(x @ w.T)
 """
 
 
