@@ -1,7 +1,8 @@
 """One checkpoint of a model for each scheme with a kernel: judged, decoded and compared.
 
     python benchmarks/accuracy/checkpoints.py --model DIR --data TEXT --calibration TEXT \\
-        --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--context N] [--new N] [--table]
+        --out rows.jsonl [--schemes NAME ...] [--max-tokens N] [--starts N] [--context N] \\
+        [--new N] [--table]
 
 Each scheme quantizes the model into a checkpoint. Of its bytes the script measures the perplexity
 through the reference and through kernels, and decodes a prompt greedily with `decode`'s engine. Of
@@ -29,6 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ import torch
 from flexq_bench.accuracy import load_model, read_text, tokenize
 from flexq_bench.accuracy.as_decode import DecodedCache
 from flexq_bench.accuracy.checkpoint_models import load_checkpoint
-from flexq_bench.accuracy.perplexity import perplexity, segments
+from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segments
 from flexq_bench.accuracy.results import KERNELS, REFERENCE
 from flexq_bench.accuracy.setup import best_device
 from flexq_bench.checkpoints import open_checkpoint
@@ -71,9 +73,7 @@ def measure(
         checkpoint = open_checkpoint(folder)
         for through in (REFERENCE, KERNELS):
             loaded = load_checkpoint(checkpoint, device=device, through=through)
-            result = perplexity(
-                loaded.model, tokens, context=arguments.context, max_tokens=arguments.max_tokens
-            )
+            result = from_every_start(loaded.model, tokens, arguments)
             row[through] = result.perplexity
             row[f"{through}_nll"] = result.nll
             row[f"{through}_s"] = result.seconds
@@ -89,6 +89,24 @@ def measure(
         "gap_steps": None if once == arguments.new else gaps[once],
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
     }
+
+
+def from_every_start(model: Any, tokens: Any, arguments: argparse.Namespace) -> PerplexityResult:
+    """The perplexity of a text that is cut into segments at `starts` places, equally far apart.
+
+    Each cut gives a token another context, so other codes turn over: of the difference between two
+    ways to compute one model, which is all that more starts are for, that is noise drawn anew.
+    """
+    results = (
+        perplexity(
+            model,
+            tokens[..., start * arguments.context // arguments.starts :],
+            context=arguments.context,
+            max_tokens=arguments.max_tokens,
+        )
+        for start in range(arguments.starts)
+    )
+    return reduce(PerplexityResult.followed_by, results)
 
 
 def quantized(
@@ -217,6 +235,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--segments", type=int, default=64, help="of the calibration")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--max-tokens", type=int)
+    parser.add_argument("--starts", type=int, default=1, help="places where the text is cut first")
     parser.add_argument("--prompt", type=int, default=64, help="tokens that are decoded from")
     parser.add_argument("--new", type=int, default=128, help="tokens decoded")
     parser.add_argument("--checkpoints", type=Path, help="keep the folders, and use those there")
