@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-Block = Literal["llama", "opt"]  # those that `decode` runs
+Block = Literal["llama", "opt"]  # forward passes that `decode` has
 BlockType = Literal[
     "llama",
     "opt",
@@ -25,6 +25,15 @@ BlockType = Literal[
     "deepseek_v2",
 ]
 BLOCK_TYPES: tuple[BlockType, ...] = get_args(BlockType)
+# What `decode` runs, by the forward pass that it has: Qwen2 adds biases to LLaMA's, Qwen3 norms of
+# heads, and Mistral is LLaMA's within its sliding window.
+DECODED: Mapping[BlockType, Block] = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "opt": "opt",
+}
 Place = Literal["every", "dense", "routed", "shared"]
 
 

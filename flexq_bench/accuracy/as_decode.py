@@ -140,6 +140,12 @@ class _Forward:
         if logits_to_keep not in (0, 1):
             raise AccuracyError(f"logits of the last {logits_to_keep} tokens: all there are, or 1")
         cache = self._cache(past_key_values)
+        context = self.decoder.model.architecture.dimensions.context
+        if cache.get_seq_length() + input_ids.shape[1] > context:
+            raise AccuracyError(
+                f"decode has texts of up to {context} tokens of this model, its context or sliding "
+                "window: give a shorter --context, or evaluate --through reference"
+            )
         state = cache.state_of(self.decoder, *input_ids.shape)
         last_only, keep = logits_to_keep == 1, use_cache or past_key_values is not None
         try:

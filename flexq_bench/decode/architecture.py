@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from flexq_bench.errors import UsageError
 from flexq_bench.schemes.model_files import CONFIG
+from workloads.blocks import DECODED, Block, BlockType
 from workloads.errors import WorkloadError
-from workloads.model_spec import Block, ModelSpec
+from workloads.model_spec import ModelSpec
 
-_BLOCKS: tuple[Block, ...] = get_args(Block)
-_ARCHITECTURES: dict[str, Block] = {"LlamaForCausalLM": "llama", "OPTForCausalLM": "opt"}
-_CLASSES = {"llama": "LlamaForCausalLM", "opt": "OPTForCausalLM"}  # by model_type
+_CLASSES: dict[BlockType, str] = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "opt": "OPTForCausalLM",
+}
+_TYPES = {name: kind for kind, name in _CLASSES.items()}
 _OPT_LAYERS = ("qkv_proj", "out_proj", "fc1", "fc2")
 OPT_POSITION_OFFSET = 2  # the table's first rows are for padding (transformers, modeling_opt.py)
 
@@ -26,7 +32,8 @@ class Architecture:
     """dimensions: of the catalog's form. head_dim: LLaMA's may differ from hidden / heads.
 
     biased: fused layers with a bias. eps: of the norms. rope_theta: base of the rotary angles.
-    rope_scaling: the keys of transformers' "llama3" scaling; empty: none.
+    rope_scaling: the keys of transformers' "llama3" scaling; empty: none. The context of dimensions
+    is at most the sliding window of attention, within which it is attention to all.
     """
 
     dimensions: ModelSpec
@@ -38,7 +45,18 @@ class Architecture:
 
     @property
     def block(self) -> Block:
+        """The forward pass."""
         return _decoded(self.dimensions)
+
+    @property
+    def class_name(self) -> str:
+        """Of the model in transformers."""
+        return _CLASSES[self.dimensions.block]
+
+    @property
+    def norms_heads(self) -> bool:
+        """True if every head of queries and keys has a norm."""
+        return self.dimensions.block == "qwen3"
 
     @property
     def is_gated(self) -> bool:
@@ -71,29 +89,27 @@ def of_catalog(model: ModelSpec) -> Architecture:
     Raises UsageError for a block that decode does not have.
     """
     _decoded(model)
-    biased = _OPT_LAYERS if model.block == "opt" else ()
+    biased = {"opt": _OPT_LAYERS, "qwen2": ("qkv_proj",)}.get(model.block, ())
     return Architecture(model, model.head_dim, biased, 1e-5)
 
 
 def _decoded(model: ModelSpec) -> Block:
-    for block in _BLOCKS:
-        if model.block == block:
-            return block
-    raise UsageError(
-        f"{model.name} has blocks of type {model.block}, and decode has {' and '.join(_BLOCKS)}: "
-        "measure its layers (sweep --model), or pick another"
-    )
+    if model.block not in DECODED:
+        raise UsageError(
+            f"{model.name} has blocks of type {model.block}, and decode has {', '.join(DECODED)}: "
+            "measure its layers (sweep --model), or pick another"
+        )
+    return DECODED[model.block]
 
 
 def of_config(config: Mapping[str, Any], name: str) -> Architecture:
     """Of the contents of a config.json. Raises UsageError."""
     given = _class_of(config)
-    if given not in _ARCHITECTURES:
-        raise UsageError(
-            f"{name} is a {given}, and decode has {' and '.join(_ARCHITECTURES)}: pick another"
-        )
+    if given not in _TYPES:
+        raise UsageError(f"{name} is a {given}, and decode has {', '.join(_TYPES)}: pick another")
+    block = _TYPES[given]
     try:
-        return _llama(config, name) if _ARCHITECTURES[given] == "llama" else _opt(config, name)
+        return _opt(config, name) if block == "opt" else _llama(config, name, block)
     except WorkloadError as error:
         raise UsageError(str(error)) from error
     except KeyError as error:
@@ -111,8 +127,8 @@ def _class_of(config: Mapping[str, Any]) -> str:
     named = config.get("architectures")
     if isinstance(named, list) and named:
         return str(named[0])
-    kind = config.get("model_type")
-    return _CLASSES.get(str(kind), f"model of type {kind!r}")
+    kind: Any = config.get("model_type")
+    return _CLASSES.get(kind, f"model of type {kind!r}")
 
 
 def _count(config: Mapping[str, Any], key: str) -> int:
@@ -129,21 +145,21 @@ def _positive(given: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-def _llama(config: Mapping[str, Any], name: str) -> Architecture:
+def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architecture:
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
     if config.get("hidden_act", "silu") != "silu":
         raise UsageError(f"{name} has {config['hidden_act']} where decode has silu: pick another")
     dimensions = ModelSpec(
         name=name,
         family=name,
-        block="llama",
+        block=block,
         hidden=hidden,
         ffn=_count(config, "intermediate_size"),
         layers=_count(config, "num_hidden_layers"),
         heads=heads,
         kv_heads=_count({"num_key_value_heads": heads, **config}, "num_key_value_heads"),
         vocab=_count(config, "vocab_size"),
-        context=_count(config, "max_position_embeddings"),
+        context=_context(config, block),
         tied_embeddings=bool(config.get("tie_word_embeddings", False)),
         learned_positions=False,
         source="config.json",
@@ -170,6 +186,8 @@ def _llama(config: Mapping[str, Any], name: str) -> Architecture:
     if head_dim % 2:
         raise _FieldError(f"rotary angles turn pairs of channels, a head has {head_dim}")
     attention = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
+    if block == "qwen2":  # whose configuration has no word for it
+        attention = ("qkv_proj",)
     feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()
     return Architecture(
         dimensions,
@@ -179,6 +197,15 @@ def _llama(config: Mapping[str, Any], name: str) -> Architecture:
         _positive({**config, **rope}, "rope_theta", 10000.0),
         scaling,
     )
+
+
+def _context(config: Mapping[str, Any], block: BlockType) -> int:
+    """Tokens of a sequence, each of which sees all that stand before it."""
+    context = _count(config, "max_position_embeddings")
+    slides = block == "mistral" or config.get("use_sliding_window")
+    if slides and config.get("sliding_window") is not None:
+        return min(context, _count(config, "sliding_window"))
+    return context
 
 
 def _opt(config: Mapping[str, Any], name: str) -> Architecture:

@@ -1,4 +1,4 @@
-"""The forward pass of a LLaMA or OPT decoder: prompts, and one new token a sequence."""
+"""The forward pass of a decoder like LLaMA or OPT: prompts, and one new token a sequence."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import torch
 
 from flexq_bench.decode.architecture import OPT_POSITION_OFFSET, Architecture
 from flexq_bench.decode.layers import PackedLinear, Workspace
-from kernels.decoder import AttentionShape, DecoderOperations, KvLayer, Norm
+from kernels.decoder import AttentionShape, DecoderOperations, HeadNorms, KvLayer, Norm
 from kernels.decoder.torch_operations import attend_prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """linears: in the order of the forward pass."""
+    """Linear layers in the order of the forward pass. head_norms: before rotation; None: none."""
 
     attention_norm: Norm
     ffn_norm: Norm
@@ -22,6 +22,7 @@ class Block:
     out: PackedLinear
     widen: PackedLinear  # gate_up_proj or fc1
     down: PackedLinear  # down_proj or fc2
+    head_norms: HeadNorms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Decoder:
         shape = self.model.attention
 
         def attend(block: Block, cache: KvLayer) -> torch.Tensor:
-            qkv = work.multiply(block.qkv)
+            qkv = self._qkv(work, block)
             to = work.destination(block.out)
             self._operations.attend(qkv, shape, cache, positions, longest, to)
             return work.multiply(block.out)
@@ -154,12 +155,19 @@ class Decoder:
         delta = None
         for block, cache in zip(self.model.blocks, caches, strict=True):
             residual = self._norm(work, residual, delta, block.attention_norm, block.qkv)
-            qkv = work.multiply(block.qkv).view(rows, length, -1)
+            qkv = self._qkv(work, block).view(rows, length, -1)
             attended = attend_prompts(qkv, shape, cache, pieces.slots, positions, pieces.longest)
             out = work.apply(block.out, attended)
             residual, delta = self._feed_forward(work, residual, out, block)
         assert delta is not None  # a model has at least one block
         return residual, delta
+
+    def _qkv(self, work: Workspace, block: Block) -> torch.Tensor:
+        """Queries, keys and values FP16 [m, width], before rotation."""
+        qkv = work.multiply(block.qkv)
+        if block.head_norms is not None:
+            self._operations.norm_heads(qkv, self.model.attention, block.head_norms)
+        return qkv
 
     def _feed_forward(
         self, work: Workspace, residual: torch.Tensor, delta: torch.Tensor, block: Block

@@ -17,7 +17,7 @@ from flexq_bench.schemes.layer_formats import LayerFormats
 from flexq_bench.schemes.quantized_layer import QuantizedLayer
 from kernels import registry
 from kernels.contract import Backend, Kernel, LinearKernel
-from kernels.decoder import AttentionShape, Norm
+from kernels.decoder import AttentionShape, HeadNorms, Norm
 from kernels.decoder.kv import token_bytes
 from kernels.errors import KernelError
 from kernels.formats import NumberFormat
@@ -138,7 +138,9 @@ def load(
         raw = source.block(index, device)
         within = f"{dimensions.name}, block {index}"
         linears = [pack(name, within, raw.linears.pop(name)) for name in names]
-        blocks.append(Block(norm_of(raw.attention_norm), norm_of(raw.ffn_norm), *linears))
+        heads = None if raw.head_norms is None else HeadNorms(*raw.head_norms, architecture.eps)
+        norms = norm_of(raw.attention_norm), norm_of(raw.ffn_norm)
+        blocks.append(Block(*norms, *linears, head_norms=heads))
         on_block(index + 1)
     ends = source.ends(device)
     head = pack(HEAD, dimensions.name, dense_layer(ends.head))

@@ -31,6 +31,7 @@ _MODULES = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
+HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 OPT_NORMS = ("self_attn_layer_norm", "final_layer_norm")
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
@@ -88,7 +89,12 @@ class NamedWeights(WeightSource):
             for name in self._fused_names
         }
         at = f"{self._root}.layers.{index}"
-        return BlockWeights(linears, *(self._norm(f"{at}.{name}", device) for name in self._norms))
+        heads = None
+        if self.architecture.norms_heads:
+            queries, keys = (self._load(f"{at}.{name}.weight", device) for name in HEAD_NORMS)
+            heads = queries, keys
+        attention, feed_forward = (self._norm(f"{at}.{name}", device) for name in self._norms)
+        return BlockWeights(linears, attention, feed_forward, heads)
 
     @property
     def _fused_names(self) -> list[str]:
@@ -116,9 +122,11 @@ class NamedWeights(WeightSource):
             yield f"{self._root}.embed_positions.weight", (rows, model.hidden)
         yield from _pair(self._last_norm, (model.hidden,), self._is_opt)
         for index in range(model.layers):
+            at = f"{self._root}.layers.{index}"
             for norm in self._norms:
-                at = f"{self._root}.layers.{index}"
                 yield from _pair(f"{at}.{norm}", (model.hidden,), self._is_opt)
+            for norm in HEAD_NORMS if self.architecture.norms_heads else ():
+                yield f"{at}.{norm}.weight", (self.architecture.head_dim,)
 
     def _layers(self) -> Iterator[tuple[str, tuple[int, int], bool]]:
         """Name, shape and whether it has a bias, of every linear layer of the architecture."""

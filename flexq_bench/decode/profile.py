@@ -14,6 +14,7 @@ import torch
 from kernels.decoder.attention import ATTENTION
 from kernels.decoder.cuda_operations import (
     ATTENTION_SUM,
+    HEAD_NORM,
     NORM,
     PICK,
     RELU,
@@ -78,6 +79,8 @@ def parts_of(names: Sequence[str], block: Block, layers: int) -> list[str]:
             norm += 1
             parts.append("norm")
             current = HEAD if norm == norms else qkv if norm % 2 else widen
+        elif name == HEAD_NORM:
+            parts.append("norm")
         elif name in (ATTENTION, ATTENTION_SUM):
             parts.append("attention")
             current = out

@@ -10,7 +10,13 @@ from typing import Any
 import torch
 
 from flexq_bench.checkpoints.model_source import ModelSource, Named, check_tensors
-from flexq_bench.decode.model_weights import LLAMA_NORMS, OPT_NORMS, layer_shape, path_in_block
+from flexq_bench.decode.model_weights import (
+    HEAD_NORMS,
+    LLAMA_NORMS,
+    OPT_NORMS,
+    layer_shape,
+    path_in_block,
+)
 from flexq_bench.decode.weights import Affine, SyntheticWeights, parts_of
 
 _IN_A_BLOCK = re.compile(r"layers\.(\d+)\.(.+)$")
@@ -27,7 +33,7 @@ class SyntheticSource(ModelSource):
         self._is_opt = weights.architecture.block == "opt"
 
     def config(self) -> Any:
-        from transformers import LlamaConfig, OPTConfig
+        from transformers import AutoConfig, OPTConfig
 
         architecture, model = self._weights.architecture, self._weights.architecture.dimensions
         common = {
@@ -45,13 +51,16 @@ class SyntheticSource(ModelSource):
                 word_embed_proj_dim=model.hidden,
                 architectures=["OPTForCausalLM"],
             )
-        return LlamaConfig(
+        if model.block == "mistral":
+            common["sliding_window"] = None
+        return AutoConfig.for_model(
+            model.block,
             **common,
             intermediate_size=model.ffn,
             num_key_value_heads=model.kv_heads,
             head_dim=architecture.head_dim,
             rms_norm_eps=architecture.eps,
-            architectures=["LlamaForCausalLM"],
+            architectures=[architecture.class_name],
         )
 
     def bind(self, model: Any) -> None:
@@ -86,6 +95,8 @@ class SyntheticSource(ModelSource):
         norms = OPT_NORMS if self._is_opt else LLAMA_NORMS
         for name, norm in zip(norms, (block.attention_norm, block.ffn_norm), strict=True):
             tensors |= _named(name, norm)
+        for name, weight in zip(HEAD_NORMS, block.head_norms or (), strict=False):
+            tensors[f"{name}.weight"] = weight
         return tensors
 
     def _ends(self, device: torch.device) -> dict[str, torch.Tensor]:

@@ -29,11 +29,15 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """linears: by fused layer name. The norms stand before attention and the feed-forward."""
+    """linears: by fused layer name. The norms stand before attention and the feed-forward.
+
+    head_norms: weights [head_dim] of the norms of each head of queries and of keys; None: none.
+    """
 
     linears: dict[str, QuantizedLayer]
     attention_norm: Affine
     ffn_norm: Affine
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,11 @@ class SyntheticWeights(DenseWeights):
             name: dense_layer(draw(n, k), draw(n) if name in biased else None)
             for name, n, k in layer_sizes(self.architecture)
         }
-        return BlockWeights(linears, self._norm(device), self._norm(device))
+        heads = None
+        if self.architecture.norms_heads:
+            ones = torch.ones(self.architecture.head_dim, dtype=torch.float16, device=device)
+            heads = ones, ones
+        return BlockWeights(linears, self._norm(device), self._norm(device), heads)
 
     def _drawer(self, device: torch.device, part: object) -> _Drawer:
         seed = derive_seed(self._seed, self.architecture.dimensions.name, part)
@@ -145,7 +153,7 @@ def layer_sizes(architecture: Architecture) -> list[tuple[str, int, int]]:
     """Name, N and K of a block's fused linear layers, in the order of the forward pass."""
     model, head_dim = architecture.dimensions, architecture.head_dim
     queries, kv = model.heads * head_dim, model.kv_heads * head_dim
-    if model.block == "opt":
+    if architecture.block == "opt":
         feed_forward = [("fc1", model.ffn, model.hidden), ("fc2", model.hidden, model.ffn)]
         out = "out_proj"
     else:

@@ -5,6 +5,7 @@ from kernels.decoder.operations import (
     AttentionShape,
     DecoderOperations,
     Destination,
+    HeadNorms,
     Norm,
 )
 
@@ -13,6 +14,7 @@ __all__ = [
     "AttentionShape",
     "DecoderOperations",
     "Destination",
+    "HeadNorms",
     "KvLayer",
     "Norm",
 ]

@@ -1,4 +1,4 @@
-"""The operators as one kernel each: csrc/decode/operators.cu, attention.cu and pick.cu."""
+"""The operators as one kernel each: csrc/decode/{operators,head_norm,attention,pick}.cu."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from kernels.decoder.attention import (
     split_count,
 )
 from kernels.decoder.kv import KV_BITS, KvLayer
-from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
+from kernels.decoder.operations import (
+    AttentionShape,
+    DecoderOperations,
+    Destination,
+    HeadNorms,
+    Norm,
+)
 from kernels.errors import ShapeError
 from kernels.runtime.gpu import current_gpu
 from kernels.runtime.module import Argument, load_function
@@ -24,8 +30,9 @@ from kernels.runtime.nvrtc import Block, Build
 
 _RMS_NORM, _LAYER_NORM, _SILU_MUL, _RELU, _ATTENTION = range(1, 6)
 # The names of their kernels: those that a profile shows.
-NORM, SILU_MUL, RELU, ATTENTION_SUM, PICK = (
+NORM, HEAD_NORM, SILU_MUL, RELU, ATTENTION_SUM, PICK = (
     "decode_norm",
+    "decode_head_norm",
     "decode_silu_mul",
     "decode_relu",
     "decode_attention_sum",
@@ -46,6 +53,7 @@ _SUM_THREADS = 512  # of a block with a whole row of attention, whose threads ho
 _SHARED_THREADS, _FEW_TOKENS = 256, 32  # of a block of a norm that is shared out; the most tokens
 _MOST_VECTORS = 3  # of a thread of a norm with more threads than these
 _PICK_THREADS = 1024  # csrc/decode/pick.cu
+_HEAD_NORM_WARPS = 4  # csrc/decode/head_norm.cu: of a block, a head each
 
 
 _PICK_BUILD = Build.of("decode/pick.cu", block=Block(PICK, _PICK_THREADS))
@@ -79,6 +87,23 @@ class CudaOperations(DecoderOperations):
 
     def relu(self, x: torch.Tensor, to: Destination) -> None:
         self._produce(_RELU, (x, *_NOTHING), x.shape, to)
+
+    def norm_heads(self, qkv: torch.Tensor, shape: AttentionShape, norms: HeadNorms) -> None:
+        blocks = -(-(shape.heads + shape.kv_heads) // _HEAD_NORM_WARPS)
+        load_function(head_norm_build(shape.head_dim), HEAD_NORM).launch(
+            (qkv.shape[0], blocks, 1),
+            _HEAD_NORM_WARPS * _WARP,
+            (
+                qkv,
+                norms.queries,
+                norms.keys,
+                float(norms.eps),
+                shape.heads,
+                shape.kv_heads,
+                shape.width,
+            ),
+            overlap_previous=True,
+        )
 
     def attend(
         self,
@@ -272,6 +297,12 @@ def node_build(producer: int, kind: PackingKind, bits: int, vectors: int) -> Bui
     )
 
 
+def head_norm_build(head_dim: int) -> Build:
+    """How csrc/decode/head_norm.cu is compiled."""
+    block = Block(HEAD_NORM, _HEAD_NORM_WARPS * _WARP)
+    return Build.of("decode/head_norm.cu", block=block, HEAD_DIM=head_dim)
+
+
 def _row_threads(producer: int) -> int:
     return _SUM_THREADS if producer == _ATTENTION else _MOST_THREADS
 
@@ -302,7 +333,7 @@ def builds() -> list[Build]:
         for kind, bits in kinds
         for vectors in _vectors(producer, kind)
     ]
-    return [*attention, *nodes, _PICK_BUILD]
+    return [*attention, *nodes, head_norm_build(128), _PICK_BUILD]
 
 
 def _vectors(producer: int, kind: PackingKind) -> tuple[int, ...]:

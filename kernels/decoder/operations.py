@@ -25,6 +25,15 @@ class Norm:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of single heads. queries, keys: FP16 [head_dim], weights of all heads alike."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    eps: float
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionShape:
     """kv_heads: each is shared by heads / kv_heads neighbouring query heads.
 
@@ -70,6 +79,13 @@ class DecoderOperations(ABC):
     @abstractmethod
     def relu(self, x: torch.Tensor, to: Destination) -> None:
         """max(x, 0) of FP16 [M,K] goes to `to`."""
+
+    @abstractmethod
+    def norm_heads(self, qkv: torch.Tensor, shape: AttentionShape, norms: HeadNorms) -> None:
+        """Norms every head of queries and of keys of FP16 [M, shape.width], in place.
+
+        As Qwen3 does before positions rotate them (arXiv:2505.09388, section 2).
+        """
 
     @abstractmethod
     def attend(

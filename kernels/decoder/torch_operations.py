@@ -11,7 +11,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kernels.decoder import kv
 from kernels.decoder.kv import KvLayer
-from kernels.decoder.operations import AttentionShape, DecoderOperations, Destination, Norm
+from kernels.decoder.operations import (
+    AttentionShape,
+    DecoderOperations,
+    Destination,
+    HeadNorms,
+    Norm,
+)
 
 # Those that take a mask. cuDNN's makes a plan for each shape, which takes longer than it saves.
 _WITH_MASK = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,6 +40,12 @@ class TorchOperations(DecoderOperations):
 
     def relu(self, x: torch.Tensor, to: Destination) -> None:
         _activate(x.clamp(min=0), to)
+
+    def norm_heads(self, qkv: torch.Tensor, shape: AttentionShape, norms: HeadNorms) -> None:
+        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        queries, keys = heads[:, : shape.heads], heads[:, shape.heads : -shape.kv_heads]
+        for part, weight in ((queries, norms.queries), (keys, norms.keys)):
+            part.copy_(normalized(part, Norm(weight, None, norms.eps)))
 
     def attend(
         self,
@@ -71,12 +83,12 @@ class TorchOperations(DecoderOperations):
 
 
 def normalized(x: torch.Tensor, norm: Norm) -> torch.Tensor:
-    """RMS or layer norm of FP16 [M,K], FP16."""
+    """RMS or layer norm of FP16 [..., K], FP16."""
     values = x.float()
     if norm.bias is not None:
         weight, bias = norm.weight.float(), norm.bias.float()
-        return functional.layer_norm(values, x.shape[1:], weight, bias, norm.eps).half()
-    inverse = torch.rsqrt(values.square().mean(dim=1, keepdim=True) + norm.eps)
+        return functional.layer_norm(values, x.shape[-1:], weight, bias, norm.eps).half()
+    inverse = torch.rsqrt(values.square().mean(dim=-1, keepdim=True) + norm.eps)
     return ((values * inverse).half().float() * norm.weight.float()).half()
 
 

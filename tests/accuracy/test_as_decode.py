@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from flexq_bench.accuracy import EvaluationPlan, read_text
 from flexq_bench.accuracy.as_decode import DecodedCache
@@ -80,7 +87,21 @@ def past_fp16() -> LlamaForCausalLM:
     return model
 
 
-BUILD: dict[str, Callable[[], Any]] = {"llama": a_llama, "opt": an_opt, "past_fp16": past_fp16}
+def a_qwen3() -> Qwen3ForCausalLM:
+    """Heads are wider than hidden / heads, and have norms that do something."""
+    model = Qwen3ForCausalLM(Qwen3Config(**{**a_llama().config.to_diff_dict(), "head_dim": 32}))
+    with torch.no_grad():
+        for block in model.model.layers:
+            block.self_attn.q_norm.weight.normal_(1.0, 0.3)
+    return model
+
+
+BUILD: dict[str, Callable[[], Any]] = {
+    "llama": a_llama,
+    "opt": an_opt,
+    "qwen3": a_qwen3,
+    "past_fp16": past_fp16,
+}
 
 
 @dataclass(frozen=True)
@@ -152,7 +173,7 @@ def generated(model: Any, texts: torch.Tensor, new: int, **named: Any) -> torch.
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [*((name, "llama") for name in SCHEMES), ("w6a6", "opt"), ("w8a16", "opt")],
+    [*((name, "llama") for name in SCHEMES), ("w6a6", "opt"), ("w8a16", "opt"), ("w6a6", "qwen3")],
 )
 def test_logits_and_greedy_tokens_are_decodes(stored, name: str, kind: str) -> None:
     made = stored(name, kind)

@@ -40,9 +40,17 @@ class Small:
     source: StateDictWeights
 
 
-def small_llama(device: torch.device, **changes: Any) -> Small:
-    """Two blocks, grouped queries; no K is a multiple of 128 but the feed-forward's."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+LIKE_LLAMA = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+
+
+def small_llama(device: torch.device, kind: str = "llama", **changes: Any) -> Small:
+    """Two blocks, grouped queries; no K is a multiple of 128 but the feed-forward's.
+
+    kind: of LIKE_LLAMA.
+    """
+    import transformers
+
+    of = getattr(transformers, f"{LIKE_LLAMA[kind]}ForCausalLM")
 
     sizes = {
         "hidden_size": 192,
@@ -53,9 +61,10 @@ def small_llama(device: torch.device, **changes: Any) -> Small:
         "vocab_size": VOCAB,
         "max_position_embeddings": 256,
         "initializer_range": 0.08,
+        "head_dim": 32,
         **changes,
     }
-    return _small(LlamaForCausalLM, LlamaConfig(**sizes), device)
+    return _small(of, of.config_class(**sizes), device)
 
 
 def trained_llama(device: torch.device) -> Small:
@@ -93,6 +102,8 @@ def _small(of: Any, config: Any, device: torch.device) -> Small:
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(0.0, 0.1)
+            elif name.endswith(("q_norm.weight", "k_norm.weight")):
+                parameter.normal_(1.0, 0.2)
     model = model.to(device=device, dtype=torch.float16)
     rotary = getattr(model.model, "rotary_emb", None)
     if rotary is not None:  # its frequencies stay FP32 where a model is loaded from disk

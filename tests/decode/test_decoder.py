@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import (
+    LIKE_LLAMA,
     SURE,
     FakeQuantized,
     RoundedAlike,
@@ -40,7 +41,13 @@ def small(request: pytest.FixtureRequest) -> Small:
     return small_llama(CPU) if request.param == "llama" else small_opt(CPU)
 
 
-def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:
+@pytest.fixture(scope="module", params=["opt", *LIKE_LLAMA])
+def of_each_kind(request: pytest.FixtureRequest) -> Small:
+    return small_opt(CPU) if request.param == "opt" else small_llama(CPU, request.param)
+
+
+def test_fp16_logits_and_tokens_are_those_of_transformers(of_each_kind: Small) -> None:
+    small = of_each_kind
     engine = an_engine(small, "fp16", TorchOperations())
     ids = prompts(2, 20, CPU)
     tokens = engine.generate(ids, 64).tokens

@@ -17,7 +17,7 @@ from workloads.model_spec import ModelSpec
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("block", ["llama", "opt"])
+@pytest.mark.parametrize("block", ["llama", "qwen2", "qwen3", "opt"])
 def test_a_checkpoint_of_random_weights_is_what_decode_would_round(block, tmp_path):
     is_opt = block == "opt"
     spec = ModelSpec(

@@ -49,11 +49,11 @@ def what_is_imported_stays() -> Iterator[None]:
     gc.unfreeze()
 
 
-@pytest.fixture(scope="module", params=["trained", "llama", "opt"])
+@pytest.fixture(scope="module", params=["trained", "llama", "qwen3", "opt"])
 def small(request: pytest.FixtureRequest) -> Small:
     if request.param == "trained":
         return trained_llama(DEVICE)
-    return small_opt(DEVICE) if request.param == "opt" else small_llama(DEVICE)
+    return small_opt(DEVICE) if request.param == "opt" else small_llama(DEVICE, request.param)
 
 
 def test_fp16_logits_and_tokens_are_those_of_transformers(small: Small) -> None:

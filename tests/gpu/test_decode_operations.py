@@ -7,7 +7,7 @@ import torch
 
 from kernels import registry
 from kernels.contract import LinearKernel, PackedOperand
-from kernels.decoder import AttentionShape, Destination, Norm
+from kernels.decoder import AttentionShape, Destination, HeadNorms, Norm
 from kernels.decoder.cuda_operations import CudaOperations
 from kernels.decoder.kv import KvLayer, decode, empty_layer
 from kernels.decoder.torch_operations import TorchOperations
@@ -108,6 +108,25 @@ def test_a_fused_operation_packs_what_the_composition_packs(
 
 
 HEADS = ((4, 4, 128), (8, 1, 128), (6, 2, 64), (9, 3, 64), (2, 2, 80), (8, 4, 8), (4, 1, 256))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), HEADS)
+def test_norms_of_heads_leave_values_alone(
+    heads: int, kv_heads: int, head_dim: int, rows: int
+) -> None:
+    torch.manual_seed(rows)
+    shape = AttentionShape(heads, kv_heads, head_dim, None)
+    weights = (torch.rand(head_dim, device=DEVICE).half() + 0.5 for _ in range(2))
+    norms = HeadNorms(*weights, 1e-6)
+    qkv = (torch.randn(rows, shape.width, device=DEVICE) * 3).half()
+    got, wanted = qkv.clone(), qkv.clone()
+    CudaOperations().norm_heads(got, shape, norms)
+    TorchOperations().norm_heads(wanted, shape, norms)
+
+    assert torch.allclose(got, wanted, rtol=2e-3, atol=1e-6)
+    values = (heads + kv_heads) * head_dim
+    assert torch.equal(got[:, values:], qkv[:, values:])
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
