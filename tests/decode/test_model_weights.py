@@ -169,7 +169,9 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["gemma-3-4b", "phi-4", "deepseek-v2-lite"])
 def test_a_catalog_model_of_another_block_is_refused(name):
-    with pytest.raises(UsageError, match="and decode has llama, mistral, qwen2, qwen3, opt: measure"):
+    with pytest.raises(
+        UsageError, match="and decode has llama, mistral, qwen2, qwen3, opt: measure"
+    ):
         open_model(name, "fp16", 0)
 
 
