@@ -185,7 +185,7 @@ def _llama(config: Mapping[str, Any], name: str, block: BlockType) -> Architectu
         head_dim = _count(config, "head_dim")
     if head_dim % 2:
         raise _FieldError(f"rotary angles turn pairs of channels, a head has {head_dim}")
-    attention = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
+    attention: tuple[str, ...] = ("qkv_proj", "o_proj") if config.get("attention_bias") else ()
     if block == "qwen2":  # whose configuration has no word for it
         attention = ("qkv_proj",)
     feed_forward = ("gate_up_proj", "down_proj") if config.get("mlp_bias") else ()

@@ -22,7 +22,7 @@ class Block:
     out: PackedLinear
     widen: PackedLinear  # gate_up_proj or fc1
     down: PackedLinear  # down_proj or fc2
-    head_norms: HeadNorms | None = None
+    head_norms: HeadNorms | None
 
 
 @dataclass(frozen=True, slots=True)

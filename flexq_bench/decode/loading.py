@@ -137,10 +137,10 @@ def load(
     for index in range(dimensions.layers):
         raw = source.block(index, device)
         within = f"{dimensions.name}, block {index}"
-        linears = [pack(name, within, raw.linears.pop(name)) for name in names]
+        qkv, out, widen, down = (pack(name, within, raw.linears.pop(name)) for name in names)
         heads = None if raw.head_norms is None else HeadNorms(*raw.head_norms, architecture.eps)
         norms = norm_of(raw.attention_norm), norm_of(raw.ffn_norm)
-        blocks.append(Block(*norms, *linears, head_norms=heads))
+        blocks.append(Block(*norms, qkv, out, widen, down, heads))
         on_block(index + 1)
     ends = source.ends(device)
     head = pack(HEAD, dimensions.name, dense_layer(ends.head))

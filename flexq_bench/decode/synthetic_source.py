@@ -36,7 +36,7 @@ class SyntheticSource(ModelSource):
         from transformers import AutoConfig, OPTConfig
 
         architecture, model = self._weights.architecture, self._weights.architecture.dimensions
-        common = {
+        common: dict[str, Any] = {
             "hidden_size": model.hidden,
             "num_hidden_layers": model.layers,
             "num_attention_heads": model.heads,
