@@ -58,7 +58,7 @@ class Commit:
 
     def __init__(self, source):
         text = Path(source.place).read_text()
-        self.us = 1000.0 * (1 + int(re.search(r"AGAIN_PERCENT = (\d+)", text)[1]) / 100)
+        self.us = 1000.0 * (1 + int(re.search(r"PADDING_PERCENT = (\d+)", text)[1]) / 100)
         self.is_wrong = "SIGN = -1" in text
 
     def sample(self, kernel):

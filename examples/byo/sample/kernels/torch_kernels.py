@@ -5,7 +5,7 @@ import torch
 from flexq_bench.api import linear_kernel
 
 GROUP = 128
-AGAIN_PERCENT = 0  # of the output features, computed twice
+PADDING_PERCENT = 0  # of the input features: zeros that follow them in the weights
 SIGN = 1
 
 
@@ -15,21 +15,26 @@ def dequantized(codes, scales):
     return codes.float() * wide[:, : codes.shape[1]]
 
 
+def prepared(codes, scales):
+    """Weights as FP32 numbers, [N, K and the padding]."""
+    padding = codes.shape[1] * PADDING_PERCENT // 100
+    return torch.nn.functional.pad(dequantized(codes, scales), (0, padding))
+
+
 def write(x, w, out):
-    """out = x · w^T, [M,K] and [N,K]."""
-    out.copy_(torch.mm(x, w.T))
-    again = out.shape[1] * AGAIN_PERCENT // 100
-    if again:
-        out[:, :again] = torch.mm(x, w[:again].T)
+    """out = x · w^T, [M,K] and [N, K and the padding]."""
+    padded = torch.zeros(x.shape[0], w.shape[1], device=x.device)
+    padded[:, : x.shape[1]] = x
+    out.copy_(torch.mm(padded, w.T))
 
 
-@linear_kernel("torch-w6a8", weight="int6/128", activation="int8/128", prepare_weight=dequantized)
+@linear_kernel("torch-w6a8", weight="int6/128", activation="int8/128", prepare_weight=prepared)
 def w6a8(x_codes, x_scales, w, out):
     """W6A8: codes as FP32 numbers."""
-    write(dequantized(x_codes, x_scales), SIGN * w, out)
+    write(SIGN * dequantized(x_codes, x_scales), w, out)
 
 
-@linear_kernel("torch-w4a16", weight="int4/128", prepare_weight=dequantized)
+@linear_kernel("torch-w4a16", weight="int4/128", prepare_weight=prepared)
 def w4a16(x, w, out):
     """W4A16: weights as FP32 numbers."""
-    write(x.float(), w, out)
+    write(x, w, out)
