@@ -1,9 +1,11 @@
 """The project file of another repository, `flexq-bench.toml`, as its folder or a commit has it.
 
+It lies at the repository's root or in a folder of it, which all that it names is relative to.
+
 version = 1
 name = "acme-kernels"                # before the dot in the names of its kernels
-kernels = ["kernels/w6a8.py"]        # files, or modules at the root, in src/ or installed
-suite = "bench/suite.toml"           # a .toml of the repository, or the name of one of ours
+kernels = ["kernels/w6a8.py"]        # files, or modules beside this file, in src/ or installed
+suite = "bench/suite.toml"           # a .toml beside this file, or the name of one of ours
 policy = "bench/policy.toml"         # optional: of `gate perf`
 slower_percent = 2.0                 # optional, without a policy: the largest accepted slow-down
 owner = "kernels"                    # optional, without a policy: who is asked
@@ -17,9 +19,12 @@ timeout_s = 1800                     # of the command, and of the installation
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,7 +34,7 @@ from db.records import CommitInfo
 from flexq_bench.errors import UsageError
 from flexq_bench.repository.git import GitError, git_output
 from flexq_bench.repository.provenance import commit_at
-from flexq_bench.repository.worktrees import repository_of, resolve_revision
+from flexq_bench.repository.worktrees import is_shallow, repository_of, resolve_revision
 from kernels.outside.sources import KernelSource, normalized
 from workloads.data_files import (
     Amount,
@@ -53,7 +58,11 @@ _NOBODY = {
     for who in ("AUTHOR", "COMMITTER")
     for what, value in (("NAME", "flexq-bench"), ("EMAIL", "flexq-bench@localhost"))
 }
+# Of files that kernels are made of; others lie in working trees that nobody means to measure.
+_SOURCES = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp", "*.toml")
 Environment = Literal["none", "pip", "uv"]
+
+log = logging.getLogger(__name__)
 
 
 class BuildTable(DataTable):
@@ -87,10 +96,12 @@ class ProjectFile(DataTable):
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """Another repository. root: its top folder. file: the project file that counts."""
+    """Another repository. root: its top folder. file: the project file that counts. inside: the
+    folder that it lies in, relative to the root."""
 
     root: Path
     file: ProjectFile
+    inside: Path = Path()
 
     @property
     def name(self) -> str:
@@ -103,9 +114,11 @@ class Project:
     def at(self, sha: str) -> Project:
         """The project with the file that a commit has. Raises WorkloadError if it has none."""
         try:
-            text = git_output(self.root, "cat-file", "blob", f"{sha}:{FILE}")
+            text = git_output(self.root, "cat-file", "blob", f"{sha}:{self.inside / FILE}")
         except GitError:
-            raise WorkloadError(f"{sha[:10]} has no {FILE}: take a later commit") from None
+            raise WorkloadError(
+                f"{sha[:10]} has no {self.inside / FILE}: commit it, or take a later commit"
+            ) from None
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / FILE
             path.write_text(text, "utf-8")
@@ -113,16 +126,22 @@ class Project:
 
 
 def open_project(folder: str) -> Project:
-    """The project of a folder or of its file, as it is checked out.
+    """The project of a folder or of its file, as it is checked out: of the nearest folder, up to
+    the top of the repository, that has a project file.
 
-    Raises UsageError if it is in no git repository or has no project file at its root, and
-    WorkloadError if the file has another form.
+    Raises UsageError if it is in no git repository or there is no project file, and WorkloadError
+    if the file has another form.
     """
     path = Path(folder)
-    root = repository_of(path.parent if path.name == FILE else path)
-    if not (root / FILE).is_file():
-        raise UsageError(f"{root} has no {FILE}: `flexq-bench init {root}` writes a first one")
-    return Project(root, read_project_file(root / FILE))
+    start = path.parent if path.name == FILE else path
+    root = repository_of(start).resolve()
+    start = start.resolve()
+    for place in (start, *start.parents):
+        if (place / FILE).is_file():
+            return Project(root, read_project_file(place / FILE), place.relative_to(root))
+        if place == root:
+            break
+    raise UsageError(f"{start} has no {FILE}: `flexq-bench init {start}` writes a first one")
 
 
 def read_project_file(path: Path) -> ProjectFile:
@@ -152,11 +171,22 @@ class ProjectRevision:
 
 
 def working_tree(project: Project) -> ProjectRevision:
-    """What is checked out, with the changes of tracked files on top of it."""
+    """What is checked out, with the changes of tracked files on top of it; a line in the log names
+    sources that are not tracked, and therefore not in it."""
     head = resolve_revision(project.root, "HEAD")
+    others = ("ls-files", "-z", "--others", "--exclude-standard", "--", *_SOURCES)
+    names = git_output(project.root / project.inside, *others).split("\0")
+    _say_left_out(tuple(name for name in names if name))
     changed = git_output(project.root, "stash", "create", "flexq-bench", environment=_NOBODY)
     commit = project.commit(head)
     return ProjectRevision(replace(commit, dirty=bool(changed)), changed or head)
+
+
+@cache  # once a process
+def _say_left_out(names: Sequence[str]) -> None:
+    if names:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        log.warning("not measured: %s%s, which git does not track: git add it", names[0], more)
 
 
 def revision(project: Project, text: str) -> ProjectRevision:
@@ -175,6 +205,11 @@ def commits_after(project: Project, good: str, bad: str) -> list[str]:
     try:
         git_output(project.root, "merge-base", "--is-ancestor", good, bad)
     except GitError:
+        if is_shallow(project.root):
+            raise UsageError(
+                f"this shallow clone does not tell whether {good[:10]} is an ancestor of "
+                f"{bad[:10]}: git fetch --unshallow first (in a workflow: fetch-depth: 0)"
+            ) from None
         raise UsageError(
             f"{good[:10]} is not an ancestor of {bad[:10]}: name a good revision that bad was "
             "made from"
@@ -189,7 +224,8 @@ def project_notes(project: Project, base: str, head: str) -> tuple[str, ...]:
     base, head: full ids of commits.
     """
     file = project.file
-    deciding = [FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml"))]
+    named = (FILE, *(text for text in (file.suite, file.policy) if text.endswith(".toml")))
+    deciding = [str(project.inside / text) for text in named]
     changed = git_output(project.root, "diff", "--name-only", base, head, "--", *deciding)
     if not changed:
         return ()

@@ -6,37 +6,44 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from flexq_bench.errors import InfrastructureError
-from flexq_bench.repository.git import git_output
+from flexq_bench.repository.git import git_output, run_git
 from flexq_bench.repository.project import BuildTable, Project
 from flexq_bench.repository.worktrees import worktree
 from kernels.outside.sources import KernelSource
 from kernels.runtime.files import cache_folder, only_process, write_atomically
 
-SOURCES = "src"  # modules of a repository lie there, or at its root
+SOURCES = "src"  # modules of a project lie there, or beside its file
 _DONE = "built.json"  # written last: a folder without it is begun anew
-_SHOWN = 200  # characters of what a build said last
+_OUTPUT = "build.log"
+_SHOWN = 200  # characters of why a build failed
+# A line that gives a reason, and those that wrap one.
+_REASON = re.compile(r"\berror\b.*: |^\s*(\w+\.)*\w*Error: ", re.IGNORECASE)
+_WRAPS = re.compile(r"^(make|ninja)\b|subprocess-exited-with-error|metadata-generation-failed")
 
 log = logging.getLogger(__name__)
 
 
 class BuildError(InfrastructureError):
-    """A commit that does not build; the message has the last line of the build."""
+    """A commit that does not build; the message has the line of its output that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuiltTree:
-    """A commit that is checked out and built. folder: its files. site: what was installed for it;
-    None: nothing. sources: of its kernels."""
+    """A commit that is checked out and built. folder: the project's, with its files. site: what was
+    installed for it; None: nothing. sources: of its kernels."""
 
     folder: Path
     site: Path | None
@@ -62,64 +69,126 @@ def built_tree(
     """
     tree = git_output(project.root, "rev-parse", f"{commit}^{{tree}}")
     own_cache = (variables or {}).get("FLEXQ_BENCH_CACHE")
-    home = _home(project, tree, Path(own_cache) if own_cache else cache_folder())
+    submodules, missing = _submodules(project.root, commit)
+    home = _home(project, tree, missing, Path(own_cache) if own_cache else cache_folder())
+    folder, site = home / "tree" / project.inside, home / "site"
     with only_process(home.with_suffix(".lock")):
         if not (home / _DONE).is_file():
             shutil.rmtree(home, ignore_errors=True)
             log.info("building %s of %s", commit[:10], project.name)
-            _check_out(project, commit, home / "tree")
-            _build(project.file.build, home, commit, variables)
+            for name in missing:
+                log.warning(
+                    "%s: the submodule %s is not in this clone as that commit has it: "
+                    "git submodule update --init --recursive",
+                    *(commit[:10], name),
+                )
+            _check_out(project, commit, home / "tree", submodules)
+            # Of code that nobody reviewed the output goes with the folder.
+            output = None if own_cache else home / _OUTPUT
+            _build(_Build(project.file.build, folder, commit, output), site, variables)
             write_atomically(home / _DONE, json.dumps({"tree": tree}).encode())
-    folder, site = home / "tree", home / "site"
     return BuiltTree(folder, site if site.is_dir() else None, project.file.sources(folder))
 
 
-def _home(project: Project, tree: str, cache: Path) -> Path:
+def _home(project: Project, tree: str, missing: list[str], cache: Path) -> Path:
     """By all that decides what comes of a build."""
-    identity = [str(project.root), tree, project.file.build.model_dump_json(), sys.version]
+    table = project.file.build.model_dump_json()
+    identity = [str(project.root), str(project.inside), tree, *missing, table, sys.version]
     key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:32]
     return cache / "projects" / project.name / key
 
 
-def _check_out(project: Project, commit: str, folder: Path) -> None:
+def _submodules(
+    root: Path, commit: str, above: Path = Path()
+) -> tuple[list[tuple[Path, str, Path]], list[str]]:
+    """Submodules of a commit, with theirs: the repository that has each, its commit, its path; and
+    the paths of those that this clone does not have."""
+    there: list[tuple[Path, str, Path]] = []
+    missing: list[str] = []
+    for entry in git_output(root, "ls-tree", "-r", "-z", commit).split("\0"):
+        about, _, name = entry.partition("\t")
+        if not about.startswith("160000 "):
+            continue
+        repository, sha, path = root / name, about.split()[2], above / name
+        has = ("cat-file", "-e", f"{sha}^{{commit}}")
+        if not (repository / ".git").exists() or run_git(repository, *has).returncode:
+            missing.append(str(path))
+            continue
+        inner, lost = _submodules(repository, sha, path)
+        there += [(repository, sha, path), *inner]
+        missing += lost
+    return there, missing
+
+
+def _check_out(
+    project: Project, commit: str, folder: Path, submodules: list[tuple[Path, str, Path]]
+) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with worktree(project.root, commit) as checked_out:
         # A copy, which is built where it stays: builds keep absolute paths. It has the files of
         # the repository and no history.
         shutil.copytree(checked_out, folder, symlinks=True, ignore=_without_git)
+    # A worktree has empty folders in their place.
+    for repository, sha, path in submodules:
+        with tempfile.TemporaryDirectory() as scratch:
+            index = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
+            git_output(repository, "read-tree", sha, environment=index)
+            written = ("checkout-index", "--all", "--force", f"--prefix={folder / path}{os.sep}")
+            git_output(repository, *written, environment=index)
 
 
 def _without_git(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name == ".git"]
 
 
-def _build(table: BuildTable, home: Path, commit: str, variables: Mapping[str, str] | None) -> None:
+@dataclass(frozen=True, slots=True)
+class _Build:
+    """output: where the output of what fails goes; None: nowhere."""
+
+    table: BuildTable
+    folder: Path
+    commit: str
+    output: Path | None
+
+
+def _build(build: _Build, site: Path, variables: Mapping[str, str] | None) -> None:
+    table = build.table
     environment = dict(os.environ if variables is None else variables)
-    folder = home / "tree"
+    environment |= _version_without_history(build.folder)
     if table.environment != "none" and table.packages:
-        site = str(home / "site")
         installer = {
-            "pip": (sys.executable, "-m", "pip", "install", "--quiet", "--target", site),
-            "uv": ("uv", "pip", "install", "--python", sys.executable, "--target", site),
+            "pip": (sys.executable, "-m", "pip", "install", "--quiet", "--target", str(site)),
+            "uv": ("uv", "pip", "install", "--python", sys.executable, "--target", str(site)),
         }[table.environment]
-        _run([*installer, *table.packages], folder, commit, environment, table.timeout_s)
-        environment["PYTHONPATH"] = site
+        _run([*installer, *table.packages], build, environment)
+        environment["PYTHONPATH"] = str(site)
     if table.command:
-        command = ["/bin/sh", "-c", table.command]
-        _run(command, folder, commit, environment, table.timeout_s)
+        _run(["/bin/sh", "-c", table.command], build, environment)
+
+
+def _version_without_history(folder: Path) -> dict[str, str]:
+    """What packages that ask git for their version need, of which a built tree has no history."""
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+        if "version" not in project.get("dynamic", ()):
+            return {}
+        name = re.sub(r"[-_.]+", "_", project["name"]).upper()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # no such package, or one of another form, of which its build says more
+    return {f"SETUPTOOLS_SCM_PRETEND_VERSION_FOR_{name}": "0"}
 
 
 def _run(
     command: list[str],
-    folder: Path,
-    commit: str,
+    build: _Build,
     environment: Mapping[str, str],
-    timeout_s: float,
 ) -> None:
+    does_not = f"{build.commit[:10]} does not build"
+    timeout_s = build.table.timeout_s
     try:
         process = subprocess.Popen(
             command,
-            cwd=folder,
+            cwd=build.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -129,15 +198,25 @@ def _run(
             errors="replace",
         )
     except OSError as error:
-        raise BuildError(f"{commit[:10]} does not build: {command[0]}: {error.strerror}") from error
+        raise BuildError(f"{does_not}: {command[0]}: {error.strerror}") from error
     with process:
         try:
             said, _ = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            raise BuildError(f"{commit[:10]} does not build in {timeout_s:g} s") from None
+            raise BuildError(f"{does_not} in {timeout_s:g} s") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
-        last = (said.strip().splitlines() or [f"exit code {process.returncode}"])[-1]
-        raise BuildError(f"{commit[:10]} does not build: {last[:_SHOWN]}")
+        where = ""
+        if build.output is not None:
+            build.output.write_text(said, "utf-8")
+            where = f" (its output: {build.output})"
+        raise BuildError(f"{does_not}: {_reason(said, process.returncode)}{where}")
+
+
+def _reason(said: str, code: int) -> str:
+    """The first line of a build's output that gives a reason, else the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    reasons = (line for line in lines if _REASON.search(line) and not _WRAPS.search(line))
+    return next(reasons, lines[-1] if lines else f"exit code {code}")[:_SHOWN]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from flexq_bench.errors import UsageError
@@ -47,6 +48,7 @@ jobs:
           ref: ${{ github.event.pull_request.head.sha }}
           fetch-depth: 0
           persist-credentials: false
+          submodules: recursive
       - uses: actions/setup-python@v5
         with:
           python-version: "3.12"
@@ -56,7 +58,7 @@ jobs:
           BASE: ${{ github.event.pull_request.base.sha }}
           HEAD: ${{ github.event.pull_request.head.sha }}
         run: |
-          flexq-bench gate perf --project . --base "$BASE" --head "$HEAD" --markdown gate.md
+          flexq-bench gate perf --project PROJECT --base "$BASE" --head "$HEAD" --markdown gate.md
       - uses: actions/upload-artifact@v4
         if: always()
         with:
@@ -67,13 +69,18 @@ jobs:
 
 
 def write_first_files(folder: Path) -> list[Path]:
-    """Write the project file and the workflow at the root of a repository; what was written.
+    """Write the project file in a folder, and the workflow of its repository; what was written.
 
-    Kernels are the tracked and new files that import the public module. Raises UsageError if the
-    folder is in no git repository, or a file is there already.
+    Kernels are the folder's tracked and new files that import the public module. Raises UsageError
+    if the folder is in no git repository, or a file is there already.
     """
-    root = repository_of(folder)
-    files = {root / FILE: _project_file(root), root / WORKFLOW: _GATE}
+    root, folder = repository_of(folder).resolve(), folder.resolve()
+    inside = folder.relative_to(root)
+    name = normalized(folder.name)
+    # A repository may have several projects.
+    workflow = WORKFLOW if folder == root else WORKFLOW.with_stem(f"{WORKFLOW.stem}-{name}")
+    gate = _GATE.replace("PROJECT", shlex.quote(str(inside)))
+    files = {folder / FILE: _project_file(folder, name), root / workflow: gate}
     for path in files:
         if path.exists():
             raise UsageError(f"{path} is there already: edit it, or move it away")
@@ -83,25 +90,31 @@ def write_first_files(folder: Path) -> list[Path]:
     return list(files)
 
 
-def _project_file(root: Path) -> str:
+def _project_file(folder: Path, name: str) -> str:
     # -z: names as they are, which git quotes otherwise.
     search = ("grep", "-z", "--files-with-matches", "--untracked", "--fixed-strings", _API)
-    names = run_git(root, *search, "--", "*.py").stdout.split("\0")
+    names = run_git(folder, *search, "--", "*.py").stdout.split("\0")
     # A virtual environment that is not ignored has the program itself.
     found = [name for name in names if name and "site-packages" not in Path(name).parts]
-    sources = [_source(root, Path(name)) for name in found or [_EXAMPLE]]
+    sources = [_source(folder, Path(name)) for name in found or [_EXAMPLE]]
     kernels = ", ".join(json.dumps(source, ensure_ascii=False) for source in sources)
-    return _PROJECT.format(name=normalized(root.name), kernels=kernels)
+    return _PROJECT.format(name=name, kernels=kernels)
 
 
 def _source(root: Path, file: Path) -> str:
     """A file of a package as a module, whose relative imports then work; others by their path."""
+    if file.parts[0] == SOURCES and file.parent != Path(SOURCES):
+        return _module(file, Path(SOURCES))  # folders in it are packages, with or without a file
     top = file.parent
     while (root / top / "__init__.py").is_file():
         top = top.parent
     # Where modules are looked for, see BuiltTree.environment.
     if top == file.parent or top not in (Path(), Path(SOURCES)):
         return str(file)
+    return _module(file, top)
+
+
+def _module(file: Path, top: Path) -> str:
     inside = file.relative_to(top).with_suffix("")
     parts = inside.parts[:-1] if inside.name == "__init__" else inside.parts
     # Under the names of our packages ours are found, and a hyphen is no part of a module's name.

@@ -40,7 +40,7 @@ def resolve_revision(repository: Path, revision: str) -> str:
     )
     if done.returncode == 0:
         return done.stdout.strip()
-    if run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true":
+    if is_shallow(repository):
         raise UsageError(
             f"no revision {revision!r} in this shallow clone: git fetch --unshallow first "
             "(in a workflow: fetch-depth: 0)"
@@ -49,6 +49,11 @@ def resolve_revision(repository: Path, revision: str) -> str:
     near = difflib.get_close_matches(revision, names, n=_NAMED, cutoff=0.0)
     there_are = ", ".join(near) or "no branches and no tags"
     raise UsageError(f"no revision {revision!r} in {repository}: there are {there_are}")
+
+
+def is_shallow(repository: Path) -> bool:
+    """Whether the clone lacks early commits."""
+    return run_git(repository, "rev-parse", "--is-shallow-repository").stdout.strip() == "true"
 
 
 def refuse_local_changes(repository: Path, sha: str) -> None:

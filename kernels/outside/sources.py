@@ -119,7 +119,15 @@ class KernelSource:
         module = importlib.util.module_from_spec(spec)
         sys.modules[name] = module  # where pickle, Triton and dataclasses look
         sys.path.insert(0, str(folder))
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except ImportError as error:
+            if "no known parent package" not in str(error):
+                raise
+            raise SourceError(
+                f"{path} imports from its package, by a dot: name it as a module (package.module) "
+                "in place of a file"
+            ) from error
         beside = _files_of(sys.modules.keys() - before, folder)
         return module, content_hash({path, *beside}, folder)
 

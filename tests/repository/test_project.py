@@ -101,11 +101,85 @@ def test_a_commit_that_does_not_build_is_one_line_and_is_tried_again(made, tmp_p
     sha = with_build(made, f"test -e {tmp_path}/there || (echo no; echo 'not there'; exit 3)")
     project = open_project(str(made.path))
 
-    with pytest.raises(BuildError, match=f"^{sha[:10]} does not build: not there$"):
+    with pytest.raises(BuildError, match=f"^{sha[:10]} does not build: not there ") as raised:
         built_tree(project, sha)
+    output = re.search(r"\(its output: (.*)\)", str(raised.value))[1]
+    assert Path(output).read_text() == "no\nnot there\n"
     (tmp_path / "there").touch()
 
     assert built_tree(project, sha).folder.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        (
+            "g++ -c a.cpp\na.cpp:3:1: error: no such type\na.cpp:9:1: error: more\n"
+            "make: *** [Makefile:2: all] Error 1",
+            "a.cpp:3:1: error: no such type",
+        ),
+        (
+            "  error: subprocess-exited-with-error\n  × Building wheel did not run\n"
+            "      LookupError: no version\n      [end of output]\n  note: not of pip",
+            "LookupError: no version",
+        ),
+        ("make: *** No rule to make target", "make: *** No rule to make target"),
+    ],
+)
+def test_a_build_that_fails_is_told_by_its_reason(made, tmp_path, output, reason):
+    (tmp_path / "output").write_text(output)
+    sha = with_build(made, f"cat {tmp_path}/output; exit 1")
+
+    with pytest.raises(BuildError, match=re.escape(f"does not build: {reason} (")):
+        built_tree(open_project(str(made.path)), sha)
+
+
+def test_a_project_in_a_folder_of_a_repository_is_built_there(made):
+    inside = made.path / "gemm" / "fast"
+    (inside / "src").mkdir(parents=True)
+    build = '[build]\ncommand = "pwd > made"\n'
+    (inside / FILE).write_text(TOML.replace("Acme_Kernels", "Inner") + build)
+    (inside / "fast.py").write_text(KERNEL)
+    base = made.commit()
+    (inside / FILE).write_text((inside / FILE).read_text() + "# edited\n")
+    sha = made.commit()
+
+    project = open_project(str(inside / "src"))  # the nearest folder with a file counts
+
+    built = built_tree(project.at(sha), sha)
+    assert project.name == "inner"
+    assert (built.folder / "made").read_text() == f"{built.folder}\n"
+    assert built.sources[0].place == str(built.folder / "fast.py")
+    assert project_notes(project, base, sha) == (
+        "not judged: gemm/fast/flexq-bench.toml changed by head; base's are used",
+    )
+    assert open_project(str(made.path / "gemm")).name == "acme-kernels"
+
+
+def test_submodules_are_built_at_the_commits_that_each_commit_has(made, tmp_path, git, caplog):
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "-q", "-b", "main")
+    shas = []
+    for text in ("first", "second"):
+        (library / "scales.py").write_text(text)
+        git(library, "add", "--all")
+        git(library, "commit", "-q", "-m", text)
+        if not shas:
+            local = ("-c", "protocol.file.allow=always")
+            made.git(*local, "submodule", "--quiet", "add", str(library), "deps/library")
+        else:
+            git(made.path / "deps" / "library", "pull", "-q")
+        shas.append(made.commit())
+    project = open_project(str(made.path))
+
+    folders = [built_tree(project, sha).folder for sha in shas]
+
+    assert [(one / "deps/library/scales.py").read_text() for one in folders] == ["first", "second"]
+    made.git("submodule", "--quiet", "deinit", "--force", "--all")
+    without = built_tree(project, shas[1]).folder
+    assert without not in folders  # what lacks files is no build of that commit
+    assert "the submodule deps/library is not in this clone" in caplog.text
 
 
 def test_a_build_that_hangs_is_ended(made):
@@ -137,6 +211,28 @@ def test_a_working_tree_with_changes_is_measured_as_it_is_and_dirty(made):
     assert found.commit.sha == made.git("rev-parse", "HEAD")
     built = built_tree(project, found.checkout)
     assert (built.folder / "fast.py").read_text().endswith("# edited\n")
+
+
+def test_sources_that_git_does_not_track_are_said_to_be_left_out(made, caplog):
+    (made.path / "new.py").write_text(KERNEL)
+    (made.path / "gate.md").touch()
+
+    found = working_tree(open_project(str(made.path)))
+
+    assert not found.commit.dirty
+    assert caplog.messages == ["not measured: new.py, which git does not track: git add it"]
+
+
+def test_a_shallow_clone_is_told_to_fetch_what_decides_the_order(made, tmp_path, git):
+    made.commit()
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{made.path}", "shallow")
+    made.git("checkout", "-q", "--orphan", "other")
+    other = made.commit()
+    project = open_project(str(tmp_path / "shallow"))
+    git(tmp_path / "shallow", "fetch", "-q", "--depth", "1", "origin", "other:other")
+
+    with pytest.raises(UsageError, match="git fetch --unshallow first"):
+        commits_after(project, other, "main")
 
 
 def test_each_commit_has_its_own_file(made):
@@ -206,6 +302,7 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
         "kernels/fast.py",  # beside ours of that name
         "src/acme/gemm/fast.py",
         "src/acme/gemm/not-a-module.py",
+        "src/spaced/deep/fast.py",  # a package without __init__.py
     )
     for folder in ("kernels", "src/acme", "src/acme/gemm"):
         (tmp_path / folder).mkdir(parents=True)
@@ -217,11 +314,25 @@ def test_first_files_are_written_once_and_name_the_kernels(tmp_path, git):
     write_first_files(tmp_path)
 
     assert set(open_project(str(tmp_path)).file.kernels) == {
-        *("mine.py", files[0], files[2], "acme.gemm.fast", files[4])
+        *("mine.py", files[0], files[2], "acme.gemm.fast", files[4], "spaced.deep.fast")
     }
     assert "flexq-bench gate perf --project ." in (tmp_path / WORKFLOW).read_text()
     with pytest.raises(UsageError, match="is there already"):
         write_first_files(tmp_path)
+
+
+def test_first_files_of_a_folder_lie_in_it_and_its_workflow_at_the_root(tmp_path, git):
+    git(tmp_path, "init", "-q")
+    inside = tmp_path / "gemm" / "fast"
+    inside.mkdir(parents=True)
+    (inside / "mine.py").write_text(KERNEL)
+    (tmp_path / "other.py").write_text(KERNEL)
+
+    written = write_first_files(inside)
+
+    assert written == [inside / FILE, tmp_path / ".github/workflows/flexq-bench-fast.yml"]
+    assert open_project(str(inside)).file.kernels == ("mine.py",)
+    assert "flexq-bench gate perf --project gemm/fast --base" in written[1].read_text()
 
 
 def test_an_installed_program_hides_nothing_that_a_project_has_installed(tmp_path, cache):
