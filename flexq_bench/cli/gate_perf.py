@@ -155,6 +155,7 @@ def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: b
     """Commits of another repository: its file, suites and policies are base's, or head's."""
     from ci.policy import load_policy
     from flexq_bench.cli.project import use_project
+    from flexq_bench.errors import UsageError
     from flexq_bench.measure import ab as interleave
     from flexq_bench.repository.project import project_notes, revision
     from flexq_bench.repository.worktrees import refuse_local_changes
@@ -163,6 +164,11 @@ def _of_project(folder: str, base: str, head: str, policy: str, *, trust_head: b
     project = trusted.project
     first, second = (revision(project, text) for text in (base, head))
     refuse_local_changes(project.root, second.checkout)
+    if second.commit.dirty or first.commit.dirty:
+        raise UsageError(
+            f"{project.root} has local changes, and a gate judges commits: commit or stash them "
+            f"first, or see `flexq-bench compare {base} {head} --project {folder}`"
+        )
     rules = trusted.policy() if policy == "default" else load_policy(policy)
     by = interleave.compare_project if trust_head else interleave.compare_judged_project
     notes = () if trust_head else project_notes(project, first.checkout, second.checkout)

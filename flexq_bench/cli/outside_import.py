@@ -234,7 +234,7 @@ def _records(
         commit=commit,
         device=(options.device or "").strip()[:100],
         created_at=told or reading.created_at or datetime.now(UTC).isoformat(),
-        file_hash=folder_hash(path) if format_name == TRACES else file_hash(path),
+        file_hash=folder_hash(path) if Path(path).is_dir() else file_hash(path),
     )
     return outside_records(reading.results, origin)
 

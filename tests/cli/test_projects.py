@@ -204,6 +204,19 @@ def test_a_gate_fails_for_each_seeded_commit_and_for_no_other(
     assert {one["outcome"] for one in json.loads(report.read_text())["cases"]} == outcomes
 
 
+@pytest.mark.usefixtures("made_times")
+def test_a_gate_judges_no_working_tree_with_changes(cli, seeded, git):
+    source = Path(seeded) / "kernels" / "torch_kernels.py"
+    source.write_text(source.read_text() + "# edited\n")
+    try:
+        ran = cli("gate", "perf", "--project", seeded, "--base", "main", "--head", ".")
+    finally:
+        git(Path(seeded), "checkout", "-q", "--", ".")
+
+    assert ran.code == 2
+    assert "has local changes, and a gate judges commits" in ran.error
+
+
 STATIC = """
 from flexq_bench.api import compile_cuda, linear_kernel
 

@@ -1,14 +1,17 @@
-"""Criterion.rs: the output of `cargo criterion --message-format=json`, one object a line.
+"""Criterion.rs: the output of `cargo criterion --message-format=json`, or its folder of results.
 
-The messages are those of its book ("External Tools", bheisler.github.io/criterion.rs/book): of
-each benchmark a `benchmark-complete` with samples and estimates.
+The messages, one object a line, are those of its book ("External Tools",
+bheisler.github.io/criterion.rs/book): of each benchmark a `benchmark-complete` with samples and
+estimates. In target/criterion, which `cargo bench` writes, the newest results of a benchmark are in
+a folder `new`: benchmark.json has its name, estimates.json and sample.json have nanoseconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flexq_bench.errors import UsageError
@@ -20,18 +23,24 @@ from flexq_bench.runs.outside.result import (
     collect,
     in_us,
     number,
+    read_json,
 )
 from flexq_bench.runs.text_files import read_text
 
-_WHAT = "the output of cargo criterion --message-format=json"
+_WHAT = "the output of cargo criterion --message-format=json, or the folder target/criterion"
 
 
 def read(path: str) -> Reading:
     """Medians with their intervals, and the samples, by benchmark.
 
     A benchmark `group/function/value` is the function of its group with a parameter. Other messages
-    are left out. Raises UsageError for a file without any message.
+    are left out. Raises UsageError for a file without any message, or a folder without results.
     """
+    if Path(path).is_dir():
+        found = sorted(Path(path).rglob("new/benchmark.json"))
+        if not found:
+            raise UsageError(f"{path} holds no new/benchmark.json: name {_WHAT}")
+        return collect((str(one.parent.parent), partial(_of_folder, one.parent)) for one in found)
     lines = read_text(path, _WHAT, most_bytes=MOST_BYTES).splitlines()
     messages = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not any('"reason"' in line for _, line in messages):
@@ -60,6 +69,40 @@ def _result(message: object) -> OutsideResult | None:
     unit = estimate["unit"]
     counts = message.get("iteration_count") or ()
     values = message.get("measured_values") or ()
+    times = _samples(values, counts, message.get("unit"))
+    return OutsideResult(
+        **_named(message["id"]),
+        median=in_us(estimate["estimate"], unit, "the median"),
+        low=in_us(estimate["lower_bound"], unit, "the lower bound"),
+        high=in_us(estimate["upper_bound"], unit, "the upper bound"),
+        samples=times,
+        n_samples=len(times),
+    )
+
+
+def _of_folder(folder: Path) -> OutsideResult:
+    try:
+        about, estimates, sample = (
+            read_json(str(folder / f"{name}.json"), _WHAT)
+            for name in ("benchmark", "estimates", "sample")
+        )
+    except UsageError as error:
+        raise BadResult(str(error)) from None
+    median = estimates["median"]
+    interval = median["confidence_interval"]
+    samples = _samples(sample["times"], sample["iters"], "ns")
+    return OutsideResult(
+        **_named(about["full_id"]),
+        median=in_us(median["point_estimate"], "ns", "the median"),
+        low=in_us(interval["lower_bound"], "ns", "the lower bound"),
+        high=in_us(interval["upper_bound"], "ns", "the upper bound"),
+        samples=samples,
+        n_samples=len(samples),
+    )
+
+
+def _samples(values: Sequence[Any], counts: Sequence[Any], unit: object) -> tuple[float, ...]:
+    """Microseconds of an iteration in each sample, of the time of all iterations in it."""
     if len(counts) != len(values):
         raise BadResult("it has not one measured value for each iteration count")
     times = []
@@ -67,15 +110,14 @@ def _result(message: object) -> OutsideResult | None:
         launches = number(iterations, "an iteration count")
         if launches < 1:
             raise BadResult("an iteration count is below 1")
-        times.append(in_us(value, message["unit"], "a measured value") / launches)
-    stem, _, parameter = str(message["id"]).rpartition("/")
-    return OutsideResult(
-        name=stem or parameter,
-        variant=parameter if stem else "",
-        median=in_us(estimate["estimate"], unit, "the median"),
-        low=in_us(estimate["lower_bound"], unit, "the lower bound"),
-        high=in_us(estimate["upper_bound"], unit, "the upper bound"),
-        samples=tuple(times),
-        n_samples=len(times),
-        environment={"tool": "criterion", "statistic": "median"},
-    )
+        times.append(in_us(value, unit, "a measured value") / launches)
+    return tuple(times)
+
+
+def _named(identity: object) -> dict[str, Any]:
+    stem, _, parameter = str(identity).rpartition("/")
+    return {
+        "name": stem or parameter,
+        "variant": parameter if stem else "",
+        "environment": {"tool": "criterion", "statistic": "median"},
+    }

@@ -1,14 +1,15 @@
 """CSV: one result a row, with a header.
 
 Columns, in any order: `benchmark` and `value`; and if wanted `unit` (default us), `metric` (default
-time), `direction` (lower or higher), `low` and `high` (of the 95 % interval), `samples` (how many),
-`variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
+time), `direction` (lower or higher; needed of what is no time), `low` and `high` (of the 95 %
+interval), `samples` (how many), `variant`, `m`, `n`, `k`, `gpu`, `cache` (cold or hot).
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -40,10 +41,13 @@ def read(path: str) -> Reading:
     text = read_text(path, _WHAT, most_bytes=MOST_BYTES, encoding="utf-8-sig")
     rows = csv.reader(io.StringIO(text))
     try:
-        header = [name.strip() for name in next(rows, [])]
+        # In any letters, as spreadsheets have them.
+        header = [name.strip().lower() for name in next(rows, [])]
     except csv.Error:
         raise UsageError(f"{path} is no CSV: name {_WHAT}") from None
     for name in header:
+        if (separator := re.search(r"[;\t|]", name)) is not None:
+            raise UsageError(f"{path} has columns separated by {separator[0]!r}: write commas")
         if name not in _COLUMNS:
             raise UsageError(f"{path}: {unknown('column', name[:40], _COLUMNS)}")
     missing = [name for name in _NEEDED if name not in header]
@@ -85,6 +89,8 @@ def _result(row: list[str], header: list[str]) -> OutsideResult:
         factor = 1.0
         if unit in US and "unit" not in told:
             raise BadResult(f"the unit of {metric} is not told")
+        if "direction" not in told:
+            raise BadResult(f"whether lower or higher {metric} is better is not told: direction")
     cache = told.get("cache", "")
     if cache not in ("", "cold", "hot"):
         raise BadResult("its cache is neither cold nor hot")

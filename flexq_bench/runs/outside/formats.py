@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from flexq_bench.errors import UsageError
 from flexq_bench.runs.outside import (
     criterion,
     csv_results,
@@ -24,4 +25,11 @@ FORMATS: Mapping[str, Callable[[str], Reading]] = {
 
 def read_results(format_name: str, path: str) -> Reading:
     """The results of a file. Raises UsageError for one of another format; KeyError: no such."""
-    return FORMATS[format_name](path)
+    reading = FORMATS[format_name](path)
+    reasons = {one.reason for one in reading.refused}
+    if not reading.results and len(reading.refused) > 1 and len(reasons) == 1:
+        raise UsageError(
+            f"{path}: none of its {len(reading.refused)} results can be read, {reasons.pop()}: "
+            f"is it a file of {format_name}?"
+        )
+    return reading

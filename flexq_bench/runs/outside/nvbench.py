@@ -9,8 +9,9 @@ from __future__ import annotations
 import array
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ _MODES = (("cold", "nv/cold"), ("hot", "nv/batch"), ("", "nv/cpu_only"))
 def read(path: str) -> Reading:
     """GPU times (of CPU-only benchmarks: CPU times) by benchmark, axes and device.
 
-    `cold` is isolated launches, `hot` batches of them. The median of raw samples, if the file has
+    `cold` is isolated launches, `hot` batches of them. Of several devices of one name the first
+    counts: a series is of a kind of device. The median of raw samples, if the file has
     them; else nvbench's median; else its mean: the environment says which. A skipped state is a
     failed result with its reason. Raises UsageError for a file that is no such one.
     """
@@ -49,26 +51,52 @@ def read(path: str) -> Reading:
     version = _version(file)
     benchmarks = list_of(file, "benchmarks", path, _WHAT)
     folder = Path(path).resolve().parent
-    return collect(_states(benchmarks, devices, version, folder))
+    others = _others_of_a_kind(benchmarks, devices)
+    entries = _states(benchmarks, devices, version, folder, others.keys())
+    refused = ((f"device {number}", partial(_refuse, reason)) for number, reason in others.items())
+    return collect(chain(entries, refused))
+
+
+def _others_of_a_kind(benchmarks: list[Any], devices: Mapping[Any, Any]) -> dict[Any, str]:
+    """Devices whose states are left out, and why: one of the same name was measured before."""
+    first: dict[str, Any] = {}
+    others: dict[Any, str] = {}
+    for benchmark in benchmarks:
+        states = benchmark.get("states") if isinstance(benchmark, dict) else None
+        for state in states if isinstance(states, list) else ():
+            number = state.get("device") if isinstance(state, dict) else None
+            name = devices[number].get("name") if number in devices else None
+            if isinstance(name, str) and first.setdefault(name, number) != number:
+                others[number] = (
+                    f"it is another {name}, and device {first[name]} is read: run with --devices "
+                    f"{first[name]}"
+                )
+    return others
+
+
+def _refuse(reason: str) -> list[OutsideResult]:
+    raise BadResult(reason)
 
 
 def _states(
-    benchmarks: list[Any], devices: Mapping[Any, Any], version: str, folder: Path
+    benchmarks: list[Any],
+    devices: Mapping[Any, Any],
+    version: str,
+    folder: Path,
+    left_out: Collection[Any],
 ) -> Iterator[tuple[str, Callable[[], list[OutsideResult]]]]:
     for position, benchmark in enumerate(benchmarks, start=1):
         name = benchmark.get("name") if isinstance(benchmark, dict) else None
         states = benchmark.get("states") if isinstance(benchmark, dict) else None
         if not isinstance(name, str) or not isinstance(states, list):
-            yield f"benchmark {position}", _no_benchmark
+            yield f"benchmark {position}", partial(_refuse, "it has no name, or no states")
             continue
         for state in states:
+            if isinstance(state, dict) and state.get("device") in left_out:
+                continue
             label = state.get("name") if isinstance(state, dict) else None
             of_state = f"{name} {label or ''}".strip()
             yield of_state, partial(_results, name, state, devices, version, folder)
-
-
-def _no_benchmark() -> list[OutsideResult]:
-    raise BadResult("it has no name, or no states")
 
 
 def _results(

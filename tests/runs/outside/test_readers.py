@@ -126,6 +126,22 @@ def test_nvbench_bad_states_are_refused_and_the_others_kept(read):
     ]
 
 
+def test_nvbench_devices_of_one_name_are_one_series_and_the_first_is_read(read):
+    file = nvbench(*(state(device=number, name=f"Device={number}") for number in (1, 2, 3)))
+    names = ("NVIDIA H200", "NVIDIA H200", "NVIDIA H200", "NVIDIA L4")  # nothing ran on the first
+    file["devices"] = [{"id": number, "name": name} for number, name in enumerate(names)]
+
+    reading = read("nvbench", file)
+
+    assert [(one.device, one.extra["state"]) for one in reading.results] == [
+        ("NVIDIA H200", "Device=1"),
+        ("NVIDIA L4", "Device=3"),
+    ]
+    assert refusals(reading) == [
+        "device 2: it is another NVIDIA H200, and device 1 is read: run with --devices 1"
+    ]
+
+
 def test_a_file_of_nvbench_itself_is_read_whole():
     """cuda-bench's wheel holds a file that nvbench wrote for its own tests."""
     try:
@@ -287,6 +303,33 @@ def test_criterion_lines_that_are_cut_off_are_refused(read):
     ]
 
 
+def test_a_folder_of_criterion_has_the_newest_results_of_each_benchmark(read, tmp_path):
+    def estimate(value):
+        interval = {"confidence_level": 0.95, "lower_bound": value - 1, "upper_bound": value + 1}
+        return {"point_estimate": value, "confidence_interval": interval, "standard_error": 0.5}
+
+    for name, value in (("new", 102.0), ("base", 90.0)):
+        folder = tmp_path / "criterion" / "gemm" / "w6a8" / "64" / name
+        folder.mkdir(parents=True)
+        about = {"group_id": "gemm", "function_id": "w6a8", "full_id": "gemm/w6a8/64"}
+        sample = {"sampling_mode": "Linear", "iters": [10.0, 20.0], "times": [1000.0, 2100.0]}
+        told = {"benchmark": about, "estimates": {"median": estimate(value)}, "sample": sample}
+        for stem, content in told.items():
+            (folder / f"{stem}.json").write_text(json.dumps(content))
+    broken = tmp_path / "criterion" / "gemm" / "cut" / "new"
+    broken.mkdir(parents=True)
+    (broken / "benchmark.json").write_text("{")
+
+    reading = read_results("criterion", str(tmp_path / "criterion"))
+
+    (one,) = reading.results
+    assert one == read("criterion", complete()).results[0]
+    (refused,) = reading.refused
+    assert "benchmark.json is not JSON" in refused.reason
+    with pytest.raises(UsageError, match=r"holds no new/benchmark\.json"):
+        read_results("criterion", str(tmp_path / "criterion" / "gemm" / "w6a8" / "64" / "base"))
+
+
 # CSV
 
 
@@ -305,6 +348,26 @@ def test_csv_rows_of_other_metrics_keep_their_unit(read):
     ).results
 
     assert (one.metric, one.unit, one.direction, one.median) == ("bandwidth", "TB/s", "higher", 3.2)
+
+
+def test_csv_rows_of_other_metrics_tell_which_way_is_better(read):
+    reading = read("csv", "benchmark,value,unit,metric\ncopy,3.2,TB/s,bandwidth\n")
+
+    assert refusals(reading) == [
+        "row 2: whether lower or higher bandwidth is better is not told: direction"
+    ]
+
+
+def test_csv_headers_are_read_in_any_letters_and_order(read):
+    (one,) = read("csv", "\ufeffUnit,Value, Benchmark \r\nns,1500,gemm\r\n").results
+
+    assert (one.name, one.median) == ("gemm", pytest.approx(1.5))
+
+
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_csv_with_another_separator_is_told_apart(read, separator):
+    with pytest.raises(UsageError, match=r"columns separated by .*: write commas"):
+        read("csv", f"benchmark{separator}value\ngemm{separator}1,5\n")
 
 
 @pytest.mark.parametrize(
@@ -353,6 +416,13 @@ def test_a_file_of_more_results_than_are_read_is_refused(read, monkeypatch):
 def test_a_file_of_another_kind_is_refused_as_a_whole(read, format_name, content):
     with pytest.raises(UsageError):
         read(format_name, content)
+
+
+def test_a_file_of_another_tool_is_one_line(read):
+    with pytest.raises(
+        UsageError, match=r"none of its 2 results can be read, 'fullname' is mis.*\?"
+    ):
+        read("pytest-benchmark", google(iteration(), iteration(index=1)))
 
 
 @pytest.mark.parametrize("format_name", FORMATS)
