@@ -179,6 +179,7 @@ def test_the_hash_is_that_of_the_file_and_of_what_lies_beside_it_and_is_imported
         ("import sys; sys.exit(0)", "ends the process when it is imported: 0"),
         ("import os; os._exit(0)", "ends the process when it is imported: 0"),
         ("def f(:", "does not import: SyntaxError"),
+        ("from . import x", "imports from its package, by a dot: name it as a module"),
         ("x = 1", "has no kernel: decorate a function"),
         (RIGHT.replace('"copied"', '"Bad Name"'), "a kernel is written name"),
     ],
