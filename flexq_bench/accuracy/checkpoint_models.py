@@ -24,6 +24,7 @@ from flexq_bench.checkpoints.model_source import expected_tensors, quiet_transfo
 from flexq_bench.checkpoints.streaming import EmptyOnMeta
 from flexq_bench.decode.checkpoint_weights import CheckpointWeights
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_map import replace_module
 
 
@@ -79,7 +80,8 @@ def _without_weights(checkpoint: QuantizedCheckpoint, dtype: torch.dtype) -> Any
     try:
         config = AutoConfig.for_model(described.pop("model_type"), **described)
         with EmptyOnMeta():
-            return AutoModelForCausalLM.from_config(config, dtype=dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        return with_linear_layers(model)
     except Exception as error:  # from an unknown kind of model to a field of another type
         message = str(error).strip().splitlines() or [type(error).__name__]
         raise AccuracyError(f"can't load {checkpoint.folder}: {message[0]}") from error

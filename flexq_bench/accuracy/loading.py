@@ -12,8 +12,8 @@ import torch
 from flexq_bench.accuracy.errors import AccuracyError
 from flexq_bench.accuracy.perplexity import GPTQ_CONTEXT
 from flexq_bench.checkpoints.model_source import quiet_transformers
+from flexq_bench.schemes.linear_layers import with_linear_layers
 from flexq_bench.schemes.model_files import CONFIG, ModelFiles, find_model
-from flexq_bench.schemes.model_map import with_linear_layers
 
 _IN_A_BLOCK = re.compile(r"layers\.\d+\..*(weight|bias)$")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -7,6 +7,7 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from flexq_bench.checkpoints.config import CONFIG
 from flexq_bench.checkpoints.errors import CheckpointError
 from flexq_bench.checkpoints.layers import all_finite
 from flexq_bench.checkpoints.safetensors_io import TensorInfo, read_header, read_tensor
+from flexq_bench.schemes.linear_layers import Origin
 from flexq_bench.schemes.model_files import ModelFiles
+from flexq_bench.schemes.model_map import stored_names
 
 Named = tuple[str, torch.Tensor]
 _GENERATION = "generation_config.json"
@@ -41,9 +44,10 @@ class ModelSource(ABC):
         """The transformers configuration, PretrainedConfig. Raises CheckpointError if it is bad."""
 
     @abstractmethod
-    def bind(self, model: Any) -> None:
+    def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
         """See the model, on the meta device, before its tensors are asked for.
 
+        origins: of the weights that transformers packs otherwise (linear_layers).
         Raises CheckpointError unless they are all there in the shapes that it has.
         """
 
@@ -84,7 +88,7 @@ class FolderSource(ModelSource):
         self._infos: dict[str, TensorInfo] = {}
         for path in files.weights:
             self._infos |= read_header(path)
-        self._prefix = ""
+        self._places: dict[str, _Place] = {}
 
     def config(self) -> Any:
         from transformers import AutoConfig
@@ -101,17 +105,35 @@ class FolderSource(ModelSource):
         generation = self._files.folder / _GENERATION
         return [*self._files.tokenizer_files(), *([generation] if generation.is_file() else [])]
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
         base = f"{model.base_model_prefix}."
-        if not any(name.startswith(base) for name in self._infos):
-            self._prefix = base  # stored without its head, as OPT's are
-        shapes = {f"{self._prefix}{name}": info.shape for name, info in self._infos.items()}
-        check_tensors(self.name, model, shapes)
+        # Some are stored without their head, as OPT's and GPT-2's are.
+        prefix = "" if any(name.startswith(base) for name in self._infos) else base
+        renamed = stored_names(type(model).__name__)
+
+        def find(name: str) -> TensorInfo | None:
+            for stored in dict.fromkeys((name, renamed(name))):
+                if found := self._infos.get(stored.removeprefix(prefix)):
+                    return found
+            return None
+
+        self._places = {}
+        for name in expected_tensors(model):
+            origin = origins.get(name)
+            info, packed = find(name), find(origin.name) if origin is not None else None
+            if origin is not None and origin.index is None:
+                info, packed = None, info
+            if info is not None:
+                self._places[name] = _Place(info)
+            elif origin is not None and packed is not None:
+                self._places[name] = _packed_place(self.name, name, packed, origin)
+        check_tensors(self.name, model, {name: p.shape for name, p in self._places.items()})
 
     def read(self, names: Iterable[str], device: torch.device) -> Iterator[Named]:
         for name in names:
-            stored = name.removeprefix(self._prefix)
-            yield name, read_tensor(self._infos[stored], stored).to(device)
+            place = self._places[name]
+            tensor = read_tensor(place.info, name).to(device)
+            yield name, tensor.T.contiguous() if place.transposed else tensor
 
 
 class GgufSource(ModelSource):
@@ -143,7 +165,12 @@ class GgufSource(ModelSource):
             tokenizer.save_pretrained(scratch)
         return sorted(scratch.iterdir())
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
+        if origins:
+            raise CheckpointError(
+                f"{self._path.name} is a {type(model).__name__}, which is not quantized from a "
+                "GGUF file: give its folder of safetensors"
+            )
         from gguf import GGUFReader
         from transformers.modeling_gguf_pytorch_utils import (
             TENSOR_PROCESSORS,
@@ -232,6 +259,29 @@ class _GgufTensor:
                 raw = np.frombuffer(file.read(count * width), dtype=np.uint8)
                 values[start : start + count] = dequantize(raw.reshape(count, width), self._kind)
         return values.reshape(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a weight is in a file. transposed: it is stored as [K, N]."""
+
+    info: TensorInfo
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.info.shape[::-1] if self.transposed else self.info.shape
+
+
+def _packed_place(model: str, name: str, packed: TensorInfo, origin: Origin) -> _Place:
+    """Where a layer's weight is in the tensor that holds several, or holds it transposed."""
+    if origin.index is None:
+        return _Place(packed, transposed=True)
+    if len(packed.shape) != 3 or origin.index >= packed.shape[0]:
+        raise CheckpointError(
+            f"{model}: {origin.name} is {list(packed.shape)}, without a place for {name}: {_AGAIN}"
+        )
+    return _Place(packed.rows(origin.index, origin.start, origin.rows))
 
 
 def open_source(files: ModelFiles) -> ModelSource:

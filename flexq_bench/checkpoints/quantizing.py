@@ -70,7 +70,7 @@ def quantize_checkpoint(
     check_target(folder, overwrite=overwrite)  # before anything is read
     streamed = StreamedModel(source, device, dtype)
     layout = streamed.layout
-    formats = {scheme.layer_formats(kind, layout.names.gated) for kind in layout.kinds}
+    formats = {scheme.layer_formats(role, layout.names.gated) for role in layout.roles}
     if formats == {LayerFormats(FP16)}:
         raise CheckpointError(f"{scheme.name} quantizes nothing: pick another scheme")
     stored = StoredScheme(

@@ -55,6 +55,13 @@ class TensorInfo:
     size: int
     digest: str
 
+    def rows(self, index: int, start: int, count: int) -> TensorInfo:
+        """Rows of matrix `index` of a tensor [matrices, rows, K], which lie one after another."""
+        _, rows, k = self.shape
+        width = self.size // math.prod(self.shape[:2])
+        begin = self.start + (index * rows + start) * width
+        return TensorInfo(self.path, self.dtype, (count, k), begin, count * width, "")
+
 
 def digest_of(tensor: torch.Tensor) -> str:
     """SHA-256 of a tensor's bytes in row-major order, hexadecimal."""

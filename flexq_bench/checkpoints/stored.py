@@ -114,7 +114,7 @@ class StoredCheckpoint(QuantizedCheckpoint):
                 f"{_AGAIN}"
             )
         for name, entry in self._entries.items():
-            expected = shape_of(name.rpartition(".")[2], self.config)
+            expected = shape_of(name, self.config)
             if expected is not None and expected != entry.shape:
                 raise CheckpointError(
                     f"{self.folder}: {name} is {list(entry.shape)}, its {CONFIG} asks for "
@@ -122,11 +122,13 @@ class StoredCheckpoint(QuantizedCheckpoint):
                 )
 
 
-def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
-    """Shape of a linear layer of this kind in LLaMA-like models; None: not known here."""
+def shape_of(name: str, config: dict[str, Any]) -> tuple[int, int] | None:
+    """Shape of a linear layer of this name in LLaMA-like models; None: not known here."""
     try:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         inner = config["intermediate_size"]
+        if ".experts." in name:
+            inner = config.get("moe_intermediate_size") or inner
         head = config.get("head_dim") or hidden // heads
         kv = (config.get("num_key_value_heads") or heads) * head
     except (KeyError, TypeError):
@@ -139,7 +141,7 @@ def shape_of(kind: str, config: dict[str, Any]) -> tuple[int, int] | None:
         "gate_proj": (inner, hidden),
         "up_proj": (inner, hidden),
         "down_proj": (hidden, inner),
-    }.get(kind)
+    }.get(name.rpartition(".")[2])
 
 
 def tensors_of(folder: Path) -> dict[str, TensorInfo]:

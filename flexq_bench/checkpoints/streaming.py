@@ -25,6 +25,7 @@ from flexq_bench.checkpoints.model_source import (
 )
 from flexq_bench.checkpoints.peak_memory import give_back_free_memory
 from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import linear_origins
 from flexq_bench.schemes.model_map import ModelMap, map_model
 
 _META = torch.device("meta")
@@ -41,8 +42,9 @@ class StreamedModel:
         self._source, self._device, self._dtype = source, device, dtype
         self.module: Any = _without_weights(source).eval()
         _drop_weights(self.module)  # those of norms were made
-        source.bind(self.module)
+        origins = linear_origins(self.module)
         self.layout: ModelMap = map_model(self.module)
+        source.bind(self.module, origins)
         prefix = f"{self.layout.names.blocks}."
         self._of_block: dict[int, list[str]] = {index: [] for index in range(self.layout.blocks)}
         self.ends: list[str] = []

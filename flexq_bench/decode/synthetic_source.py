@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from flexq_bench.decode.model_weights import (
     path_in_block,
 )
 from flexq_bench.decode.weights import Affine, SyntheticWeights, parts_of
+from flexq_bench.schemes.linear_layers import Origin
 
 _IN_A_BLOCK = re.compile(r"layers\.(\d+)\.(.+)$")
 
@@ -63,7 +64,7 @@ class SyntheticSource(ModelSource):
             architectures=[architecture.class_name],
         )
 
-    def bind(self, model: Any) -> None:
+    def bind(self, model: Any, origins: Mapping[str, Origin]) -> None:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         check_tensors(self.name, model, shapes)
 

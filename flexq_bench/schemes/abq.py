@@ -42,6 +42,5 @@ class Abq(LearnedScheme):
         ends = self.options.compensated_blocks
         if ends <= block < state.layout.blocks - ends:
             return ()
-        return (
-            state.layout.site_inputs[-1].kinds[0],
-        )  # down_proj, fc2: what the feed-forward ends with
+        last = state.layout.sites[-1].role  # down_proj, fc2: what the feed-forward ends with
+        return tuple(site.kind for site in state.layout.of_block(block) if site.role == last)

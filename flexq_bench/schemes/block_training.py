@@ -274,7 +274,7 @@ class BlockTrainer:
             tensors[f"{site_input.source}.bias"] = tensors[f"{site_input.source}.bias"] / s
         seen = spread(s, site_input, self._head_dim)
         for name in self._linears:
-            if name.rsplit(".", 1)[-1] in site_input.kinds:
+            if f".{name}".endswith(tuple(f".{kind}" for kind in site_input.kinds)):
                 tensors[f"{name}.weight"] = tensors[f"{name}.weight"] * seen
 
     def _run(

@@ -118,8 +118,8 @@ def named_sites(layout: ModelMap, chosen: tuple[str, ...]) -> tuple[str, ...]:
     """Sites of these kinds or names. Raises QuantizeError for what the model doesn't have."""
     if chosen == (NO_SITE,):
         return ()
-    known = (*layout.kinds, *(site.name for site in layout.sites))
+    known = (*layout.roles, *(site.name for site in layout.sites))
     for name in chosen:
         if name not in known:
-            raise QuantizeError(unknown("layer", name, layout.kinds))
-    return tuple(s.name for s in layout.sites if s.kind in chosen or s.name in chosen)
+            raise QuantizeError(unknown("layer", name, layout.roles))
+    return tuple(s.name for s in layout.sites if s.role in chosen or s.name in chosen)

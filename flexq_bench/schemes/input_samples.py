@@ -27,5 +27,6 @@ class InputSamples:
             kept.append(rows[::step][:room].clone())
 
     def of(self, site: LinearSite) -> torch.Tensor:
-        """Rows [<= rows, K] of a site's input."""
-        return torch.cat(self._kept[site.name])
+        """Rows [<= rows, K] of a site's input; none of an expert that no token was sent to."""
+        kept = self._kept.get(site.name)
+        return torch.empty(0, site.k) if kept is None else torch.cat(kept)

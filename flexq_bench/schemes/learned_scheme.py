@@ -17,6 +17,7 @@ from flexq_bench.schemes.calibration import Calibration, Statistics
 from flexq_bench.schemes.errors import QuantizeError
 from flexq_bench.schemes.fake_quantization import quantize_site
 from flexq_bench.schemes.layer_formats import LayerFormats
+from flexq_bench.schemes.linear_layers import experts_in
 from flexq_bench.schemes.model_map import LinearSite, weight_of
 from flexq_bench.schemes.scheme import Progress, QuantizationState, Scheme, SchemeOptions
 from flexq_bench.schemes.site_inputs import fold_scale, head_size, observe_block, readers_of
@@ -118,6 +119,11 @@ class LearnedScheme(Scheme):
         if state.original is None:
             raise QuantizeError(f"{self.name} needs calibration data: give --calibration FILE")
         module = state.layout.block_module(state.model, block)
+        if experts_in(module) and state.inputs.inputs[0].device.type == "cuda":
+            raise QuantizeError(
+                f"{self.name} trains in CUDA graphs, which can't hold a mixture of experts: "
+                "quantize with --device cpu, or take another scheme"
+            )
         with unrounded(module):
             learned = self.train_block(state, block, module)
         state.original.advance()

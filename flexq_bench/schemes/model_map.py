@@ -6,7 +6,8 @@ output head are not among the sites: no scheme quantizes them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -14,9 +15,10 @@ import torch
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.linear_layers import experts_in, is_convolution
 from workloads.names import unknown
 
-_CONV_1D = "Conv1D"  # class of transformers that GPT-2 is made of
+_EXPERT = re.compile(r"experts\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,8 @@ class Architecture:
     linears: path of each site within a block, in the order of the forward pass; the last part is
     its kind, with the one before where two of them end alike. gated: the feed-forward has a gate
     (GLU). norm_offset: what a norm adds to its weight. attention: name of a block's attention.
+    experts: path of a block's experts (linear_layers.Experts), whose layers come after `linears`;
+    "": it has none. stored: pairs of what a weight's name has here and what it has in files.
     """
 
     blocks: str
@@ -55,10 +59,14 @@ class Architecture:
     gated: bool
     norm_offset: float = 0.0
     attention: str = "self_attn"
+    experts: str = ""
+    stored: tuple[tuple[str, str], ...] = ()
 
     def kind_of(self, path: str) -> str:
         """The kind of the site at a path within a block."""
         last = path.rsplit(".", 1)[-1]
+        if self.experts and path.startswith(f"{self.experts}."):
+            return f"experts.{path.removeprefix(self.experts + '.')}"
         alike = sum(other.rsplit(".", 1)[-1] == last for other in self.linears)
         return last if alike == 1 else ".".join(path.rsplit(".", 2)[-2:])
 
@@ -67,7 +75,8 @@ class Architecture:
 class LinearSite:
     """A linear layer of a block: weights [n, k]. name: within the model, `model.layers.0.….q_proj`.
 
-    kind: see Architecture; equal for the same layer of all blocks.
+    kind: see Architecture; equal for the same layer of all blocks; `experts.3.down_proj` of an
+    expert.
     """
 
     name: str
@@ -75,6 +84,15 @@ class LinearSite:
     kind: str
     n: int
     k: int
+
+    @property
+    def role(self) -> str:
+        """What the layer does, whichever expert it is of: `down_proj`. Formats depend on it."""
+        return _EXPERT.sub("", self.kind)
+
+    @property
+    def of_expert(self) -> bool:
+        return self.role != self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +111,11 @@ class ModelMap:
         return tuple(dict.fromkeys(site.kind for site in self.sites))
 
     @property
+    def roles(self) -> tuple[str, ...]:
+        """Every role of a site, in the order of the forward pass."""
+        return tuple(dict.fromkeys(site.role for site in self.sites))
+
+    @property
     def scalable_inputs(self) -> tuple[SiteInput, ...]:
         """Inputs that a scale passes through."""
         return tuple(
@@ -100,7 +123,8 @@ class ModelMap:
         )
 
     def of_block(self, block: int) -> tuple[LinearSite, ...]:
-        return tuple(site for site in self.sites if site.block == block)
+        count = len(self.sites) // self.blocks  # each block has the same layers
+        return self.sites[block * count : (block + 1) * count]
 
     def block_module(self, model: nn.Module, block: int) -> nn.Module:
         return model.get_submodule(f"{self.names.blocks}.{block}")
@@ -232,6 +256,7 @@ _GPT_NEOX = Architecture(
     ),
     gated=False,
     attention="attention",
+    stored=(("lm_head.", "embed_out."),),
 )
 # Phi 1 to 2: attention and feed-forward read the output of one norm.
 _PHI = Architecture(
@@ -270,6 +295,34 @@ def _falcon_with_norms(attention: str, feed_forward: str) -> Architecture:
     return replace(_FALCON, site_inputs=(first, between, second, last))
 
 
+# Mixtures of experts: as LLaMA but for the feed-forward. The router reads what the experts read, so
+# no scale passes there.
+_QWEN_3_MOE = Architecture(
+    _LLAMA.blocks,
+    _LLAMA.linears[:4],
+    _LLAMA.site_inputs[:2],
+    gated=True,
+    experts="mlp.experts",
+)
+_MIXTRAL = replace(
+    _QWEN_3_MOE,
+    stored=(
+        (".mlp.", ".block_sparse_moe."),
+        (".gate_proj.", ".w1."),
+        (".up_proj.", ".w3."),
+        (".down_proj.", ".w2."),
+    ),
+)
+_GRANITE_MOE = replace(
+    _QWEN_3_MOE,
+    experts="block_sparse_moe.experts",
+    stored=(
+        (".experts.gate_up_proj", ".input_linear.weight"),
+        (".experts.down_proj", ".output_linear.weight"),
+        (".router.weight", ".router.layer.weight"),
+    ),
+)
+
 ARCHITECTURES = {
     "LlamaForCausalLM": _LLAMA,
     "MistralForCausalLM": _LLAMA,
@@ -289,6 +342,10 @@ ARCHITECTURES = {
     "GPTNeoXForCausalLM": _GPT_NEOX,
     "PhiForCausalLM": _PHI,
     "FalconForCausalLM": _FALCON,
+    "MixtralForCausalLM": _MIXTRAL,
+    "Qwen3MoeForCausalLM": _QWEN_3_MOE,
+    "OlmoeForCausalLM": _QWEN_3_MOE,
+    "GraniteMoeForCausalLM": _GRANITE_MOE,
 }
 
 
@@ -307,11 +364,54 @@ def map_model(model: nn.Module) -> ModelMap:
         names = _OPT_350M
     if names is _FALCON:
         names = _falcon_of(model)
-    blocks = int(config.num_hidden_layers)
+    if names.experts:
+        names = _with_experts(model, names)
+    blocks = _blocks(model)
     sites = tuple(
         _site(model, names, block, path) for block in range(blocks) for path in names.linears
     )
     return ModelMap(architecture, names, sites, blocks, _site_inputs(model, names, sites))
+
+
+def stored_names(architecture: str) -> Callable[[str], str]:
+    """The name that a weight of this architecture has in files, from its name in transformers."""
+    names = ARCHITECTURES.get(architecture)
+
+    def renamed(name: str) -> str:
+        for here, there in () if names is None else names.stored:
+            name = name.replace(here, there)
+        return name
+
+    return renamed
+
+
+def _with_experts(model: nn.Module, names: Architecture) -> Architecture:
+    """The architecture with the layers of its experts, as many as there are in each block."""
+    blocks = [model.get_submodule(f"{names.blocks}.{i}") for i in range(_blocks(model))]
+    counts = {experts_in(block) for block in blocks}
+    if len(counts) != 1 or 0 in counts:
+        raise QuantizeError(
+            f"this {type(model).__name__} has blocks without experts, or experts that are stored "
+            "otherwise, which has no layer map"
+        )
+    paths, inputs = [], []
+    for index in range(*counts):
+        expert = f"{names.experts}.{index}"
+        kinds = [f"experts.{index}.{layer}" for layer in ("gate_proj", "up_proj", "down_proj")]
+        paths += [f"{names.experts}.{kind.removeprefix('experts.')}" for kind in kinds]
+        inputs += [
+            SiteInput(expert, tuple(kinds[:2]), None),
+            SiteInput(f"{expert}.up_proj", (kinds[2],), "linear"),
+        ]
+    return replace(
+        names,
+        linears=(*names.linears, *paths),
+        site_inputs=(*names.site_inputs, *inputs),
+    )
+
+
+def _blocks(model: Any) -> int:
+    return int(model.config.num_hidden_layers)
 
 
 def _falcon_of(model: nn.Module) -> Architecture:
@@ -322,32 +422,14 @@ def _falcon_of(model: nn.Module) -> Architecture:
     return _FALCON
 
 
-def with_linear_layers(model: nn.Module) -> nn.Module:
-    """The model with each Conv1D of transformers, weights [K, N], replaced by a linear layer."""
-    for name, module in list(model.named_modules()):
-        if type(module).__name__ == _CONV_1D:
-            weight, bias = module.weight, module.bias
-            assert isinstance(weight, torch.Tensor)
-            assert isinstance(bias, torch.Tensor)
-            k, n = weight.shape
-            linear = nn.Linear(k, n, device="meta", dtype=weight.dtype)
-            linear.weight = nn.Parameter(weight.detach().T.contiguous())
-            linear.bias = nn.Parameter(bias.detach())
-            replace_module(model, name, linear)
-    return model
-
-
 def _site(model: nn.Module, names: Architecture, block: int, path: str) -> LinearSite:
     name = f"{names.blocks}.{block}.{path}"
     try:
         linear = model.get_submodule(name)
     except AttributeError as error:
         raise QuantizeError(f"{type(model).__name__} has no {name} here: {error}") from error
-    if type(linear).__name__ == _CONV_1D:
-        raise QuantizeError(
-            f"{name} is a Conv1D, which a checkpoint can't be made of: `accuracy`, `gate accuracy` "
-            "and `sensitivity` take this model"
-        )
+    if is_convolution(linear):
+        raise QuantizeError(f"{name} is a Conv1D: call with_linear_layers before")
     if not isinstance(linear, nn.Linear) or not linear.weight.dtype.is_floating_point:
         raise QuantizeError(
             f"{name} is a {type(linear).__name__}, not a linear layer of real weights: the model "

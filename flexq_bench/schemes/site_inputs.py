@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 
 from flexq_bench.schemes.calibration import BlockStream, Statistics
-from flexq_bench.schemes.model_map import LinearSite, SiteInput, linear_at
+from flexq_bench.schemes.model_map import LinearSite, SiteInput, linear_at, weight_of
 from flexq_bench.schemes.scheme import QuantizationState
 from flexq_bench.schemes.smoothing import fold, spread
+
+log = logging.getLogger(__name__)
 
 
 def readers_of(state: QuantizationState, block: int, site_input: SiteInput) -> list[LinearSite]:
@@ -30,7 +33,8 @@ def observe_block(
 ) -> None:
     """Gather statistics of every site of the block, from `stream` or else the quantized model's.
 
-    Query, key and value read the same rows; so do gate and up: each set is looked at once.
+    Query, key and value read the same rows; so do gate and up: each set is looked at once. An
+    expert that no token was sent to has statistics of zeros, and is rounded to nearest.
     """
     groups = [readers_of(state, block, site_input) for site_input in state.layout.site_inputs]
     first = {readers[0].name for readers in groups}
@@ -40,6 +44,11 @@ def observe_block(
             statistics(site, rows)
 
     (stream or state.inputs).observe(observe)
+    for readers in groups:
+        if readers[0].name not in statistics.count:
+            log.warning("%s saw no token of the calibration text", readers[0].name)
+            weight = weight_of(state.model, readers[0])
+            statistics(readers[0], weight.new_zeros(1, readers[0].k))
     for readers in groups:
         for other in readers[1:]:
             for table in (

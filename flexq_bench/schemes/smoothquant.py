@@ -93,6 +93,8 @@ class SmoothQuant(Scheme):
         inputs = gather(statistics.absmax[readers[0].name].float(), site_input, head)
         weights = _largest_weights(state, readers)
         alpha = self.options.alpha
+        if alpha is None and not len(samples.of(readers[0])):
+            return
         if alpha is None:
             alpha = self._best_alpha(state, site_input, readers, inputs, weights, samples)
         scale = smoothquant_scale(inputs, gather(weights, site_input, head), alpha)

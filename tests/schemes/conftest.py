@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flexq_bench.schemes.calibration import Calibration
-from flexq_bench.schemes.model_map import with_linear_layers
+from flexq_bench.schemes.linear_layers import with_linear_layers
 
 VOCABULARY = 128
 
@@ -93,6 +93,11 @@ def build() -> Callable[..., Any]:
             sizes["ffn_hidden_size"] = 100
         else:
             sizes |= {"intermediate_size": 100, "num_key_value_heads": 2, "head_dim": 16}
+        if "Moe" in architecture or architecture.startswith(("Mixtral", "Olmoe")):
+            sizes |= {"num_experts": 4, "num_local_experts": 4, "moe_intermediate_size": 48}
+            sizes["num_experts_per_tok"] = 2
+        if architecture == "OlmoeForCausalLM":  # norms all queries together
+            del sizes["head_dim"]
         if architecture.startswith(("Gemma2", "Gemma3", "Mistral", "Qwen")):
             sizes["sliding_window"] = 8
         if architecture.startswith("Qwen"):

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import ARCHITECTURES, map_model, with_linear_layers
+from flexq_bench.schemes.linear_layers import with_linear_layers
+from flexq_bench.schemes.model_map import ARCHITECTURES, map_model
 from flexq_bench.schemes.registry import resolve
 
 

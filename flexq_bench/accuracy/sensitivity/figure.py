@@ -77,12 +77,14 @@ def _bars(axis: Axes, dense: PerplexityResult, kinds: Sequence[KindSensitivity])
 
 
 def _gains(axis: Axes, sensitivities: Sequence[SiteSensitivity]) -> None:
-    kinds = list(dict.fromkeys(sensitivity.site.kind for sensitivity in sensitivities))
+    kinds = list(dict.fromkeys(sensitivity.site.role for sensitivity in sensitivities))
     blocks = 1 + max(sensitivity.site.block for sensitivity in sensitivities)
     total = sum(sensitivity.gain for sensitivity in sensitivities)
     table = [[0.0] * blocks for _ in kinds]
     for sensitivity in sensitivities:
-        table[kinds.index(sensitivity.site.kind)][sensitivity.site.block] = sensitivity.gain / total
+        table[kinds.index(sensitivity.site.role)][sensitivity.site.block] += (
+            sensitivity.gain / total
+        )
     image = axis.imshow(table, aspect="auto", cmap="viridis", norm="log", interpolation="nearest")
     axis.set_yticks(range(len(kinds)), kinds)
     axis.set_xlabel("block")

@@ -12,13 +12,14 @@ from torch import nn
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity
 from flexq_bench.accuracy.sensitivity.restoring import restoring
 from flexq_bench.schemes.errors import QuantizeError
-from flexq_bench.schemes.model_map import LinearSite, map_model
+from flexq_bench.schemes.model_map import LinearSite, ModelMap, map_model
 from flexq_bench.schemes.own_schemes import OwnSchemeLoop
 from flexq_bench.schemes.registry import resolve
 from flexq_bench.schemes.uniform import FLEXQ_GROUP, round_site
 from flexq_bench.stats import Interval, mean_difference_interval
 
 ALL_KINDS = "all"
+EXPERTS = "experts"  # all layers of all experts
 
 OnStep = Callable[[int, int, str], None]
 """Called with evaluations done, evaluations in all, and what is evaluated next."""
@@ -63,7 +64,9 @@ class OwnSetting:
 
 @dataclass(frozen=True, slots=True)
 class KindSensitivity:
-    """Perplexity of the model with one kind of layer quantized (ALL_KINDS: every layer).
+    """Perplexity of the model with one kind of layer quantized: those of one role.
+
+    kind: the role; EXPERTS: those of experts, whichever role; ALL_KINDS: every layer.
 
     increase: of the mean negative log likelihood over the dense model's, nats a token, with a 95 %
     interval over segments; None: one segment has no scatter.
@@ -98,7 +101,7 @@ def kind_sensitivities(
     Raises QuantizeError if the model has no map, AccuracyError as `perplexity`.
     """
     layout = map_model(model)
-    steps = [(setting, kind) for setting in bits for kind in (*layout.kinds, ALL_KINDS)]
+    steps = [(setting, kind) for setting in bits for kind in _kinds(layout)]
 
     def evaluate(done: int, what: str) -> PerplexityResult:
         if on_step is not None:
@@ -108,7 +111,7 @@ def kind_sensitivities(
     dense = evaluate(0, "the model as it is")
     measured = []
     for done, (setting, kind) in enumerate(steps, start=1):
-        sites = [site for site in layout.sites if kind in (site.kind, ALL_KINDS)]
+        sites = [site for site in layout.sites if kind in _kinds_of(site)]
         with restoring(model, sites):
             for site in sites:
                 setting.round(model, site)
@@ -118,3 +121,12 @@ def kind_sensitivities(
             increase = mean_difference_interval(dense.nll, result.nll, seed=seed)
         measured.append(KindSensitivity(kind, setting, result, increase))
     return dense, tuple(measured)
+
+
+def _kinds(layout: ModelMap) -> tuple[str, ...]:
+    mixture = any(site.of_expert for site in layout.sites)
+    return (*layout.roles, *([EXPERTS] if mixture else []), ALL_KINDS)
+
+
+def _kinds_of(site: LinearSite) -> tuple[str, ...]:
+    return (site.role, ALL_KINDS, *([EXPERTS] if site.of_expert else []))

@@ -99,7 +99,7 @@ class ForeignCheckpoint(QuantizedCheckpoint):
         return tensor
 
     def _check_shape(self, name: str) -> None:
-        expected = shape_of(name.rpartition(".")[2], self.config)
+        expected = shape_of(name, self.config)
         given = self._layers.shape(name)
         if expected is not None and given != expected:
             raise CheckpointError(

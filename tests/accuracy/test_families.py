@@ -1,0 +1,272 @@
+"""Architectures whose layers are named, fused or packed unlike LLaMA's, mixtures of experts too."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from flexq_bench.accuracy.checkpoint_models import load_checkpoint
+from flexq_bench.accuracy.kernel_linear import KernelLinear
+from flexq_bench.accuracy.loading import load_model
+from flexq_bench.checkpoints import open_checkpoint
+from flexq_bench.checkpoints.model_source import open_source
+from flexq_bench.checkpoints.quantizing import quantize_checkpoint
+from flexq_bench.exit_codes import ExitCode
+from flexq_bench.schemes.calibration import Calibration
+from flexq_bench.schemes.errors import QuantizeError
+from flexq_bench.schemes.fake_quantization import FakeQuantizedLinear
+from flexq_bench.schemes.linear_layers import with_linear_layers
+from flexq_bench.schemes.model_files import find_model
+from flexq_bench.schemes.model_map import map_model
+from flexq_bench.schemes.registry import resolve
+
+CPU = torch.device("cpu")
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 513,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+MIXTURE = {"intermediate_size": 96, "num_key_value_heads": 2, "num_experts_per_tok": 2}
+# architecture: its settings, linear layers of a block, those of other models beside them
+FAMILIES = {
+    "GPT2LMHeadModel": ({"n_inner": 96}, 4),
+    "GPTNeoXForCausalLM": ({"intermediate_size": 96, "rotary_pct": 0.5}, 4),
+    "PhiForCausalLM": ({"intermediate_size": 96, "num_key_value_heads": 2}, 6),
+    "FalconForCausalLM": (
+        {"ffn_hidden_size": 96, "new_decoder_architecture": True, "num_kv_heads": 2},
+        4,
+    ),
+    "MixtralForCausalLM": (MIXTURE | {"num_local_experts": 4}, 4 + 4 * 3),
+    "Qwen3MoeForCausalLM": (
+        MIXTURE | {"num_experts": 4, "moe_intermediate_size": 48, "head_dim": 16},
+        4 + 4 * 3,
+    ),
+    "OlmoeForCausalLM": (MIXTURE | {"num_experts": 4}, 4 + 4 * 3),
+    "GraniteMoeForCausalLM": (MIXTURE | {"num_local_experts": 4}, 4 + 4 * 3),  # packed in files
+}
+MIXTURES = list(FAMILIES)[4:]
+IDS = torch.arange(3, 51).view(2, 24) * 7 % 513
+POLICY = """
+version = 1
+schemes = ["w8a8"]
+max_tokens = 189
+
+[[perplexity]]
+text = "heldout"
+percent = 10
+
+[parity]
+kernels = ["flexq-w6a6", "flexq-w6a8"]
+tolerance = 0.001
+"""
+
+
+@pytest.fixture
+def family(tmp_path, tiny_llama):
+    """family(architecture, **changes): a model of FP16 weights as transformers has it, its folder.
+
+    With tiny-llama's tokenizer and blocks that matter to what is predicted.
+    """
+
+    def build(architecture: str, **changes) -> tuple[nn.Module, Path]:
+        cls = getattr(transformers, architecture)
+        torch.manual_seed(0)
+        settings = SIZES | FAMILIES[architecture][0] | changes
+        model = cls(cls.config_class(**settings)).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if parameter.ndim > 1 and "embed" not in name:
+                    parameter.mul_(5)
+                elif name.endswith("bias"):
+                    parameter.normal_(std=0.3)
+                parameter.copy_(parameter.half())
+        path = tmp_path / architecture
+        model.save_pretrained(path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(tiny_llama / name, path)
+        return model, path
+
+    return build
+
+
+@torch.no_grad()
+def logits(model: nn.Module) -> torch.Tensor:
+    return model(input_ids=IDS).logits
+
+
+def divergence(original: torch.Tensor, other: torch.Tensor) -> float:
+    p, q = original.log_softmax(-1), other.log_softmax(-1)
+    return float((p.exp() * (p - q)).sum(-1).mean())
+
+
+def quantized(path: Path, scheme: str) -> nn.Module:
+    model = load_model(str(path), device=CPU).model
+    resolve(scheme).quantize(model)
+    return model
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_layer_of_the_blocks_is_quantized_and_nothing_else(family, architecture):
+    original, path = family(architecture)
+    expected = logits(original)
+
+    model = quantized(path, "w8a16")
+
+    layers = {n for n, m in model.named_modules() if isinstance(m, FakeQuantizedLinear)}
+    blocks = map_model(load_model(str(path), device=CPU).model)
+    assert len(layers) == 2 * FAMILIES[architecture][1]
+    assert all(name.startswith(f"{blocks.names.blocks}.") for name in layers)
+    assert sum(s.n * s.k for s in blocks.sites) == sum(
+        parameter.numel()
+        for name, parameter in original.named_parameters()
+        if name.startswith(blocks.names.blocks)
+        and name.endswith(("weight", "proj"))
+        and parameter.ndim > 1
+        and not name.endswith(("gate.weight", "router.weight"))
+    )
+    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    assert dense == ["lm_head"]
+    own = dict(model.named_parameters())
+    for name, parameter in original.named_parameters():
+        if name in own:  # embeddings, norms, routers, the head
+            torch.testing.assert_close(own[name], parameter, rtol=0, atol=0)
+
+    torch.testing.assert_close(logits(quantized(path, "w16a16")), expected, rtol=1e-4, atol=1e-4)
+    near = divergence(expected, logits(model))
+    assert 0 < 100 * near < divergence(expected, logits(quantized(path, "w2a16")))
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_checkpoint_computes_what_was_quantized(family, tmp_path, architecture):
+    _, path = family(architecture)
+    scheme = resolve("flexq-w6ax")
+
+    written = quantize_checkpoint(
+        open_source(find_model(str(path))), scheme, tmp_path / "out",
+        device=CPU, dtype=torch.float32,
+    )  # fmt: skip
+
+    stored = open_checkpoint(written.folder)
+    expected = logits(quantized(path, "flexq-w6ax"))
+    again = load_checkpoint(stored, device=CPU, through="reference").model
+    torch.testing.assert_close(logits(again), expected, rtol=1e-5, atol=1e-5)
+    kernels = load_checkpoint(stored, device=CPU, through="kernels").model
+    computed = [m for m in kernels.modules() if isinstance(m, KernelLinear)]
+    assert len(computed) == len(stored.layers)
+    assert divergence(expected, logits(kernels)) < 1e-3
+
+
+@pytest.mark.parametrize("architecture", MIXTURES)
+def test_down_proj_of_every_expert_has_the_activations_that_flexq_gives_it(family, architecture):
+    model = quantized(family(architecture)[1], "flexq-w6ax")
+
+    bits = {
+        name.rpartition(".")[2]: module.layer.activation_format.bits
+        for name, module in model.named_modules()
+        if isinstance(module, FakeQuantizedLinear) and ".experts." in name
+    }
+
+    assert bits == {"gate_proj": 6, "up_proj": 6, "down_proj": 8}
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *("gptq-w8a8", "awq-w8a16", "smoothquant-w8a8[alpha=none]", "dgq-w4a8[static=true]"),
+        *("atom-w4a4[group=16]", "omniquant-w8a8[epochs=1]"),
+    ],
+)
+def test_an_expert_that_no_token_reaches_is_rounded_to_nearest(family, scheme, caplog):
+    model, _ = family("MixtralForCausalLM", num_experts_per_tok=1)
+    with torch.no_grad():
+        for block in model.model.layers:  # the first two experts share all tokens
+            block.mlp.gate.weight[1] = -block.mlp.gate.weight[0]
+            block.mlp.gate.weight[2:] = 0
+    model = with_linear_layers(model)
+    expected = logits(model)
+
+    resolve(scheme).quantize(model, Calibration(IDS))
+
+    assert divergence(expected, logits(model)) < 0.2
+    assert "mlp.experts.3.down_proj saw no token" in caplog.text
+    layer = model.model.layers[0].mlp.experts[3].down_proj
+    assert torch.isfinite(layer.weight).all()
+
+
+def test_a_mixture_with_dense_blocks_between_is_refused(family):
+    with pytest.raises(QuantizeError, match="Qwen3MoeForCausalLM has blocks without experts"):
+        map_model(with_linear_layers(family("Qwen3MoeForCausalLM", mlp_only_layers=[0])[0]))
+
+
+def test_decode_has_no_mixtures_and_says_so(cli, family, tmp_path):
+    model = str(family("MixtralForCausalLM")[1])
+    out = str(tmp_path / "out")
+    assert cli("quantize", model, "--scheme", "w6a6", "--out", out).code == ExitCode.PASS
+
+    ran = cli("decode", out, "--device", "cpu")
+
+    assert ran.code == ExitCode.USAGE
+    assert "MixtralForCausalLM" in ran.error
+
+
+EIGHT_BITS = (
+    *("w8a8", "gptq-w8a8", "awq-w8a16", "smoothquant-w8a8", "abq-w8a8[epochs=1]"),
+    *("omniquant-w8a8[epochs=1]", "smoothquant-w8a8[alpha=none]"),
+)
+OTHERS = ("w2a8", "dgq-w4a8", "atom-w4a4[group=16]", "flexq-w6ax[a8_budget=0.25]")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_family_goes_all_the_way(cli, family, tiny_llama, tmp_path, architecture):
+    model, policy = str(family(architecture)[1]), tmp_path / "policy.toml"
+    where = ("--model", model, "--data", str(tiny_llama / "heldout.txt"), "--device", "cpu")
+    few = ("--calibration", str(tiny_llama / "calibration.txt"), "--calibration-segments", "2")
+    eight_bits = EIGHT_BITS
+    if architecture == "FalconForCausalLM":  # gives no attention maps
+        eight_bits = tuple(name for name in EIGHT_BITS if not name.startswith("abq"))
+        ran = cli("accuracy", *where, *few, "--schemes", "abq-w8a8[epochs=1]")
+        assert ran.code == ExitCode.USAGE
+        assert "take omniquant" in ran.error
+
+    ran = cli(
+        *("accuracy", *where, *few, "--calibration-length", "32", "--max-tokens", "189"),
+        *("--json", "-", "--schemes", ",".join(eight_bits + OTHERS)),
+    )
+    assert ran.code == ExitCode.PASS, ran.error
+    records = [json.loads(line) for line in ran.out.splitlines()]
+    found = {r["scheme"]: r["value"] for r in records if r["metric"] == "kl_divergence"}
+    assert found.keys() == {*eight_bits, *OTHERS}
+    assert 20 * max(found[name] for name in eight_bits) < found["w2a8"]
+
+    ran = cli(
+        *("sensitivity", *where, *few, "--calibration-length", "32", "--max-tokens", "189"),
+        *("--bits", "w6a6", "--a8-budget", "0.25", "--json"),
+    )
+    assert ran.code == ExitCode.PASS, ran.error
+    report = json.loads(ran.out)
+    assert len(report["sites"]) == 2 * FAMILIES[architecture][1]
+    kinds = [one["kind"] for one in report["kinds"]]
+    assert ("experts" in kinds) == (architecture in MIXTURES)
+    assert kinds[-1] == "all"
+
+    policy.write_text(POLICY)
+    out = str(tmp_path / "out")
+    assert cli("quantize", model, "--scheme", "flexq-w6ax", "--out", out).code == ExitCode.PASS
+    gate = ("gate", "accuracy", "--reference", model, *where[2:], "--policy", str(policy))
+    ran = cli(*gate, "--model", model, "--scheme", "flexq-w6ax")
+    assert ran.code == ExitCode.PASS, ran.out + ran.error
+    assert f"{len(report['sites'])} layers" in ran.out
+    ran = cli(*gate, "--model", out)
+    assert ran.code == ExitCode.PASS, ran.out + ran.error
