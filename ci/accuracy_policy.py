@@ -6,6 +6,8 @@ base = "fp16"                    # optional: what it is compared with; fp16 is t
 context = 2048                   # optional: tokens of a segment; else GPTQ's, or the model's own
 max_tokens = 20470               # optional: predict at most so many of each text
 limit = 200                      # optional: questions of each task
+chat_template = true             # optional: ask by the tokenizer's chat template
+few_shot = 5                     # optional: examples before each question; else the task's own
 bos = "segment"                  # optional: segment, text or none; else as the tokenizer asks
 detect = 1.0                     # optional: the least loss that must be caught, in percent of the
                                  # perplexity; the gate plans how many tokens that takes
@@ -68,6 +70,8 @@ from workloads.data_files import (
     Count,
     DataTable,
     Entries,
+    Flag,
+    Natural,
     Share,
     Text,
     Texts,
@@ -181,6 +185,8 @@ class AccuracyPolicy:
     fidelity: FidelityLimit | None = None
     planned: PlannedPower = PlannedPower()
     bos: Bos | None = None
+    chat_template: bool = False
+    few_shot: int | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -199,6 +205,8 @@ class _PolicyTable(DataTable):
     context: Count | None = None
     max_tokens: Count | None = None
     limit: Count | None = None
+    chat_template: Flag = False
+    few_shot: Natural | None = None
     perplexity: Entries[PerplexityLimit] = ()
     task: Entries[TaskLimit] = ()
     kl: KlLimit | None = None
@@ -264,6 +272,8 @@ def read_accuracy_policy(file: Traversable) -> AccuracyPolicy:
         agreement=table.agreement,
         fidelity=table.fidelity,
         planned=_planned(table),
+        chat_template=table.chat_template,
+        few_shot=table.few_shot,
         bos=table.bos,  # type: ignore[arg-type]  # _check_limits
     )
 

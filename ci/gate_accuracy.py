@@ -119,6 +119,8 @@ def planned_evaluation(
         context=policy.context,
         max_tokens=policy.max_tokens,
         limit=policy.limit,
+        chat_template=policy.chat_template,
+        few_shot=policy.few_shot,
         batch=batch,
         calibration=calibration,
         seed=seed,

@@ -90,6 +90,7 @@ Text = Annotated[str, Field(strict=True, min_length=1), wanted("a string that is
 AnyText = Annotated[str, Field(strict=True), wanted("a string")]
 Texts = Annotated[tuple[str, ...], parsed_texts(lambda texts: texts)]
 Count = Annotated[int, Field(strict=True, ge=1), wanted("an integer of at least 1")]
+Natural = Annotated[int, Field(strict=True, ge=0), wanted("an integer of at least 0")]
 Amount = Annotated[
     float, Field(strict=True, ge=0, allow_inf_nan=False), wanted("a number of at least 0")
 ]

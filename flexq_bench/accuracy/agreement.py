@@ -7,7 +7,6 @@ its output head, from which the head, kept too, computes them again.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -70,7 +69,7 @@ class ReferenceLogits:
 
     def first(self, count: int) -> ReferenceLogits:
         """Of the first segments alone."""
-        result = dataclasses.replace(self.result, nll=self.result.nll[:count])
+        result = self.result.first(count)
         return ReferenceLogits(self.head, self.hidden[:count], self.targets[:count], result)
 
     def extend(self, more: ReferenceLogits) -> None:

@@ -48,7 +48,7 @@ from flexq_bench.accuracy.results import (
     task_results,
 )
 from flexq_bench.accuracy.stored_reference import store_reference
-from flexq_bench.accuracy.tasks import run_task, task_name
+from flexq_bench.accuracy.tasks import check_chat_template, run_task, task_name
 from flexq_bench.accuracy.texts import Text, tokenize
 from flexq_bench.checkpoints import QuantizedCheckpoint
 from flexq_bench.schemes.calibration import Calibration, calibration_segments
@@ -185,6 +185,8 @@ class Evaluator:
                 data=self._plan.task_data,
                 limit=self._plan.limit,
                 batch=self._plan.batch,
+                chat_template=self._plan.chat_template,
+                few_shot=self._plan.few_shot,
                 seed=self._plan.seed,
             )
             return task_results(scheme, result, self.parameters(scheme, task))
@@ -345,6 +347,10 @@ class Evaluator:
         if task in self._texts:
             cut = {"context": self.context, "max_tokens": self._plan.max_tokens}
             return {**given, **cut, "bos": self.bos}
+        if self._plan.few_shot is not None:
+            given["few_shot"] = self._plan.few_shot
+        if self._plan.chat_template:
+            given["chat_template"] = check_chat_template(self._loaded)
         return {**given, "limit": self._plan.limit}
 
     def _of_reference(self, scheme: str, text: Text) -> list[MetricResult]:

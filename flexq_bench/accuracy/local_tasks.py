@@ -1,7 +1,7 @@
-"""The papers' zero-shot tasks with their data in a local folder, as task files of lm-eval.
+"""Tasks with their data in a local folder, as task files of lm-eval.
 
-Prompts, answers and metrics stay lm-eval's own; only where the data comes from is changed. What
-`DIR` of `--task-data DIR` holds, as `save_to_disk` of `datasets` writes it:
+Prompts, answers, filters and metrics stay lm-eval's own; only where the data comes from is changed.
+What `DIR` of `--task-data DIR` holds; the questions, and few-shot examples where the task has them:
 
 | task | in DIR |
 | --- | --- |
@@ -10,13 +10,20 @@ Prompts, answers and metrics stay lm-eval's own; only where the data comes from 
 | boolq | boolq/validation |
 | winogrande | winogrande_xl/validation |
 | hellaswag | hellaswag/validation, or hellaswag_val_full.txt.bz2: six lines an item |
+| gsm8k | gsm8k/test and gsm8k/train (examples) |
+| ifeval | ifeval/train (its questions) |
+| mmlu | mmlu/SUBJECT/test and mmlu/SUBJECT/dev (examples), for each of 57 subjects |
+
+Each of these is a folder as `save_to_disk` of `datasets` writes it (.arrow files), or with .parquet
+files; or a file of that name with the ending .parquet or .jsonl, a row a line, columns as on the
+Hugging Face hub.
 """
 
 from __future__ import annotations
 
 import bz2
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,71 +33,146 @@ from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 _HELLASWAG_LINES = 6  # context, label, four endings
 _HELLASWAG_LABELS = ("0", "1", "2", "3")
 _HELLASWAG_TEXT = "hellaswag_val_full.txt.bz2"
+_MMLU, _MMLU_FILES = "mmlu", "mmlu/default"
+_BUILDERS = {".arrow": "arrow", ".parquet": "parquet", ".jsonl": "json"}
 
 
 @dataclass(frozen=True, slots=True)
 class _LocalTask:
-    """Path of the task's file in lm-eval, and of its data in a folder."""
+    """Path of the task's file in lm-eval, its folder of data, and which part is asked.
+
+    examples: the part that few-shot examples come from; empty: the one that is asked.
+    role: what lm-eval calls the part that is asked.
+    """
 
     file: str
     folder: str
     split: str
+    examples: str = ""
+    role: str = ""
 
 
-LOCAL_TASKS = {
-    "piqa": _LocalTask("piqa/piqa.yaml", "piqa/validation", "validation"),
-    "arc_easy": _LocalTask("arc/arc_easy.yaml", "ARC-Easy/test", "test"),
-    "arc_challenge": _LocalTask("arc/arc_challenge.yaml", "ARC-Challenge/test", "test"),
-    "boolq": _LocalTask("super_glue/boolq/default.yaml", "boolq/validation", "validation"),
-    "winogrande": _LocalTask("winogrande/default.yaml", "winogrande_xl/validation", "validation"),
-    "hellaswag": _LocalTask("hellaswag/hellaswag.yaml", "hellaswag/validation", "validation"),
+ZERO_SHOT_TASKS = {
+    "piqa": _LocalTask("piqa/piqa.yaml", "piqa", "validation"),
+    "arc_easy": _LocalTask("arc/arc_easy.yaml", "ARC-Easy", "test"),
+    "arc_challenge": _LocalTask("arc/arc_challenge.yaml", "ARC-Challenge", "test"),
+    "boolq": _LocalTask("super_glue/boolq/default.yaml", "boolq", "validation"),
+    "winogrande": _LocalTask("winogrande/default.yaml", "winogrande_xl", "validation"),
+    "hellaswag": _LocalTask("hellaswag/hellaswag.yaml", "hellaswag", "validation"),
 }
+_TASKS = ZERO_SHOT_TASKS | {
+    "gsm8k": _LocalTask("gsm8k/gsm8k.yaml", "gsm8k", "test", "train"),
+    "ifeval": _LocalTask("ifeval/ifeval.yaml", "ifeval", "train", role="test"),
+}
+LOCAL_TASKS = (*_TASKS, _MMLU)
 
 
-def local_task_file(task: str, data: Path, scratch: Path) -> Path:
-    """A task file in `scratch` that reads a task's data from the folder `data`.
+def write_local_task(task: str, data: Path, scratch: Path) -> Path:
+    """A new folder in `scratch` with task files that read a task's data from the folder `data`.
 
-    task: one of LOCAL_TASKS. Raises MissingTaskError if the folder has no data for it,
-    AccuracyError if they are damaged.
+    task: one of LOCAL_TASKS; its name is what lm-eval loads from there. Raises MissingTaskError if
+    the folder has no data for it, AccuracyError if they are damaged.
     """
+    folder = scratch / f"{task}-task"
+    folder.mkdir(exist_ok=True)
+    if task != _MMLU:
+        _write(folder, task, _config(task, _TASKS[task], data, scratch))
+        return folder
+    subjects = mmlu_subjects()
+    lacking = [one for one in subjects if not (data / _MMLU / one).is_dir()]
+    if lacking:
+        raise MissingTaskError(
+            f"no data for {len(lacking)} of mmlu's {len(subjects)} subjects: {data} has no "
+            f"{_MMLU}/{lacking[0]}"
+        )
+    for subject in subjects:
+        name = f"{_MMLU}_{subject}"
+        local = _LocalTask(f"{_MMLU_FILES}/{name}.yaml", f"{_MMLU}/{subject}", "test", "dev")
+        _write(folder, name, _config(name, local, data, scratch))
+    group = {**_mmlu_group(), "task": [f"{_MMLU}_{subject}" for subject in subjects]}
+    _write(folder, _MMLU, group)
+    return folder
+
+
+def mmlu_subjects() -> tuple[str, ...]:
+    """The subjects of MMLU, as lm-eval's task files have them."""
+    files = sorted((_lm_eval_tasks() / _MMLU_FILES).glob(f"{_MMLU}_*.yaml"))
+    return tuple(file.stem.removeprefix(f"{_MMLU}_") for file in files)
+
+
+def _mmlu_group() -> dict[str, Any]:
+    """lm-eval's group: how it weights the subjects."""
+    import yaml
+
+    file = _lm_eval_tasks() / _MMLU_FILES / "_mmlu.yaml"
+    group: dict[str, Any] = yaml.safe_load(file.read_text())
+    return group
+
+
+def _lm_eval_tasks() -> Path:
     import lm_eval.tasks
 
-    local = LOCAL_TASKS[task]
+    return Path(lm_eval.tasks.__file__).parent
+
+
+def _config(task: str, local: _LocalTask, data: Path, scratch: Path) -> dict[str, Any]:
+    examples, role = local.examples or local.split, local.role or local.split
     config: dict[str, Any] = {
-        "include": str(Path(lm_eval.tasks.__file__).parent / local.file),
+        "include": str(_lm_eval_tasks() / local.file),
         "task": task,
         "dataset_name": None,
         "training_split": None,
         "validation_split": None,
         "test_split": None,
-        "fewshot_split": local.split,
-        f"{local.split}_split": local.split,
+        "fewshot_split": examples,
+        f"{role}_split": local.split,
     }
-    source = data / local.folder
     text = data / _HELLASWAG_TEXT
     cache = {"cache_dir": str(scratch / "datasets")}
-    if source.is_dir():
-        files = sorted(map(str, source.glob("*.arrow")))
-        if not files:
-            raise AccuracyError(f"{source} has no .arrow file: write it with save_to_disk")
-        config |= _data("arrow", local.split, files, cache)
-    elif task == "hellaswag" and text.is_file():
+    found = {split: _files(data / local.folder / split) for split in {examples, local.split}}
+    lacking = [split for split, files in sorted(found.items()) if not files]
+    if lacking and task == "hellaswag" and text.is_file():
         items = scratch / "hellaswag.jsonl"
         items.write_text("".join(json.dumps(item) + "\n" for item in _items(text)))
-        config |= _data("json", local.split, [str(items)], cache)
+        config |= _data({local.split: [items]}, cache)
         config["process_docs"] = None  # the text holds what lm-eval would make of the raw items
+    elif lacking:
+        where = data / local.folder / lacking[0]
+        if where.is_dir():
+            raise AccuracyError(
+                f"{where} has neither .arrow nor .parquet files: write it with save_to_disk"
+            )
+        raise MissingTaskError(f"no data for {task}: {data} has no {local.folder}/{lacking[0]}")
     else:
-        raise MissingTaskError(f"no data for {task}: {data} has no {local.folder}")
-    file = scratch / f"{task}.yaml"
-    file.write_text(json.dumps(config))  # JSON is YAML
-    return file
+        config |= _data(found, cache)
+    return config
 
 
-def _data(builder: str, split: str, files: list[str], cache: dict[str, str]) -> dict[str, Any]:
+def _files(place: Path) -> list[Path]:
+    """The files of one part of a task's data, of one kind."""
+    for ending in _BUILDERS:
+        if files := sorted(place.glob(f"*{ending}")) if place.is_dir() else []:
+            return files
+        whole = place.with_name(place.name + ending)
+        if whole.is_file():
+            return [whole]
+    return []
+
+
+def _data(parts: Mapping[str, list[Path]], cache: dict[str, str]) -> dict[str, Any]:
+    endings = {file.suffix for files in parts.values() for file in files}
+    if len(endings) > 1:
+        first = next(iter(parts.values()))[0]
+        raise AccuracyError(f"{first.parent} and its neighbours mix {', '.join(sorted(endings))}")
+    files = {split: [str(file) for file in found] for split, found in parts.items()}
     return {
-        "dataset_path": builder,
-        "dataset_kwargs": {"data_files": {split: files}, **cache},
+        "dataset_path": _BUILDERS[endings.pop()],
+        "dataset_kwargs": {"data_files": files, **cache},
     }
+
+
+def _write(folder: Path, name: str, config: dict[str, Any]) -> None:
+    (folder / f"{name}.yaml").write_text(json.dumps(config))  # JSON is YAML
 
 
 def _items(path: Path) -> Iterator[dict[str, Any]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.schemes.calibration import segments_at_once
 
 GPTQ_CONTEXT = 2048  # tokens of a segment
@@ -31,11 +32,14 @@ class PerplexityResult:
     """Mean negative log likelihood of each segment in nats a token, in the text's order.
 
     context: tokens of a segment, of which context - 1 are predicted. seconds: of the model alone.
+    by_position: for each segment the mean of each part of it that first_positions names; empty: not
+    known.
     """
 
     nll: tuple[float, ...]
     context: int
     seconds: float
+    by_position: tuple[tuple[float, ...], ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -64,7 +68,16 @@ class PerplexityResult:
 
     def followed_by(self, more: PerplexityResult) -> PerplexityResult:
         """The result on these segments and those."""
-        return PerplexityResult(self.nll + more.nll, self.context, self.seconds + more.seconds)
+        return PerplexityResult(
+            self.nll + more.nll,
+            self.context,
+            self.seconds + more.seconds,
+            self.by_position + more.by_position,
+        )
+
+    def first(self, count: int) -> PerplexityResult:
+        """The result on the first so many segments."""
+        return replace(self, nll=self.nll[:count], by_position=self.by_position[:count])
 
     @property
     def tokens_per_s(self) -> float:
@@ -120,6 +133,9 @@ def perplexity(
     was_training = model.training
     model.eval()
     nll: list[float] = []
+    by_position: list[tuple[float, ...]] = []
+    # Targets begin with position 1; that of position p is the one before p.
+    parts = [max(0, first - 1) for first in first_positions(context)]
     seconds = 0.0
     try:
         whole = torch.stack(list(segments(tokens, context, max_tokens, bos=bos)))
@@ -129,14 +145,22 @@ def perplexity(
             logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
             first = len(nll)
             for ours, wanted in zip(logits, ids[:, 1:], strict=True):
-                nll.append(_mean_nll(ours, wanted))  # .item() waits for a GPU
+                losses = _nll(ours, wanted)
+                nll.append(float(losses.mean()))
+                ends = (*parts[1:], context - 1)
+                by_position.append(
+                    tuple(
+                        float(losses[begin:end].mean())
+                        for begin, end in zip(parts, ends, strict=True)
+                    )
+                )
             seconds += time.monotonic() - started
             if on_logits is not None:
                 for index, ours in enumerate(logits, start=first):
                     on_logits(index, ours)
     finally:
         model.train(was_training)
-    return PerplexityResult(tuple(nll), context, seconds)
+    return PerplexityResult(tuple(nll), context, seconds, tuple(by_position))
 
 
 def segments(
@@ -155,13 +179,15 @@ def segments(
     return iter(cut)
 
 
-def _mean_nll(logits: torch.Tensor, targets: torch.Tensor) -> float:
-    total = 0.0
-    for rows, wanted in zip(
-        torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
-    ):
-        total += functional.cross_entropy(rows.float(), wanted, reduction="sum").item()
-    return total / targets.numel()
+def _nll(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Negative log likelihood of each target, float64, on the CPU: waits for a GPU."""
+    losses = [
+        functional.cross_entropy(rows.float(), wanted, reduction="none")
+        for rows, wanted in zip(
+            torch.split(logits, _ROWS_AT_ONCE), torch.split(targets, _ROWS_AT_ONCE), strict=True
+        )
+    ]
+    return torch.cat(losses).double().cpu()
 
 
 def _device(model: nn.Module) -> torch.device:

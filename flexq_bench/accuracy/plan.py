@@ -25,12 +25,12 @@ class EvaluationPlan:
     """Plan of an evaluation: schemes by name, on texts and on tasks of lm-eval.
 
     context None: GPTQ's 2048 tokens, or what the model has. max_tokens: see segment_count. limit:
-    questions a task. batch: questions at once. layers: also each layer's own error, on the first
-    segment of the first text. through: what computes quantized layers; None: kernels on a GPU, the
-    reference on a CPU. checkpoint: a folder with what the last of the schemes made; None: schemes
-    quantize in memory. original False: there is no model as it is, the checkpoint is all there is.
-    bos: see chosen_bos. reference: a model, or a file of store_reference, that all are compared
-    with; None: with the model as it is.
+    questions a task. batch: questions at once. chat_template, few_shot: see run_task. layers: also
+    each layer's own error, on the first segment of the first text. through: what computes
+    quantized layers; None: kernels on a GPU, the reference on a CPU. checkpoint: a folder with what
+    the last of the schemes made; None: schemes quantize in memory. original False: there is no
+    model as it is, the checkpoint is all there is. bos: see chosen_bos. reference: a model, or a
+    file of store_reference, that all are compared with; None: with the model as it is.
     """
 
     schemes: tuple[str, ...]
@@ -41,6 +41,8 @@ class EvaluationPlan:
     max_tokens: int | None = None
     limit: int | None = None
     batch: int = 8
+    chat_template: bool = False
+    few_shot: int | None = None
     layers: bool = False
     calibration: CalibrationPlan | None = None
     seed: int = 0

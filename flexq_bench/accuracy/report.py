@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from flexq_bench.accuracy.results import (
+    AT_POSITIONS,
     FULL_PRECISION,
     KL,
     KL_QUANTILES,
@@ -20,6 +21,7 @@ from flexq_bench.accuracy.results import (
     Difference,
     MetricResult,
     difference,
+    is_perplexity,
     kl_metric,
 )
 
@@ -49,6 +51,26 @@ def texts_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) 
             str(row.parameters.get("bos", "")),
             f"{row.observed['tokens_per_s']:,.0f}" if "tokens_per_s" in row.observed else "",
             end_section=i + 1 == len(rows) or rows[i + 1].task != row.task,
+        )
+    return table
+
+
+def positions_table(results: Sequence[MetricResult], *, base: str = FULL_PRECISION) -> Table | None:
+    """Perplexity by where in its segment a token is, with its change; None: segments are short."""
+    rows = [result for result in results if result.metric in AT_POSITIONS]
+    if not rows:
+        return None
+    table = _table("text", "scheme", "positions", "perplexity", "±", f"change to {base}", "tokens")
+    for row in rows:
+        first, last = row.observed["positions"]
+        table.add_row(
+            row.task,
+            row.scheme,
+            f"{first} … {last}",
+            _value(row, ".3f"),
+            "" if row.standard_error is None else f"{row.standard_error:.2f}",
+            change_text(row, _base_of(row, results, base)),
+            f"{row.n_items:,}",
         )
     return table
 
@@ -121,7 +143,7 @@ def change_text(head: MetricResult, base: MetricResult | None) -> str:
     if change is None:
         return ""
     interval = change.interval
-    unit = "%" if head.metric == PERPLEXITY else "points"
+    unit = "%" if is_perplexity(head.metric) else "points"
     text = (
         f"{100 * interval.estimate:+.2f} {unit} "
         f"({100 * interval.low:+.2f} … {100 * interval.high:+.2f})"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.positions import LONGEST_CONTEXT, first_positions
 from flexq_bench.stats import (
     Interval,
     block_quantile_intervals,
@@ -118,7 +119,7 @@ def difference(base: MetricResult, head: MetricResult, *, seed: int = 0) -> Diff
         return Difference(base.value, head.value, items.interval, clear, items.p_value)
     interval = mean_difference_interval(base.values, head.values, seed=seed)
     clear = is_clear(interval)
-    if head.metric == PERPLEXITY:
+    if is_perplexity(head.metric):
         ends = (interval.estimate, interval.low, interval.high)
         interval = Interval(*(math.expm1(end) for end in ends))
     return Difference(base.value, head.value, interval, clear, None)
@@ -129,8 +130,28 @@ def kl_metric(name: str) -> str:
     return f"kl_{name}"
 
 
+def position_metric(first: int) -> str:
+    """The metric of the perplexity of a part of each segment: `perplexity_from_1024`."""
+    return f"{PERPLEXITY}_from_{first}"
+
+
+def is_perplexity(metric: str) -> bool:
+    """True of the perplexity of segments or of a part of them."""
+    return metric == PERPLEXITY or metric in AT_POSITIONS
+
+
+AT_POSITIONS = tuple(map(position_metric, first_positions(LONGEST_CONTEXT)))
 # Metrics of running text, not of questions.
-OF_TEXTS = (PERPLEXITY, KL, *map(kl_metric, KL_QUANTILES), TOP1, TOP5, RANK_CHANGE, LAYER_ERROR)
+OF_TEXTS = (
+    PERPLEXITY,
+    *AT_POSITIONS,
+    KL,
+    *map(kl_metric, KL_QUANTILES),
+    TOP1,
+    TOP5,
+    RANK_CHANGE,
+    LAYER_ERROR,
+)
 
 
 def perplexity_results(
@@ -162,6 +183,7 @@ def perplexity_results(
         return [_result(common, PERPLEXITY, "lower", None, None, (), what)]
     results = [
         _result(common, PERPLEXITY, "lower", value, result.standard_error, result.nll),
+        *_at_positions(common, result),
     ]
     if agreement is None:
         return results
@@ -188,6 +210,25 @@ def perplexity_results(
                 )
             )
     return results
+
+
+def _at_positions(common: Mapping[str, Any], result: PerplexityResult) -> Iterator[MetricResult]:
+    """The perplexity of each part of the segments, where there is more than one."""
+    firsts = first_positions(result.context)
+    if len(firsts) == 1 or not result.by_position:
+        return
+    ends = (*firsts[1:], result.context)
+    for index, (first, end) in enumerate(zip(firsts, ends, strict=True)):
+        part = replace(result, nll=tuple(one[index] for one in result.by_position), by_position=())
+        tokens = {"n_items": len(part.nll) * (end - max(1, first))}
+        yield _result(
+            {**common, **tokens, "observed": {"positions": [first, end - 1]}},
+            position_metric(first),
+            "lower",
+            part.perplexity if math.isfinite(part.perplexity) else None,
+            part.standard_error,
+            part.nll,
+        )
 
 
 def _mean(
@@ -217,6 +258,7 @@ def task_results(
             values=metric.items,
             parameters=parameters,
             detail="" if math.isfinite(metric.value) else f"the metric is {metric.value}",
+            observed={"tasks": dict(metric.parts)} if metric.parts else {},
         )
         for metric in result.metrics
     ]

@@ -16,7 +16,7 @@ from flexq_bench.accuracy.plan import EvaluationPlan
 from flexq_bench.accuracy.records import Origin
 from flexq_bench.accuracy.references import ModelReference, Reference
 from flexq_bench.accuracy.stored_reference import StoredReference, is_stored_reference
-from flexq_bench.accuracy.tasks import ZERO_SHOT, check_tasks
+from flexq_bench.accuracy.tasks import ZERO_SHOT, check_chat_template, check_tasks
 from flexq_bench.checkpoints import is_checkpoint, open_checkpoint
 from flexq_bench.errors import UsageError
 from flexq_bench.measure.device import describe_device, describe_environment, find_device
@@ -126,6 +126,8 @@ def prepare(
     else:
         through = plan.through or default_through(chosen)
         loaded = load_checkpoint(checkpoint, device=chosen, through=through, dtype=dtype)
+    if plan.tasks and plan.chat_template:
+        check_chat_template(loaded)
     plan, reference = _with_reference(plan, loaded)
     evaluator = Evaluator(loaded, plan, checkpoint, reference)
     if not each_by_itself:

@@ -10,20 +10,23 @@ import difflib
 import hashlib
 import io
 import logging
+import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import LoadedModel
-from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, local_task_file
+from flexq_bench.accuracy.local_tasks import LOCAL_TASKS, ZERO_SHOT_TASKS, write_local_task
 from flexq_bench.errors import FlexqError
 
-ZERO_SHOT = tuple(LOCAL_TASKS)
+ZERO_SHOT = tuple(ZERO_SHOT_TASKS)
 _NEAREST = 5
+_IFEVAL = ("ifeval", ("langdetect", "immutabledict"))  # lm-eval's extra of the same name
 _FILTER_NONE = "none"  # lm-eval's word for answers taken as they are
 
 
@@ -33,12 +36,14 @@ class TaskMetric:
 
     metric: lm-eval's name, with its filter where it has one, for example `acc_norm`.
     items: the metric of each question in the data's order; empty: it has none by question.
+    parts: of a group, the metric of each of its tasks; empty: it is one task's.
     """
 
     metric: str
     value: float
     higher_is_better: bool
     items: tuple[float, ...]
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,12 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
     if not names:
         return
     _require_lm_eval()
+    needing, packages = _IFEVAL
+    lacking = [package for package in packages if find_spec(package) is None]
+    if lacking and needing in names:
+        raise MissingTaskError(
+            f"{needing} needs {' and '.join(lacking)}: pip install 'lm-eval[{needing}]'"
+        )
     with tempfile.TemporaryDirectory() as scratch:
         known: Sequence[str] | None = None
         for name in names:
@@ -70,8 +81,8 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
                 if not Path(name).is_file():
                     raise AccuracyError(f"no task file {name}: give a task's name or its .yaml")
             elif name in LOCAL_TASKS and data is not None:
-                local_task_file(name, data, Path(scratch))
-            elif name not in LOCAL_TASKS:
+                write_local_task(name, data, Path(scratch))
+            elif name not in ZERO_SHOT:
                 known = known or _all_tasks()
                 if name not in known:
                     near = difflib.get_close_matches(name, known, n=_NEAREST, cutoff=0.3)
@@ -79,6 +90,16 @@ def check_tasks(names: Sequence[str], data: Path | None) -> None:
                         f"no task {name!r} in lm-eval: near are {', '.join(near) or 'none'}; or "
                         "give a task's .yaml file"
                     )
+
+
+def check_chat_template(model: LoadedModel) -> str:
+    """SHA-256 of the tokenizer's chat template. Raises AccuracyError if it has none."""
+    template = getattr(model.tokenizer, "chat_template", None)
+    if not template:
+        raise AccuracyError(
+            f"the tokenizer of {model.name} has no chat template: leave --chat-template out"
+        )
+    return hashlib.sha256(str(template).encode()).hexdigest()
 
 
 def task_name(task: str) -> str:
@@ -93,29 +114,44 @@ def run_task(
     data: Path | None = None,
     limit: int | None = None,
     batch: int = 8,
+    chat_template: bool = False,
+    few_shot: int | None = None,
     seed: int = 0,
 ) -> TaskResult:
-    """Evaluate one task on a model.
+    """Evaluate one task, or one group of tasks, on a model.
 
     name: as lm-eval knows it, or a .yaml file of its form. data: a folder with the data of
-    LOCAL_TASKS; None: lm-eval fetches it. limit: only so many questions, the first ones. Raises
-    AccuracyError as check_tasks, and MissingTaskError if lm-eval can't evaluate it here.
+    LOCAL_TASKS; None: lm-eval fetches it. limit: only so many questions, the first ones; of each
+    task of a group. chat_template: put each question as a user's turn by the tokenizer's template,
+    few-shot examples as turns before it. few_shot: examples before each question; None: the task's.
+
+    The metric of a group is lm-eval's; its questions are those of its tasks, in the order of their
+    names, where the metric is their mean (as MMLU's, which weights its subjects by size).
+
+    Raises AccuracyError as check_tasks and check_chat_template, and MissingTaskError if lm-eval
+    can't evaluate it here.
     """
     check_tasks([name], data)
+    if chat_template:
+        check_chat_template(model)
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        spec = name
         if name in LOCAL_TASKS and data is not None:
-            spec = str(local_task_file(name, data, Path(folder)))
-        manager = TaskManager(include_defaults=not _is_file(spec))
+            own = write_local_task(name, data, Path(folder))
+            manager = TaskManager(include_defaults=False, include_path=str(own))
+        else:
+            manager = TaskManager(include_defaults=not _is_file(name))
         try:
             evaluation = simple_evaluate(
                 model=HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=batch),
-                tasks=[spec],
+                tasks=[name],
                 task_manager=manager,
+                num_fewshot=few_shot,
+                apply_chat_template=chat_template,
+                fewshot_as_multiturn=chat_template,
                 limit=limit,
                 bootstrap_iters=0,
                 random_seed=seed,
@@ -130,27 +166,54 @@ def run_task(
                 f"lm-eval can't evaluate {name}: {_first_line(error)}; offline, give its data with "
                 "--task-data or a task file that names local files"
             ) from error
-    if evaluation is None or len(evaluation["samples"]) != 1:
-        raise AccuracyError(f"{name} is not one task but a group: name its tasks one by one")
-    return _result(evaluation, task_name(name))
+    if evaluation is None or not evaluation["samples"]:
+        raise AccuracyError(f"lm-eval gave no result of {name}")
+    if len(evaluation["samples"]) == 1 and not evaluation.get("groups"):
+        ((task, _),) = evaluation["samples"].items()
+        return _result(evaluation, task, task_name(name))
+    return _group_result(evaluation, name)
 
 
-def _result(evaluation: Mapping[str, Any], name: str) -> TaskResult:
-    ((task, samples),) = evaluation["samples"].items()
+def _group_result(evaluation: Mapping[str, Any], name: str) -> TaskResult:
+    values = evaluation.get("groups", {}).get(name)
+    if values is None:
+        raise AccuracyError(
+            f"{name} is not one task but several, without a metric of all: name them one by one"
+        )
+    tasks = [_result(evaluation, task, task) for task in sorted(evaluation["samples"])]
+    metrics = []
+    for shown, value in _values(values):
+        of_tasks = {r.task: m for r in tasks for m in r.metrics if m.metric == shown}
+        items = tuple(item for one in of_tasks.values() for item in one.items)
+        whole = bool(items) and math.isclose(math.fsum(items) / len(items), value, abs_tol=1e-9)
+        better = all(one.higher_is_better for one in of_tasks.values())
+        parts = {task: one.value for task, one in of_tasks.items()}
+        metrics.append(TaskMetric(shown, value, better, items if whole else (), parts))
+    digest = hashlib.sha256("".join(f"{r.task} {r.data_hash}\n" for r in tasks).encode())
+    version = str(evaluation["versions"].get(name, ""))
+    n_items = sum(one.n_items for one in tasks)
+    return TaskResult(name, version, digest.hexdigest(), n_items, tuple(metrics))
+
+
+def _values(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The metrics of a task or group, with their filter where it has one; no standard errors."""
+    for key, value in values.items():
+        metric, _, filtered = key.partition(",")
+        if filtered and not metric.endswith("_stderr") and isinstance(value, int | float):
+            yield metric if filtered == _FILTER_NONE else key, float(value)
+
+
+def _result(evaluation: Mapping[str, Any], task: str, name: str) -> TaskResult:
+    samples = evaluation["samples"][task]
     values = evaluation["results"][task]
     better = evaluation["higher_is_better"][task]
     metrics = []
-    for key, value in values.items():
-        metric, _, filtered = key.partition(",")
-        if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
-            continue
-        answered = [s for s in samples if s.get("filter", _FILTER_NONE) == filtered]
-        shown = metric if filtered == _FILTER_NONE else f"{metric},{filtered}"
-        metrics.append(
-            TaskMetric(
-                shown, float(value), bool(better.get(metric, True)), _items(answered, metric)
-            )
-        )
+    for shown, value in _values(values):
+        metric, _, filtered = shown.partition(",")
+        wanted = filtered or _FILTER_NONE
+        answered = [s for s in samples if s.get("filter", _FILTER_NONE) == wanted]
+        items = _items(answered, metric)
+        metrics.append(TaskMetric(shown, value, bool(better.get(metric, True)), items))
     questions = {sample["doc_id"]: sample for sample in samples}
     digest = hashlib.sha256()
     for number in sorted(questions):

@@ -14,10 +14,12 @@ from flexq_bench.cli.model_options import (
     BatchOption,
     BosOption,
     CalibrationOption,
+    ChatTemplateOption,
     CheckpointOption,
     ContextOption,
     DataOption,
     DtypeOption,
+    FewShotOption,
     LengthOption,
     LimitOption,
     MaxTokensOption,
@@ -88,6 +90,8 @@ def accuracy(
     bos: BosOption = None,
     limit: LimitOption = None,
     batch: BatchOption = 8,
+    chat_template: ChatTemplateOption = False,
+    few_shot: FewShotOption = None,
     layers: Annotated[
         bool, typer.Option("--layers", help="Also the output error of each layer.")
     ] = False,
@@ -149,6 +153,8 @@ def accuracy(
         bos=as_bos(bos),
         limit=limit,
         batch=batch,
+        chat_template=chat_template,
+        few_shot=few_shot,
         layers=layers,
         calibration=None
         if calibration is None
@@ -272,6 +278,7 @@ def print_tables(findings: Sequence[MetricResult], out: Console) -> None:
 
     tables = (
         report.texts_table,
+        report.positions_table,
         report.agreement_table,
         report.tasks_table,
         report.layers_table,

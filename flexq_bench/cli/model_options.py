@@ -141,6 +141,25 @@ LimitOption = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+ChatTemplateOption = Annotated[
+    bool,
+    typer.Option(
+        "--chat-template",
+        help="Put questions as a user's turn by the tokenizer's chat template: instruct models.",
+        rich_help_panel=MODEL,
+    ),
+]
+FewShotOption = Annotated[
+    int | None,
+    typer.Option(
+        "--few-shot",
+        min=0,
+        max=LARGEST_COUNT,
+        help="Examples before each question. Default: the task's own number.",
+        show_default=False,
+        rich_help_panel=MODEL,
+    ),
+]
 BatchOption = Annotated[
     int,
     typer.Option(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flexq_bench.accuracy import evaluator as evaluating
-from flexq_bench.accuracy.results import OF_TEXTS
+from flexq_bench.accuracy.results import AT_POSITIONS, OF_TEXTS
 from flexq_bench.exit_codes import ExitCode
 from flexq_bench.schemes.scheme import Scheme
 
@@ -34,12 +34,19 @@ def test_each_scheme_is_evaluated_beside_the_model_as_it_is(accuracy, stored):
     assert perplexities["fp16"] < perplexities["w6a6"] < perplexities["w4a4"]
     for value in perplexities.values():
         assert f"{value:.3f}" in ran.out
+    assert "128 … 255" in ran.out
 
 
 def test_a_record_says_what_its_number_depends_on(accuracy, stored):
     accuracy("--schemes", "w6a6", "--layers")
     records = {(r.scheme, r.metric): r for r in stored()}
-    assert {metric for scheme, metric in records if scheme == "w6a6"} == set(OF_TEXTS)
+    metrics = {metric for scheme, metric in records if scheme == "w6a6"}
+    parts = {"perplexity_from_0", "perplexity_from_128"}
+    assert metrics == set(OF_TEXTS) - set(AT_POSITIONS) | parts
+    first, second = (records["w6a6", part] for part in sorted(parts))
+    assert first.n_items + second.n_items == 1275
+    low, high = sorted((first.value, second.value))
+    assert low < records["w6a6", "perplexity"].value < high
     assert {r.bos for r in records.values()} == {"none"}
     median, p99, largest = (records["w6a6", f"kl_{name}"] for name in ("median", "p99", "max"))
     assert 0 < median.value < records["w6a6", "kl_divergence"].value < p99.value < largest.value

@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from flexq_bench.accuracy.errors import AccuracyError
+from flexq_bench.accuracy.positions import first_positions
 from flexq_bench.accuracy.perplexity import PerplexityResult, perplexity, segment_count
 
 
@@ -75,3 +76,17 @@ def test_the_models_mode_is_left_as_it_was(a_model, some_tokens):
     model = a_model().train()
     perplexity(model, some_tokens(64), context=32)
     assert model.training
+
+
+def test_the_loss_is_kept_by_position(a_model, some_tokens):
+    model, tokens = a_model(), some_tokens(600)
+    found = perplexity(model, tokens, context=300)
+
+    with torch.no_grad():
+        logits = model(input_ids=tokens[None, 300:]).logits[0].log_softmax(-1)
+    losses = [-float(logits[place - 1, tokens[300 + place]]) for place in range(1, 300)]
+    assert first_positions(300) == (0, 128, 256)
+    parts = [losses[:127], losses[127:255], losses[255:]]  # of positions 1 …, 128 …, 256 …
+    assert found.by_position[1] == pytest.approx([sum(p) / len(p) for p in parts], rel=1e-4)
+    assert first_positions(128) == (0,)
+    assert first_positions(129) == (0, 128)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from flexq_bench.accuracy import local_tasks
 from flexq_bench.accuracy.errors import AccuracyError, MissingTaskError
 from flexq_bench.accuracy.loading import load_model
 from flexq_bench.accuracy.tasks import check_tasks, run_task, task_name
@@ -185,3 +186,135 @@ def test_the_published_sets_can_be_asked(loaded, name):
     found = run_task(loaded, name, data=ZEROSHOT, limit=4)
     assert found.n_items == 4
     assert 0 <= found.metrics[0].value <= 1
+
+
+def rows_of(path: Path, rows: list[dict]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def answering(loaded, monkeypatch):
+    """answering(text): the model writes this text to every question; what it was asked."""
+    from lm_eval.models.huggingface import HFLM
+
+    asked = []
+
+    def answer(text: str) -> list[str]:
+        def generate(_, requests, **__):
+            asked.extend(request.args[0] for request in requests)
+            return [text] * len(requests)
+
+        monkeypatch.setattr(HFLM, "generate_until", generate)
+        return asked
+
+    return answer
+
+
+@pytest.fixture
+def templated(tiny_llama):
+    """The model with a chat template, as instruct models' tokenizers have one."""
+    model = load_model(str(tiny_llama), device=torch.device("cpu"))
+    model.tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    return model
+
+
+SUMS = [{"question": f"What is {n} + {n}?", "answer": f"Twice.\n#### {2 * n}"} for n in (2, 600)]
+
+
+@pytest.mark.parametrize(
+    ("written", "strict", "flexible"),
+    [("So it is\n#### 4", (1, 0), (1, 0)), ("2 and 2, that is $1,200.", (0, 0), (0, 1))],
+)
+def test_gsm8k_is_the_last_number_by_lm_evals_two_filters(
+    loaded, answering, tmp_path, written, strict, flexible
+):
+    rows_of(tmp_path / "gsm8k" / "test.jsonl", SUMS)
+    rows_of(tmp_path / "gsm8k" / "train.jsonl", SUMS)
+    asked = answering(written)
+
+    found = run_task(loaded, "gsm8k", data=tmp_path, few_shot=1)
+
+    items = {metric.metric: metric.items for metric in found.metrics}
+    assert items == {
+        "exact_match,strict-match": strict,
+        "exact_match,flexible-extract": flexible,
+    }
+    assert asked[0].count("Question:") == 2  # an example before the question
+
+
+def test_a_chat_template_wraps_questions_and_examples(templated, loaded, answering, tmp_path):
+    rows_of(tmp_path / "gsm8k" / "test.jsonl", SUMS[:1])
+    rows_of(tmp_path / "gsm8k" / "train.jsonl", SUMS[1:])
+    asked = answering("#### 4")
+
+    found = run_task(templated, "gsm8k", data=tmp_path, few_shot=1, chat_template=True)
+
+    assert asked[0].startswith("<user>Question: What is 600")
+    assert asked[0].count("<user>") == 2
+    assert asked[0].endswith("<assistant>")
+    plain = run_task(templated, "gsm8k", data=tmp_path, few_shot=1)
+    assert plain.data_hash != found.data_hash
+    with pytest.raises(AccuracyError, match="tiny-llama has no chat template"):
+        run_task(loaded, "gsm8k", data=tmp_path, chat_template=True)
+
+
+@pytest.mark.parametrize(("written", "followed"), [("A LOUD ANSWER", 1), ("A quiet one", 2)])
+def test_ifeval_checks_that_instructions_were_followed(
+    loaded, answering, tmp_path, written, followed
+):
+    for package in ("langdetect", "immutabledict"):
+        pytest.importorskip(package, reason="ifeval: pip install 'lm-eval[ifeval]'")
+    names = ["keywords:forbidden_words", "punctuation:no_comma"]
+    kwargs = [{"forbidden_words": ["loud"]}, {}]
+    row = {"key": 1, "prompt": "Be quiet.", "instruction_id_list": names, "kwargs": kwargs}
+    rows_of(tmp_path / "ifeval" / "train.jsonl", [row])
+    answering(written)
+
+    found = run_task(loaded, "ifeval", data=tmp_path)
+
+    values = {metric.metric: metric.value for metric in found.metrics}
+    assert values["inst_level_strict_acc"] == followed / 2
+    assert values["prompt_level_strict_acc"] == float(followed == 2)
+
+
+def mmlu(folder: Path, sizes: dict[str, int]) -> None:
+    """Questions of these subjects; the answer goes round."""
+    for subject, count in sizes.items():
+        rows = [
+            {"question": f"{subject} {n}?", "choices": ["a", "b", "c", "d"], "answer": n % 4}
+            for n in range(count)
+        ]
+        rows_of(folder / "mmlu" / subject / "test.jsonl", rows)
+        rows_of(folder / "mmlu" / subject / "dev.jsonl", rows[:1])
+
+
+def test_mmlu_is_a_group_weighted_by_the_size_of_its_subjects(loaded, tmp_path, monkeypatch):
+    sizes = {"anatomy": 5, "astronomy": 1}
+    monkeypatch.setattr(local_tasks, "mmlu_subjects", lambda: tuple(sizes))
+    mmlu(tmp_path, sizes)
+
+    found = run_task(loaded, "mmlu", data=tmp_path, few_shot=1)
+
+    (metric,) = found.metrics
+    assert (found.task, found.n_items, metric.metric) == ("mmlu", 6, "acc")
+    assert len(metric.items) == 6
+    assert metric.value == pytest.approx(sum(metric.items) / 6)
+    by_subject = {"mmlu_anatomy": metric.items[:5], "mmlu_astronomy": metric.items[5:]}
+    assert metric.parts == {name: sum(i) / len(i) for name, i in by_subject.items()}
+
+
+def test_mmlu_without_a_subject_is_no_mmlu(tmp_path):
+    mmlu(tmp_path, {"anatomy": 1})
+    with pytest.raises(MissingTaskError, match=r"56 of mmlu's 57 subjects: .*mmlu/abstract_alg"):
+        check_tasks(["mmlu"], tmp_path)
+
+
+@pytest.mark.slow
+def test_the_whole_of_mmlu_is_asked(loaded, tmp_path):
+    mmlu(tmp_path, dict.fromkeys(local_tasks.mmlu_subjects(), 1))
+    found = run_task(loaded, "mmlu", data=tmp_path)
+    assert found.n_items == len(found.metrics[0].items) == len(found.metrics[0].parts) == 57

@@ -18,7 +18,7 @@ from flexq_bench.accuracy import (
     MetricResult,
     difference,
 )
-from flexq_bench.accuracy.results import REFERENCE
+from flexq_bench.accuracy.results import REFERENCE, is_perplexity
 
 Values = Mapping[int, tuple[float, ...]]
 
@@ -189,7 +189,7 @@ def _finding(score: Score, values: Values) -> MetricResult:
 def _change(row: Compared) -> str:
     if row.difference is None:
         return ""
-    unit = "%" if row.score.metric == PERPLEXITY else "points"
+    unit = "%" if is_perplexity(row.score.metric) else "points"
     interval = row.difference.interval
     low, estimate, high = (
         f"{100 * value:+.2f}" for value in (interval.low, interval.estimate, interval.high)
